@@ -86,12 +86,44 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert shared == [], f"more than one module has a class of these names: {shared}"
 
 
-@pytest.mark.parametrize("module", ["perdure", "perdure.errors", "perdure.cli"])
-def test_what_is_slow_to_import_is_imported_when_it_is_used(module: str) -> None:
-    program = f"import sys, {module}; print(*sys.modules)"
+SLOW_TO_IMPORT = {
+    "langgraph",
+    "langchain_core",
+    "pydantic",
+    "httpx",
+    "fastapi",
+    "apsw",
+    "cryptography",
+    "asyncio",
+    "sqlite3",
+    "rich.progress",
+}
+
+
+def _modules_after(program: str) -> set[str]:
+    program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {program}"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    slow = {"langgraph", "langchain_core", "pydantic", "httpx", "fastapi", "apsw", "cryptography"}
-    assert slow & set(done.stdout.split()) == set()
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("module", ["perdure", "perdure.errors"])
+def test_what_is_slow_to_import_is_imported_when_it_is_used(module: str) -> None:
+    assert SLOW_TO_IMPORT & _modules_after(f"import {module}") == set()
+
+
+def test_the_help_of_the_command_line_imports_only_the_commands() -> None:
+    found = _modules_after("sys.argv = ['perdure', '--help']; from perdure.cli import main; main()")
+    assert SLOW_TO_IMPORT & found == set()
+    ours = {name for name in found if name.startswith("perdure.") and not name.startswith("perdure.cli")}
+    assert ours == {
+        "perdure.errors",
+        "perdure.imports",
+        "perdure.imports.kinds",
+        "perdure.model",
+        "perdure.model.records",
+        "perdure.storage",
+        "perdure.storage.url",
+    }
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:

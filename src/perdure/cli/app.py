@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -165,7 +164,9 @@ def key_of(key_file: typer.FileBinaryRead | bytes | None) -> bytes | None:
 
 def _version(value: bool) -> None:
     if value:
-        out.print(version("perdure"))
+        from importlib.metadata import version as version_of
+
+        out.print(version_of("perdure"))
         raise typer.Exit
 
 

@@ -10,39 +10,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from perdure.cli.app import err, key_of, out
-from perdure.engine.transfer import State, TransferResult
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
-from perdure.model.items import labels_of
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
+    from perdure.engine.transfer import TransferResult
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
 
+# By the value of the state at the target: the engine's type is imported when a command runs.
 _DONE = {
-    State.ABSENT: "copied",
-    State.PARTIAL: "finished",
-    State.SAME: "is there already",
-    State.DIFFERENT: "replaced",
+    "absent": "copied",
+    "partial": "finished",
+    "same": "is there already",
+    "different": "replaced",
 }
 _PLANNED = {
-    State.ABSENT: "would be copied",
-    State.PARTIAL: "would be finished",
-    State.SAME: "is there already",
-    State.DIFFERENT: "differs at the target",
+    "absent": "would be copied",
+    "partial": "would be finished",
+    "same": "is there already",
+    "different": "differs at the target",
 }
 
 
@@ -62,6 +54,8 @@ class CopyCounts:
 
     def count(self, partition: Partition, moved: TransferResult) -> None:
         """Add the result for one partition."""
+        from perdure.engine.transfer import State
+
         if moved.found is State.SAME:
             self.left_alone += 1
             return
@@ -181,6 +175,7 @@ def _one(
     progress: ProgressReport,
 ) -> None:
     from perdure import admin
+    from perdure.engine.transfer import State
 
     name = label(partition)
     try:
@@ -195,7 +190,7 @@ def _one(
         tally.failed.append(str(error))
         progress.line(f"{name}: not copied")
         return
-    text = (_PLANNED if dry_run else _DONE)[moved.found]
+    text = (_PLANNED if dry_run else _DONE)[moved.found.value]
     if dry_run and moved.found is State.DIFFERENT:
         if replace:
             text = "would be replaced"
@@ -212,6 +207,8 @@ def _one(
 
 def label(partition: Partition) -> str:
     """Return the name of a thread, a namespace of the store or a server's list, for the screen."""
+    from perdure.model.items import labels_of
+
     tenant = f" of tenant {partition.tenant!r}" if partition.tenant else ""
     if partition.space == STORE:
         return f"store {'/'.join(map(repr, labels_of(partition.thread)))}{tenant}"
@@ -236,6 +233,15 @@ def shown(total: int) -> Iterator[ProgressReport]:
     if not sys.stderr.isatty():
         yield ProgressReport(lambda line: out.print(escape(line), soft_wrap=True), lambda count: None)
         return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     columns = (
         SpinnerColumn(),
         BarColumn(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import track
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, url_of
 from perdure.errors import Conflict, Corrupt, MigrationRequired, Unreadable
@@ -92,6 +90,8 @@ def fsck(
     or not allowed, or because a newer schema version stored it. Exit code 0 when everything is sound (or was
     repaired), 1 when damage is left. With --json, one object for each finding, and nothing if there is none.
     """
+    from rich.progress import track
+
     from perdure import admin
 
     with opened(db, tenant, key_file) as database:
@@ -173,6 +173,8 @@ def _sound(threads: int, histories: int) -> str:
 
 def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:
     """Return the checkpointer that the runtime makes for the graph at a place."""
+    import asyncio
+
     from perdure.config.graph_choice import choose_graphs
     from perdure.runtime.graph_factories import Factory
     from perdure.runtime.graphs import saver_for

@@ -12,7 +12,6 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import Db, KeyFile, Tenant, err, jsonable, key_of, opened, out
-from perdure.engine.transfer import State
 from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound
 from perdure.model.records import THREADS, Partition
 
@@ -139,6 +138,7 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
     encrypted with its key, even if the file is not encrypted.
     """
     from perdure import admin
+    from perdure.engine.transfer import State
 
     file, dry_run = Path(name), options.dry_run
     key = key_of(options.key_file)

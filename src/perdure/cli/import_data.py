@@ -11,14 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from perdure.cli.app import (
     AsJson,
@@ -41,6 +33,8 @@ from perdure.imports.kinds import SourceKind, open_source
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from perdure.database.blocking import SyncDatabase
     from perdure.imports.importer import ImportCounts, Importer, ImportOptions, ThreadReport
     from perdure.imports.items import ItemCounts
@@ -169,6 +163,15 @@ def _shown(total: int | None) -> Iterator[_Progress]:
     if not sys.stderr.isatty():
         yield _Progress(None, total)
         return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     columns = (
         SpinnerColumn(),
         BarColumn(),

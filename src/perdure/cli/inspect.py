@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,6 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import KeyFile, Tenant, err, key_of, url_of
-from perdure.config.hosts import in_url, is_loopback
 from perdure.errors import BadSetting, MissingExtra
 from perdure.storage.url import redacted
 
@@ -62,6 +60,8 @@ def inspect(
             raise MissingExtra(
                 f"perdure inspect needs {module}, which is not installed; pip install 'perdure[server]'"
             )
+    import asyncio
+
     from perdure.web.listening import listening
 
     found, allowed, places = url_of(url), _permissions(allow or []), _places(graph or [])
@@ -83,6 +83,8 @@ _Place = tuple[socket.socket, str, bool]
 
 
 def _reading(url: str, tenant: str, key: bytes | None, place: _Place) -> None:
+    import asyncio
+
     from perdure.database.base import handle_of
     from perdure.database.opening import open_for_reading
     from perdure.inspector.access import LocalAccess
@@ -123,6 +125,8 @@ async def _acting(
 
 
 def _presentation(url: str, place: _Place, rights: str) -> Presentation:
+    from perdure.config.hosts import in_url, is_loopback
+
     listener, host, browser = place
     near = is_loopback(host)
     address = f"http://{in_url(host)}:{listener.getsockname()[1]}/inspect/"

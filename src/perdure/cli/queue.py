@@ -13,22 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, handle_in, opened, out, print_json
-from perdure.engine import inbox as inboxes
-from perdure.engine import outbox as outboxes
-from perdure.engine import runs as running
-from perdure.engine.inbox import Standing
 from perdure.errors import NotFound
-from perdure.model.messages import Reply, Run, encode
-from perdure.model.ops import Now
-from perdure.model.program import Program, ask
 from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
+    from perdure.engine.inbox import Standing
+    from perdure.model.messages import Reply, Run
+    from perdure.model.program import Program
 
 _PAGE = 100
 
@@ -49,6 +44,8 @@ def inbox(
     as_json: AsJson = False,
 ) -> None:
     """List the messages of a thread, newest first, each with the run that took it."""
+    from perdure.engine import inbox as inboxes
+
     partition = Partition(tenant, thread_id)
     with opened(db, tenant, key_file) as database:
 
@@ -70,6 +67,8 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a thread, newest first, each with its messages, its state and its error."""
+    from perdure.engine import runs as running
+
     partition = Partition(tenant, thread_id)
     with opened(db, tenant, key_file) as database:
 
@@ -93,6 +92,8 @@ def outbox(
     as_json: AsJson = False,
 ) -> None:
     """List the replies of a thread, newest first, sent or not, with the provider's ids and errors."""
+    from perdure.engine import outbox as outboxes
+
     partition = Partition(tenant, thread_id)
     with opened(db, tenant, key_file) as database:
 
@@ -119,7 +120,10 @@ def dead(
 
     Send a reply again with `perdure threads retry`; the inbox has the messages of a failed run.
     """
+    from rich.progress import track
+
     from perdure import admin
+    from perdure.engine import inbox as inboxes
 
     rows: list[dict[str, Any]] = []
     with opened(db, tenant, key_file) as database:
@@ -194,6 +198,10 @@ def retry(
     It is sent after all others of its thread, under the same key, so that a provider that recognises the key
     delivers it once. A worker with its channel sends it.
     """
+    from perdure.engine import outbox as outboxes
+    from perdure.model.ops import Now
+    from perdure.model.program import ask
+
     with opened(db, tenant, key_file) as database:
         now = handle_in(database).run(ask(Now()))
         again = handle_in(database).run(outboxes.retry(Partition(tenant, thread_id), reply, now))
@@ -317,4 +325,6 @@ def _time(micros: int) -> _Time:
 
 
 def _size(payload: Any) -> int:
+    from perdure.model.messages import encode
+
     return len(encode(payload, "payload"))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import Progress
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, key_of, out, print_json, printable, url_of
 from perdure.errors import BadSetting
@@ -65,6 +63,8 @@ def replay(
     Exit code 0 when nothing differs, 1 when something does, or nothing could be compared. With --json, one
     object for each difference and one for each thread.
     """
+    import asyncio
+
     from perdure.database.opening import open_for_reading
     from perdure.replay.run import ReplayOptions
     from perdure.runtime.loading import find, load_agent
@@ -94,6 +94,8 @@ def replay(
 async def _replayed(
     database: SyncDatabase, agent: Agent, thread_id: str, options: ReplayOptions, *, is_quiet: bool
 ) -> ReplayReport:
+    from rich.progress import Progress
+
     from perdure.replay.run import replay as replay_thread
 
     with Progress(console=err, transient=True, disable=is_quiet or not err.is_terminal) as progress:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.markup import escape
-from rich.progress import Progress
 
 from perdure.cli.app import (
     AsJson,
@@ -185,6 +184,8 @@ def plan(
     that waits in a node that is gone, whose answer would not arrive, whose values the graph does not take,
     or on which a step fails. Exit code 1 if there is one.
     """
+    from rich.progress import Progress
+
     from perdure.runtime.schema_plan import plan as plan_threads
 
     agent, found = _agent(_one(graph_word, config), schema_place)

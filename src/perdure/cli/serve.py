@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated
@@ -68,6 +67,8 @@ def serve(
     Accepted runs are durable and take effect once, even if a process ends. SIGTERM or Ctrl-C stops the
     server: streams are closed, whose clients reconnect, and runs are handed over.
     """
+    import asyncio
+
     try:
         from perdure.server.config import load
         from perdure.server.hosting.process import serve

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import track
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, printable
 from perdure.errors import Contention, Corrupt
@@ -66,6 +65,8 @@ def top(
 
     Every thread is read; that takes a while where there are many.
     """
+    from rich.progress import track
+
     with opened(db, tenant, key_file) as database:
         names = [thread.thread_id for thread in database.threads()]
         found: list[tuple[int, str, str]] = []

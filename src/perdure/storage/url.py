@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlsplit
 
 from perdure.errors import BadUrl, MissingExtra
-from perdure.storage.port import Driver
+
+if TYPE_CHECKING:
+    from perdure.storage.port import Driver
 
 
 class BackendModule(Protocol):

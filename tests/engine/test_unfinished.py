@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base.id import uuid6
 
 import perdure
 from perdure import RetentionRules
@@ -15,7 +19,7 @@ from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Now, Put, Range, Stage
 from perdure.model.program import ask
-from perdure.model.records import CHUNK, DOCUMENT, GC, KINDS, OF_THREAD
+from perdure.model.records import CHUNK, DOCUMENT, GC, KINDS, OF_THREAD, WRITE
 from tests import backends
 from tests.engine.test_arrival_leftovers import ADA, SHAPE, arrivals, is_claimed, killed, stock
 from tests.engine.test_transfer import in_memory, rows
@@ -89,20 +93,59 @@ def test_an_arrival_that_goes_on_after_its_lease_is_refused_and_can_be_repeated(
     assert [record.key for record in rows(db, ADA, CHUNK)] == [(b"other",)]
 
 
+@pytest.mark.parametrize("has_generation", [False, True])
 @pytest.mark.parametrize("backend", backends.BACKENDS)
-def test_chunks_that_belong_to_no_thread_are_removed(backend: str) -> None:
+def test_chunks_that_belong_to_no_thread_are_removed(backend: str, has_generation: bool) -> None:
     with backends.EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
         driver = handle_of(db).driver
+        if has_generation:
+            driver.perform(Commit(ADA, (Put(GC, (), expect=Expect.ABSENT, version=9),)))
         driver.perform(Stage(ADA, tuple(chunk_puts({b"left": b"by a dead writer"}, 0))))
         done = db.sweeper().sweep()
         assert done is not None
         assert (done.unfinished, done.bytes) == (1, len(b"by a dead writer"))
-        assert driver.perform(Fetch(ADA, (Range(CHUNK),))) == ((),)
+        assert list(db.threads()) == []
+        assert driver.perform(Fetch(ADA, (Range(CHUNK), Range(GC)))) == ((), ())
         SHAPE.make(SHAPE.graph(db.checkpointer()), "ada")
         again = db.sweeper().sweep()
         assert again is not None
         assert again.unfinished == 0
         assert db.fsck("ada") == []
+
+
+def test_the_write_of_a_task_to_a_name_that_is_swept_is_kept_whenever_it_comes() -> None:
+    """The name has the generation and the chunks of a first write that was killed."""
+    place: RunnableConfig = {
+        "configurable": {"thread_id": "ada", "checkpoint_ns": "", "checkpoint_id": str(uuid6())}
+    }
+    at, has_come = 0, True
+    while has_come:
+        at += 1
+        db = in_memory()
+        handle = handle_of(db)
+        driver = handle.driver
+        driver.perform(Commit(ADA, (Put(GC, (), expect=Expect.ABSENT, version=9),)))
+        driver.perform(Stage(ADA, tuple(chunk_puts({b"left": b"by a dead writer"}, 9))))
+        terms = SweepTerms(RetentionRules(), handle.digest, Budget(driver.limits.ops, driver.limits.bytes))
+        sweeping = sweep.visit(ADA, terms, handle.run(ask(Now())))
+        answer: Any = None
+        done, has_come = Swept(), False
+        for step in count(1):
+            try:
+                effect = sweeping.send(answer)
+            except StopIteration as ended:
+                done = ended.value
+                break
+            if step == at:
+                db.checkpointer().put_writes(place, [("messages", "x" * 4000)], "task")
+                has_come = True
+            answer = driver.perform(effect)
+        assert len(rows(db, ADA, WRITE)) == has_come
+        assert db.fsck("ada") == []
+        if not has_come:
+            assert done == Swept(threads=1, unfinished=1, bytes=len(b"by a dead writer"))
+            assert held(db) == 0
+    assert at > 5
 
 
 def test_a_first_write_between_its_chunks_and_its_commit_is_refused_and_repeated() -> None:

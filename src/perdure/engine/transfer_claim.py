@@ -20,9 +20,9 @@ UNCLAIMED = Check(SEAL, CLAIM, Expect.ABSENT)
 NOTHING: tuple[Op, ...] = (Check(GC, (), Expect.ABSENT), Check(HEAD, ("",), Expect.ABSENT))
 
 
-LEASE_US = 3_600_000_000
-"""Microseconds after which a claim is taken for that of a dead writer. A writer that is alive is refused with
-its next commit then."""
+LEASE_US = 24 * 3_600_000_000
+"""Microseconds after which a claim is taken for that of a dead writer: a day, as a claim is not renewed. A
+writer that is alive is refused with its next commit then."""
 
 
 def claim(version: int) -> Program[list[Op]]:

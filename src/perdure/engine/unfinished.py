@@ -2,7 +2,7 @@
 
 An arrival is given up once its claim is older than a lease. Chunks that no claim, no head and no other record
 belongs to are left by a writer that died, or that is refused with its next commit: its claim is gone, or the
-generation under which it stores them.
+generation under which it stores them. So is a generation alone: a first write stores it before its chunks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.expiry import ThreadAtRest
 from perdure.engine.transact import Budget
-from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Range
+from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Fetch, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT
 from perdure.model.records import (
@@ -28,7 +28,6 @@ from perdure.model.records import (
     TAG,
     WRITE,
     Partition,
-    Record,
 )
 from perdure.model.versions import successor
 
@@ -59,10 +58,8 @@ def is_unfinished(partition: Partition, thread: ThreadAtRest, now: int) -> Progr
         return False
     if thread.claim is not None:
         return transfer_claim.claimed_at(thread.claim) + transfer_claim.LEASE_US <= now
-    chunks, *rows = yield from ask(
-        Fetch(partition, tuple(Range(kind, limit=1, bodies=False) for kind in (CHUNK, *_ROWS)))
-    )
-    return bool(chunks) and not any(rows)
+    has_chunks, generation, has_rows = yield from _look(partition)
+    return (has_chunks or generation > 0) and not has_rows
 
 
 def remove_unfinished(partition: Partition, thread: ThreadAtRest, now: int, budget: Budget) -> Program[bool]:
@@ -78,7 +75,7 @@ def remove_unfinished(partition: Partition, thread: ThreadAtRest, now: int, budg
     """
     claim = thread.claim
     if claim is None:
-        return (yield from _drop_chunks(partition))
+        return (yield from _remove_first_write(partition, now))
     version = successor(claim.version, "sweep", now)
     mine = transfer_claim.claiming(version, now, claim.version)
     outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, mine)))
@@ -96,17 +93,36 @@ def remove_unfinished(partition: Partition, thread: ThreadAtRest, now: int, budg
     return isinstance(outcome, Committed)
 
 
-def _drop_chunks(partition: Partition) -> Program[bool]:
-    (generations,) = yield from ask(Fetch(partition, (Get(GC, ()),)))
+def _remove_first_write(partition: Partition, now: int) -> Program[bool]:
+    """Remove chunks and a generation that nothing belongs to.
+
+    Some writes, such as a task's, change no record that a removal could check. So the generation goes first:
+    a writer that has seen it is refused from then on, one that has not stores another. What was stored before
+    that shows when the name is read again; then the name gets a generation again, and is left as it is.
+    """
     checks = (
-        _same(generations),
         Check(HEAD, ("",), Expect.ABSENT),
         Check(SEAL, transfer_claim.CLAIM, Expect.ABSENT),
         *_NOTHING_ELSE,
     )
-    outcome = yield from ask(Drop(partition, checks))
+    _, generation, _ = yield from _look(partition)
+    if generation:
+        outcome = yield from ask(Commit(partition, (Delete(GC, (), generation), *checks)))
+        if not isinstance(outcome, Committed):
+            return False
+    if (yield from _look(partition))[2]:
+        if generation:
+            born = Put(GC, (), expect=Expect.ABSENT, version=successor(generation, "sweep", now))
+            yield from ask(Commit(partition, (born, transfer_claim.UNCLAIMED)))
+        return False
+    outcome = yield from ask(Drop(partition, (Check(GC, (), Expect.ABSENT), *checks)))
     return isinstance(outcome, Committed)
 
 
-def _same(generations: tuple[Record, ...]) -> Check:
-    return Check(GC, (), generations[0].version if generations else Expect.ABSENT)
+def _look(partition: Partition) -> Program[tuple[bool, int, bool]]:
+    """Return whether a name has chunks, its generation or 0, and whether it has any other rows."""
+    kinds = (CHUNK, GC, *_ROWS)
+    chunks, generations, *rows = yield from ask(
+        Fetch(partition, tuple(Range(kind, limit=1, bodies=False) for kind in kinds))
+    )
+    return bool(chunks), generations[0].version if generations else 0, any(rows)

@@ -10,7 +10,7 @@ import pytest
 from langgraph.store.base import PutOp
 
 import perdure
-from perdure.errors import Contention, TooLarge
+from perdure.errors import Contention, TooLarge, Unserialisable
 from perdure.langgraph.store import Clock, PerdureStore
 from perdure.model.ops import Commit
 from tests.backends import BACKENDS, EMPTY, fresh
@@ -114,4 +114,29 @@ def test_what_one_commit_cannot_hold_is_refused() -> None:
             store.put_if_unchanged([put("x", {}), PutOp(("c",), "x", {})], {})
         with pytest.raises(ValueError, match="one namespace"):
             store.put_if_unchanged([], {})
+        with pytest.raises(ValueError, match="'x' is put 2 times"):
+            store.put_if_unchanged([put("x", {"n": 1}), put("x", {"n": 2})], {})
+        assert store.search(()) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "seen"), [(1, True), (0, False), (1, 1.0), ([1], [True]), ({"a": 0}, {"a": None})]
+)
+def test_values_are_compared_with_their_types(stored: Any, seen: Any) -> None:
+    with fresh("memory") as driver:
+        store = PerdureStore(driver)
+        store.put(AT, "x", {"n": stored, "m": "text"})
+        assert not store.put_if_unchanged([put("x", {})], {"x": {"n": seen, "m": "text"}})
+        assert store.put_if_unchanged([put("x", {})], {"x": {"m": "text", "n": stored}})
+
+
+@pytest.mark.parametrize(
+    ("seen", "error"),
+    [({5: None}, TypeError), ({"\ud800": None}, Unserialisable), ({"y": {"n": object()}}, Unserialisable)],
+)
+def test_what_was_seen_has_to_be_what_items_can_be(seen: Any, error: type[Exception]) -> None:
+    with fresh("memory") as driver:
+        store = PerdureStore(driver)
+        with pytest.raises(error):
+            store.put_if_unchanged([put("x", {})], seen)
         assert store.search(()) == []

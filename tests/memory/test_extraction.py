@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -112,7 +112,12 @@ def test_an_extractor_may_be_a_plain_function_and_has_to_return_facts() -> None:
 
 @pytest.mark.parametrize(
     "fact",
-    [ExtractedFact("a\ud83d"), ExtractedFact(" "), ExtractedFact("Sings.", (), datetime(2026, 1, 1))],
+    [
+        ExtractedFact("a\ud83d"),
+        ExtractedFact(" "),
+        ExtractedFact("Sings.", (), datetime(2026, 1, 1)),
+        ExtractedFact("Sings.", (), datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5)))),
+    ],
 )
 def test_one_fact_that_cannot_be_remembered_refuses_all_before_the_first_is_stored(
     fact: ExtractedFact,

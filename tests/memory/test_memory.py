@@ -94,6 +94,17 @@ def test_an_undo_brings_back_what_was_superseded_and_can_be_undone(store: Perdur
     assert len(memory.facts(history=True)) == 4
 
 
+def test_an_undo_brings_back_one_of_equal_facts_that_were_superseded_one_after_the_other(
+    store: PerdureStore,
+) -> None:
+    memory = Memory(store, "ada", now=daily())
+    porto = memory.remember("Lives in Porto.", supersedes=[memory.remember("Lives in Lisbon.").id])
+    again = memory.remember("Lives in Lisbon.")
+    assert memory.remember("Lives in Porto.", supersedes=[again.id]).supersedes[-1] == again.id
+    assert texts(memory.undo(porto.id)) == ["Lives in Lisbon."]
+    assert texts(memory.facts()) == ["Lives in Lisbon."]
+
+
 def test_a_retraction_keeps_the_history_and_can_be_undone(store: PerdureStore) -> None:
     memory = Memory(store, "ada", now=daily())
     fact = memory.remember("She sings.")

@@ -33,11 +33,11 @@ from perdure.engine import item_writes, items
 from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
-from perdure.langgraph.store_arguments import checked_ttl, together, validate
+from perdure.langgraph.store_arguments import as_seen, checked_ttl, together, validate
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
 from perdure.model.items import Condition, Labels, Write, labels_of, partition_of, span
-from perdure.model.json_values import pack, unpack
+from perdure.model.json_values import is_same, pack, unpack
 from perdure.model.program import Effect, Program
 from perdure.model.records import Partition, Record
 from perdure.storage.port import Driver, arun, has_threads, run, searches_items
@@ -150,13 +150,16 @@ class PerdureStore(BaseStore):
             puts: The items, at most one for each key; without a value an item is deleted. Their times to live
                 are those of the operations.
             seen: The values that the caller has read, by key, ``None`` for an item that was absent. Items
-                that are not written may be among them.
+                that are not written may be among them. Values are compared with their types: 1 is neither
+                ``True`` nor 1.0.
 
         Returns:
             False if one of these items has another value now; then nothing was written.
 
         Raises:
-            ValueError: The items are of several namespaces, or there are none.
+            ValueError: The items are of several namespaces, or there are none, or two for one key.
+            TypeError: A key is no text.
+            Unserialisable: A value is not plain JSON data.
             TooLarge: One commit cannot hold them.
             Contention: Other writers of the namespace win each time; try again.
         """
@@ -269,10 +272,11 @@ class PerdureStore(BaseStore):
     ) -> Program[bool]:
         ((partition, writes),) = self._writes(ops, embedded).items()
         where = labels_of(partition.thread)
+        wanted = as_seen(seen)
 
         def is_unchanged(key: str, record: Record | None) -> bool:
             value = None if record is None else unpack(record.body, f"item {key!r} of {where!r}")
-            return value == seen[key]
+            return is_same(value, wanted[key])
 
         seen_as = item_writes.Seen(tuple(seen), is_unchanged, self._clock.now())
         return item_writes.commit_if_unchanged(partition, list(writes.values()), seen_as, self._budget)

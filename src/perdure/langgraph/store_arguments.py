@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from langgraph.store.base import (
@@ -20,6 +21,7 @@ from langgraph.store.base import (
 from perdure.errors import Unserialisable
 from perdure.model.arguments import refuse_text
 from perdure.model.items import span
+from perdure.model.json_values import plain
 
 _OF_ONE_ITEM = (GetOp, PutOp)
 _TTL_KEYS = frozenset(TTLConfig.__annotations__)
@@ -32,7 +34,22 @@ def together(puts: Sequence[PutOp], *, has_index: bool) -> list[Op]:
         validate(op, has_index)
     if len({tuple(op.namespace) for op in puts}) != 1:
         raise ValueError("items are put together in one namespace; name at least one, and no other namespace")
+    counts = Counter(op.key for op in puts)
+    if twice := next((key for key, count in counts.items() if count > 1), None):
+        raise ValueError(f"the item {twice!r} is put {counts[twice]} times; put it once")
     return ops
+
+
+def as_seen(seen: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Return the values that a caller has read as plain data, by key.
+
+    Raises:
+        TypeError: A key is no text.
+        Unserialisable: A value is not plain JSON data.
+    """
+    for key in seen:
+        _well_keyed(key)
+    return {key: plain(value, f"seen[{key!r}]") for key, value in seen.items()}
 
 
 def validate(op: Any, has_index: bool) -> None:

@@ -191,10 +191,14 @@ def checked_text(text: object, most: int) -> str:
 
 
 def aware(at: datetime, what: str) -> datetime:
-    """Return a time in UTC; raise ``ValueError`` for one without a time zone."""
+    """Return a time in UTC; raise ``ValueError`` for one without a time zone, or outside the years 1 to 9999
+    in UTC."""
     if at.tzinfo is None:
         raise ValueError(f"{what} needs a time zone, e.g. datetime(2026, 3, 1, tzinfo=UTC)")
-    return at.astimezone(UTC)
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{what} is outside the years 1 to 9999 in UTC") from None
 
 
 def read_time(text: str | None) -> datetime | None:

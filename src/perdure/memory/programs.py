@@ -161,7 +161,9 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         fact = Fact.read(key, seen[key] or {})
         if fact.is_current:
             there = yield from _values(place, fact.supersedes)
-            before = [each for each in _facts(there) if each.superseded_by == fact.id]
+            closed = [each for each in _facts(there) if each.superseded_by == fact.id]
+            # One of equal facts, the one that was closed last.
+            before = list({same_text(each.text): each for each in closed}.values())
         elif fact.superseded_by is None:
             before = [fact]
         else:

@@ -57,6 +57,20 @@ def unpack(body: bytes, where: str) -> dict[str, Any]:
     return value
 
 
+def is_same(value: Any, other: Any) -> bool:
+    """Return True if two plain values are equal, and of equal types: 1 is neither ``True`` nor 1.0. The order
+    of keys is free."""
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(
+            is_same(part, other[name]) for name, part in value.items()
+        )
+    if isinstance(value, list):
+        return len(value) == len(other) and all(map(is_same, value, other))
+    return bool(value == other)
+
+
 def plain(value: object, where: str, depth: int = 0) -> Any:
     """Convert a value to the types of JSON: tuples become lists, subclasses their base types.
 

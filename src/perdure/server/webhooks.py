@@ -73,7 +73,8 @@ class Webhooks:
         await self._deliver(url, addresses, body, reply.id, {})
 
     async def _send_task(self, partition: Partition, reply: Reply) -> None:
-        """Send a task of the A2A protocol to its receivers. If one of them fails, all get it again."""
+        """Send a task of the A2A protocol to those of its receivers that do not have this notice yet, to all
+        at once: one that does not answer delays no other."""
         try:
             from perdure.server.a2a import push
         except ModuleNotFoundError as error:
@@ -81,18 +82,23 @@ class Webhooks:
         if self._runtime is None:
             raise NotSent("this process is still starting")
         threads, run_id = self._runtime.for_tenant(partition.tenant), reply.payload["run_id"]
-        failed: NotSent | Undeliverable | None = None
-        for notice in await push.notices(threads, partition.thread, run_id):
-            try:
-                url, addresses = await self._reached(notice.url)
-                await self._deliver(url, addresses, notice.body, reply.id, notice.headers)
-            except NotSent as error:
-                failed = error
-            except Undeliverable as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        notices = await push.notices(threads, partition.thread, run_id, reply.id)
+
+        async def sent(notice: push.TaskNotice) -> None:
+            url, addresses = await self._reached(notice.url)
+            await self._deliver(url, addresses, notice.body, reply.id, notice.headers)
+            if len(notices) > 1:
+                await push.note_sent(threads, partition.thread, run_id, reply.id, notice.receiver)
+
+        outcomes = await asyncio.gather(*map(sent, notices), return_exceptions=True)
+        failed = [one for one in outcomes if one is not None]
+        # One that may succeed decides: the others are not sent to it again.
+        again = next((one for one in failed if not isinstance(one, Undeliverable)), None)
+        if again is not None:
+            raise again
         await push.forget_ended(threads, partition.thread, run_id)
+        if failed:
+            raise failed[0]
 
     async def _reached(self, given: str) -> tuple[httpx.URL, list[str]]:
         """Return a URL that may be called, and the addresses of its host."""

@@ -180,6 +180,59 @@ async def test_a_question_is_answered_within_its_task(version: str) -> None:
         assert "interrupts" not in (await (await served.client()).threads.get(left["contextId"]))["values"]
 
 
+@pytest.mark.slow
+@run
+async def test_an_answer_is_given_to_the_question_of_its_own_task_alone() -> None:
+    async with serving("memory://", of=graphs()) as served, talking(served.url, "ask") as talk:
+        first = await talk.task("tea")
+        second = await talk.task("coffee", context=first["contextId"])
+        left = await talk.get(first["id"])
+        assert left["status"]["state"] == "TASK_STATE_CANCELED", "the context went on without its answer"
+        assert "in place of an answer" in left["status"]["message"]["parts"][0]["text"]
+        with pytest.raises(A2AError, match="has ended"):
+            await talk.task("blue", task=first["id"])
+        with pytest.raises(TaskNotCancelableError, match="has ended"):
+            await talk.client.cancel_task(types.CancelTaskRequest(id=first["id"]))
+        assert (await talk.get(second["id"]))["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        done = await talk.task("red", task=second["id"])
+        assert (text_of(done), done["history"][1]["parts"]) == ("a red cup", [{"text": "red"}])
+        asked = await talk.task("tea")
+        api = await served.client()
+        await api.runs.wait(asked["contextId"], "ask", command={"resume": "green"})
+        elsewhere = await talk.get(asked["id"])
+        assert text_of(elsewhere) == "a green cup", "an answer over the API of threads is one, too"
+
+
+@pytest.mark.slow
+@run
+async def test_an_answer_that_is_sent_again_is_the_same_task() -> None:
+    config = types.SendMessageConfiguration
+    async with serving("memory://", of=graphs()) as served, talking(served.url, "ask") as talk:
+        asked, message_id = await talk.task("tea"), str(uuid.uuid4())
+        done = await talk.task("blue", task=asked["id"], message_id=message_id)
+        again = await talk.task(
+            "blue", task=asked["id"], message_id=message_id, configuration=config(return_immediately=True)
+        )
+        assert again == done
+        with pytest.raises(InvalidParamsError, match="used for another answer"):
+            await talk.task("red", task=asked["id"], message_id=message_id)
+
+
+@pytest.mark.slow
+@run
+async def test_tasks_are_listed_in_pages_that_exist() -> None:
+    async with serving("memory://", of=graphs()) as served, talking(served.url, "chat") as talk:
+        made = [(await talk.task(text, context="c1"))["id"] for text in ("one", "two", "three")]
+        asked = types.ListTasksRequest(context_id="c1", page_size=2)
+        first = await talk.client.list_tasks(asked)
+        asked.page_token = first.next_page_token
+        rest = await talk.client.list_tasks(asked)
+        assert [one.id for one in (*first.tasks, *rest.tasks)] == made[::-1]
+        for wrong in ({"page_token": "first"}, {"page_token": "9" * 30}, {"page_size": -1}):
+            with pytest.raises(InvalidParamsError, match=r"pageToken|pageSize|page_size"):
+                await talk.client.list_tasks(types.ListTasksRequest(context_id="c1", **wrong))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @run
 async def test_a_task_is_followed_again_and_cancelled(version: str) -> None:

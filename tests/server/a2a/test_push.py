@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,10 +15,11 @@ from standardwebhooks.webhooks import Webhook
 
 import perdure
 from perdure.config.webhook_secrets import key_of
-from perdure.runtime import Settings
+from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.state import ServerState
+from tests.runtime.graphs import eventually_stored
 from tests.server.a2a.test_handler import Gate, graphs
 from tests.server.hosting import run
 from tests.server.ports import served
@@ -29,13 +32,20 @@ SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 @asynccontextmanager
 async def sending(gate: Gate | None = None) -> AsyncIterator[str]:
     """The address of a server that sends notifications."""
+    async with kept_by(gate) as (url, _):
+        yield url
+
+
+@asynccontextmanager
+async def kept_by(gate: Gate | None = None) -> AsyncIterator[tuple[str, Runtime]]:
+    """The address of such a server, and its runtime."""
     async with perdure.connect("memory://", migrate=True) as db:
         quick = Settings(poll=0.2, shared_threads=True, drain=0.1)
         runtime = opened(db, secrets=(SIGNING,), graphs=graphs(gate), settings=quick, all_tenants=True)
         async with runtime:
             host = ServerState.over(runtime, Open(), webhooks=NEAR)
             async with served(create_app(None), host) as url:
-                yield url
+                yield url, runtime
 
 
 def receiver_at(receiver: Receiver, **more: Any) -> types.TaskPushNotificationConfig:
@@ -112,11 +122,66 @@ async def test_receivers_are_set_read_and_removed_while_a_task_goes_on() -> None
 
 @pytest.mark.slow
 @run
+async def test_a_receiver_that_fails_or_does_not_answer_keeps_no_other_waiting() -> None:
+    gate, silent = Gate(), asyncio.Event()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await silent.wait()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(hold, "127.0.0.1", 0) as holding,
+        receiving() as good,
+        receiving(500, 200) as failing,
+        sending(gate) as url,
+        talking(url, "rest") as talk,
+    ):
+        at_once = types.SendMessageConfiguration(return_immediately=True)
+        (begun,) = await talk.events(said("one", configuration=at_once))
+        port = holding.sockets[0].getsockname()[1]
+        urls = (f"http://127.0.0.1:{port}/", good.url, failing.url)
+        for place in urls:
+            config = types.TaskPushNotificationConfig(task_id=begun["task"]["id"], url=place)
+            await talk.client.create_task_push_notification_config(config)
+        gate.opened.set()
+        await good.told()
+        assert not silent.is_set(), "another one has not answered yet"
+        silent.set()
+        await failing.told(2)
+        assert failing.keys[0] == failing.keys[1]
+        assert len(good.calls) == 1, "who has a notice does not get it again"
+
+
+@pytest.mark.slow
+@run
+async def test_a_message_that_is_sent_again_has_the_same_receiver_and_nothing_stays_after_its_end() -> None:
+    async with kept_by() as (url, runtime), receiving() as receiver, talking(url, "ask") as talk:
+        config = types.SendMessageConfiguration(task_push_notification_config=receiver_at(receiver))
+        message_id = str(uuid.uuid4())
+        asked = await talk.task("tea", message_id=message_id, configuration=config)
+        assert await talk.task("tea", message_id=message_id, configuration=config) == asked
+        await talk.client.create_task_push_notification_config(receiver_at(receiver, task_id=asked["id"]))
+        stored = runtime.for_tenant("").documents("task_push")
+        assert await stored.get(asked["id"]) is not None
+        await talk.task("blue", task=asked["id"], configuration=config)
+
+        async def gone() -> bool:
+            return await stored.get(asked["id"]) is None
+
+        await eventually_stored(gone)
+
+
+@pytest.mark.slow
+@run
 async def test_an_address_that_may_not_be_called_is_refused_with_the_message() -> None:
     async with sending() as url, talking(url, "chat") as talk:
         inside = types.TaskPushNotificationConfig(url="http://169.254.169.254/latest/meta-data")
         config = types.SendMessageConfiguration(task_push_notification_config=inside)
         with pytest.raises(InvalidParamsError, match="may not be called"):
+            await talk.task("hello", context="c1", configuration=config)
+        public = types.TaskPushNotificationConfig(url="http://127.0.0.1:9/", token="gehéim\r\n")
+        config = types.SendMessageConfiguration(task_push_notification_config=public)
+        with pytest.raises(InvalidParamsError, match="visible ASCII"):
             await talk.task("hello", context="c1", configuration=config)
         with pytest.raises(InvalidParamsError, match="not found"):
             await talk.client.list_tasks(types.ListTasksRequest(context_id="c1"))

@@ -33,6 +33,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow, Unavailable
 from perdure.runtime import Standing
+from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.options import StreamMode
 from perdure.server import error_handlers, streams
 from perdure.server.a2a import push
@@ -43,10 +44,12 @@ from perdure.server.a2a.tasks import (
     TERMINAL,
     WORKING,
     DurableTask,
+    answered,
     document,
     find,
     found_in,
     names_in,
+    protocol_of,
     run_id_of,
     task_id_of,
     text_of,
@@ -161,8 +164,12 @@ class DurableTasks(RequestHandler):
         async with translated():
             if not params.context_id:
                 raise InvalidParamsError("tasks are listed by their context; send its contextId")
-            before = int(params.page_token) if params.page_token.isdecimal() else None
-            size = min(params.page_size or _PAGE, 100)
+            token, size = params.page_token, min(params.page_size or _PAGE, 100)
+            if token and not (token.isdecimal() and len(token) < 18):
+                raise InvalidParamsError("pageToken is the nextPageToken of the page before")
+            if size < 1:
+                raise InvalidParamsError("pageSize is from 1 to 100")
+            before = int(token) if token else None
             await self._caller.thread(thread_id_of(params.context_id), "read")
             found, following = await found_in(self._caller.runtime, params.context_id, size, before)
             wanted = types.TaskState.Name(params.status) if params.status else None
@@ -198,7 +205,7 @@ class DurableTasks(RequestHandler):
         """Add a receiver to a task that has not ended."""
         async with translated():
             task = await self._task(params.task_id, "update")
-            config = self._receiver(params)
+            config = self._receiver(params, is_with_message=False)
             await push.put(self._caller.runtime, task, config)
             # Read after the receiver is stored: if the task has not ended by now, its end will be sent there.
             now = await self._task(task.id, "update")
@@ -256,7 +263,8 @@ class DurableTasks(RequestHandler):
             "message": params.message.message_id,
         }
         if params.configuration.HasField("task_push_notification_config"):
-            protocol["push"] = [self._receiver(params.configuration.task_push_notification_config)]
+            given = params.configuration.task_push_notification_config
+            protocol["push"] = [self._receiver(given, is_with_message=True)]
         metadata = {**MessageToDict(params.metadata), **MessageToDict(params.message.metadata)}
         made: dict[str, Any] = {
             "assistant_id": self._assistant.assistant_id,
@@ -267,9 +275,17 @@ class DurableTasks(RequestHandler):
             "multitask_strategy": "enqueue",
         }
         thread_id = params.message.context_id or None
+        interrupt_id: str | None = None
         if params.message.task_id:
-            task = await self._waiting(params.message.task_id, thread_id)
-            made |= {"command": {"resume": answer_of(self._caller.user, message)}}
+            answer = answer_of(self._caller.user, message)
+            task = await self._of_answer(params.message.task_id, thread_id)
+            if (same := _sent_before(task, message)) is not None:
+                if answered(same) != answer:
+                    raise InvalidParamsError("this messageId was used for another answer; send a new one")
+                return task
+            self._require_waiting(task)
+            made |= {"command": {"resume": answer}}
+            interrupt_id = None if is_by_name(answer) else task.question
             protocol["task"] = run_id_of(task.standings[0])
             thread_id = task.thread_id
         else:
@@ -288,6 +304,7 @@ class DurableTasks(RequestHandler):
             NewRun.model_validate(made),
             modes=_MODES,
             is_kept=True,
+            interrupt_id=interrupt_id,
             protocol=protocol,
         )
         found = await find(self._caller.runtime, accepted.thread_id, protocol.get("task", accepted.run_id))
@@ -295,21 +312,24 @@ class DurableTasks(RequestHandler):
             raise self._no_task(task_id_of(accepted.thread_id, accepted.run_id))
         return found
 
-    async def _waiting(self, task_id: str, thread_id: str | None) -> DurableTask:
-        """Return a task that waits for an answer."""
+    async def _of_answer(self, task_id: str, thread_id: str | None) -> DurableTask:
+        """Return the task that a message names."""
         task = await self._task(task_id, "update")
         if thread_id not in (None, task.thread_id):
             raise InvalidParamsError(f"task {task_id!r} belongs to another context; leave contextId out")
+        return task
+
+    def _require_waiting(self, task: DurableTask) -> None:
+        """Raise unless a task waits for an answer."""
         if task.state in TERMINAL:
             raise UnsupportedOperationError(
-                f"task {task_id!r} has ended; send the message to its contextId without a taskId"
+                f"task {task.id!r} has ended; send the message to its contextId without a taskId"
             )
         if task.state != INPUT_REQUIRED:
             raise UnsupportedOperationError(
-                f"task {task_id!r} asks nothing now; wait for it, or send the message without a taskId: it "
+                f"task {task.id!r} asks nothing now; wait for it, or send the message without a taskId: it "
                 "is a task of its own, which begins after this one"
             )
-        return task
 
     async def _given_up(self, task: DurableTask, context: ServerCallContext) -> DurableTask:
         """End a task that waits for an answer, without one."""
@@ -389,7 +409,9 @@ class DurableTasks(RequestHandler):
         async with self._caller.graph(self._assistant.graph_id, "threads.create_run") as graph:
             return "messages" in graph.channels
 
-    def _receiver(self, config: types.TaskPushNotificationConfig) -> push.PushConfig:
+    def _receiver(
+        self, config: types.TaskPushNotificationConfig, *, is_with_message: bool
+    ) -> push.PushConfig:
         policy = self._caller.host.webhooks
         if policy is None:
             raise PushNotificationNotSupportedError("webhooks are disabled on this server; subscribe instead")
@@ -397,7 +419,7 @@ class DurableTasks(RequestHandler):
             policy.url(config.url)
         except Unreachable as error:
             raise InvalidParamsError(f"the URL may not be called: {error}") from error
-        return push.named(MessageToDict(config))
+        return push.named(MessageToDict(config), is_with_message=is_with_message)
 
     def _run_headers(self, key: str | None) -> Headers:
         """Return the headers of the request, with the key by which a message that is sent again is known in
@@ -409,6 +431,14 @@ class DurableTasks(RequestHandler):
         if key is not None:
             headers[IDEMPOTENCY_KEY] = f"a2a:{self._assistant.assistant_id}:{key}"
         return headers
+
+
+def _sent_before(task: DurableTask, message: Mapping[str, Any]) -> Standing | None:
+    """Return the answer of a task that was sent with this message's id, None if there is none."""
+    if (message_id := unique_id(message)) is None:
+        return None
+    same = (one for one in task.standings[1:] if protocol_of(one).get("message") == message_id)
+    return next(same, None)
 
 
 def _version(context: ServerCallContext) -> str:

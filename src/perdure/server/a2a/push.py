@@ -7,6 +7,7 @@ is sent when it ends or asks a question, by the outbox: at least once, signed as
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,12 +16,15 @@ from a2a.compat.v0_3.conversions import to_compat_task
 from a2a.types.a2a_pb2 import Task
 from a2a.utils.proto_utils import parse_lenient
 
+from perdure.runtime import Standing
 from perdure.runtime.documents import TenantDocuments
 from perdure.runtime.tenant import TenantRuntime
-from perdure.server.a2a.tasks import TERMINAL, DurableTask, document, find, protocol_of
+from perdure.server.a2a.tasks import TERMINAL, DurableTask, document, find, protocol_of, run_id_of
 
 _TOKEN = "X-A2A-Notification-Token"  # noqa: S105 - the name of a header
 _MOST = 10
+_VISIBLE = re.compile(r"[!-~]+( [!-~]+)*")
+_NONE: Mapping[str, Any] = {"set": [], "deleted": [], "sent": {}}
 
 PushConfig = dict[str, Any]
 """A configuration in the JSON form of the protocol: ``id``, ``url``, and optionally ``token`` and
@@ -30,15 +34,29 @@ PushConfig = dict[str, Any]
 class TaskNotice(NamedTuple):
     """A request to a receiver, without its signature."""
 
+    receiver: str
     url: str
     headers: Mapping[str, str]
     body: bytes
 
 
-def named(config: Mapping[str, Any]) -> PushConfig:
-    """Return the stored form of a configuration, with an id."""
+def named(config: Mapping[str, Any], *, is_with_message: bool) -> PushConfig:
+    """Return the stored form of a configuration, with an id.
+
+    Args:
+        config: the configuration, in the JSON form of the protocol.
+        is_with_message: it came with a message. If it has no id, it gets that of its address, so that a
+            message which is sent again is the same one, and its receiver is notified once.
+
+    Raises:
+        ValueError: it has a value that cannot be sent in a header.
+    """
     kept = {name: config[name] for name in ("url", "token", "authentication") if config.get(name)}
-    return {"id": config.get("id") or str(uuid.uuid4()), **kept}
+    for name, value in _headers(kept).items():
+        if not _VISIBLE.fullmatch(value):
+            raise ValueError(f"the value for {name} has characters other than visible ASCII ones")
+    own = uuid.uuid5(uuid.NAMESPACE_URL, config.get("url", "")) if is_with_message else uuid.uuid4()
+    return {"id": config.get("id") or str(own), **kept}
 
 
 async def configs(runtime: TenantRuntime, task: DurableTask) -> list[PushConfig]:
@@ -60,7 +78,7 @@ async def put(runtime: TenantRuntime, task: DurableTask, config: PushConfig) -> 
         if len(others) >= _MOST:
             raise ValueError(f"a task has at most {_MOST} configurations; delete one of them")
         deleted = [name for name in body["deleted"] if name != config["id"]]
-        return {"set": [*others, config], "deleted": deleted}
+        return {**body, "set": [*others, config], "deleted": deleted}
 
     await _change(runtime, task, changed)
 
@@ -70,37 +88,73 @@ async def delete(runtime: TenantRuntime, task: DurableTask, config_id: str) -> N
 
     def changed(body: Mapping[str, Any]) -> dict[str, Any]:
         others = [one for one in body["set"] if one["id"] != config_id]
-        return {"set": others, "deleted": sorted({*body["deleted"], config_id})}
+        return {**body, "set": others, "deleted": sorted({*body["deleted"], config_id})}
 
     await _change(runtime, task, changed)
 
 
-async def notices(runtime: TenantRuntime, thread_id: str, run_id: str) -> Sequence[TaskNotice]:
-    """Return what has to be sent about a task that has ended or asks a question; nothing if its run was
-    removed.
+async def notices(
+    runtime: TenantRuntime, thread_id: str, run_id: str, notice_id: str
+) -> Sequence[TaskNotice]:
+    """Return what has still to be sent about a task that has ended or asks a question; nothing if its run
+    was removed.
 
     Args:
         runtime: the runtime of the task's tenant.
         thread_id: the thread.
         run_id: the run that has ended.
+        notice_id: the id of the notice, by which those receivers are known that have it already.
     """
     standing = await runtime.find(thread_id, run_id)
-    if standing is None:
+    task = None if standing is None else await _task_of(runtime, thread_id, standing)
+    if standing is None or task is None or not (receivers := await configs(runtime, task)):
         return ()
-    task = await find(runtime, thread_id, protocol_of(standing).get("task", run_id))
-    if task is None or not (receivers := await configs(runtime, task)):
-        return ()
+    held = await _documents(runtime).get(task.id)
+    have = () if held is None else held.body.get("sent", {}).get(notice_id, ())
     shown = await document(runtime, task)
     is_early = protocol_of(standing).get("version") == "0.3"
     body = _early(shown) if is_early else json.dumps({"task": shown}, ensure_ascii=False)
-    return [TaskNotice(one["url"], _headers(one), body.encode()) for one in receivers]
+    return [
+        TaskNotice(one["id"], one["url"], _headers(one), body.encode())
+        for one in receivers
+        if one["id"] not in have
+    ]
+
+
+async def note_sent(
+    runtime: TenantRuntime, thread_id: str, run_id: str, notice_id: str, receiver: str
+) -> None:
+    """Store that a receiver has a notice, so that it does not get it again when another one fails.
+
+    Args:
+        runtime: the runtime of the task's tenant.
+        thread_id: the thread.
+        run_id: the run that has ended.
+        notice_id: the id of the notice.
+        receiver: the id of the receiver's configuration.
+    """
+
+    def changed(body: Mapping[str, Any]) -> dict[str, Any]:
+        sent = body.get("sent", {})
+        return {**body, "sent": {**sent, notice_id: sorted({*sent.get(notice_id, ()), receiver})}}
+
+    standing = await runtime.find(thread_id, run_id)
+    task = None if standing is None else await _task_of(runtime, thread_id, standing)
+    if task is not None:
+        await _change(runtime, task, changed)
 
 
 async def forget_ended(runtime: TenantRuntime, thread_id: str, run_id: str) -> None:
-    """Remove the configurations that were stored beside a task, if the task has ended."""
-    task = await find(runtime, thread_id, run_id)
+    """Remove what was stored beside the task of a run, if the task has ended."""
+    standing = await runtime.find(thread_id, run_id)
+    task = None if standing is None else await _task_of(runtime, thread_id, standing)
     if task is not None and task.state in TERMINAL:
         await _documents(runtime).remove(task.id)
+
+
+async def _task_of(runtime: TenantRuntime, thread_id: str, standing: Standing) -> DurableTask | None:
+    """Return the task of a run, which began it or answers one of its questions."""
+    return await find(runtime, thread_id, protocol_of(standing).get("task", run_id_of(standing)))
 
 
 def _early(shown: Mapping[str, Any]) -> str:
@@ -127,5 +181,5 @@ async def _change(runtime: TenantRuntime, task: DurableTask, changed: Any) -> No
     while True:
         if await documents.revise(task.id, lambda held: changed(held.body)) is not None:
             return
-        if await documents.create(task.id, changed({"set": [], "deleted": []})) is not None:
+        if await documents.create(task.id, changed(_NONE)) is not None:
             return

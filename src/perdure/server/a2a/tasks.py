@@ -7,14 +7,15 @@ restart. The task's id has the id of its first run and that of its thread, which
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perdure.model.messages import WAITING
 from perdure.runtime import Standing
 from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.encoding import encoded
+from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
@@ -63,10 +64,13 @@ def protocol_of(standing: Standing) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class DurableTask:
-    """A task: the message that began it, those that answered its questions, and the standing of each."""
+    """A task: the message that began it, those that answered its questions, and the standing of each.
+
+    ``is_superseded`` is True if a later message of the context came in place of an answer to its question."""
 
     thread_id: str
     standings: tuple[Standing, ...]
+    is_superseded: bool = False
 
     @property
     def id(self) -> str:
@@ -91,14 +95,23 @@ class DurableTask:
         """State in the terms of the protocol."""
         run = self.current.run
         if run is not None and run.state == WAITING:
-            return INPUT_REQUIRED
+            return CANCELED if self.is_superseded else INPUT_REQUIRED
         if protocol_of(self.current).get("ends") and run is not None:
             return CANCELED
         return _STATES.get(responses.run_status(self.current), FAILED)
 
+    @property
+    def question(self) -> str | None:
+        """The id of the interrupt for whose answer the task waits, if there is exactly one."""
+        run = self.current.run
+        if run is None or self.state != INPUT_REQUIRED:
+            return None
+        asked = run.note.get("interrupts", ())
+        return str(asked[0]["id"]) if len(asked) == 1 else None
+
     def after(self, standing: Standing) -> DurableTask:
         """Return the task with another standing of its current run."""
-        return DurableTask(self.thread_id, (*self.standings[:-1], standing))
+        return replace(self, standings=(*self.standings[:-1], standing))
 
 
 def run_id_of(standing: Standing) -> str:
@@ -113,15 +126,32 @@ async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTa
         return None
     if first.run is None or first.run.state != WAITING:
         return DurableTask(thread_id, (first,))
-    answers: list[Standing] = []
+    newer: list[Standing] = []
     before: int | None = None
     while page := await runtime.messages(thread_id, limit=_PAGE, before=before):
-        newer = [one for one in page if one.message.seq > first.message.seq]
-        answers += [one for one in newer if protocol_of(one).get("task") == run_id]
-        if len(newer) < _PAGE:
+        found = [one for one in page if one.message.seq > first.message.seq]
+        newer += found
+        if len(found) < _PAGE:
             break
         before = page[-1].message.seq
-    return DurableTask(thread_id, (first, *reversed(answers)))
+    return _continued(thread_id, first, reversed(newer))
+
+
+def _continued(thread_id: str, first: Standing, newer: Iterable[Standing]) -> DurableTask:
+    """Return a task that has asked a question, with the answers among the messages after it, oldest first.
+    Any other message closes the question, as the queue does: a later answer is not for this task."""
+    task, task_run = [first], run_id_of(first)
+    for one in newer:
+        waits = task[-1].run
+        if waits is None or waits.state != WAITING or (one.run is not None and one.run.id == waits.id):
+            continue
+        protocol = protocol_of(one)
+        # An answer that came by another way, such as the API of threads, continues the task as well.
+        if protocol.get("task") == task_run or (not protocol and one.message.mode == "answer"):
+            task.append(one)
+        elif one.run is not None or one.message.accepted_at >= waits.updated_at:
+            return DurableTask(thread_id, tuple(task), is_superseded=True)
+    return DurableTask(thread_id, tuple(task))
 
 
 async def found_in(
@@ -169,6 +199,9 @@ async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
     elif state == FAILED and run is not None:
         error = responses.run_error(run)
         status["message"] = _message(task, [{"text": f"{error['error']}: {error['message']}"}])
+    elif task.is_superseded:
+        ended = "The context went on with another message, in place of an answer to the question."
+        status["message"] = _message(task, [{"text": ended}])
     return shown
 
 
@@ -205,6 +238,13 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "".join(str(one.get("text", "")) for one in blocks)
 
 
+def answered(standing: Standing) -> Any:
+    """Return the answer that a message gives, without the id of the one interrupt that it names."""
+    payload = standing.message.payload
+    held = payload.get(RESUME, (payload.get(COMMAND) or {}).get("resume"))
+    return next(iter(held.values())) if is_by_name(held) and len(held) == 1 else held
+
+
 def _asked(task: DurableTask, standing: Standing) -> JsonObject | None:
     """Return the user's message of a run, None for a run that has none."""
     payload = standing.message.payload
@@ -219,7 +259,7 @@ def _asked(task: DurableTask, standing: Standing) -> JsonObject | None:
         if others := {name: value for name, value in given.items() if name != "messages"}:
             parts.append({"data": others})
     elif RESUME in payload or "resume" in command:
-        parts.append(_part(payload.get(RESUME, command.get("resume"))))
+        parts.append(_part(answered(standing)))
     if not parts:
         return None
     return {

@@ -52,8 +52,9 @@ from perdure.server.state import Caller
 _PAGE = 100
 _log = logging.getLogger("perdure.server")
 
-# It logs the beginning and the end of each exchange, at the level of information.
-logging.getLogger("mcp.server.streamable_http_manager").setLevel(logging.WARNING)
+# They log the beginning and the end of each exchange, at the level of information.
+for _name in ("mcp.server.streamable_http_manager", "mcp.server.streamable_http"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 class McpResponse(Response):

@@ -95,7 +95,8 @@ def test_a_break_is_noticed(broken: Break, monkeypatch: pytest.MonkeyPatch) -> N
     broken.apply(monkeypatch)
     for seed in range(TRIES):
         try:
-            outcome = simulate(seed, driver=broken.driver(MemoryDriver()))
+            driver, count = broken.driver(MemoryDriver()), 6 if broken.steers else 3
+            outcome = simulate(seed, driver=driver, steers=broken.steers, messages=count)
         except (AttributeError, NameError, TypeError):
             raise
         except Exception as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import inbox, runs
+from perdure.engine import inbox, runs, steering
 from perdure.model import messages, queue
 from perdure.runtime.worker import attempt
 from perdure.storage.memory import MemoryDriver
@@ -27,6 +27,7 @@ class Break:
     promise: str
     apply: Callable[[pytest.MonkeyPatch], None]
     driver: Callable[[MemoryDriver], Any] = lambda driver: driver
+    steers: bool = False
 
 
 def rewritten(owner: Any, name: str, old: str, new: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -84,5 +85,16 @@ BREAKS = [
         "no dedupe",
         "a message that is sent again is not accepted again",
         rewritten(inbox.Accept, "_attempt", "if message.dedupe:", "if False:"),
+    ),
+    Break(
+        "no binding",
+        "a message in the state of a steered run is the run's",
+        rewritten(
+            steering.Taking,
+            "ops",
+            "return lane.joined(upto).put(0), replace(run, last=upto).put()",
+            "return ()",
+        ),
+        steers=True,
     ),
 ]

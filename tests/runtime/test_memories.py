@@ -255,7 +255,9 @@ def test_the_last_turn_is_the_users_last_messages_and_what_followed() -> None:
         AIMessage("e"),
     ]
     assert [each.text for each in last_turn(messages)] == ["c", "d", "e"]
+    assert [each.text for each in last_turn(messages, is_steered=True)] == ["a", "b", "c", "d", "e"]
     assert last_turn(messages[:1]) == []
+    assert last_turn(messages[:1], is_steered=True) == []
 
 
 def test_the_running_summary_of_a_thread_reaches_the_users_next_thread() -> None:
@@ -514,3 +516,29 @@ def test_a_turn_that_cannot_be_extracted_costs_no_other_turn_and_leaves_no_text(
             assert "I am bad" not in repr(stored)
 
     asyncio.run(main())
+
+
+def test_the_turn_of_a_steered_run_has_all_that_the_user_wrote() -> None:
+    noting, under_way, gate = Noting(), asyncio.Event(), asyncio.Event()
+
+    async def think(state: MessagesState) -> dict[str, Any]:
+        under_way.set()
+        await gate.wait()
+        return {"messages": [AIMessage("Hm.")]}
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("Noted.")]}
+
+    steps = StateGraph(MessagesState).add_sequence([think, answer]).add_edge(START, "think").compile()
+
+    async def body(app: Runtime) -> None:
+        first = await app.accept("one", "I live in Lisbon", config=of("ada"))
+        await under_way.wait()
+        second = await app.accept("one", "I have a cat", config=of("ada"), strategy="steer")
+        gate.set()
+        assert (await app.wait(first)).last == (await app.wait(second)).last == 2
+        await settled(app, "ada", 1)
+
+    run(Agent(steps, memory=policy(extract=noting), steer_before=["answer"]), body)
+    assert [request.messages.splitlines()[0] for request in noting.requests] == ["User: I live in Lisbon"]
+    assert "User: I have a cat" in noting.requests[0].messages

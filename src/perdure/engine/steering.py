@@ -78,8 +78,8 @@ class Taking:
     has_written: bool = False
 
     def waiting(self) -> Program[tuple[Message, ...]]:
-        """Return the messages at the front of the inbox that the run may take; none that waits behind another
-        message.
+        """Return the messages at the front of the inbox that the run may take, all with one kind of payload;
+        none that waits behind another message.
 
         Raises:
             Fenced: another worker holds the run.
@@ -91,6 +91,8 @@ class Taking:
         front: list[Message] = []
         for message in read_each(self.partition, Message.read, found):
             if message.mode != STEER or not self.may_join(message):
+                break
+            if front and message.payload.keys() != front[0].payload.keys():
                 break
             front.append(message)
         return tuple(front)

@@ -23,6 +23,7 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine import checkpoints, copying, history, retention
 from perdure.engine import values as engine_values
@@ -416,10 +417,15 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
 
 def _taken_with(at: Address, plan: WritesPlan) -> Taking | None:
     """Return the messages that a run takes with a task's writes: if the task holds any, and these are its
-    result and not its error or interrupt."""
+    result and not its error or interrupt, with which it gives them back."""
     taking = None if at.thread is None or plan.namespace != ROOT else at.thread.taking
-    is_result = any(channel not in WRITES_IDX_MAP for channel, _ in plan.writes)
-    if taking is None or not is_result or taking.is_held_by_another(plan.task_id):
+    if taking is None or taking.is_held_by_another(plan.task_id):
         return None
-    taking.written(plan.task_id)
-    return taking
+    channels = {channel for channel, _ in plan.writes}
+    # An error that a handler takes over comes with further writes, which are no result either.
+    if not channels.isdisjoint((ERROR, INTERRUPT)):
+        taking.offer(plan.task_id, ())
+    elif not channels <= WRITES_IDX_MAP.keys():
+        taking.written(plan.task_id)
+        return taking
+    return None

@@ -244,7 +244,8 @@ def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
 
 def _together(first: Message, other: Message) -> bool:
     alike = (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
-    return alike and other.options == first.options
+    # A whole input and a single message make no common input.
+    return alike and other.options == first.options and other.payload.keys() == first.payload.keys()
 
 
 def error_note(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.conversation.summary import Summary
 from perdure.engine.runs import HeldRun
+from perdure.engine.steering import STEER
 from perdure.errors import PerdureError
 from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
@@ -151,7 +152,8 @@ class Memories:
         if before is None:
             self._emit("memory.not_handed_over", held)
             return ()
-        spoken = last_turn(_added(before, messages))
+        is_steered = any(each.mode == STEER for each in held.messages[1:])
+        spoken = last_turn(_added(before, messages), is_steered=is_steered)
         if not spoken:
             return ()
         message = spoken[0].id
@@ -236,13 +238,14 @@ def _added(before: Sequence[Any], messages: Sequence[BaseMessage]) -> list[BaseM
     ]
 
 
-def last_turn(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the user's last messages and the texts that follow them, without tools and system messages."""
-    end = next((n for n in reversed(range(len(messages))) if isinstance(messages[n], HumanMessage)), None)
-    if end is None:
+def last_turn(messages: Sequence[BaseMessage], *, is_steered: bool = False) -> list[BaseMessage]:
+    """Return the user's last messages and the texts that follow them, without tools and system messages. In a
+    run that was steered the turn begins with the user's first message."""
+    asked = [n for n, message in enumerate(messages) if isinstance(message, HumanMessage)]
+    if not asked:
         return []
-    start = end
-    while start and isinstance(messages[start - 1], HumanMessage):
+    start = asked[0] if is_steered else asked[-1]
+    while not is_steered and start and isinstance(messages[start - 1], HumanMessage):
         start -= 1
     kinds = (HumanMessage, AIMessage)
     return [each for each in messages[start:] if isinstance(each, kinds) and each.text.strip()]

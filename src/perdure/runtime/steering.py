@@ -15,27 +15,33 @@ crash therefore finds the same messages, and no message is seen twice.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
+from langgraph._internal._config import DEFAULT_RECURSION_LIMIT
 from langgraph.channels import DeltaChannel
 from langgraph.channels.base import BaseChannel
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
 from langgraph.config import get_config
 from langgraph.constants import START
+from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
+from langgraph.pregel._messages import ensure_message_ids
 from langgraph.runtime import RunControl
 from langgraph.types import StateSnapshot
 
 from perdure.conversation.calls import calls_of
+from perdure.conversation.compaction import compacted
+from perdure.conversation.hook import off_loop
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.runs import HeldRun
 from perdure.engine.steering import TakenBack, Taking
-from perdure.errors import NotAllowed
+from perdure.errors import NotAllowed, NoWindow
 from perdure.langgraph.loop_state import holding
 from perdure.model.messages import Message
 from perdure.runtime.agents import INPUT, MESSAGE, Agent, input_names
@@ -53,13 +59,15 @@ STEERING: ContextVar[Steering | None] = ContextVar("steering", default=None)
 
 class StepControl(RunControl):
     """Control that ends a run's loop before its next step while ``is_wanted``; never before the first step of
-    a call, as LangGraph keeps an answer to an interrupt in memory until then, and never within a subgraph."""
+    a call, as LangGraph keeps an answer to an interrupt in memory until then, never within a subgraph, and
+    not once it ``is_closed``."""
 
-    __slots__ = ("_in_call", "is_wanted", "steps")
+    __slots__ = ("_in_call", "is_closed", "is_wanted", "steps")
 
     def __init__(self) -> None:
         super().__init__()
         self.is_wanted = False
+        self.is_closed = False
         self.steps = 0
         self._in_call = 0
 
@@ -72,7 +80,7 @@ class StepControl(RunControl):
         # LangGraph asks once before each step of a graph, and of each of its subgraphs.
         if _task_config() is not None:
             return False
-        if self.is_wanted and self._in_call:
+        if self.is_wanted and self._in_call and not self.is_closed:
             return True
         self._in_call += 1
         self.steps += 1
@@ -108,14 +116,18 @@ class Steering:
 
     async def look(self) -> None:
         """Read whether a message waits that the run may take, and end the loop before its next step if so."""
-        if await self.database.arun(self.taking.waiting()):
+        takes_itself = self._agent.steer_before is None or len(self._agent.steer_before) > 0
+        if takes_itself and await self.database.arun(self.taking.waiting()):
             self.control.is_wanted = True
 
     def go_on(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:
-        """Return the config with which a graph goes on after a step: what is left of its recursion limit,
-        if it has one other than LangGraph's default."""
+        """Return the config with which a graph goes on after a step, with what is left of its recursion
+        limit."""
         limit = config.get("recursion_limit", (graph.config or {}).get("recursion_limit"))
-        return config if limit is None else {**config, "recursion_limit": max(1, limit - self.control.steps)}
+        left = (DEFAULT_RECURSION_LIMIT if limit is None else limit) - self.control.steps
+        # A call allows one step even if none is left, and LangGraph raises its error only before another one.
+        self.control.is_closed = left <= 1
+        return {**config, "recursion_limit": max(1, left)}
 
     async def between_steps(
         self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun
@@ -147,8 +159,8 @@ class Steering:
             # An earlier attempt took messages here.
             control.is_wanted = True
             return 0
-        update = updates(graph, self._agent.to_input(waiting), found)
-        if update is None:
+        update = updates(graph, self._input(waiting), found)
+        if update is None or await self._exceeds(state, dict(update)):
             return 0
         taking.offer(_NULL_TASK, waiting)
         configurable = holding(found.config.get("configurable", {}), held.epoch, taking=taking)
@@ -160,6 +172,20 @@ class Steering:
             return 0
         control.is_wanted = len(waiting) == taking.most
         return len(waiting)
+
+    async def _exceeds(self, state: StateSnapshot, update: Mapping[str, Any]) -> bool:
+        """Return True if an update does not fit the conversation's limit beside the messages of a state. The
+        messages are a run of their own then, whose input is cut to the limit."""
+        conversation = self._agent.conversation
+        if conversation is None or conversation.key not in update:
+            return False
+        held: Any = state.values.get(conversation.key) or []
+        whole: Any = add_messages(held, update[conversation.key])
+        try:
+            changed = await off_loop(conversation, compacted, conversation, whole)
+        except NoWindow:
+            return True
+        return changed is not None and changed.left_out > 0
 
     def for_node(self, config: RunnableConfig) -> str:
         """Return the id of the current task, which may take messages.
@@ -194,9 +220,20 @@ class Steering:
         came = waiting[len(before) :]
         if not came or taking.is_held_by_another(task_id):
             return {}
+        update = self._input(came)
+        if not isinstance(update, Mapping):
+            return {}
         taking.offer(task_id, (*before, *came))
-        update: Mapping[str, Any] = self._agent.to_input(came)
         return update
+
+    def _input(self, messages: Sequence[Message]) -> Any:
+        """Return the input that messages make, ``None`` if they make none: they become a run of their own
+        then, which says so, and the open run is not at fault."""
+        try:
+            return self._agent.to_input(messages)
+        except Exception:
+            # The function is the application's, and may raise anything.
+            return None
 
 
 async def steered() -> Mapping[str, Any]:
@@ -286,17 +323,32 @@ def updates(
     if not isinstance(given, Mapping) or not given or not set(given) <= _names(graph):
         return None
     values = found.checkpoint["channel_values"]
-    for name, value in given.items():
-        channel = graph.channels[name]
-        if isinstance(channel, DeltaChannel) or not isinstance(channel, BaseChannel):
-            continue
-        present = channel.from_checkpoint(values[name]) if name in values else channel.copy()
-        try:
+    writes: list[tuple[str, Any]] = list(given.items())
+    try:
+        ensure_message_ids(graph.channels, writes)
+        for place, (name, value) in enumerate(writes):
+            channel = graph.channels[name]
+            if isinstance(channel, DeltaChannel) or not isinstance(channel, BaseChannel):
+                continue
+            present = channel.from_checkpoint(values[name]) if name in values else channel.copy()
             present.update([value])
-        except Exception:
-            # The reducer is the application's, and may raise anything; the message's own run shows the error.
-            return None
-    return list(given.items())
+            if _holds_messages(present):
+                writes[place] = name, _with_ids(value)
+    except Exception:
+        # The reducer is the application's, and may raise anything; the message's own run shows the error.
+        return None
+    return writes
+
+
+def _holds_messages(channel: BaseChannel[Any, Any, Any]) -> bool:
+    held = channel.get() if channel.is_available() else None
+    return isinstance(held, list) and bool(held) and all(isinstance(one, BaseMessage) for one in held)
+
+
+def _with_ids(value: Any) -> Any:
+    """Return messages with ids, as the stored writes are applied anew at each load until the next step."""
+    messages = convert_to_messages(value if isinstance(value, list) else [value])
+    return [one if one.id else one.model_copy(update={"id": str(uuid.uuid4())}) for one in messages]
 
 
 def _names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:

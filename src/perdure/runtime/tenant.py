@@ -96,8 +96,8 @@ class TenantRuntime:
             channel: The channel for replies; empty for none.
             debounce: Seconds to wait for more messages.
             max_wait: Maximum seconds of that wait.
-            strategy: The treatment of an open run: wait, reject the message, or end the run with or without
-                rollback.
+            strategy: The treatment of an open run: wait, reject the message, end the run with or without
+                rollback, or steer it: be taken up at its next step.
             coalesce: True to join messages that wait on the thread into one run, in order.
             config: LangGraph's config.
             options: Further options of the run.

@@ -15,6 +15,7 @@ from perdure.database.asynchronous import Database
 from perdure.engine import events, queue_retention, runs
 from perdure.engine.events import Event
 from perdure.engine.runs import Claim, Ending, Followed, HeldRun, Unserved
+from perdure.engine.steering import TakenBack
 from perdure.errors import (
     CannotTakeBack,
     Corrupt,
@@ -61,7 +62,9 @@ HEED_S = 5.0
 DELETED = "deleted"
 """Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
 
-_OTHER_VERSION = (SchemaTooNew, ThreadPinned)
+_NO_FAULT = (SchemaTooNew, ThreadPinned, TakenBack)
+"""Errors of attempts that do not count: in a rolling deploy a worker of the other version goes on, and a user
+may withdraw a message while a node holds it."""
 _HOPELESS = (NotAllowed, NoWindow, OtherGraph, Unreadable, Unserialisable, TooLarge)
 
 
@@ -380,13 +383,12 @@ class Runner:
         if asked is not None and not isinstance(error, Unavailable):
             # An unavailable database is not the graph's fault: its run is retried, as after a crash.
             most = min(asked, most)
-        is_for_another = isinstance(error, _OTHER_VERSION)
-        if not is_for_another and (held.run.attempts >= most or isinstance(error, _HOPELESS)):
+        is_no_fault = isinstance(error, _NO_FAULT)
+        if not is_no_fault and (held.run.attempts >= most or isinstance(error, _HOPELESS)):
             return await self._given_up(held, reason, type(error).__name__)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread())
-        # In a rolling deploy a worker of the other version goes on: the attempt does not count.
-        put_off = runs.put_off(held, until, {"error": reason}, now, counts=not is_for_another)
+        put_off = runs.put_off(held, until, {"error": reason}, now, counts=not is_no_fault)
         after = await self._database.arun(put_off)
         self._dispatch.schedule(held.partition, after.lane, now)
         return False

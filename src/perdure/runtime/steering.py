@@ -116,8 +116,9 @@ class Steering:
 
     async def look(self) -> None:
         """Read whether a message waits that the run may take, and end the loop before its next step if so."""
-        takes_itself = self._agent.steer_before is None or len(self._agent.steer_before) > 0
-        if takes_itself and await self.database.arun(self.taking.waiting()):
+        if self._agent.steer_before is not None and not self._agent.steer_before:
+            return
+        if await self.database.arun(self.taking.waiting()):
             self.control.is_wanted = True
 
     def go_on(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:

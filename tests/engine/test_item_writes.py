@@ -50,6 +50,10 @@ def test_items_are_written_together_if_nothing_was_changed(store: PerdureStore) 
     assert [item.key for item in store.search(AT, query="two")] == ["x"]
     assert store.put_if_unchanged([put("x", None)], {"x": two, "y": None})
     assert store.search(AT, query="two") == []
+    # Nothing is left to be written, and what was read counts all the same.
+    assert store.put_if_unchanged([put("x", None)], {"x": None, "y": None})
+    store.put(AT, "y", one)
+    assert not store.put_if_unchanged([put("x", None)], {"x": None, "y": None})
 
 
 @pytest.mark.parametrize("change", ["written", "absent", "removed", "unwritten"])
@@ -114,8 +118,9 @@ def test_what_one_commit_cannot_hold_is_refused() -> None:
             store.put_if_unchanged([put("x", {}), PutOp(("c",), "x", {})], {})
         with pytest.raises(ValueError, match="one namespace"):
             store.put_if_unchanged([], {})
-        with pytest.raises(ValueError, match="'x' is put 2 times"):
-            store.put_if_unchanged([put("x", {"n": 1}), put("x", {"n": 2})], {})
+        for key in ("x", ""):
+            with pytest.raises(ValueError, match=f"'{key}' is put 2 times"):
+                store.put_if_unchanged([put(key, {"n": 1}), put(key, {"n": 2})], {})
         assert store.search(()) == []
 
 

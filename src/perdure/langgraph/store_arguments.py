@@ -35,8 +35,9 @@ def together(puts: Sequence[PutOp], *, has_index: bool) -> list[Op]:
     if len({tuple(op.namespace) for op in puts}) != 1:
         raise ValueError("items are put together in one namespace; name at least one, and no other namespace")
     counts = Counter(op.key for op in puts)
-    if twice := next((key for key, count in counts.items() if count > 1), None):
-        raise ValueError(f"the item {twice!r} is put {counts[twice]} times; put it once")
+    for key, count in counts.items():
+        if count > 1:
+            raise ValueError(f"the item {key!r} is put {count} times; put it once")
     return ops
 
 

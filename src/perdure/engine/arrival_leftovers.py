@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from perdure.engine import transfer_claim
 from perdure.engine.paging import read_all
-from perdure.engine.retention import batches
-from perdure.engine.transact import Budget
+from perdure.engine.transact import Budget, batches
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, CHUNK, HEAD, SEAL, TAG, WRITE, Partition

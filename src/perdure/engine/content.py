@@ -14,9 +14,8 @@ from typing import Any
 
 import ormsgpack
 
-from perdure.engine import retention
 from perdure.engine.paging import read_all
-from perdure.engine.retention import Contents
+from perdure.engine.thread_contents import Contents, read
 from perdure.engine.threads import HeadView
 from perdure.engine.values import MissingChunk, fetch_chunks
 from perdure.errors import Contention
@@ -115,7 +114,7 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
         MissingChunk: a thread at rest lacks a chunk.
     """
     before = yield from pulse(partition)
-    contents = yield from retention.read(partition)
+    contents = yield from read(partition)
     (documents,) = yield from read_all(partition, Range(DOCUMENT))
     reading = ThreadContent(before, contents, Graft(source, target), tuple(documents))
     pending = list(dict.fromkeys(references(contents)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from perdure.engine import arrival_leftovers, transfer_claim
-from perdure.engine.retention import Contents, batches, read, read_heads, references
+from perdure.engine.thread_contents import Contents, read, read_heads, references
 from perdure.engine.threads import load_view, missing_head
-from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts
+from perdure.engine.transact import ATTEMPTS, Budget, batches, chunk_puts
 from perdure.engine.values import MissingChunk, fetch_chunks, reachable
 from perdure.errors import Conflict, Contention
 from perdure.model.chunks import Digester

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perdure.engine.retention import batches
-from perdure.engine.transact import Budget
+from perdure.engine.transact import Budget, batches
 from perdure.errors import Contention
 from perdure.model.items import LAST, is_over, labels_of
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Put

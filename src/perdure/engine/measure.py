@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from perdure.engine import retention
 from perdure.engine.content import ATTEMPTS, Pace, pulse
-from perdure.engine.retention import Contents
+from perdure.engine.thread_contents import Contents, read
 from perdure.engine.values import MissingChunk, fetch_chunks, reachable
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord
@@ -56,7 +55,7 @@ def measure(partition: Partition, digest: Digester) -> Program[Measure]:
     """
     for _ in range(ATTEMPTS):
         before = yield from pulse(partition)
-        contents = yield from retention.read(partition)
+        contents = yield from read(partition)
         try:
             return (yield from _measure(partition, contents, digest))
         except MissingChunk:

@@ -1,28 +1,26 @@
-"""Removal of threads, runs, checkpoints by rule, and chunks that nothing needs any more.
+"""Removal of threads, runs, and checkpoints by rule.
 
 The root goes first: one commit removes checkpoints and raises the thread's collection generation, so that
-every write planned before it is planned again. Chunks are deleted after that: those of an older generation
-that no remaining checkpoint or write reaches, each on condition that its generation is unchanged.
+every write planned before it is planned again. Chunks that nothing needs any more are collected after that.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from perdure.engine import transfer_claim
+from perdure.engine.chunk_collection import collect
 from perdure.engine.history import delta_history
-from perdure.engine.paging import read_all
 from perdure.engine.removal_of_writes import Held, unneeded_writes
 from perdure.engine.retention_parts import parts, too_large
-from perdure.engine.threads import HeadView, View, guards, load_view
+from perdure.engine.thread_contents import Contents, read
+from perdure.engine.threads import guards
 from perdure.engine.transact import ATTEMPTS, Budget
-from perdure.engine.values import reachable
 from perdure.errors import CannotTakeBack, Contention
 from perdure.model.arguments import refuse_text
-from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT, belongs
 from perdure.model.ops import (
@@ -43,7 +41,6 @@ from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT
 from perdure.model.records import (
     CHECKPOINT,
-    CHUNK,
     DOCUMENT,
     EPOCH,
     GC,
@@ -51,17 +48,14 @@ from perdure.model.records import (
     LANE,
     OF_THREAD,
     SEAL,
-    TAG,
     THREADS,
     WRITE,
     Key,
     Partition,
-    Record,
 )
 from perdure.model.retention import (
     Name,
     Plan,
-    bases_of_run,
     by_namespace,
     head_before,
     keep_newest,
@@ -93,31 +87,6 @@ class Keep:
         if strategy == "delete":
             return cls(0)
         raise ValueError(f"the strategy {strategy!r} is unknown; use 'keep_latest', 'delete', or keep_last=N")
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """A thread's records as they were read, without its chunks."""
-
-    view: View
-    heads: dict[str, HeadView]
-    tags: tuple[Record, ...]
-    checkpoints: list[CheckpointRecord]
-    writes: list[PendingWrite]
-
-    @property
-    def tagged(self) -> set[Name]:
-        return {(t.fields["namespace"], t.fields["checkpoint_id"]) for t in self.tags}
-
-    @property
-    def latest(self) -> dict[str, str]:
-        """Head checkpoint id of each namespace."""
-        return {namespace: head.checkpoint_id for namespace, head in self.heads.items()}
-
-    @property
-    def bases(self) -> set[Name]:
-        """Checkpoints that a rollback of the open run returns to: kept by every removal, like tagged ones."""
-        return bases_of_run(self.checkpoints, self.latest, self.view.open_run)
 
 
 def all_threads(tenant: str | None) -> Program[list[Partition]]:
@@ -446,103 +415,3 @@ def _moved_heads(
                 )
             )
     return out
-
-
-def collect(partition: Partition, generation: int, digest: Digester, budget: Budget) -> Program[int]:
-    """Delete the unreachable chunks of older generations; return their count.
-
-    Call it only after the commit that raised the generation: a later write either stores a chunk under the
-    new generation or refers to one that is still reachable. Chunks are deleted only in the generation in
-    which the thread was read. If that has passed, the thread is read again: the database may have come back
-    older than it was, and need again what was removed.
-    """
-    deleted, is_over = 0, False
-    for _ in range(ATTEMPTS):
-        contents = yield from read(partition)
-        generation = contents.view.generation if is_over else generation
-        count, is_over = yield from _delete_unreached(partition, contents, generation, digest, budget)
-        deleted += count
-        if not is_over:
-            return deleted
-    raise Contention(f"thread {partition.thread!r} is pruned all the time; prune it later")
-
-
-def _delete_unreached(
-    partition: Partition, contents: Contents, generation: int, digest: Digester, budget: Budget
-) -> Program[tuple[int, bool]]:
-    """Delete the chunks that a thread as it was read does not reach; return their count, and true if the
-    generation has passed."""
-    needed = yield from reachable(partition, references(contents), digest)
-    doomed: list[Op] = []
-    after: Key | None = None
-    while True:
-        (records,) = yield from ask(Fetch(partition, (Range(CHUNK, after=after, limit=_PAGE, bodies=False),)))
-        for record in records:
-            age = record.fields["generation"]
-            if age < generation and record.key[0] not in needed:
-                doomed.append(Delete(CHUNK, record.key, unchanged={"generation": age}))
-        if len(records) < _PAGE:
-            break
-        after = records[-1].key
-    guard = Check(GC, (), generation or Expect.ABSENT)
-    deleted = 0
-    for batch in batches(doomed, budget, reserve=1):
-        ops = list(batch)
-        while ops:
-            outcome = yield from ask(Commit(partition, (guard, *ops)))
-            if isinstance(outcome, Committed):
-                deleted += len(ops)
-                break
-            if outcome.kind is GC:
-                return deleted, True
-            ops = [op for op in ops if op.key != outcome.key]
-    return deleted, False
-
-
-def references(contents: Contents) -> Iterator[bytes]:
-    for checkpoint in contents.checkpoints:
-        yield from checkpoint.references()
-    for write in contents.writes:
-        yield write.ref
-
-
-def read(partition: Partition) -> Program[Contents]:
-    """Read a thread without its chunks; the parts may differ in time if it is written to meanwhile."""
-    view = yield from load_view(partition, "")
-    heads, tags, checkpoints, writes = yield from read_all(
-        partition, Range(HEAD), Range(TAG), Range(CHECKPOINT), Range(WRITE)
-    )
-    return Contents(
-        view,
-        _head_views(heads),
-        tuple(tags),
-        [CheckpointRecord.read(r) for r in checkpoints],
-        [PendingWrite.read(r) for r in writes],
-    )
-
-
-def read_heads(partition: Partition) -> Program[dict[str, HeadView]]:
-    (heads,) = yield from read_all(partition, Range(HEAD))
-    return _head_views(heads)
-
-
-def _head_views(heads: Iterable[Record]) -> dict[str, HeadView]:
-    return {r.key[0]: HeadView(r.version, r.fields["checkpoint_id"], r.fields["seq"]) for r in heads}
-
-
-S = TypeVar("S")
-
-
-def batches(ops: Iterable[S], budget: Budget, *, reserve: int = 0) -> Iterator[list[S]]:
-    """Split operations into commits that leave room for ``reserve`` further operations each."""
-    batch: list[S] = []
-    held = 0
-    for op in ops:
-        size = len(getattr(op, "body", None) or b"")
-        if batch and (held + size > budget.bytes or len(batch) >= max(1, budget.ops - reserve)):
-            yield batch
-            batch, held = [], 0
-        batch.append(op)
-        held += size
-    if batch:
-        yield batch

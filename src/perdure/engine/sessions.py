@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from perdure.engine.retention import batches
-from perdure.engine.transact import Budget
+from perdure.engine.transact import Budget, batches
 from perdure.errors import Corrupt, TooLarge, Unserialisable
 from perdure.model.items import LAST, expiry, is_over
 from perdure.model.messages import MESSAGE_MAX, decode_object, dedupe_digest

@@ -12,7 +12,7 @@ from typing import Any
 
 from perdure.engine import documents, retention
 from perdure.engine.expiry import ThreadAtRest, read_at_rest, remove_expired
-from perdure.engine.retention import Contents
+from perdure.engine.thread_contents import Contents, read
 from perdure.engine.threads import missing_head
 from perdure.engine.transact import Budget
 from perdure.engine.unfinished import is_arriving, is_unfinished, remove_unfinished
@@ -334,7 +334,7 @@ def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]
 
 
 def _prune(partition: Partition, policy: Retention, terms: SweepTerms, now: int) -> Program[Swept]:
-    contents = yield from retention.read(partition)
+    contents = yield from read(partition)
 
     def rule(roots: list[CheckpointRecord]) -> set[str]:
         return policy.kept(roots, now)

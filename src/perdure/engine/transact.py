@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ ATTEMPTS = 64
 
 V = TypeVar("V")
 A = TypeVar("A")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +116,18 @@ def retrying(
     raise Contention(
         f"thread {partition.thread!r}: {ATTEMPTS} attempts to write lost to other writers; try again"
     )
+
+
+def batches(ops: Iterable[S], budget: Budget, *, reserve: int = 0) -> Iterator[list[S]]:
+    """Split operations into commits that leave room for ``reserve`` further operations each."""
+    batch: list[S] = []
+    held = 0
+    for op in ops:
+        size = len(getattr(op, "body", None) or b"")
+        if batch and (held + size > budget.bytes or len(batch) >= max(1, budget.ops - reserve)):
+            yield batch
+            batch, held = [], 0
+        batch.append(op)
+        held += size
+    if batch:
+        yield batch

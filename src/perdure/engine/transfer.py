@@ -19,11 +19,12 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from perdure.engine import content, transfer_claim
+from perdure.engine.chunk_collection import collect
 from perdure.engine.content import Digest, Report, ThreadContent
 from perdure.engine.paging import read_all
-from perdure.engine.retention import Contents, batches, collect
+from perdure.engine.thread_contents import Contents
 from perdure.engine.threads import HeadView, View, guards, load_view
-from perdure.engine.transact import Budget, chunk_puts
+from perdure.engine.transact import Budget, batches, chunk_puts
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
 from perdure.model.chunks import Digester
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Put, Range, Stage

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from langgraph.types import StateSnapshot
 
 from perdure.conversation import Conversation
 from perdure.model.messages import Message
@@ -167,3 +168,26 @@ def test_what_exceeds_the_conversations_limit_is_a_run_of_its_own(memory: Storag
         assert not any("one one" in text for text in texts), "its input was cut to the limit"
 
     go(main())
+
+
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+}
+RESULT = {"role": "tool", "content": "found", "tool_call_id": "c"}
+
+
+@pytest.mark.parametrize(
+    ("held", "fits"),
+    [
+        ([CALL], False),
+        ([CALL, RESULT], True),
+        ([CALL, RESULT, {"role": "assistant", "content": "done"}], False),
+        ([{"role": "user", "content": "one"}], True),
+        ([{"title": "no message"}, 3], True),
+    ],
+)
+def test_messages_that_are_plain_data_are_read_too(held: list[Any], fits: bool) -> None:
+    state = StateSnapshot({"messages": held}, ("model",), {}, None, None, None, (), ())
+    assert steering.is_open(state, Agent(Tools().graph)) is fits

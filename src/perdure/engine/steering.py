@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from perdure.engine.paging import PAGE
 from perdure.engine.reading import read_each, read_one
 from perdure.errors import Conflict, Corrupt, Fenced
-from perdure.model.messages import Message, Run
+from perdure.model.messages import Message, Run, are_alike
 from perdure.model.ops import Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Lane
@@ -92,7 +92,7 @@ class Taking:
         for message in read_each(self.partition, Message.read, found):
             if message.mode != STEER or not self.may_join(message):
                 break
-            if front and message.payload.keys() != front[0].payload.keys():
+            if front and not are_alike(front[0], message):
                 break
             front.append(message)
         return tuple(front)

@@ -245,7 +245,13 @@ def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
 def _together(first: Message, other: Message) -> bool:
     alike = (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
     # A whole input and a single message make no common input.
-    return alike and other.options == first.options and other.payload.keys() == first.payload.keys()
+    return alike and other.options == first.options and are_alike(first, other)
+
+
+def are_alike(first: Message, other: Message) -> bool:
+    """Return True if the payloads of two messages are of one kind: mappings with the same keys, or none."""
+    mine, its = (set(one.payload) if isinstance(one.payload, Mapping) else None for one in (first, other))
+    return mine == its
 
 
 def error_note(error: BaseException) -> str:

@@ -296,12 +296,21 @@ def is_open(state: StateSnapshot, agent: Agent) -> bool:
         return False
     key = "messages" if agent.conversation is None else agent.conversation.key
     held = state.values.get(key) if isinstance(state.values, Mapping) else None
-    messages = [one for one in held if isinstance(one, BaseMessage)] if isinstance(held, Sequence) else []
+    messages = _read(held) if isinstance(held, list) else []
     if _has_open_calls(messages):
         return False
     if agent.steer_before is not None:
         return not set(state.next).isdisjoint(agent.steer_before)
     return not messages or not isinstance(messages[-1], AIMessage)
+
+
+def _read(held: list[Any]) -> list[BaseMessage]:
+    """Return a state's messages, also of a graph that keeps them as plain data; only the messages among other
+    values."""
+    try:
+        return convert_to_messages(held)
+    except (ValueError, TypeError, KeyError, NotImplementedError):
+        return [one for one in held if isinstance(one, BaseMessage)]
 
 
 def _has_open_calls(messages: Sequence[BaseMessage]) -> bool:

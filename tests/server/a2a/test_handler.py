@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from a2a.types import a2a_pb2 as types
 from a2a.utils.errors import (
@@ -23,6 +24,7 @@ from a2a.utils.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
+from fastapi import FastAPI
 from google.protobuf.json_format import MessageToDict
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -30,7 +32,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
+from perdure.server import checkpoint_lifespan, perdure_app
 from perdure.server.config import Http
+from perdure.server.hosting.embedding import perdure_router
 from tests.backends import EMPTY
 from tests.server.hosting import owners, run, serving, tenants
 from tests.server.talking import reassembled, said, talking, text_of
@@ -310,6 +314,42 @@ async def test_a_missing_context_is_refused_where_one_is_needed() -> None:
             await talk.task("hello")
         assert await (await served.client()).threads.count() == 0
         assert text_of(await talk.task("hello", context="c1")) == "echo hello"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["mounted", "included", "behind a proxy"])
+@run
+async def test_an_agent_within_an_application_has_its_prefix_and_its_settings(way: str) -> None:
+    http = Http(a2a_needs_context=True)
+    app = FastAPI(lifespan=checkpoint_lifespan("memory://", graphs=graphs(), serve=True))
+    if way == "included":
+        app.include_router(perdure_router(http), prefix="/agents")
+    else:
+        app.mount("/agents" if way == "mounted" else "", perdure_app(app, http))
+    root = "/agents" if way == "behind a proxy" else ""
+
+    async def proxied(scope: Any, receive: Any, send: Any) -> None:
+        # As uvicorn passes on the path that a proxy has removed.
+        path, raw = root + scope["path"], root.encode() + scope["raw_path"]
+        await app({**scope, "root_path": root, "path": path, "raw_path": raw}, receive, send)
+
+    base = "https://company.example" + ("" if root else "/agents")
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(proxied), base_url=base) as client,
+    ):
+        card = (await client.get("/.well-known/agent-card.json?assistant_id=chat")).json()
+        for one in card["supportedInterfaces"]:
+            assert one["url"].startswith("https://company.example/agents/a2a/")
+        path = card["supportedInterfaces"][0]["url"].removeprefix("https://company.example/agents")
+        message: dict[str, Any] = {"messageId": "1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+        version = {"A2A-Version": "1.0"}
+        refused = (await client.post(path, json=body, headers=version)).json()
+        assert "contextId is missing" in refused["error"]["message"]
+        message["contextId"] = "c1"
+        answer = (await client.post(path, json=body, headers=version)).json()
+        assert text_of(answer["result"]["task"]) == "echo hello"
 
 
 @pytest.mark.slow

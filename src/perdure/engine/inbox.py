@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from perdure.engine import steering
+from perdure.engine.decoding import read_each, read_one
 from perdure.engine.documents import Document
 from perdure.engine.paging import PAGE
 from perdure.engine.preconditions import Precondition, check_precondition
-from perdure.engine.reading import read_each, read_one
 from perdure.engine.transact import ATTEMPTS, retrying
 from perdure.errors import Corrupt, NotFound, NotWaiting, QueueFull, RunInProgress
 from perdure.model.messages import (

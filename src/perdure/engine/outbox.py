@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from perdure.engine.reading import read_each, read_one
+from perdure.engine.decoding import read_each, read_one
 from perdure.engine.runs import Unserved
 from perdure.engine.transact import retrying
 from perdure.errors import Conflict, Corrupt, Fenced, NotFound

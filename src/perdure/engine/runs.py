@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from perdure.engine import followers
-from perdure.engine.reading import read_each, read_one
+from perdure.engine.decoding import read_each, read_one
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, Fenced, TooLarge
 from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch

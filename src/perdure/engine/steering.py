@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from perdure.engine.decoding import read_each, read_one
 from perdure.engine.paging import PAGE
-from perdure.engine.reading import read_each, read_one
 from perdure.errors import Conflict, Corrupt, Fenced
 from perdure.model.messages import Message, Run, are_alike
 from perdure.model.ops import Fetch, Get, Op, Range

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.engine import inbox, outbox
-from perdure.engine.reading import read_each
+from perdure.engine.decoding import read_each
 from perdure.engine.scheduled import waiting
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import run_shown, shown

@@ -1,6 +1,6 @@
 """Crons over HTTP, driven by LangGraph's own client: what they start, for whom, and what is refused.
 
-Covers perdure.server.passing_threads.
+Covers perdure.server.temporary_threads.
 """
 
 from __future__ import annotations

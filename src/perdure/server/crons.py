@@ -18,10 +18,10 @@ from perdure.runtime.worker.cron_service import Fired, Firing
 from perdure.server.assistants import NONE_TO_RUN
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.cron_schedules import Schedule
-from perdure.server.passing_threads import removed_after
 from perdure.server.requests import NewRun
 from perdure.server.run_creation import IDEMPOTENCY_KEY, AcceptedRun, submit
 from perdure.server.state import Caller, ServerState
+from perdure.server.temporary_threads import removed_after
 
 Completion = Literal["delete", "keep"]
 

@@ -57,10 +57,10 @@ from perdure.server.a2a.tasks import (
 from perdure.server.assistants import Assistant
 from perdure.server.auth.identity import Refusal
 from perdure.server.outbound_policy import Unreachable
-from perdure.server.passing_threads import ended
 from perdure.server.requests import NewRun
 from perdure.server.run_creation import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK, submit
 from perdure.server.state import Caller
+from perdure.server.temporary_threads import ended
 from perdure.server.thread_ids import thread_id_of
 
 _MODES: tuple[StreamMode, ...] = ("messages-tuple",)

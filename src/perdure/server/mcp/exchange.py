@@ -43,11 +43,11 @@ from perdure.server import error_handlers, responses
 from perdure.server.auth.claims import with_verified
 from perdure.server.auth.identity import Refusal
 from perdure.server.mcp.tools import assistant_of, input_of, tool_names, visible
-from perdure.server.passing_threads import ended, removed, removed_after
 from perdure.server.requests import NewRun
 from perdure.server.run_creation import AcceptedRun, submit
 from perdure.server.run_values import values_of
 from perdure.server.state import Caller
+from perdure.server.temporary_threads import ended, removed, removed_after
 
 _PAGE = 100
 _log = logging.getLogger("perdure.server")

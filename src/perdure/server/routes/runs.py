@@ -22,12 +22,12 @@ from perdure.runtime.options import StreamMode
 from perdure.server import responses, streams, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
-from perdure.server.passing_threads import ended, removed, removed_after
 from perdure.server.requests import RUN_MODES, Body, NewRun, Page
 from perdure.server.responses import Json
 from perdure.server.run_creation import AcceptedRun, submit
 from perdure.server.snapshots import config_of, snapshot
 from perdure.server.state import Caller, CallerNow, ThreadId
+from perdure.server.temporary_threads import ended, removed, removed_after
 from perdure.server.thread_ids import NAMES
 
 router = APIRouter(tags=["runs"])

@@ -26,7 +26,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field
 from perdure.server.auth.claims import verified_names, with_verified, without_claims
 from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import User
-from perdure.server.headers import Headers
+from perdure.server.configurable_headers import Headers
 from perdure.storage.memory import MemoryDriver
 from tests.server.hosting import Served, run, serving
 

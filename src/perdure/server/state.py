@@ -31,7 +31,7 @@ from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_ass
 from perdure.server.auth.filters import Filter, matches
 from perdure.server.auth.identity import Gate, Refusal, User
 from perdure.server.config import RequestLimits
-from perdure.server.headers import NO_HEADERS, Headers
+from perdure.server.configurable_headers import NO_HEADERS, Headers
 from perdure.server.limits import Throttle
 from perdure.server.outbound_policy import OutboundPolicy
 

@@ -32,8 +32,8 @@ from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Config
+from perdure.server.configurable_headers import NO_HEADERS, Headers
 from perdure.server.crons import CronStarter
-from perdure.server.headers import NO_HEADERS, Headers
 from perdure.server.hosting.loopback import DEFER
 from perdure.server.hosting.thread_expiry import Sweeper
 from perdure.server.state import ServerState

@@ -24,7 +24,7 @@ from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import error_handlers, requests, streams
 from perdure.server import responses as shapes
 from perdure.server.auth.identity import Refusal
-from perdure.server.checkpoints import NoCheckpoint
+from perdure.server.checkpoint_references import NoCheckpoint
 from perdure.server.requests import NewRun, Ref
 from perdure.server.run_creation import submit
 from perdure.server.snapshots import config_of, graph_id_of, snapshot

@@ -26,7 +26,7 @@ from perdure.server.auth.claims import (
     without_claims,
 )
 from perdure.server.auth.identity import Refusal, User, require_stamp
-from perdure.server.checkpoints import require_start, start_of
+from perdure.server.checkpoint_references import require_start, start_of
 from perdure.server.graph_owners import has_run, keeps_apart, require_own
 from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun, Ref

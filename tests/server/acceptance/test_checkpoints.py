@@ -1,6 +1,6 @@
 """A checkpoint that a request names has to be there: otherwise nothing is accepted, and nothing changes.
 
-Covers perdure.server.checkpoints.
+Covers perdure.server.checkpoint_references.
 """
 
 from __future__ import annotations

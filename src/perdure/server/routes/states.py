@@ -12,7 +12,7 @@ from perdure.errors import RunInProgress
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
-from perdure.server.checkpoints import NoCheckpoint, require
+from perdure.server.checkpoint_references import NoCheckpoint, require
 from perdure.server.responses import Json
 from perdure.server.snapshots import config_of, graph_id_of, snapshot
 from perdure.server.state import CallerNow, ThreadId

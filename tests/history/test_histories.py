@@ -21,7 +21,7 @@ from perdure.database.opening import open_database
 from perdure.engine.transfer import State
 from perdure.errors import Conflict, Contention, Unserialisable
 from perdure.history.histories import Histories, NewTurn, SessionHistory, SyncHistories, TaskBudget
-from perdure.history.neutral import to_langchain
+from perdure.history.neutral_messages import to_langchain
 from perdure.model.records import SESSIONS
 from perdure.storage.dynamodb.driver import DynamoDriver
 from perdure.storage.port import Driver

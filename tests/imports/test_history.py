@@ -15,7 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.errors import BadUrl, NotAllowed, NotFound
-from perdure.history.neutral import to_neutral
+from perdure.history.neutral_messages import to_neutral
 from perdure.imports.history import HistorySource, read_history
 from tests.imports import parity, threads
 

@@ -19,7 +19,7 @@ from perdure.engine import items, sessions
 from perdure.engine.sessions import Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, Contention
-from perdure.history.neutral import NeutralMessage, to_neutral
+from perdure.history.neutral_messages import NeutralMessage, to_neutral
 from perdure.model.program import Program
 from perdure.model.records import SESSIONS, Partition
 from perdure.storage.port import Driver, arun, run

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import BaseMessage
 
-from perdure.history.neutral import NeutralMessage, to_langchain, to_neutral
+from perdure.history.neutral_messages import NeutralMessage, to_langchain, to_neutral
 
 Summarise = Callable[[Sequence[NeutralMessage]], Mapping[str, Any] | None]
 """Function from messages that follow each other to the one that replaces them, ``None`` for no message."""

@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from perdure.database.base import handle_of
 from perdure.engine import checkpoints, values
 from perdure.errors import BadUrl, NotAllowed, NotFound, Unserialisable
-from perdure.history.neutral import NeutralMessage, to_langchain, to_neutral
+from perdure.history.neutral_messages import NeutralMessage, to_langchain, to_neutral
 from perdure.imports.expected import as_tuple
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import (
@@ -66,7 +66,7 @@ def read_history(
         if channel in record.deltas:
             raise NotAllowed(
                 f"thread {thread!r}: {channel!r} is a DeltaChannel, whose reducer only your program has; "
-                "call graph.get_state and perdure.history.neutral.to_neutral there"
+                "call graph.get_state and perdure.history.neutral_messages.to_neutral there"
             )
         raise NotFound(f"thread {thread!r} has no channel {channel!r}; it has {', '.join(record.refs)}")
     trees, _ = handle.run(values.resolve(partition, {channel: ref}, handle.digest))

@@ -21,7 +21,7 @@ from langchain_core.messages import (
 )
 
 from perdure.errors import Unserialisable
-from perdure.history.neutral import neutral, to_langchain, to_neutral
+from perdure.history.neutral_messages import neutral, to_langchain, to_neutral
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 JSON = st.recursive(

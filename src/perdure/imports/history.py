@@ -66,7 +66,7 @@ def read_history(
         if channel in record.deltas:
             raise NotAllowed(
                 f"thread {thread!r}: {channel!r} is a DeltaChannel, whose reducer only your program has; "
-                "call graph.get_state and perdure.history.neutral_messages.to_neutral there"
+                "call graph.get_state and perdure.history.to_neutral there"
             )
         raise NotFound(f"thread {thread!r} has no channel {channel!r}; it has {', '.join(record.refs)}")
     trees, _ = handle.run(values.resolve(partition, {channel: ref}, handle.digest))

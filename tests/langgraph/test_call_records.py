@@ -23,6 +23,7 @@ def test_calls_are_stored_with_the_writes_of_their_task_and_hidden_from_the_grap
         graph.invoke({"messages": [("user", "look up tea and milk")]}, CONFIG)
         shown = [w[1] for found in db.checkpointer().list(CONFIG) for w in found.pending_writes or ()]
         assert not any(channel.startswith(CHANNEL) for channel in shown)
+        assert [name for _, name, _ in db.show("one").pending if name.startswith(CHANNEL)] == []
         calls = {
             value[0]["name"]: (channel, len(value))
             for found in db.export("one")["checkpoints"]
@@ -67,16 +68,27 @@ def test_digests_see_what_is_sent_and_not_how_it_is_named() -> None:
     assert digest({"a": object()}) == digest({"a": object()})
 
 
+def test_a_value_that_json_cannot_hold_has_a_digest_that_sees_its_parts() -> None:
+    inside: list[Any] = []
+    inside.append(inside)
+    odd: Any = {1: "a", "b": [object()], ("c", 2): None, "d": inside}
+    assert digest(odd) == digest({"b": [object()], ("c", 2): None, "d": inside, 1: "a"})
+    for other in ({**odd, 1: "z"}, {**odd, ("c", 2): 1}, {**odd, "b": [1]}, {**odd, "d": []}):
+        assert digest(other) != digest(odd)
+    assert digest({1: "a", "1": "b", None: 0}) != digest({1: "b", "1": "a", None: 0})
+
+
 def test_a_call_comes_back_as_it_was_stored() -> None:
     for call in (
         CallRecord("model", "m", {"system": "1"}, AIMessage("hello")),
         CallRecord("tool", "t", {"input": "1"}, Command(update={"n": 1}, goto="next")),
         CallRecord("tool", "t", {"input": "1"}, error=("builtins:ValueError", "no")),
         CallRecord("tool", "t", {"input": "1"}, object()).without_answer(),
+        CallRecord("tool", "t", {"input": "1"}, questions=["Right?"]),
     ):
         again = CallRecord.read(call.stored())
-        assert (again.kind, again.name, again.answer, again.error, again.missing) == (
-            call.kind, call.name, call.answer, call.error, call.missing,
+        assert (again.kind, again.name, again.answer, again.error, again.missing, again.questions) == (
+            call.kind, call.name, call.answer, call.error, call.missing, call.questions,
         )  # fmt: skip
 
 

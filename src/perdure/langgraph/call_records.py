@@ -21,6 +21,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 from langgraph.checkpoint.serde.types import RESUME
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.types import Command
 
 from perdure.model.checkpoint import PendingWrite
@@ -31,6 +32,7 @@ CHANNEL = "__perdure_calls__"
 _SLOT = -8
 _MOST_ANSWERS = 7
 _TASKS_MAX = 4096
+_DEPTH_MAX = 100
 _NAMESPACE = "langgraph_checkpoint_ns"
 
 
@@ -46,6 +48,7 @@ class CallRecord:
         answer: A model's message, or what a tool returned.
         error: Class and text of the error that it raised instead, if it did.
         missing: Type of an answer that cannot be stored, if it is of one.
+        questions: Values of the interrupts with which a tool stopped instead, if it did.
         place: Namespace of the task, which is not stored.
     """
 
@@ -57,6 +60,7 @@ class CallRecord:
     missing: str | None = None
     place: str = ""
     is_over: bool = False
+    questions: Sequence[Any] | None = None
 
     def stored(self) -> dict[str, Any]:
         """Return the call as it is stored."""
@@ -65,6 +69,8 @@ class CallRecord:
             out["error"] = list(self.error)
         elif self.missing is not None:
             out["missing"] = self.missing
+        elif self.questions is not None:
+            out["questions"] = list(self.questions)
         elif isinstance(self.answer, Command):
             given: Command[Any] = self.answer
             out["command"] = {"graph": given.graph, "update": given.update, "goto": given.goto}
@@ -87,6 +93,7 @@ class CallRecord:
             None if error is None else (error[0], error[1]),
             stored.get("missing"),
             is_over=True,
+            questions=stored.get("questions"),
         )
 
     def without_answer(self) -> CallRecord:
@@ -96,7 +103,10 @@ class CallRecord:
 
 def digest(value: Any) -> str:
     """Return a short digest of a value, the same for equal values in every process."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_jsonable)
+    try:
+        text = _json(value)
+    except (TypeError, ValueError, RecursionError):
+        text = _json(_simple(value, ()))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -123,6 +133,41 @@ def _message(message: BaseMessage) -> dict[str, Any]:
     }
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_jsonable)
+
+
+def _simple(value: Any, above: tuple[int, ...]) -> Any:
+    """Return a value that JSON cannot hold as one that it can: keys as text, and no value inside itself."""
+    if id(value) in above or len(above) > _DEPTH_MAX:
+        return _type_of(value)
+    inside = (*above, id(value))
+    if isinstance(value, Mapping):
+        return {_key(key): _simple(each, inside) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_simple(each, inside) for each in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    try:
+        shown = _jsonable(value)
+    except (TypeError, ValueError, RecursionError):
+        return _type_of(value)
+    return _simple(shown, inside)
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, tuple):
+        return f"({','.join(map(_key, key))})"
+    return f"{type(key).__name__}:{key}" if isinstance(key, int | float | None) else _type_of(key)
+
+
+def _type_of(value: Any) -> str:
+    # Addresses in memory, as in the text of many objects, differ between processes.
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
 def _jsonable(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if callable(dump) and not isinstance(value, type):
@@ -131,8 +176,7 @@ def _jsonable(value: Any) -> Any:
         return sorted(map(str, value))
     if isinstance(value, Mapping):
         return dict(value)
-    # Addresses in memory, as in the text of many objects, differ between processes.
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+    return _type_of(value)
 
 
 @dataclass(slots=True)
@@ -248,9 +292,16 @@ class CallRecorder(BaseCallbackHandler):
 
     def _fail(self, run_id: UUID, error: BaseException) -> None:
         call = self.open.pop(run_id, None)
-        if call is not None:
+        if call is None:
+            return
+        if isinstance(error, GraphInterrupt):
+            call.questions = [each.value for each in error.args[0]] if error.args else []
+        elif isinstance(error, GraphBubbleUp):
+            call.missing = type(error).__name__
+        else:
             kind = type(error)
-            call.error, call.is_over = (f"{kind.__module__}:{kind.__qualname__}", str(error)), True
+            call.error = (f"{kind.__module__}:{kind.__qualname__}", str(error))
+        call.is_over = True
 
 
 def tool_parts(given: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ import ormsgpack
 from perdure.engine import checkpoints, history, tags
 from perdure.engine import values as engine_values
 from perdure.errors import NotFound
+from perdure.langgraph.call_records import visible
 from perdure.langgraph.serde import Serde
 from perdure.model import refs
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -81,7 +82,7 @@ def load(
     partition: Partition, namespace: str, checkpoint_id: str | None, digest: Digester
 ) -> Program[CheckpointView]:
     """Return a checkpoint of a thread with its values, the latest of the namespace without an id; raise
-    ``NotFound`` if there is none."""
+    ``NotFound`` if there is none. Records of calls are no pending writes of the graph, and are left out."""
     found = yield from checkpoints.load(partition, namespace, checkpoint_id)
     if found.checkpoint is None and (checkpoint_id is not None or namespace):
         raise NotFound(
@@ -92,7 +93,7 @@ def load(
     if found.checkpoint is None:
         raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
     names = yield from _tag_names(partition)
-    return (yield from _full(partition, found.checkpoint, found.writes, names, digest))
+    return (yield from _full(partition, found.checkpoint, visible(found.writes), names, digest))
 
 
 def tagged(partition: Partition, namespace: str = "") -> Program[dict[str, str]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -12,10 +12,13 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from langchain_core.callbacks import BaseCallbackHandler
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.pregel._algo import task_path_str
+from langgraph.types import Interrupt, interrupt
 
 from perdure.errors import UnrecordedCall
 from perdure.langgraph.call_records import MODEL, CallRecord, CallRecorder
+from perdure.replay.plain_values import snapshot
 from perdure.replay.recording import TaskKey, TaskRecord
 
 CURRENT: ContextVar[Answering | None] = ContextVar("replay", default=None)
@@ -127,11 +130,20 @@ class Answering:
             UnrecordedCall: There is none.
         """
         with self._lock:
+            if tool_call_id is not None and (stop := self._stop(call)) is not None:
+                raise self._stopped(call, stop)
             found, task = self._find(call, tool_call_id)
+            asked = self._asked_before(found, task)
         if found is None or found.missing is not None:
             raise self.refuse(call, task, found)
         if call.kind != MODEL:
             self.answered_tools.add(self.places.key(call.place))
+        if found.questions is not None:
+            raise self._stopped(call, found.questions)
+        for question in asked:
+            # The tool took up these answers, and nothing waits for those that it asked for in vain.
+            with suppress(GraphInterrupt):
+                interrupt(question)
         if found.error is not None:
             raise _rebuilt(*found.error)
         return deepcopy(found.answer)
@@ -139,7 +151,8 @@ class Answering:
     def compare(self, call: CallRecord, tool_call_id: str | None = None) -> None:
         """Compare a call that is made for once with the recorded one."""
         with self._lock:
-            self._find(call, tool_call_id)
+            if tool_call_id is None or self._stop(call) is None:
+                self._find(call, tool_call_id)
 
     def refuse(
         self, call: CallRecord, task: TaskRecord | None = None, found: CallRecord | None = None
@@ -160,6 +173,10 @@ class Answering:
                 self.differences.append(CallDifference(task, call.kind, call.name, None, ()))
         return error
 
+    def refuse_thread(self, call: CallRecord, namespace: str) -> UnrecordedCall:
+        """Return the error for a call in a thread without the context of a task, which is never recorded."""
+        return self.refuse(CallRecord(call.kind, call.name, {}, place=namespace))
+
     def refuse_connection(self, namespace: str, reason: str) -> UnrecordedCall:
         """Return the error for what a node does by itself, and note that it was refused."""
         node = namespace.split("|")[-1].partition(":")[0]
@@ -173,6 +190,9 @@ class Answering:
         out: list[CallDifference] = []
         for key, calls in self._asked.items():
             left = [call for call in calls if id(call) not in self._used and call.parts]
+            if any(call.questions is not None for call in calls):
+                # Of tools that run at the same time, some may not begin before one of them asks.
+                left = [call for call in left if call.kind == MODEL]
             out += [CallDifference(self.tasks[key], call.kind, "", call.name, ()) for call in left]
         return out
 
@@ -188,7 +208,10 @@ class Answering:
         if tool_call_id is not None:
             own = [each for each in free if getattr(each.answer, "tool_call_id", None) == tool_call_id]
             free = own or free
-        exact = [each for each in free if each.name == call.name and each.parts == call.parts]
+        exact = [each for each in free if _is_same(each, call)]
+        if not exact and tool_call_id is not None and (again := [c for c in calls if _is_same(c, call)]):
+            # A call may come after the question that stopped its task, when that runs again already.
+            return again[0], task
         named = [each for each in free if each.name in (call.name, "")]
         found = next(iter(exact or named or free), None)
         if found is None:
@@ -200,6 +223,35 @@ class Answering:
             parts = tuple(part for part, value in found.parts.items() if call.parts.get(part) != value)
             self.differences.append(CallDifference(task, call.kind, call.name, found.name, parts))
         return found, task
+
+    def _stop(self, call: CallRecord) -> Sequence[Any] | None:
+        """Return the questions of another call if they stopped the task before a model's call of a tool was
+        recorded: calls that a model asks for together run at the same time."""
+        _, calls = self._recorded(self.places.key(call.place))
+        if any(_is_same(each, call) for each in calls):
+            return None
+        return next((each.questions for each in calls if each.questions is not None), None)
+
+    def _stopped(self, call: CallRecord, questions: Sequence[Any]) -> GraphInterrupt:
+        """Return the interrupt of a tool. If several asked at the same time, which of them stopped the task
+        is chance: it is the one that is recorded."""
+        task, calls = self._recorded(self.places.key(call.place))
+        asked = [_interrupt(each.questions, call.place) for each in calls if each.questions is not None]
+        own = _interrupt(questions, call.place)
+        return next((e for e in asked if task is not None and snapshot(e.args[0]) == task.interrupts), own)
+
+    def _asked_before(self, found: CallRecord | None, task: TaskRecord | None) -> list[Any]:
+        """Return the questions at which a call stopped before it was given this answer."""
+        if found is None or task is None:
+            return []
+        before = [task.calls[at] for at in sorted(task.calls) if at < self.given.get(task.key, 0)]
+        return [
+            question
+            for calls in before
+            for each in calls
+            if _is_same(each, found)
+            for question in each.questions or ()
+        ]
 
     def _recorded(self, key: TaskKey) -> tuple[TaskRecord | None, list[CallRecord]]:
         """Return the innermost recorded task on the way to a place that made calls, and its calls."""
@@ -234,15 +286,29 @@ def answering(answers: Answering) -> Iterator[None]:
         CURRENT.reset(token)
 
 
-def _rebuilt(place: str, text: str) -> BaseException:
-    """Return an error like the one that a call raised when it was recorded."""
+def _is_same(one: CallRecord, other: CallRecord) -> bool:
+    return (one.kind, one.name, one.parts) == (other.kind, other.name, other.parts)
+
+
+def _interrupt(questions: Sequence[Any], namespace: str) -> GraphInterrupt:
+    return GraphInterrupt([Interrupt.from_ns(each, ns=namespace) for each in questions])
+
+
+def _rebuilt(place: str, text: str) -> Exception:
+    """Return an error like the one that a call raised when it was recorded.
+
+    The name of its class is data: nothing is imported for it, and no code of the class runs.
+    """
     module, _, name = place.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        error = found.__new__(found, text)
-        error.args = (text,)
-    except (ImportError, AttributeError, TypeError):
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = None if found is None else getattr(found, "__dict__", {}).get(part)
+    if not isinstance(found, type) or not issubclass(found, Exception) or issubclass(found, GraphBubbleUp):
         return RuntimeError(text)
-    return error if isinstance(error, Exception) else RuntimeError(text)
+    builtin: Any = next(each for each in found.__mro__ if each.__module__ == "builtins")
+    try:
+        error: Exception = builtin.__new__(found, text)
+    except TypeError:  # as a group of errors, which is made of errors
+        return RuntimeError(text)
+    error.args = (text,)
+    return error

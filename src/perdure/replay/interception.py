@@ -1,8 +1,9 @@
 """Interception of calls to the outside while a step is replayed: of chat models, text models, tools and
 stores, and of every connection that Python code opens.
 
-Calls of other code in the process are unaffected: the answers belong to the context of the replay. Only with
-``everywhere`` are connections refused to the whole process, threads without that context included.
+Calls of other code in the process are unaffected: the answers belong to the context of the replay, and to the
+threads that it starts, for as long as those live. Only with ``everywhere`` are connections refused to the
+whole process.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Lock
+from contextvars import ContextVar
+from multiprocessing.process import BaseProcess
+from threading import Lock, Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -26,9 +31,13 @@ from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, tool_parts
 from perdure.replay.answering import CURRENT, Answering
 
 _CONNECTING = frozenset(
-    {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "subprocess.Popen"}
-    | {"os.system", "os.exec", "os.posix_spawn", "os.startfile", "urllib.Request"}
+    {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"}
+    | {"socket.sendto", "socket.sendmsg", "urllib.Request", "subprocess.Popen", "pty.spawn"}
+    | {"os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile"}
 )
+_OF_SOCKET = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
+_STARTED_IN: ContextVar[str] = ContextVar("started_in", default="")
+"""Namespace of the task that started a thread, in the thread."""
 _lock = Lock()
 _installed = False
 _everywhere = 0
@@ -63,6 +72,10 @@ def install() -> None:
         _wrap(BaseLLM, "_agenerate_helper", _refuse_text_model)
         _wrap(BaseTool, "run", _run)
         _wrap(BaseTool, "arun", _arun)
+        # Without the context of the replay a call in a thread would be made.
+        _wrap(ThreadPoolExecutor, "submit", _submit)
+        _wrap(Thread, "start", _start)
+        _wrap(BaseProcess, "start", _refuse_process)
         sys.addaudithook(_audit)
 
 
@@ -85,14 +98,74 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     answers = CURRENT.get()
     if answers is None and not _everywhere:
         return
-    if event == "socket.connect" and not isinstance(args[1], tuple):
-        target = "a local socket"
-    else:
-        target = str(args[1] if event == "socket.connect" else args[0])
-    reason = f"{event} {target}: a replay opens no connection and starts no process"
+    reason = f"{event}{_target(event, args)}: a replay opens no connection and starts no process"
     if answers is not None:
-        raise answers.refuse_connection(_namespace(), reason)
+        raise answers.refuse_connection(_namespace() or _STARTED_IN.get(), reason)
     raise UnrecordedCall(reason)
+
+
+def _target(event: str, args: tuple[Any, ...]) -> str:
+    """Return the host or the program that an event names, without what may be secret: a path, a query, a
+    command's arguments."""
+    if event in _OF_SOCKET:
+        address = args[-1]
+        shown: Any = address[:2] if isinstance(address, tuple) else "a local socket"
+    elif event == "urllib.Request":
+        shown = urlsplit(str(args[0])).hostname
+    elif event == "os.system" or not args:
+        return ""
+    else:
+        shown = args[0]
+    text = str(shown)
+    return f" {text if text.isprintable() else ascii(text)}"
+
+
+def _submit(
+    answers: Answering,
+    original: Callable[..., Any],
+    executor: ThreadPoolExecutor,
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    # A worker of the pool may be started here. It outlives the replay, and so begins without it.
+    token = CURRENT.set(None)
+    try:
+        return original(_carried(answers, function), *args, **kwargs)
+    finally:
+        CURRENT.reset(token)
+
+
+def _start(answers: Answering, original: Callable[..., Any], thread: Thread) -> None:
+    thread.run = _carried(answers, thread.run)  # type: ignore[method-assign]
+    original()
+
+
+def _carried(answers: Answering, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that belongs to the replay in the thread that calls it."""
+    namespace = _namespace() or _STARTED_IN.get()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tokens = CURRENT.set(answers), _STARTED_IN.set(namespace)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            CURRENT.reset(tokens[0])
+            _STARTED_IN.reset(tokens[1])
+
+    return run
+
+
+def _refuse_process(answers: Answering, original: Callable[..., Any], process: BaseProcess) -> None:
+    reason = "a process of multiprocessing: a replay opens no connection and starts no process"
+    raise answers.refuse_connection(_namespace() or _STARTED_IN.get(), reason)
+
+
+def _answered(answers: Answering, call: CallRecord, tool_call_id: str | None = None) -> Any:
+    if not call.place and (namespace := _STARTED_IN.get()):
+        raise answers.refuse_thread(call, namespace)
+    return answers.answer(call, tool_call_id)
 
 
 def _namespace(config: Any = None) -> str:
@@ -123,7 +196,7 @@ def _generate(
     run_manager: Any = None,
     **kwargs: Any,
 ) -> ChatResult:
-    return _result(answers.answer(_asked(answers, model, run_manager)))
+    return _result(_answered(answers, _asked(answers, model, run_manager)))
 
 
 async def _agenerate(
@@ -135,7 +208,7 @@ async def _agenerate(
     run_manager: Any = None,
     **kwargs: Any,
 ) -> ChatResult:
-    return _result(answers.answer(_asked(answers, model, run_manager)))
+    return _result(_answered(answers, _asked(answers, model, run_manager)))
 
 
 def _stream(
@@ -187,7 +260,7 @@ def _run(
     if tool.name in answers.live:
         answers.compare(call, tool_call_id)
         return original(tool_input, *args, **kwargs)
-    return _returned(answers.answer(call, tool_call_id), tool_call_id)
+    return _returned(_answered(answers, call, tool_call_id), tool_call_id)
 
 
 async def _arun(
@@ -203,7 +276,7 @@ async def _arun(
     if tool.name in answers.live:
         answers.compare(call, tool_call_id)
         return await original(tool_input, *args, **kwargs)
-    return _returned(answers.answer(call, tool_call_id), tool_call_id)
+    return _returned(_answered(answers, call, tool_call_id), tool_call_id)
 
 
 def _returned(answer: Any, tool_call_id: str | None) -> Any:

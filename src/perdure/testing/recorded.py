@@ -16,7 +16,7 @@ from perdure.model.records import THREADS
 def from_export(path: str | Path, *, encryption_key: bytes | None = None) -> Iterator[SyncDatabase]:
     """Open a database in memory with the threads of a file, each under its id.
 
-    The file is one that ``perdure threads export --output`` wrote. It is checked as a whole before it is
+    The file is one that ``perdure export --output`` wrote. It is checked as a whole before it is
     read, and never changed: each call starts from the recorded state.
 
     Args:

@@ -53,7 +53,7 @@ def test_once_prints_the_answer_and_nothing_else_to_stdout(tmp_path: Path) -> No
     [
         (["--once", "  "], "The message is empty"),
         (["--model", "nonsense", "--once", "Hello"], "provider:name"),
-        (["--host", "192.0.2.1"], "Cannot listen on 192.0.2.1"),
+        (["--host", "192.0.2.1"], "192.0.2.1:0 cannot be listened on"),
     ],
 )
 def test_what_keeps_it_from_starting_is_said_in_a_sentence(

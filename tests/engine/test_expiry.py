@@ -20,7 +20,17 @@ from tests.langgraph.session import config
 
 HERE = Partition("", "a")
 RULES = RetentionRules(Retention(idle="1m"))
-AT_REST = ThreadAtRest(False, False, 1_000_000, {}, None, (), None)
+AT_REST = ThreadAtRest(
+    is_busy=False,
+    is_tagged=False,
+    active_at=1_000_000,
+    metadata={},
+    ttl=None,
+    checks=(),
+    missing=None,
+    claim=None,
+    has_head=True,
+)
 
 
 def rest(**changes: Any) -> ThreadAtRest:

@@ -39,6 +39,7 @@ TOLD = (
     errors.Conflict,
     errors.HeadConflict,
     errors.CannotTakeBack,
+    errors.Forgotten,
     errors.Fenced,
     errors.Contention,
     errors.RunInProgress,

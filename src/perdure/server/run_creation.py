@@ -31,14 +31,9 @@ from perdure.server.graph_owners import has_run, keeps_apart, require_own
 from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun, Ref
 from perdure.server.responses import given
+from perdure.server.run_headers import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK
 from perdure.server.state import Caller
 from perdure.server.webhooks import TASK
-
-IDEMPOTENCY_KEY = "idempotency-key"
-DEBOUNCE_MS = "x-debounce-ms"
-MULTITASK = "x-multitask-strategy"
-"""Header that overrides the multitask strategy. Like the headers above, it lets an unmodified client set
-more than its methods accept."""
 
 _NOT_KWARGS = {
     "assistant_id",

@@ -1,6 +1,6 @@
 """Agents as tools, driven by the protocol's own client.
 
-Covers perdure.server.routes.mcp.
+Covers perdure.server.routes.mcp, perdure.server.run_headers.
 """
 
 from __future__ import annotations
@@ -55,9 +55,12 @@ def graphs() -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def tools(served: Served, user: str | None = None, mode: Any = "auto") -> AsyncIterator[Client]:
+async def tools(
+    served: Served, user: str | None = None, mode: Any = "auto", **headers: str
+) -> AsyncIterator[Client]:
     """A client of the server's tools."""
-    headers = {} if user is None else {"Authorization": f"Bearer {user}"}
+    if user is not None:
+        headers["Authorization"] = f"Bearer {user}"
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=60))
         transport = streamable_http_client(f"{served.url}/mcp", http_client=http)
@@ -138,6 +141,15 @@ async def test_a_call_that_is_cancelled_cancels_its_run(mode: str, url: str) -> 
 
 
 @pytest.mark.slow
+@run
+async def test_headers_that_name_how_a_run_is_accepted_do_not_join_calls() -> None:
+    fixed = {"Idempotency-Key": "one", "X-Debounce-Ms": "soon", "X-Multitask-Strategy": "reject"}
+    async with serving("memory://", of=graphs()) as served, tools(served, **fixed) as client:
+        for text in ("hello", "goodbye"):
+            result = await client.call_tool("chat", {"messages": [{"role": "user", "content": text}]})
+            assert [one.text for one in result.content] == [f"echo {text}"]  # type: ignore[union-attr]
+
+
 @run
 async def test_tools_are_those_of_the_user() -> None:
     for gate in (owners, tenants):

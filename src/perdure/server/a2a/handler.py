@@ -29,7 +29,7 @@ from a2a.utils.errors import (
 from a2a.utils.proto_utils import parse_lenient
 from google.protobuf.json_format import MessageToDict
 from pydantic import ValidationError
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow, Unavailable
 from perdure.runtime import Standing
@@ -58,7 +58,8 @@ from perdure.server.assistants import Assistant
 from perdure.server.auth.identity import Refusal
 from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun
-from perdure.server.run_creation import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK, submit
+from perdure.server.run_creation import submit
+from perdure.server.run_headers import without_terms
 from perdure.server.state import Caller
 from perdure.server.temporary_threads import ended
 from perdure.server.thread_ids import thread_id_of
@@ -424,13 +425,8 @@ class DurableTasks(RequestHandler):
     def _run_headers(self, key: str | None) -> Headers:
         """Return the headers of the request, with the key by which a message that is sent again is known in
         place of those that would change how a run is accepted."""
-        headers = MutableHeaders(raw=list(self._headers.raw))
-        for name in (IDEMPOTENCY_KEY, DEBOUNCE_MS, MULTITASK):
-            if name in headers:
-                del headers[name]
-        if key is not None:
-            headers[IDEMPOTENCY_KEY] = f"a2a:{self._assistant.assistant_id}:{key}"
-        return headers
+        named = None if key is None else f"a2a:{self._assistant.assistant_id}:{key}"
+        return without_terms(self._headers, named)
 
 
 def _sent_before(task: DurableTask, message: Mapping[str, Any]) -> Standing | None:

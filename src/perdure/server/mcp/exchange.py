@@ -45,6 +45,7 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.mcp.tools import assistant_of, input_of, tool_names, visible
 from perdure.server.requests import NewRun
 from perdure.server.run_creation import AcceptedRun, submit
+from perdure.server.run_headers import without_terms
 from perdure.server.run_values import values_of
 from perdure.server.state import Caller
 from perdure.server.temporary_threads import ended, removed, removed_after
@@ -140,7 +141,7 @@ class _Exchange:
         # Who the user is comes from the credentials alone, as everywhere.
         verified = with_verified(caller.user, arguments)
         new = NewRun(assistant_id=assistant.assistant_id, input=taken.of(verified))
-        accepted = await submit(caller, self._headers, None, new, modes=(), is_kept=False)
+        accepted = await submit(caller, without_terms(self._headers), None, new, modes=(), is_kept=False)
         try:
             standing = await ended(caller, accepted.thread_id, accepted.run_id)
             result = await self._result(accepted, standing)

@@ -1,0 +1,30 @@
+"""Headers of a request that say how its run is accepted: an unmodified client can set more with them than its
+methods accept."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+
+IDEMPOTENCY_KEY = "idempotency-key"
+"""Header by which a message that is sent again is known."""
+DEBOUNCE_MS = "x-debounce-ms"
+"""Header with the milliseconds for which further messages are waited for."""
+MULTITASK = "x-multitask-strategy"
+"""Header that overrides the multitask strategy."""
+
+
+def without_terms(headers: Headers, key: str | None = None) -> Headers:
+    """Return the headers of a request that holds a message of another protocol, without those that would
+    change how its run is accepted.
+
+    Args:
+        headers: the headers of the request.
+        key: the idempotency key of the message in that protocol, if it has one.
+    """
+    out = MutableHeaders(raw=list(headers.raw))
+    for name in (IDEMPOTENCY_KEY, DEBOUNCE_MS, MULTITASK):
+        if name in out:
+            del out[name]
+    if key is not None:
+        out[IDEMPOTENCY_KEY] = key
+    return out

@@ -252,8 +252,8 @@ def _asked(task: DurableTask, standing: Standing) -> JsonObject | None:
     command = payload.get(COMMAND) or {}
     parts: list[JsonObject] = []
     if isinstance(given, dict):
-        said = given.get("messages")
-        last = said[-1] if isinstance(said, list) and said else None
+        messages = given.get("messages")
+        last = messages[-1] if isinstance(messages, list) and messages else None
         if isinstance(last, dict) and (text := text_of(last)):
             parts.append({"text": text})
         if others := {name: value for name, value in given.items() if name != "messages"}:

@@ -20,7 +20,7 @@ DB ?= sqlite:///$(NAME).db
 BACKENDS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test test-all chaos suites clients lint bench docs clean
+.PHONY: help demo example test test-all chaos suites clients lint bench soak docs clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,9 @@ lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 bench: $(OWN_UV) ## Measure Perdure beside the stock savers; BACKENDS=sqlite,postgres for some
 	$(RUN) --group bench --group test --extra server --extra encryption --extra postgres --extra redis --extra dynamodb --extra d1 \
 		python -m bench $(if $(BACKENDS),--only $(BACKENDS)) $(ARGS)
+
+soak: $(OWN_UV) ## Load two server processes on PostgreSQL and kill one every minute; ARGS="--minutes 60"
+	$(RUN) --group bench --group test --extra server --extra postgres python -m bench.soak $(ARGS)
 
 docs: $(OWN_UV) ## Build the documentation into site/
 	$(RUN) --only-group docs mkdocs build --strict

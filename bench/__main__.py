@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import report
+from bench import comparison, report
 from bench.backends import BACKENDS
 from bench.desk import Desk
 from bench.environment import describe
@@ -61,10 +61,14 @@ GROUPS = {
     "postgresql": ["postgres"],
 }
 
+NOT_COMPARED = ("runtime", "server", "store")
+"""Sections that are driven through more of the package than its savers, which may differ between commits."""
+
 console = Console()
 
 
 def bench(
+    *,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, one repeat; a minute or two.")] = False,
     only: Annotated[
         str, typer.Option(help="Sections, with commas: sqlite for the first four of " + ", ".join(WORKLOADS))
@@ -76,6 +80,14 @@ def bench(
     scratch: Annotated[
         Path | None, typer.Option(help="Folder for databases; needs 5 GB in a full run.")
     ] = None,
+    compare: Annotated[
+        str,
+        typer.Option(
+            metavar="COMMIT",
+            help="Measure our savers with the code of this commit, too, taking turns; print both. "
+            "Not for the sections " + ", ".join(NOT_COMPARED) + ".",
+        ),
+    ] = "",
     render: Annotated[
         bool, typer.Option("--render", help="Only write page and plots from the last results.")
     ] = False,
@@ -93,6 +105,9 @@ def bench(
         ",".join(",".join(GROUPS.get(name, [name])) for name in _names(only)), list(WORKLOADS)
     )
     names = _chosen(savers, list(CANDIDATES))
+    if compare:
+        _compare(compare, quick, only, savers, scratch)
+        return
     results = _measure(quick, workloads, names, scratch)
     (RESULTS / "latest.partial.json").unlink(missing_ok=True)
     if out is not None:
@@ -102,6 +117,30 @@ def bench(
     else:
         _keep(results, RESULTS / "trial.partial.json")
     console.print(Markdown(report.page(results, [], "")))
+    for note in results["notes"]:
+        console.print(f"[yellow]note:[/] {note}")
+    if results["failed"]:
+        sys.exit(1)
+
+
+def _compare(commit: str, quick: bool, only: str, savers: str, scratch: Path | None) -> None:
+    known = [name for name in WORKLOADS if name not in NOT_COMPARED]
+    wanted = [name for each in _names(only) for name in GROUPS.get(each, [each])]
+    workloads = _chosen(",".join(wanted), known)
+    ours = [name for name, each in CANDIDATES.items() if each.ours or name == comparison.YARDSTICK]
+    names = _chosen(savers, list(CANDIDATES)) if savers else ours
+    with tempfile.TemporaryDirectory(prefix="perdure-bench-", dir=scratch) as folder:
+        try:
+            with comparison.checked_out(commit, Path(folder)) as (short, tree):
+                sides = comparison.sides(names, CANDIDATES, short, tree)
+                CANDIDATES.update(sides)
+                results = _measure(quick, workloads, list(sides), scratch)
+        except comparison.UnknownCommit as error:
+            raise typer.BadParameter(str(error), param_hint="--compare") from error
+    (RESULTS / "latest.partial.json").unlink(missing_ok=True)
+    _keep(results, RESULTS / "trial.partial.json")
+    found = comparison.changes({name: results[name] for name in workloads}, sides)
+    console.print(comparison.table(found, short))
     for note in results["notes"]:
         console.print(f"[yellow]note:[/] {note}")
     if results["failed"]:

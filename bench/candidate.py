@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,7 +33,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One line of every table. `sync` savers are driven with `invoke`, the others with `ainvoke`."""
+    """One line of every table. `sync` savers are driven with `invoke`, the others with `ainvoke`. Of a
+    candidate with a `tree`, the package is imported from there and not from this tree; `twin_of` is then the
+    name of the candidate with this tree's code."""
 
     name: str
     label: str
@@ -46,6 +48,18 @@ class Candidate:
     ours: bool = False
     missing: Callable[[], str | None] = lambda: None
     backend: str = "sqlite"
+    tree: Path | None = None
+    twin_of: str = ""
+
+    def at(self, commit: str, tree: Path) -> Candidate:
+        """The same candidate with the code of a commit that is checked out in ``tree``."""
+        return replace(
+            self,
+            name=f"{self.name}@{commit}",
+            label=f"{self.label} at {commit}",
+            tree=tree,
+            twin_of=self.name,
+        )
 
 
 def perdure_missing() -> str | None:

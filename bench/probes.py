@@ -151,15 +151,15 @@ class Probe:
                     state = await client.turn(thread, payload)
                 return state
 
-            start = time.perf_counter()
+            start, worked = time.perf_counter(), time.process_time()
             states = await asyncio.gather(*map(converse, script))
-            took = time.perf_counter() - start
+            took, worked = time.perf_counter() - start, time.process_time() - worked
         short = [len(state["messages"]) for state in states if len(state["messages"]) != 2 * turns]
         if short:
             raise RuntimeError(
                 f"{len(short)} threads ended with the wrong number of messages, such as {short[0]}"
             )
-        return {"seconds": took, "turns": threads * turns}
+        return {"seconds": took, "processor_s": worked, "turns": threads * turns}
 
     async def race(self, pairs: int, pause_s: float) -> Reply:
         """Two turns on one thread at the same moment, `pairs` times; then each refused caller tries once

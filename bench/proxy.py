@@ -14,6 +14,7 @@ import selectors
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self, cast
@@ -143,7 +144,7 @@ class _Lane:
         self._ready = False
         self.source: asyncio.Transport | None = None
         self.target: asyncio.Transport | None = None
-        self.on_delivery = lambda: None
+        self.on_delivery: Callable[[], None] = lambda: None
 
     def open(self, target: asyncio.Transport) -> None:
         self.target = target

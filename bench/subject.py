@@ -43,11 +43,11 @@ class Subject:
         folder = place.folder
         self._complaints = (folder.parent / f"{folder.name}.stderr").open("a+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, name, scenario, str(folder)],
+            [sys.executable, "-m", module, CANDIDATES[name].twin_of or name, scenario, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
-            env={**os.environ, URL_VARIABLE: place.url},
+            env={**os.environ, **_code(CANDIDATES[name].tree), URL_VARIABLE: place.url},
         )
         try:
             self._read()
@@ -110,6 +110,11 @@ class Subject:
             if self._process.stdout is not None:
                 self._process.stdout.close()
             self._complaints.close()
+
+
+def _code(tree: Path | None) -> dict[str, str]:
+    """The variable by which a process imports the package from another tree."""
+    return {} if tree is None else {"PYTHONPATH": str(tree / "src")}
 
 
 class Field:

@@ -46,7 +46,7 @@ def findings(path: Path) -> Iterator[tuple[int, str, str]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         return
-    if path.suffix in SOURCE and len(lines) > MAX_LINES:
+    if path.suffix in SOURCE and len(lines) > MAX_LINES and "vendor" not in path.parts:
         yield MAX_LINES + 1, f"{len(lines)} lines, more than {MAX_LINES}", "split it by what its parts decide"
     for number, line in enumerate(lines, start=1):
         for pattern, what, mend in TRACES:

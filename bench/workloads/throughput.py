@@ -20,10 +20,12 @@ def run(desk: Desk) -> Results:
     """A new process and a new database for every saver in every repeat."""
     plan = desk.plan
     rates: dict[str, list[float]] = {name: [] for name in desk.names}
+    processor: dict[str, list[float]] = {name: [] for name in desk.names}
 
     def visit(subject: Subject) -> None:
         answer = subject.ask("many", threads=plan.threads, turns=plan.turns_a_thread)
         rates[subject.name].append(answer["turns"] / answer["seconds"])
+        processor[subject.name].append(1000 * answer["processor_s"] / answer["turns"])
         desk.step(f"{CANDIDATES[subject.name].label}: {plan.threads} threads at once")
 
     for number in range(plan.repeats):
@@ -31,5 +33,9 @@ def run(desk: Desk) -> Results:
         order = desk.names[turn:] + desk.names[:turn]
         with Field("throughput", "chat", order, desk.scratch, desk.notes) as field:
             field.each(visit)
-    savers = {name: {"turns_per_s": median(seen), "rounds": seen} for name, seen in rates.items() if seen}
+    savers = {
+        name: {"turns_per_s": median(seen), "processor_ms_per_turn": median(processor[name]), "rounds": seen}
+        for name, seen in rates.items()
+        if seen
+    }
     return {"threads": plan.threads, "turns_a_thread": plan.turns_a_thread, "savers": savers}

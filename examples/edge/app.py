@@ -59,7 +59,8 @@ def create_app(db_url: str | None = None) -> FastAPI:
 
 
 def _database(request: Request) -> perdure.Database:
-    return request.app.state.database
+    database: perdure.Database = request.app.state.database
+    return database
 
 
 DatabaseNow = Annotated[perdure.Database, Depends(_database)]

@@ -73,11 +73,13 @@ async def _unavailable(request: Request, error: Exception) -> Any:
 
 
 def _accounts(request: Request) -> Accounts:
-    return request.app.state.accounts
+    accounts: Accounts = request.app.state.accounts
+    return accounts
 
 
 def _sessions(request: Request) -> Sessions:
-    return request.app.state.sessions
+    sessions: Sessions = request.app.state.sessions
+    return sessions
 
 
 AccountsNow = Annotated[Accounts, Depends(_accounts)]
@@ -165,4 +167,4 @@ async def _reply(graph: CompiledStateGraph[Any, Any, Any, Any], session: str, ro
     config: RunnableConfig = {"configurable": {"thread_id": session}, "metadata": {"run_id": row["id"]}}
     said = {"messages": [{"role": "user", "content": row["question"], "id": row["id"]}]}
     state = await graph.ainvoke(said, config, durability="sync")
-    return state["messages"][-1].text
+    return str(state["messages"][-1].text)

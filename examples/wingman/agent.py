@@ -75,7 +75,7 @@ class Wingman:
         asked = HumanMessage(message)
         if not history.budget.left(MAX_TURNS):
             return NewTurn([asked, AIMessage(SPENT)])
-        before = rebuild(history.messages, {EVALUATOR: self._feedback})
+        before: list[Any] = rebuild(history.messages, {EVALUATOR: self._feedback})
         state = first_state([*before, asked], success_criteria, history.budget.used)
         with self.saver.call() as config:
             after = await self.graph.ainvoke(state, config)
@@ -104,4 +104,4 @@ class Wingman:
 
     def _next(self, state: State) -> Literal["work", "__end__"]:
         is_over = state["success_criteria_met"] or state["user_input_needed"]
-        return END if is_over or state["turn_count"] >= MAX_TURNS else "work"
+        return "__end__" if is_over or state["turn_count"] >= MAX_TURNS else "work"

@@ -11,15 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.config.lifespan import checkpoint_lifespan, compile_graph
+    from perdure.config.checkpoint_lifespan import checkpoint_lifespan, compile_graph
     from perdure.database.asynchronous import Database
     from perdure.database.blocking import SyncDatabase
     from perdure.database.opening import connect, connect_sync
     from perdure.database.thread_entries import Thread
-    from perdure.engine.content import Digest
     from perdure.engine.fsck_report import Damage, Finding, Repaired
     from perdure.engine.measure import ByteCount, Measure
     from perdure.engine.stuck import Stuck, Survey
+    from perdure.engine.thread_digest import Digest
     from perdure.errors import (
         BadUrl,
         Conflict,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from perdure.langgraph.codecs import Codec
-    from perdure.langgraph.inspect import ChannelView, CheckpointView
+    from perdure.langgraph.plain_reading import ChannelView, CheckpointView
     from perdure.langgraph.replaces import Replaces
     from perdure.langgraph.saver import PerdureSaver
     from perdure.langgraph.search.index import SearchIndex
@@ -89,12 +89,12 @@ __all__ = [
 
 _MODULES = {
     "ByteCount": "engine.measure",
-    "ChannelView": "langgraph.inspect",
-    "CheckpointView": "langgraph.inspect",
+    "ChannelView": "langgraph.plain_reading",
+    "CheckpointView": "langgraph.plain_reading",
     "Codec": "langgraph.codecs",
     "Damage": "engine.fsck_report",
     "Database": "database.asynchronous",
-    "Digest": "engine.content",
+    "Digest": "engine.thread_digest",
     "Finding": "engine.fsck_report",
     "Measure": "engine.measure",
     "PerdureSaver": "langgraph.saver",
@@ -108,8 +108,8 @@ _MODULES = {
     "Survey": "engine.stuck",
     "SyncDatabase": "database.blocking",
     "Thread": "database.thread_entries",
-    "checkpoint_lifespan": "config.lifespan",
-    "compile_graph": "config.lifespan",
+    "checkpoint_lifespan": "config.checkpoint_lifespan",
+    "compile_graph": "config.checkpoint_lifespan",
     "connect": "database.opening",
     "connect_sync": "database.opening",
 }

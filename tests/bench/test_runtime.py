@@ -124,11 +124,12 @@ def test_progress_comes_to_its_end(plan: Any, tmp_path: Path, monkeypatch: pytes
             pass
 
         def ask(self, question: str, **arguments: Any) -> dict[str, Any]:
-            return {
+            answers: dict[str, dict[str, Any]] = {
                 "pairs": {"ms": {way: [1.0] for way in WAYS}},
                 "many": {"messages": 1, "seconds": 1.0},
                 "messages": {"commits": 1, "reads": 1},
-            }.get(question, {})
+            }
+            return answers.get(question, {})
 
         def leave(self) -> None:
             pass

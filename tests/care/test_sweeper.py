@@ -23,7 +23,7 @@ from tests.langgraph.session import config
 ONE = RetentionRules(Retention(keep_last=1))
 
 
-def fill(db: perdure.SyncDatabase, count: int) -> None:
+def fill(db: perdure.Database | perdure.SyncDatabase, count: int) -> None:
     graph = graphs.chat(db.checkpointer())
     for n in range(count):
         graph.invoke(graphs.message(n), config(f"t{n}"))
@@ -94,7 +94,7 @@ def test_what_a_dead_one_began_is_continued(monkeypatch: pytest.MonkeyPatch) -> 
         visited: list[Any] = []
         visit = sweep.visit
 
-        def watched(partition: Partition, terms: Any, now: int) -> Any:
+        def watched(partition: Partition, terms: Any, now: Any) -> Any:
             visited.append(partition.thread)
             return visit(partition, terms, now)
 

@@ -1,7 +1,9 @@
 """Kills at every step from a message to its reply, and many chats under all faults at once.
 
 A process ends at a commit, before it or after it, as a kill would end it; another one goes on. A short
-battery runs by default, every step and 1,000 messages in 50 chats with ``PERDURE_CHAOS=full``.
+battery runs by default; with ``PERDURE_CHAOS=full`` every step, and 1,000 messages in 50 chats of each
+provider. ``PERDURE_BATTERY_BACKENDS`` names other backends than SQLite, separated by commas, and
+``PERDURE_BATTERY_REPORTS`` a folder for what was measured.
 """
 
 from __future__ import annotations
@@ -10,22 +12,32 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
-from perdure.channels import ChatAddress
+from perdure.channels import ChatAddress, SlackApp, WhatsAppPhone
+from perdure.channels.chat_channel import ChatChannel
 from perdure.runtime import Runtime
 from perdure.testing.channels import DeliveryFaults, ProviderFault, TelegramDouble
-from perdure.testing.channels.provider import WebhookCall
-from tests.channels.serving import at_work, echo, telegram
-from tests.runtime.graphs import HOUR_US, Storage, eventually_stored, go, stored, vanish
+from perdure.testing.channels.provider import ProviderDouble, WebhookCall
+from perdure.testing.channels.slack import SIGNING_SECRET, SlackDouble
+from perdure.testing.channels.slack import TOKEN as BOT_TOKEN
+from perdure.testing.channels.whatsapp import APP_SECRET, PHONE_ID, WhatsAppDouble
+from perdure.testing.channels.whatsapp import TOKEN as ACCESS
+from tests.channels.serving import QUICK, at_work, echo, telegram
+from tests.runtime.graphs import HOUR_US, Storage, eventually_stored, go, settings, stored, vanish
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 CHATS, MESSAGES, KILLS = (50, 20, 12) if FULL else (5, 4, 2)
+PATIENT = settings(attempts=3 * (KILLS + 1))
+"""As a run may be cut off by every kill, more attempts than there are kills: a message that is given up is
+taken from its thread, with an apology, and would be missed here."""
 
 
 @pytest.fixture
@@ -34,19 +46,77 @@ def sqlite() -> Iterator[Storage]:
         yield storage
 
 
-async def heard(runtime: Runtime, chat: int) -> list[str]:
-    """What the thread of a chat holds of people, in order."""
-    thread_id = ChatAddress("telegram", str(chat)).thread_id
+@dataclass(frozen=True)
+class Kind:
+    """A provider: its double, the bot that talks to it, and how its chats are called."""
+
+    name: str
+    double: Callable[..., Any]
+    bot: Callable[[Any], ChatChannel]
+    chat: Callable[[int], Any]
+    thread: Callable[[Any], str]
+
+
+KINDS = (
+    Kind("telegram", TelegramDouble, telegram, int, lambda chat: _thread(chat)),
+    Kind(
+        "whatsapp",
+        WhatsAppDouble,
+        lambda double: WhatsAppPhone(
+            PHONE_ID,
+            token=ACCESS,
+            app_secret=APP_SECRET,
+            verify_token="verify-me",
+            options=QUICK,
+            api_url=f"{double.url}/v1",
+        ),
+        lambda number: f"49{number:04}",
+        lambda chat: ChatAddress("whatsapp", chat).thread_id,
+    ),
+    Kind(
+        "slack",
+        SlackDouble,
+        lambda double: SlackApp(
+            BOT_TOKEN, signing_secret=SIGNING_SECRET, options=QUICK, api_url=f"{double.url}/api/"
+        ),
+        lambda number: f"D{number}",
+        lambda chat: ChatAddress("slack", f"T1.{chat}").thread_id,
+    ),
+)
+
+
+async def heard(runtime: Runtime, thread_id: str) -> list[str]:
+    """What a thread holds of people, in order."""
     graph: Any = runtime.graph("agent")
     state = await graph.aget_state({"configurable": {"thread_id": thread_id}})
     return [message.text for message in state.values.get("messages", ()) if message.type == "human"]
 
 
-def answered(double: TelegramDouble, chat: int) -> list[str]:
+def _thread(chat: int) -> str:
+    return ChatAddress("telegram", str(chat)).thread_id
+
+
+def answered(double: ProviderDouble, chat: str | int) -> list[str]:
     """What was answered in a chat, without the second of two equal neighbours: a reply sent again."""
     texts = double.texts(chat)
     once = [text for n, text in enumerate(texts) if n == 0 or text != texts[n - 1]]
     return [text for reply in once for text in reply.split(" + ")]
+
+
+def timed(double: ProviderDouble) -> list[float]:
+    """The seconds that each acknowledgement of a delivery takes, from now on."""
+    took: list[float] = []
+    post = double.post
+
+    async def measured(delivery: WebhookCall) -> int:
+        began = time.perf_counter()
+        status = await post(delivery)
+        if status == 200:
+            took.append(time.perf_counter() - began)
+        return status
+
+    double.post = measured  # type: ignore[method-assign]
+    return took
 
 
 async def _commits(storage: Storage) -> int:
@@ -82,7 +152,7 @@ async def _killed_at(storage: Storage, chat: int, number: int, when: str) -> Non
                 while "two" not in " ".join(double.texts(chat)):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             at = f"killed {when} commit {number}"
-            assert await heard(second.runtime, chat) == ["one", "two"], at
+            assert await heard(second.runtime, _thread(chat)) == ["one", "two"], at
             assert answered(double, chat) == ["one", "two"], at
             assert len(double.texts(chat)) <= 3, at
 
@@ -115,7 +185,7 @@ def test_a_queued_message_is_not_stranded_when_the_process_ends_that_works_on_th
             async with at_work(database, graph, telegram(double)) as first:
                 double.webhook = first.webhook
                 await double.say(1, "first")
-                thread_id = ChatAddress("telegram", "1").thread_id
+                thread_id = _thread(1)
 
                 async def is_open() -> bool:
                     return bool(await first.runtime.runs(thread_id))
@@ -130,63 +200,68 @@ def test_a_queued_message_is_not_stranded_when_the_process_ends_that_works_on_th
                 # Nobody writes again: the queued message is found by itself.
                 await double.until_shown(2)
                 assert double.texts(1) == ["first", "queued"]
-                assert await heard(second.runtime, 1) == ["first", "queued"]
+                assert await heard(second.runtime, _thread(1)) == ["first", "queued"]
 
     go(main())
 
 
-class Timed(TelegramDouble):
-    """A double that measures how long an acknowledgement takes."""
-
-    def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
-        self.took: list[float] = []
-
-    async def post(self, delivery: WebhookCall) -> int:
-        began = time.perf_counter()
-        status = await super().post(delivery)
-        if status == 200:
-            self.took.append(time.perf_counter() - began)
-        return status
-
-
-@pytest.mark.timeout(600)
-def test_many_chats_under_all_faults_lose_nothing_and_stay_in_order(sqlite: Storage) -> None:
+async def _battery(kind: Kind, storage: Storage) -> str:
     rng = random.Random(18)
     faults = DeliveryFaults(copies=2, delay=0.02, seed=18)
+    async with kind.double(deliveries=faults, patience=240.0) as double:
+        took = timed(double)
 
-    async def main() -> None:
-        async with Timed(deliveries=faults, patience=120.0) as double:
+        async def person(chat: Any) -> None:
+            for number in range(MESSAGES):
+                await double.say(chat, f"{chat}-{number}")
+                if rng.random() < 0.2:
+                    trouble: Any = rng.choice(["limit", "fail", "lose", "refuse", "slow"])
+                    double.faults.append(ProviderFault(trouble, chat=str(chat), seconds=0.3))
 
-            async def person(chat: int) -> None:
-                for number in range(MESSAGES):
-                    await double.say(chat, f"{chat}-{number}")
-                    if rng.random() < 0.2:
-                        kind: Any = rng.choice(["limit", "fail", "lose", "refuse", "slow"])
-                        double.faults.append(ProviderFault(kind, chat=str(chat), seconds=0.3))
+        chats = [kind.chat(number) for number in range(1, CHATS + 1)]
+        people = [asyncio.create_task(person(chat)) for chat in chats]
+        last = CHATS * MESSAGES
+        for number in range(KILLS + 1):
+            database, line = storage.open()
+            line.ahead_us = number * HOUR_US
+            async with at_work(database, echo(), kind.bot(double), settings=PATIENT) as work:
+                double.webhook = work.webhook
+                if number < KILLS:
+                    reached = len(took) + rng.randint(1, 2 * last // (KILLS + 1))
+                    while len(took) < reached and not all(task.done() for task in people):  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                    vanish(work.runtime, line)
+                    continue
+                await asyncio.gather(*people)
+                turns = 0
+                for chat in chats:
+                    said = [f"{chat}-{n}" for n in range(MESSAGES)]
+                    while answered(double, chat)[-1:] != said[-1:]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                    assert await heard(work.runtime, kind.thread(chat)) == said
+                    assert answered(double, chat) == said
+                    turns += len(double.texts(chat))
+        took.sort()
+        p50, p99 = (took[int(len(took) * part)] * 1000 for part in (0.5, 0.99))
+        return (
+            f"{kind.name} on {storage.backend}: {last} messages in {CHATS} chats, {KILLS} kills, "
+            f"{turns} replies shown, {len(took)} acknowledged, p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+        )
 
-            people = [asyncio.create_task(person(chat)) for chat in range(1, CHATS + 1)]
-            last = CHATS * MESSAGES
-            for number in range(KILLS + 1):
-                database, line = sqlite.open()
-                line.ahead_us = number * HOUR_US
-                async with at_work(database, echo(), telegram(double)) as work:
-                    double.webhook = work.webhook
-                    if number < KILLS:
-                        reached = len(double.took) + rng.randint(1, 2 * last // (KILLS + 1))
-                        while len(double.took) < reached and not all(task.done() for task in people):  # noqa: ASYNC110
-                            await asyncio.sleep(0.01)
-                        vanish(work.runtime, line)
-                        continue
-                    await asyncio.gather(*people)
-                    for chat in range(1, CHATS + 1):
-                        said = [f"{chat}-{n}" for n in range(MESSAGES)]
-                        while answered(double, chat)[-1:] != said[-1:]:  # noqa: ASYNC110
-                            await asyncio.sleep(0.02)
-                        assert await heard(work.runtime, chat) == said
-                        assert answered(double, chat) == said
-            took = sorted(double.took)
-            p99 = took[int(len(took) * 0.99)] * 1000
-            print(f"{last} messages, {KILLS} kills, {len(took)} acknowledged, p99 {p99:.0f} ms")
 
-    asyncio.run(asyncio.wait_for(main(), 580))
+WHERE = os.environ.get("PERDURE_BATTERY_BACKENDS", "sqlite").split(",")
+COMBINATIONS = [
+    pytest.param(kind, backend, id=f"{kind.name}-{backend}", marks=[pytest.mark.slow] if number else [])
+    for number, (kind, backend) in enumerate((kind, backend) for backend in WHERE for kind in KINDS)
+]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("kind", "backend"), COMBINATIONS)
+def test_many_chats_under_all_faults_lose_nothing_and_stay_in_order(kind: Kind, backend: str) -> None:
+    with stored(backend) as storage:
+        report = asyncio.run(asyncio.wait_for(_battery(kind, storage), 1150))
+    print(report)
+    if folder := os.environ.get("PERDURE_BATTERY_REPORTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / f"channels-{kind.name}-{backend}.txt").write_text(f"{report}\n", encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 
 from perdure.channels.questions import (
     Button,
@@ -102,9 +103,9 @@ def test_the_middleware_itself_takes_these_decisions() -> None:
         middleware = HumanInTheLoopMiddleware(interrupt_on={"pay": True})
         agent = create_agent(model, [pay], middleware=[middleware], checkpointer=InMemorySaver())
         config: Any = {"configurable": {"thread_id": str(number)}}
-        asked = agent.invoke({"messages": [("user", "pay")]}, config)["__interrupt__"][0]
+        asked = agent.invoke({"messages": [HumanMessage("pay")]}, config)["__interrupt__"][0]
         assert decision in decisions(asked.value)
-        answer: Any = resume_value(asked.value, decision, text)  # type: ignore[arg-type]
+        answer: Any = resume_value(asked.value, decision, text)
         assert agent.invoke(Command(resume=answer), config)["messages"][-1].text == "done"
     assert paid == [12, 13]
 

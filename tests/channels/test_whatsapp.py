@@ -153,7 +153,7 @@ def test_a_limited_chat_delays_no_other_and_an_unknown_outcome_is_held_on_reques
             (reply,) = await line.runtime.replies(thread(ADA))
             assert reply.attempts == 1
             for kind in ("lose", "fail"):
-                double.faults.append(ProviderFault(kind, chat=kind))  # type: ignore[arg-type]
+                double.faults.append(ProviderFault(kind, chat=kind))
                 await double.say(kind, "held")
 
                 async def is_held(chat: str = kind) -> bool:

@@ -31,6 +31,7 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
 from perdure.engine import runs
+from perdure.engine.inbox import Strategy
 from perdure.errors import PerdureError
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import OPEN, WAITING, Message, Reply
@@ -53,6 +54,8 @@ R = TypeVar("R")
 FOREVER = 1 << 52
 """Time later than every due time."""
 
+_UNWANTED = 0.15
+_STRATEGIES: tuple[Strategy, ...] = ("steer", "steer", "steer", "steer", "enqueue")
 _THINKS_S = (0.0, 0.02, 0.2, 0.5)
 
 
@@ -68,6 +71,8 @@ class ProcessJob:
         every_s: mean seconds between two messages.
         poll: seconds between two polls.
         at: number of the storage effect at which a single process ends itself, ``before`` or ``after`` it.
+        steers: messages steer the open run, some are withdrawn, and the graph's steps ask for them or the
+            worker takes them up between steps.
         breaks: function that removes a guard, as ``module:function``, to check the checks.
     """
 
@@ -85,6 +90,7 @@ class ProcessJob:
     poll: float = 0.2
     at: int = 0
     when: Literal["before", "after"] = "before"
+    steers: bool = False
     breaks: str = ""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -241,8 +247,11 @@ async def _work(job: ProcessJob) -> None:
         _ran(journal)
         await asyncio.sleep(random.choice(_THINKS_S))
 
+    asking = random.choice(((), (1,), (0, 1, 2))) if job.steers else ()
+    before = () if asking and random.random() < 0.5 else None
+    agent = logging_agent(pause, asking, steer_before=before)
     with _opened(job, journal) as (database, _):
-        async with _runtime(job, database, logging_agent(pause), journal):
+        async with _runtime(job, database, agent, journal):
             await asyncio.Event().wait()
 
 
@@ -265,25 +274,41 @@ async def _send(job: ProcessJob) -> None:
                 thread = random.choice(job.threads)
                 for _ in range(random.choice((1, 1, 1, 3))):
                     text = f"{thread} message {len(known[thread])}"
-                    ticket = await _insist(app, thread, text, journal)
+                    ticket = await _insist(app, thread, text, journal, steers=job.steers)
                     known[thread].append([thread, text, ticket.number, ticket.id])
                     own.line(*known[thread][-1])
+                    if job.steers and random.random() < _UNWANTED:
+                        await _withdraw(app, ticket, journal)
                 if random.random() < 0.15:
                     _, text, number, message_id = random.choice(known[thread])
-                    ticket = await _insist(app, thread, text, journal)
+                    ticket = await _insist(app, thread, text, journal, steers=job.steers)
                     journal.line("again", text)
                     if (ticket.number, ticket.id, ticket.is_duplicate) != (number, message_id, True):
                         journal.line("wrong", f"{text!r} was number {number}, and then {ticket}")
                 await asyncio.sleep(random.uniform(0.0, 2 * job.every_s))
 
 
-async def _insist(app: Runtime, thread: str, text: str, journal: JsonLines) -> Ticket:
+async def _withdraw(app: Runtime, ticket: Ticket, journal: JsonLines) -> None:
+    try:
+        is_withdrawn = await app.withdraw(ticket.thread_id, ticket.id)
+    except PerdureError:
+        # It may have happened: the stored message is what the audit asks.
+        return
+    journal.line("withdrawn" if is_withdrawn else "not withdrawn", ticket.thread_id, ticket.number)
+
+
+async def _insist(
+    app: Runtime, thread: str, text: str, journal: JsonLines, *, steers: bool = False
+) -> Ticket:
     """Send a message until it is acknowledged."""
     while True:
         journal.line("sent", text)
         try:
             quiet = random.choice((0.0, 0.0, 0.3))
-            return await app.accept(thread, text, dedupe_key=text, channel="chat", debounce=quiet)
+            strategy: Strategy = random.choice(_STRATEGIES) if steers else "enqueue"
+            return await app.accept(
+                thread, text, dedupe_key=text, channel="chat", debounce=quiet, strategy=strategy
+            )
         except PerdureError as error:
             journal.line("not acknowledged", text, type(error).__name__)
             await asyncio.sleep(0.1)

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,7 +117,7 @@ def _work(job: Job, journal: Journal) -> None:
         else:
             app = graphs.flow(lambda label, task: journal.line("ran", label, task), saver)
         for turn in TURNS:
-            insist(journal, lambda turn=turn: take_turn(app, job, turn, journal))
+            insist(journal, partial(take_turn, app, job, turn, journal))
         state = insist(journal, lambda: app.get_state(config(TURNS[-1])))
         effects = driver.count
     job.result.write_text(json.dumps({"state": state.values, "next": state.next, "effects": effects}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from perdure.model.records import INBOX, LANE, Partition
 from perdure.runtime.jitter import seeded
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
+from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.delivery import Channel
 from perdure.storage.port import Driver
 from tests.chaos.history import Expected, audit, audit_steered_log, logging_agent
@@ -32,6 +34,8 @@ SETTINGS = Settings(lease=10.0, poll=1.0, attempts=1000, backoff=0.2, max_backof
 """Short times and many attempts: the crashes of a simulation would use up any small number."""
 
 FAULTS = Faults(kill=0.01, pause=0.01, lose=0.01)
+UNWANTED = 0.15
+"""Share of the messages that their senders withdraw, if they still wait."""
 STRATEGIES: tuple[Strategy, ...] = ("steer", "steer", "steer", "steer", "enqueue")
 REST_S = 600.0
 BUSY_S = 3600.0
@@ -114,15 +118,16 @@ def simulate(
             while len(acknowledged) < messages:
                 text = f"{thread} message {len(acknowledged)}"
                 quiet = simulation.random.choice((0.0, 0.0, 2.0))
-                how = simulation.random.choice(STRATEGIES) if steers else "enqueue"
+                how, is_unwanted = _way(simulation.random) if steers else ("enqueue", False)
                 try:
-                    await app.accept(
+                    ticket = await app.accept(
                         thread, text, dedupe_key=text, channel="chat", debounce=quiet, strategy=how
                     )
                 except PerdureError:
                     await asyncio.sleep(0.2)
                 else:
                     acknowledged.append(text)
+                    await _withdraw(app, ticket, is_unwanted=is_unwanted)
                 await asyncio.sleep(simulation.random.choice((0.0, 0.01, 0.3, 5.0)))
 
         return send
@@ -144,6 +149,18 @@ def simulate(
     return Outcome(seed, wrong, simulation.counts, tuple(simulation.trace))
 
 
+def _way(chance: random.Random) -> tuple[Strategy, bool]:
+    """Choose how a message is sent to a thread with an open run, and if its sender withdraws it."""
+    return chance.choice(STRATEGIES), chance.random() < UNWANTED
+
+
+async def _withdraw(app: Runtime, ticket: Ticket, *, is_unwanted: bool) -> None:
+    # If the answer is lost it may have happened: the audit looks at what is stored.
+    with suppress(PerdureError):
+        if is_unwanted:
+            await app.withdraw(ticket.thread_id, ticket.id)
+
+
 def _asking(chance: random.Random) -> tuple[tuple[int, ...], tuple[str, ...] | None]:
     """Choose the steps that ask for messages, and if the worker takes them up between steps, too."""
     asking = chance.choice(((), (1,), (0, 2), (0, 1, 2)))
@@ -151,14 +168,17 @@ def _asking(chance: random.Random) -> tuple[tuple[int, ...], tuple[str, ...] | N
 
 
 def _taken(database: SyncDatabase, expected: Expected) -> dict[str, int]:
-    """Count the messages of a history, and those that an open run took up."""
-    taken = 0
+    """Count the messages of a history, those that an open run took up, and the withdrawn ones that it passed
+    over."""
+    taken = passed = 0
     for thread in expected.acknowledged:
         at = Partition("", thread)
         (rows,) = handle_of(database).run(ask(Fetch(at, (Range(INBOX, bodies=False),))))
         begun = {run.first for run in handle_of(database).run(runs.latest(at, 10_000))}
         taken += sum(row.fields["mode"] == "steer" and row.key[0] not in begun for row in rows)
-    return {"messages": sum(map(len, expected.acknowledged.values())), "taken up": taken}
+        passed += sum(row.fields["mode"] == "withdrawn" and row.key[0] not in begun for row in rows)
+    sent = sum(map(len, expected.acknowledged.values()))
+    return {"messages": sent, "taken up": taken, "passed over": passed}
 
 
 def _is_done(database: SyncDatabase, expected: Expected, messages: int) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import httpx
 from langgraph_sdk import get_client
@@ -30,12 +31,12 @@ WITHIN_S = 60.0
 LEASE_S = 2.0
 DRAIN_S = 10.0
 GRAPH = "agent"
-_TIMEOUT = httpx.Timeout(WITHIN_S, connect=10)
+_TIMEOUT: Any = httpx.Timeout(WITHIN_S, connect=10)
 _PATIENCE = "patience=1"
 
 
 @functools.cache
-def _processes() -> ForkServerContext:
+def processes() -> ForkServerContext:
     """Processes that are forked from one that imported everything once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -44,7 +45,7 @@ def _processes() -> ForkServerContext:
     return context
 
 
-def _live(words: Sequence[str], folder: str, log: str) -> None:
+def live(words: Sequence[str], folder: str, log: str) -> None:
     """Be ``perdure`` with a command line."""
     os.chdir(folder)
     said = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -81,8 +82,8 @@ class Member:
     def start(self) -> None:
         self._heard = len(self._log.read_text()) if self._log.exists() else 0
         self.gone = asyncio.Event()
-        self._process = _processes().Process(
-            target=_live, args=(self._words, str(self._folder), str(self._log)), daemon=True
+        self._process = processes().Process(
+            target=live, args=(self._words, str(self._folder), str(self._log)), daemon=True
         )
         self._process.start()
 

@@ -39,7 +39,7 @@ def graph(ran: Ran) -> StateGraph[Any, Any, Any, Any]:
     """Parallel branches, a fan-out by Send, a subgraph for each task, one that keeps its state, an interrupt
     in a branch that runs beside another, and steps after the answer."""
 
-    def node(name: str) -> Callable[[Any], dict[str, Any]]:
+    def node(name: str) -> Any:
         def act(state: Any) -> dict[str, Any]:
             ran(f"{name} {state['topic']}", _task_id())
             return {"notes": [f"{name}:{state['topic']}:{len(state.get('notes', ()))}"]}

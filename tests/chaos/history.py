@@ -87,8 +87,9 @@ class Expected:
     delivered: Counter[str] = field(default_factory=Counter)
 
 
-AuditLog = Callable[[Sequence[str], Mapping[int, str], Sequence[Run]], list[str]]
-"""Compares a thread's log with its messages by number, and its runs, newest first."""
+AuditLog = Callable[[Sequence[str], Mapping[int, str | None], Sequence[Run]], list[str]]
+"""Compares a thread's log with its messages by number, ``None`` for a withdrawn one, and its runs, newest
+first."""
 
 
 def audit(
@@ -136,16 +137,23 @@ def _audit_thread(
         wrong.append(f"I1 numbers of messages have a gap: {[m.seq for m in messages]} up to {lane.last}")
     if lane.pending or lane.due_at is not None or out.pending or out.due_at is not None:
         wrong.append(f"I11 stuck: inbox {lane}, outbox {out}")
-    newest = handle_of(database).run(runs.latest(at, 10_000))
+    newest = list(handle_of(database).run(runs.latest(at, 10_000)))
     covered = [seq for run in reversed(newest) for seq in range(run.first, run.last + 1)]
     if covered != list(range(1, lane.bound + 1)):
         wrong.append(f"I2 runs cover {covered}, not 1 to {lane.bound} once each")
+    unwanted = {message.id: message for message in messages if message.is_withdrawn}
+    ended = [run for run in newest if run.id in unwanted]
+    wrong += [f"I4 run {run.id} was withdrawn and is {run.state}" for run in ended if run.state == DONE]
+    newest = [run for run in newest if run.id not in unwanted]
     wrong += [f"I4 run {run.id} is {run.state}" for run in newest if run.state != DONE]
     if sum(run.state == OPEN for run in newest) > 1:
         wrong.append("I4 more than one run is open")
     found = database.checkpointer(tenant=at.tenant).get_tuple({"configurable": {"thread_id": at.thread}})
     log: list[str] = [] if found is None else found.checkpoint["channel_values"].get("log", [])
-    wrong += of_log(log, {message.seq: message.payload[MESSAGE]["content"] for message in messages}, newest)
+    content = {message.seq: message.payload[MESSAGE]["content"] for message in messages}
+    gone = {content[message.seq] for message in unwanted.values()}
+    texts = [text for text in texts if text not in gone]
+    wrong += of_log(log, content | dict.fromkeys((m.seq for m in unwanted.values()), None), newest)
     applied = [entry[2:] for entry in log if entry.startswith("m:")]
     if [text for text in applied if text in set(texts)] != list(texts):
         wrong.append(f"I3 acknowledged in the order {list(texts)}, applied as {applied}")
@@ -177,7 +185,7 @@ def foreign(database: SyncDatabase, expected: Expected, *, tenant: str = "") -> 
     ]
 
 
-def _audit_log(log: Sequence[str], texts: Mapping[int, str], newest: Sequence[Run]) -> list[str]:
+def _audit_log(log: Sequence[str], texts: Mapping[int, str | None], newest: Sequence[Run]) -> list[str]:
     due: list[str] = []
     for run in reversed(newest):
         due += [f"m:{texts.get(seq, '?')}" for seq in range(run.first, run.last + 1)]
@@ -185,14 +193,18 @@ def _audit_log(log: Sequence[str], texts: Mapping[int, str], newest: Sequence[Ru
     return [] if log == due else [f"I3, I8 the log is {log}, and has to be {due}"]
 
 
-def audit_steered_log(log: Sequence[str], texts: Mapping[int, str], newest: Sequence[Run]) -> list[str]:
+def audit_steered_log(
+    log: Sequence[str], texts: Mapping[int, str | None], newest: Sequence[Run]
+) -> list[str]:
     """Compare the log of a thread whose runs may take messages up: each run's messages are in the order of
-    their numbers, the first before its steps and none after the last one, and each step is there once."""
+    their numbers, the first before its steps and none after the last one, none that was withdrawn, and each
+    step is there once."""
     rest, wrong = list(log), list[str]()
     for run in reversed(newest):
         end = rest.index(f"s:{STEPS - 1}") + 1 if f"s:{STEPS - 1}" in rest else len(rest)
         its, rest = rest[:end], rest[end:]
-        due = [f"m:{texts.get(seq, '?')}" for seq in range(run.first, run.last + 1)]
+        taken = [texts.get(seq, "?") for seq in range(run.first, run.last + 1)]
+        due = [f"m:{text}" for text in taken if text is not None]
         steps = [entry for entry in its if entry.startswith("s:")]
         if [entry for entry in its if entry.startswith("m:")] != due or its[:1] != due[:1]:
             wrong.append(f"I3 run {run.first}-{run.last} has {its}, and has to have {due}")

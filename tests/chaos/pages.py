@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 
-PAGE = 4096
+PAGE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +73,4 @@ def names_of_pages(path: Path) -> dict[int, str]:
     """Which table or index each page belongs to."""
     with closing(apsw.Connection(str(path))) as connection:
         rows = connection.execute("SELECT pageno, name FROM dbstat").fetchall()
-    return {int(number): str(name) for number, name in rows}
+    return {int(str(number)): str(name) for number, name in rows}

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -25,13 +25,16 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
 from perdure.engine import runs
+from perdure.model.messages import Message
 from perdure.model.ops import Fetch, Find, Range
 from perdure.model.program import ask
-from perdure.model.records import CHECKPOINT, Partition
+from perdure.model.records import CHECKPOINT, INBOX, Partition
+from perdure.runtime.agents import MESSAGE
 from tests.chaos.child_processes import FOREVER, JsonLines, ProcessJob
-from tests.chaos.history import STEPS, Expected, audit
+from tests.chaos.history import STEPS, Expected, audit, audit_steered_log
 
 _INHERITED = ("AWS_", "PERDURE_")
+_WITHDRAWALS = ("withdrawn", "not withdrawn")
 _SKEWS_S = (3600.0, -3600.0, 0.0)
 _BUSY_S, _REST_S = 60.0, 120.0
 
@@ -121,6 +124,7 @@ class Figures:
     refused: int = 0
     stale: int = 0
     resent: int = 0
+    withdrawn: int = 0
     lost: int = 0
     forks: int = 0
     twice: int = 0
@@ -131,7 +135,7 @@ class Figures:
 @dataclass(frozen=True)
 class Battery:
     """Parameters of a test. ``interval_s`` is the mean time between two faults, ``every_s`` between two
-    messages of a sender, in seconds."""
+    messages of a sender, in seconds; with ``steers`` messages steer the open run, and some are withdrawn."""
 
     backend: str
     seed: int
@@ -144,6 +148,7 @@ class Battery:
     lease: float = 1.2
     interval_s: float = 0.5
     every_s: float = 0.3
+    steers: bool = False
     breaks: str = ""
 
     def run(self, launcher: Launcher, url: str, folder: Path) -> tuple[Figures, list[str]]:
@@ -192,6 +197,7 @@ class _Run:
                 self.folder,
                 skew_s=skew_s,
                 lease=battery.lease,
+                steers=battery.steers,
                 breaks=battery.breaks,
             )
         names = [f"thread {n}" for n in range(battery.threads)]
@@ -205,6 +211,7 @@ class _Run:
                 threads=names[n :: battery.senders],
                 messages=-(-battery.messages // battery.senders),
                 every_s=battery.every_s,
+                steers=battery.steers,
             )
 
     def _start(self, name: str) -> None:
@@ -314,9 +321,17 @@ class _Run:
         repeated = repetitions(journal)
         database = open_database(self.url)
         try:
-            found = audit(database, expected)
+            found = audit(database, expected, of_log=audit_steered_log if self.battery.steers else None)
+            gone = _withdrawn(database, expected.acknowledged)
+            found += [
+                f"the sender of message {number} of {thread} saw it {what}, and it is not so"
+                for what, thread, number in (line for line in journal if line[0] in _WITHDRAWALS)
+                if ((thread, number) in gone) != (what == _WITHDRAWALS[0])
+            ]
+            figures.withdrawn = len(gone)
             for thread, texts in expected.acknowledged.items():
-                self._count(database, Partition("", thread), texts)
+                left = [text for text in texts if text not in gone.values()]
+                self._count(database, Partition("", thread), left)
             self.wrong += map(str, database.fsck())
         finally:
             database.close()
@@ -336,6 +351,17 @@ class _Run:
         figures.twice += sum(entries[f"m:{text}"] > 1 for text in texts)
         figures.twice += sum(max(0, entries[f"s:{n}"] - count) for n in range(STEPS))
         figures.forks += len(forks(database, at))
+
+
+def _withdrawn(database: SyncDatabase, threads: Iterable[str]) -> dict[tuple[str, int], str]:
+    """Return the texts of the withdrawn messages by thread and number."""
+    out: dict[tuple[str, int], str] = {}
+    for thread in threads:
+        (rows,) = handle_of(database).run(ask(Fetch(Partition("", thread), (Range(INBOX),))))
+        for message in map(Message.read, rows):
+            if message.is_withdrawn:
+                out[thread, message.seq] = message.payload[MESSAGE]["content"]
+    return out
 
 
 def forks(database: SyncDatabase, at: Partition) -> list[str]:

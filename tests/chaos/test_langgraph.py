@@ -7,6 +7,7 @@ import operator
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
@@ -34,7 +35,7 @@ def test_a_resumed_run_calls_a_stateful_subgraph_without_its_new_input() -> None
     graph = outer.compile(InMemorySaver())
 
     def ask(topic: str) -> Any:
-        config = {"configurable": {"thread_id": "t"}, "metadata": {"run_id": topic}}
+        config: RunnableConfig = {"configurable": {"thread_id": "t"}, "metadata": {"run_id": topic}}
         return graph.invoke({"topic": topic, "notes": []}, config)["notes"]
 
     assert ask("one") == ["one"]

@@ -188,7 +188,8 @@ def test_what_is_acknowledged_after_a_restore_can_be_read(
             stop.set()
             for thread in threads:
                 thread.join(60)
-        reports = [(r.args[0], r.created) for r in caplog.records if r.name == "perdure.langgraph" and r.args]
+        records = [r for r in caplog.records if r.name == "perdure.langgraph"]
+        reports = [(r.args[0], r.created) for r in records if isinstance(r.args, tuple) and r.args]
         missed, losses = [], 0
         for restored, (before, since, until) in enumerate(lost):
             # A thread that comes to nothing before the next restore is found older after that one.

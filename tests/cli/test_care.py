@@ -41,6 +41,7 @@ def test_a_dry_run_prints_what_a_sweep_then_removes(shell: Shell, url: str) -> N
         "checkpoints": 14,
         "bytes": int(planned.stdout.rsplit(", ", 1)[1].split()[0].replace(",", "")),
         "unfinished": 0,
+        "items": 0,
         "failed": 0,
         "dry_run": False,
     }

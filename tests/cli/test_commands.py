@@ -1,6 +1,6 @@
 """The commands as a shell sees them: output, exit codes, and what is refused in one sentence.
 
-Covers perdure.cli.database, perdure.cli.threads, perdure.langgraph.inspect.
+Covers perdure.cli.database, perdure.cli.threads, perdure.langgraph.plain_reading.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
@@ -64,8 +65,8 @@ def converse(path: Path, thread: str, turns: int, *, key: bytes | None = None) -
     with perdure.connect_sync(f"sqlite:///{path}", migrate=True, encryption_key=key) as db:
         graph = builder.compile(checkpointer=db.checkpointer())
         for turn in range(turns):
-            config = {"configurable": {"thread_id": thread}}
-            graph.invoke({"messages": [("user", f"question {turn} [bold]")]}, config)
+            config: RunnableConfig = {"configurable": {"thread_id": thread}}
+            graph.invoke({"messages": [HumanMessage(f"question {turn} [bold]")]}, config)
 
 
 def test_migrate_makes_a_database_and_may_be_repeated(shell: Shell, tmp_path: Path) -> None:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 import perdure
+from perdure.cli.app import app
+from perdure.errors import BadSetting
 from tests.cli.processes import PROGRAM
 from tests.cli.test_commands import Shell, shell
 from tests.inspector import staging
@@ -26,6 +29,20 @@ def test_a_database_that_is_not_there_is_an_error(shell: Shell) -> None:
     done = shell("inspect", "sqlite:///none.db", "--no-browser")
     assert done.returncode == 1
     assert done.stderr.startswith("perdure: sqlite:///none.db: there is no file")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["--compare", "new.py:graph"], "--compare is for replays"),
+        (["--graph", "a.py:graph", "--allow", "replay", "--work"], "--work runs what actions start"),
+        (["--graph", "a=a.py:g", "--compare", "a=b.py:g", "--allow", "replay"], "a name of its own"),
+    ],
+)
+def test_graphs_that_cannot_be_compared_are_refused(given: list[str], reason: str) -> None:
+    done = CliRunner().invoke(app, ["inspect", "sqlite:///none.db", *given])
+    assert isinstance(done.exception, BadSetting)
+    assert reason in str(done.exception)
 
 
 @pytest.mark.slow

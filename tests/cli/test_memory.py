@@ -11,7 +11,7 @@ import pytest
 import perdure
 from perdure.memory import Memory
 from perdure.runtime import Agent, Runtime
-from perdure.runtime.turns import lane_of
+from perdure.runtime.memory_turns import lane_of
 from tests.backends import BACKENDS, EMPTY
 from tests.cli.test_commands import Shell, shell
 from tests.conversation.models import Scripted

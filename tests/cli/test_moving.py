@@ -30,7 +30,6 @@ from tests.houses import furnish
 from tests.langgraph import graphs
 from tests.langgraph.session import config
 
-PROGRAM = Path(sys.executable).with_name("perdure")
 KEY = bytes(range(32))
 
 Run = Callable[..., tuple[int, str, str]]
@@ -67,7 +66,7 @@ def empty(db: perdure.SyncDatabase) -> None:
     """Leaves it as it is."""
 
 
-def talk(db: perdure.SyncDatabase, thread: str = "ada", turns: int = 3) -> None:
+def talk(db: perdure.SyncDatabase, thread: str = "ada", turns: int = 3) -> Any:
     graph = graphs.chat(db.checkpointer())
     for n in range(turns):
         graph.invoke(graphs.message(n), config(thread))
@@ -367,10 +366,19 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> str:
     return database(tmp_path_factory.mktemp("house") / "a.db", fill=lambda db: furnish(db, 50))
 
 
+# A shell that starts the tests in the background has its children ignore Ctrl-C.
+HEEDING = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from perdure.cli import main
+main()
+"""
+
+
 def start(source: str, target: str) -> subprocess.Popen[str]:
     # The test has to be faster than what it stops.
     return subprocess.Popen(
-        ["nice", "-n", "10", PROGRAM, "copy", "--from", source, "--to", target],
+        ["nice", "-n", "10", sys.executable, "-c", HEEDING, "copy", "--from", source, "--to", target],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

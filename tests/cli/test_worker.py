@@ -96,7 +96,12 @@ def test_a_second_signal_ends_it_at_once_and_nothing_is_lost(
     slow = workers.accept(("a", "slow"))
     workers.until(lambda: "answer slow" in workers.notes())
     workers.ask_to_stop(process, number)
-    workers.until(lambda: process.send_signal(number) or process.poll() is not None)
+
+    def has_ended() -> bool:
+        process.send_signal(number)
+        return process.poll() is not None
+
+    workers.until(has_ended)
     assert workers.ended(process) == code
     assert workers.holder("a") is not None
     workers.free()

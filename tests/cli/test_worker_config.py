@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langgraph.store.base import Item
 
 import perdure
 from perdure.model.messages import DONE, READY, SENT
@@ -150,7 +149,7 @@ def test_items_of_the_store_are_over_when_the_configuration_says(workers: Worker
 
 def items(workers: Workers) -> list[Any]:
     with perdure.connect_sync(workers.url) as db:
-        return [item for item in db.store().search(("told",), refresh_ttl=False) if isinstance(item, Item)]
+        return list(db.store().search(("told",), refresh_ttl=False))
 
 
 def test_in_development_it_has_a_server_s_database_and_makes_it(workers: Workers) -> None:

@@ -196,7 +196,7 @@ async def test_runs_over_http_obey_the_policy_and_the_schema(tmp_path: Path) -> 
             topic: str
 
         before = StateGraph(Before).add_node("n", lambda _: {}).add_edge(START, "n")
-        before.compile(checkpointer=db.checkpointer()).invoke({"topic": "tea"}, thread)  # type: ignore[arg-type]
+        before.compile(checkpointer=db.checkpointer()).invoke({"topic": "tea"}, thread)  # type: ignore[call-overload]
     config = load(file=file, db=url, development=True, environ={})
     async with opened(config) as host:
         app = create_app(None, config.http)

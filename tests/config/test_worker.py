@@ -99,7 +99,6 @@ def test_places_start_where_they_were_written() -> None:
         '[auth.jwt]\nsecret = "short"\n',
         '[auth.jwt]\nissuer = "i"\naudience = "a"\npublic_key = "none.pem"\n',
         '[http.cors]\nallow_origins = ["*"]\nallow_credentials = true\n',
-        '[checkpointer.ttl]\nstrategy = "delete"\n',
     ],
 )
 def test_what_only_a_server_uses_does_not_stop_it(text: str) -> None:
@@ -115,6 +114,10 @@ def test_what_only_a_server_uses_does_not_stop_it(text: str) -> None:
         ("[auth.jwt]\nsecret = 7\n", "auth.jwt.secret in perdure.toml cannot be used; it has to be text"),
         ("[runtime]\nlease = 0\n", "runtime.lease in perdure.toml: lease is 0.0 s; it has to be more than 0"),
         ("[http]\nwebhook_hosts = ['a b']\n", "it has to be a list of hosts and networks"),
+        (
+            "[checkpointer.ttl]\nstrategy = 'delete'\n",
+            "checkpointer.ttl.strategy in perdure.toml is set for old threads, but the age",
+        ),
         ("[metrics]\nport = 70000\n", "metrics.port in perdure.toml is 70000; it has to be a whole number"),
         (
             "[metrics]\nhost = '::1'\n",

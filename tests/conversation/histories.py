@@ -10,9 +10,18 @@ from typing import Any
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
-OPENAI = ChatOpenAI(model="gpt-5", api_key="-", base_url="http://127.0.0.1:9", use_responses_api=False)
-ANTHROPIC = ChatAnthropic(model="claude-sonnet-4-5", api_key="-", base_url="http://127.0.0.1:9")
+OPENAI = ChatOpenAI(
+    model="gpt-5", api_key=SecretStr("-"), base_url="http://127.0.0.1:9", use_responses_api=False
+)
+ANTHROPIC = ChatAnthropic(
+    model_name="claude-sonnet-4-5",
+    api_key=SecretStr("-"),
+    base_url="http://127.0.0.1:9",
+    timeout=None,
+    stop=None,
+)
 
 WORDS = (
     "yes",
@@ -86,7 +95,7 @@ class Histories:
                         at, SystemMessage(pick.choice(("Now in French.", "", " ")), id=self._id())
                     )
                 case 7:
-                    empty = pick.choice(("", " \n", [], [""], [{"type": "text", "text": " "}]))
+                    empty: Any = pick.choice(("", " \n", [], [""], [{"type": "text", "text": " "}]))
                     messages.insert(at, pick.choice((AIMessage, HumanMessage))(empty, id=self._id()))
                 case 8:
                     messages[at] = self._odd(messages[at])

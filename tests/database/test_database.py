@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
@@ -23,7 +24,7 @@ def talk(db: DatabaseBase, thread: str, *texts: str) -> None:
     builder = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [("ai", "yes")]})
     graph = builder.add_edge(START, "answer").compile(checkpointer=db.checkpointer())
     for text in texts:
-        graph.invoke({"messages": [("user", text)]}, {"configurable": {"thread_id": thread}})
+        graph.invoke({"messages": [HumanMessage(text)]}, {"configurable": {"thread_id": thread}})
 
 
 @pytest.fixture

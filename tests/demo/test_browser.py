@@ -54,6 +54,26 @@ def test_an_open_page_outlives_the_process(page: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_page_kills_the_process_and_another_one_goes_on(page: Page, tmp_path: Path) -> None:
+    with running(tmp_path / "demo.db", free_port()) as demo:
+        page.goto(demo.address)
+        page.locator("#model", has_text=re.compile("^SmolLM2")).wait_for()
+        first = demo.ask("GET", "/chat/process.json")["pid"]
+        page.get_by_role("button", name="What is stored").click()
+        ask(page, LONG)
+        written(page, 40)
+        page.get_by_role("button", name="Kill the server process").click()
+        page.get_by_text(f"Process {first} was killed with SIGKILL").wait_for()
+        page.get_by_text("Attempt 2 began, from the last stored checkpoint").wait_for()
+        answered(page, 1)
+        second = demo.ask("GET", "/chat/process.json")["pid"]
+        page.get_by_text(f"Process {second} took over").wait_for()
+        assert second != first
+        (thread,) = demo.threads()
+        assert [text for _, text in demo.said(thread)] == bodies(page)
+
+
+@pytest.mark.slow
 def test_the_page_shows_what_was_remembered_and_forgets_it(page: Page, tmp_path: Path) -> None:
     with running(tmp_path / "demo.db", free_port()) as demo:
         page.goto(demo.address)

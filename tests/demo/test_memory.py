@@ -6,7 +6,7 @@ import pytest
 
 from perdure.demo.memory import USER, demo_policy, statements
 from perdure.memory import ExtractionRequest, Memory
-from perdure.runtime.turns import lane_of
+from perdure.runtime.memory_turns import lane_of
 from tests.demo.staging import Stage, run, stage
 from tests.runtime.graphs import eventually_stored
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from perdure.cli import app
+from perdure.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _SHELL = re.compile(r"^(`{3,})(?:sh|bash|console)\b[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)

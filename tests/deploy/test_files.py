@@ -153,7 +153,8 @@ def test_two_servers_accept_and_two_workers_run() -> None:
 def test_workers_have_the_graphs_of_the_servers() -> None:
     said = tomllib.loads((DEPLOY / "agent" / "perdure.toml").read_text(encoding="utf-8"))
     commands = [service["command"] for service in SERVICES.values() if "command" in service]
-    commands += [container["args"] for _, container in (param.values for param in CONTAINERS)]
+    containers: list[Any] = [param.values[1] for param in CONTAINERS]
+    commands += [container["args"] for container in containers]
     workers = [parsed(words) for words in commands if words[0] == "worker"]
     # They name none and no file: both read the one that the image has.
     assert [(list(each["graphs"] or ()), each["config"]) for each in workers] == [([], None)] * 2

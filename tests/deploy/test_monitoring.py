@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +22,7 @@ SELECTOR = re.compile(r"\b(perdure_\w+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"by \(([^)]*)\)")
 
 
-def rules() -> list[dict[str, str]]:
+def rules() -> list[dict[str, Any]]:
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
@@ -87,8 +88,7 @@ def test_the_file_has_the_alerts_of_the_page() -> None:
     table = page[page.index("### What to alert on") : page.index("### State that grows")]
     rows = re.findall(r"^\| ([^|`]+) \| `([^`]+)` \|", table, re.MULTILINE)
     assert {(title, expression.replace(r"\|", "|")) for title, expression in rows} == {
-        (rule["annotations"]["summary"], rule["expr"])
-        for rule in rules()  # type: ignore[index]
+        (rule["annotations"]["summary"], rule["expr"]) for rule in rules()
     }
     assert all({"alert", "expr", "for", "labels", "annotations"} <= set(rule) for rule in rules())
 

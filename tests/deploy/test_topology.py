@@ -205,7 +205,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def client_of(place: Place, user: str = "ada") -> LangGraphClient:
     headers = {"Authorization": f"Bearer {token(SECRET, 'HS256', sub=user)}"}
-    return get_client(url=place.url, api_key=None, headers=headers, timeout=httpx.Timeout(WITHIN_S))
+    timeout: Any = httpx.Timeout(WITHIN_S)
+    return get_client(url=place.url, api_key=None, headers=headers, timeout=timeout)
 
 
 def said(text: str) -> dict[str, Any]:

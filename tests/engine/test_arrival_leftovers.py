@@ -14,7 +14,7 @@ from perdure import Retention, RetentionRules, admin
 from perdure.care.sweeper import SweepOptions
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
-from perdure.engine import arrival_leftovers, importing, retention
+from perdure.engine import arrival_leftovers, importing, removal
 from perdure.engine.inbox import Accept
 from perdure.engine.transfer_claim import CLAIM
 from perdure.errors import NotFound, Unavailable
@@ -211,7 +211,7 @@ def test_an_import_that_fails_leaves_what_was_accepted_meanwhile(backend: str) -
             handle.run(importing.abandon(arrival))
             assert not any(rows(db, ADA, kind) for kind in (SEAL, CHUNK))
             assert len(rows(db, ADA, INBOX)) == len(rows(db, ADA, LANE)) == int(is_written_to)
-            handle.run(retention.delete_thread(ADA))
+            handle.run(removal.delete_thread(ADA))
         found = handle.run(importing.survey(ADA))
         handle.run(importing.abandon(handle.run(importing.begin(ADA, found, {}, 7, handle.budget))))
-        assert handle.run(retention.all_threads("")) == []
+        assert handle.run(removal.all_threads("")) == []

@@ -8,7 +8,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.engine import chunk_collection
 from perdure.engine.chunk_collection import collect
-from perdure.engine.thread_contents import read
+from perdure.engine.thread_records import read
 from perdure.engine.transact import chunk_puts
 from perdure.model.ops import Commit, Put
 from perdure.model.program import ask

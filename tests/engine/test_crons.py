@@ -81,8 +81,29 @@ def test_those_that_are_due_come_earliest_first(queue: Queue) -> None:
     found = queue.run(crons.due(PLACE, 30, 10))
     assert [cron.id for cron in found.crons] == ["b", "c", "a"]
     assert found.fault is None
+    assert not found.may_be_more
     assert [cron.id for cron in queue.run(crons.due(PLACE, 30, 2)).crons] == ["b", "c"]
     assert queue.run(crons.due(PLACE, 5, 10)).crons == ()
+
+
+@pytest.mark.parametrize("after", [70, None])
+def test_one_that_another_process_starts_while_they_are_read_is_not_due(
+    queue: Queue, after: int | None
+) -> None:
+    for name in "ab":
+        create(queue, name, 10)
+    seen = 0
+
+    def between(effect: Effect[Any]) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 2:
+            move(queue, "a", after)
+
+    found = queue.run(crons.due(PLACE, 30, 2), between)
+    assert seen == 2
+    assert [cron.id for cron in found.crons] == ["b"]
+    assert found.may_be_more
 
 
 def test_one_that_cannot_be_read_does_not_hide_the_others(queue: Queue) -> None:

@@ -10,7 +10,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from perdure.engine import retention
+from perdure.engine import removal
 from perdure.model.ops import Fetch, Range
 from perdure.model.records import WRITE, Partition
 from perdure.storage.memory import MemoryDriver
@@ -19,7 +19,7 @@ from perdure.testing.conformance.backend import at
 
 
 def test_a_run_of_more_checkpoints_than_a_page_is_removed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "_PAGE", 4)
+    monkeypatch.setattr(removal, "_PAGE", 4)
     backend = Backend(MemoryDriver())
     saver = backend.saver()
     for thread in ("t1", "t2", "t3"):

@@ -30,6 +30,8 @@ AT_REST = ThreadAtRest(
     missing=None,
     claim=None,
     has_head=True,
+    generation=1,
+    has_document=True,
 )
 
 

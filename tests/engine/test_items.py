@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from langgraph.store.base import GetOp, Op, PutOp
@@ -15,8 +15,9 @@ from perdure.model.items import Write, name_of, partition_of
 from perdure.model.ops import Commit, Delete, Expect, Fetch, Find, Get, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, ITEM, Record
+from perdure.storage.encryption import EncryptedDriver, Keyring
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import CommitLimits, run
+from perdure.storage.port import CommitLimits, Driver, WrappingDriver, run
 from perdure.testing.conformance import Backend, Narrow
 from perdure.testing.conformance.expiry import Hand
 from perdure.testing.conformance.memories import HOME, keys, there
@@ -24,6 +25,7 @@ from perdure.testing.faults import FaultyDriver
 from tests.backends import fresh
 
 AT = partition_of("", HOME)
+R = TypeVar("R")
 WIDE = Budget(1000, 1 << 20)
 
 
@@ -40,6 +42,21 @@ class Watched:
         self.effects.clear()
         call()
         return [type(effect).__name__ for effect in self.effects]
+
+
+class Keeping(WrappingDriver):
+    """A driver that records the requests, and keeps fields if the inner one does."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.effects: list[Effect[Any]] = []
+
+    def perform(self, effect: Effect[R]) -> R:
+        self.effects.append(effect)
+        return self._inner.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return self.perform(effect)
 
 
 def stored(driver: MemoryDriver, key: str) -> Record | None:
@@ -64,6 +81,36 @@ def test_each_operation_costs_few_trips() -> None:
     assert watched.asked(lambda: store.batch(gets)) == ["Fetch"]
     puts: list[Op] = [PutOp(HOME, f"k{n}", {}) for n in range(50)]
     assert watched.asked(lambda: store.batch(puts)) == ["Fetch", "Commit"]
+
+
+@pytest.mark.parametrize("name", ["memory", "sqlite"])
+def test_a_put_reads_nothing_where_the_driver_keeps_the_time_of_creation(name: str) -> None:
+    with fresh(name) as driver:
+        watched = Keeping(driver)
+        store = Backend(watched).store()
+        puts: list[Op] = [PutOp(HOME, f"k{n}", {}) for n in range(50)]
+        for _ in range(2):
+            watched.effects.clear()
+            store.batch(puts)
+            assert [type(effect) for effect in watched.effects] == [Commit]
+        item = there(store.get(HOME, "k0"))
+        assert item.created_at < item.updated_at
+        watched.effects.clear()
+        # Whether there is anything to delete has to be read.
+        store.batch([PutOp(HOME, "k0", {}), PutOp(HOME, "none", None)])
+        assert [type(effect) for effect in watched.effects] == [Fetch, Commit]
+        assert there(store.get(HOME, "k0")).created_at == item.created_at
+
+
+def test_a_sealed_item_keeps_its_time_of_creation() -> None:
+    with fresh("sqlite") as driver:
+        store = Backend(EncryptedDriver(driver, Keyring.of(bytes(32)))).store()
+        store.put(HOME, "k", {"n": 1})
+        born = there(store.get(HOME, "k")).created_at
+        store.put(HOME, "k", {"n": 2})
+        item = there(store.get(HOME, "k"))
+        assert (item.value, item.created_at) == ({"n": 2}, born)
+        assert item.updated_at > born
 
 
 def test_a_listing_reads_no_body_and_no_namespace_that_it_does_not_name() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import inbox, journal, queue_retention, retention, runs
+from perdure.engine import inbox, journal, queue_retention, removal, runs
 from perdure.engine.inbox import Accepted
 from perdure.engine.outbox import DeliveryOutcome
 from perdure.engine.runs import Ending, HeldRun, RememberedInbox
@@ -370,7 +370,7 @@ def test_a_run_that_begins_ends_the_waiting(queue: Queue) -> None:
 def test_a_holder_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None:
     queue.accept()
     stale = queue.held("one")
-    queue.run(retention.delete_thread(HERE))
+    queue.run(removal.delete_thread(HERE))
     queue.accept("new")
     current = queue.held("two")
     for program in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.engine import outbox, retention
+from perdure.engine import outbox, removal
 from perdure.engine.outbox import DeliveryOutcome
 from perdure.engine.runs import Unserved
 from perdure.errors import Conflict, Fenced, NotFound
@@ -128,7 +128,7 @@ def test_a_sender_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None
     queue.replied("old")
     stale = queue.take("one")
     assert stale is not None
-    queue.run(retention.delete_thread(HERE))
+    queue.run(removal.delete_thread(HERE))
     queue.replied("new")
     current = queue.take("two")
     assert current is not None

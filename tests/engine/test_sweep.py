@@ -43,8 +43,9 @@ def rules(**fields: Any) -> RetentionRules:
     return RetentionRules(Retention(**fields))
 
 
-def now(days: float = 0) -> int:
-    return time.time_ns() // 1000 + round(days * DAY_US)
+def now(days: float = 0) -> expiry.Clocks:
+    at = time.time_ns() // 1000 + round(days * DAY_US)
+    return expiry.Clocks(at, at)
 
 
 def stored(db: perdure.SyncDatabase, thread: str) -> int:
@@ -176,7 +177,7 @@ def test_a_thread_that_cannot_be_pruned_does_not_block_the_others(
         talk(db, name, 2)
     real = sweep.visit
 
-    def visit(partition: Partition, how: SweepTerms, at: int) -> Any:
+    def visit(partition: Partition, how: SweepTerms, at: expiry.Clocks) -> Any:
         if partition.thread == "b":
             raise error
         return (yield from real(partition, how, at))

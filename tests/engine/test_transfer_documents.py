@@ -1,6 +1,6 @@
 """A thread takes its documents along, and leaves its events behind.
 
-Covers perdure.engine.content.
+Covers perdure.engine.thread_digest.
 """
 
 from __future__ import annotations

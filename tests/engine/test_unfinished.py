@@ -14,6 +14,7 @@ import perdure
 from perdure import RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine import importing, sweep, transfer_claim
+from perdure.engine.expiry import Clocks
 from perdure.engine.sweep import SweepTerms, Swept
 from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks
 from perdure.errors import Contention
@@ -36,7 +37,7 @@ def swept(db: perdure.SyncDatabase, after_us: int = 0, *, dry_run: bool = False)
     limits = handle.driver.limits
     terms = SweepTerms(RetentionRules(), handle.digest, Budget(limits.ops, limits.bytes), dry_run=dry_run)
     now = handle.run(ask(Now()))
-    return handle.run(sweep.visit(ADA, terms, now + after_us))
+    return handle.run(sweep.visit(ADA, terms, Clocks(now + after_us, now)))
 
 
 def held(db: perdure.SyncDatabase) -> int:
@@ -127,7 +128,7 @@ def test_the_write_of_a_task_to_a_name_that_is_swept_is_kept_whenever_it_comes()
         driver.perform(Commit(ADA, (Put(GC, (), expect=Expect.ABSENT, version=9),)))
         driver.perform(Stage(ADA, tuple(chunk_puts({b"left": b"by a dead writer"}, 9))))
         terms = SweepTerms(RetentionRules(), handle.digest, Budget(driver.limits.ops, driver.limits.bytes))
-        sweeping = sweep.visit(ADA, terms, handle.run(ask(Now())))
+        sweeping = sweep.visit(ADA, terms, Clocks(handle.run(ask(Now())), 0))
         answer: Any = None
         done, has_come = Swept(), False
         for step in count(1):

@@ -116,7 +116,7 @@ def test_a_logout_during_a_refresh_revokes_the_new_token_too(
         return issued(size)
 
     with monkeypatch.context() as patch:
-        patch.setattr(accounts.secrets, "token_urlsafe", meanwhile)
+        patch.setattr(secrets, "token_urlsafe", meanwhile)
         second = held.refresh(first)["refresh_token"]
     leaving.join()
     with pytest.raises(HTTPException):
@@ -195,12 +195,13 @@ def test_a_message_that_fails_each_time_does_not_hold_up_the_next(
     def fails(graph: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
         if given["messages"][0]["content"] == "poison":
             raise ValueError("the model refuses this message")
-        return reply(graph, given, *args, **kwargs)
+        return replies["real"](graph, given, *args, **kwargs)
+
+    replies: dict[str, Any] = {}
 
     async def main() -> None:
         async with replica(url) as (client, app):
-            nonlocal reply
-            reply = type(app.state.graph).ainvoke
+            replies["real"] = type(app.state.graph).ainvoke
             headers = bearing(await logged_in(client))
             session = (await client.post("/sessions", headers=headers)).json()["session_id"]
             path = f"/sessions/{session}/messages"
@@ -217,7 +218,6 @@ def test_a_message_that_fails_each_time_does_not_hold_up_the_next(
             assert str(await answered("and then?", "3")).startswith("2:")
             assert str(await answered("poison", "1")).startswith("3:"), "it can be sent again"
 
-    reply: Any = None
     asyncio.run(main())
 
 

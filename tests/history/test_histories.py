@@ -141,7 +141,7 @@ def test_racing_requests_lose_nothing(backend: str, racers: int) -> None:
 def test_a_racer_without_retries_is_refused_and_overwrites_nothing(db: SyncDatabase) -> None:
     histories = db.history()
     seen = [histories.load("s1") for _ in range(8)]
-    outcomes = []
+    outcomes: list[SessionHistory | None] = []
     for n, history in enumerate(seen):
         try:
             outcomes.append(histories.commit(history, [HumanMessage(str(n))]))

@@ -128,7 +128,7 @@ def test_rarer_messages_are_kept() -> None:
     developer = SystemMessage("d", additional_kwargs={"__openai_role__": "developer"})
     messages = [FunctionMessage(content="1", name="f"), developer, AIMessage("", invalid_tool_calls=[broken])]
     assert to_langchain(to_neutral(messages)) == messages
-    assert to_neutral([ChatMessage("x", role="user"), AIMessageChunk(content="y")]) == [
+    assert to_neutral([ChatMessage(content="x", role="user"), AIMessageChunk(content="y")]) == [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "y"},
     ]
@@ -184,7 +184,7 @@ def test_what_is_no_message_is_refused_without_its_text(message: Any, reason: st
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("message", [RemoveMessage(id="a"), ChatMessage("x", role="critic")])
+@pytest.mark.parametrize("message", [RemoveMessage(id="a"), ChatMessage(content="x", role="critic")])
 def test_a_langchain_message_without_a_neutral_form_is_refused(message: BaseMessage) -> None:
     with pytest.raises(Unserialisable, match="message 0"):
         to_neutral([message])

@@ -22,7 +22,7 @@ from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.sqlite import SqliteSource
 from perdure.testing.faults import faulty
 from tests.imports import parity, threads
-from tests.imports.test_history import chat
+from tests.imports.test_conversations import chat
 
 CHILD = """
 import sys

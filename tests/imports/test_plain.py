@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 import perdure
 from perdure.errors import BadUrl
+from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.kinds import SourceKind, open_source
 from perdure.imports.plain import PlainSource, of_file
 from perdure.imports.sqlite_rows import SqliteRows
 from tests.imports import parity, threads
-from tests.imports.test_history import chat
+from tests.imports.test_conversations import chat
 from tests.servers import d1
 
 IDS = [f"1f0e0000-0000-6000-8000-{n:012d}" for n in range(4)]
@@ -118,36 +120,69 @@ def test_rows_of_d1_become_threads_that_go_on(cloud: str) -> None:
     source.close()
 
 
-def test_a_whole_checkpoint_of_langgraph_s_keeps_its_versions(path: Path) -> None:
-    stock = InMemorySaver()
-    shape = threads.SHAPES["parked"]
-    shape.make(shape.graph(stock), "whole")
-    with closing(sqlite3.connect(path)) as connection, connection:
-        for found in stock.list(threads.config("whole")):
+WHOLE = 200 if parity.FULL else 2
+
+
+def whole(saver: InMemorySaver) -> tuple[dict[str, threads.Shape], list[tuple[str, tuple[Any, ...]]]]:
+    """Threads made by LangGraph's saver, and the statements that store their whole checkpoints and writes."""
+    made = {
+        f"{name} {n}": threads.SHAPES[name]
+        for n, name in zip(range(WHOLE), cycle(["parked", "finished"]), strict=False)
+    }
+    rows: list[tuple[str, tuple[Any, ...]]] = []
+    for thread, shape in made.items():
+        shape.make(shape.graph(saver), thread)
+        for found in saver.list(threads.config(thread)):
+            name = found.checkpoint["id"]
             parent = (found.parent_config or {"configurable": {}})["configurable"].get("checkpoint_id")
-            row = ("whole", found.checkpoint["id"], parent, packed(found.checkpoint), found.checkpoint["ts"])
-            connection.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?)", row)
-            connection.executemany(
-                "INSERT INTO writes VALUES ('whole', ?, ?, ?, ?, ?)",
-                [
-                    (
-                        found.checkpoint["id"],
-                        task,
-                        -3 if channel == "__interrupt__" else n,
-                        channel,
-                        packed(value),
-                    )
-                    for n, (task, channel, value) in enumerate(found.pending_writes or ())
-                ],
-            )
-    source = of_file(path)
+            values = (thread, name, parent, packed(found.checkpoint).hex(), found.checkpoint["ts"])
+            rows.append(("INSERT INTO checkpoints VALUES (?1, ?2, ?3, unhex(?4), ?5)", values))
+            for n, (task, channel, value) in enumerate(found.pending_writes or ()):
+                at = -3 if channel == "__interrupt__" else n
+                write = (thread, name, task, str(at), channel, packed(value).hex())
+                rows.append(("INSERT INTO writes VALUES (?1, ?2, ?3, ?4, ?5, unhex(?6))", write))
+    return made, rows
+
+
+def check_whole(source: Any, stock: InMemorySaver, made: dict[str, threads.Shape]) -> None:
     with perdure.connect_sync("memory://") as db:
-        parity.imported(source, db)
+        reports = {r.thread: r.state for r in parity.imported(source, db)}
+        assert {thread: reports[thread] for thread in made} == dict.fromkeys(made, "imported")
         saver = db.checkpointer()
-        here, there = (shape.graph(s).get_state(threads.config("whole")) for s in (saver, stock))
-        assert (here.values, here.next) == (there.values, there.next)
-        assert [i.value for i in here.interrupts] == [i.value for i in there.interrupts] == ["go on?"]
-        assert threads.go_on(saver, "whole", shape) == threads.go_on(stock, "whole", shape)
+        for thread, shape in made.items():
+            here, there = (shape.graph(s).get_state(threads.config(thread)) for s in (saver, stock))
+            assert (here.values, here.next) == (there.values, there.next)
+            asked = [] if thread.startswith("finished") else ["go on?"]
+            assert [i.value for i in here.interrupts] == [i.value for i in there.interrupts] == asked
+            assert threads.go_on(saver, thread, shape) == threads.go_on(stock, thread, shape)
+            assert db.fsck(thread) == []
+
+
+def test_whole_checkpoints_of_langgraph_s_keep_their_versions(path: Path) -> None:
+    stock = InMemorySaver()
+    made, rows = whole(stock)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.create_function("unhex", 1, bytes.fromhex)
+        for statement, values in rows:
+            connection.execute(statement, values)
+    source = of_file(path)
+    check_whole(source, stock, made)
+    source.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_whole_checkpoints_in_d1_keep_their_versions(cloud: str) -> None:
+    from perdure.storage.d1.url import D1Url
+
+    stock = InMemorySaver()
+    made, rows = whole(stock)
+    with D1Url.of(cloud).session() as transport:
+        transport.batch([(table, ()) for table in TABLES])
+        for at in range(0, len(rows), 20):
+            transport.batch(rows[at : at + 20])
+    source = open_source(SourceKind.PLAIN, cloud)
+    check_whole(source, stock, made)
     source.close()
 
 
@@ -203,7 +238,7 @@ def test_a_row_that_comes_during_an_import_is_of_the_next_one(path: Path) -> Non
             return found
 
         source.outline = outline  # type: ignore[method-assign]
-        assert parity.Importer(source, db, parity.ImportOptions()).thread("bob").state == "imported"
+        assert Importer(source, db, ImportOptions()).thread("bob").state == "imported"
         head = db.checkpointer().get_tuple(threads.config("bob"))
         assert head is not None
 

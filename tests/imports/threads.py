@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from perdure.imports.versions import translated
 
-RESUME = Command(resume="yes")
+RESUME: Command[Any] = Command(resume="yes")
 
 
 def _joined(said: list[str], more: Any) -> list[str]:

@@ -74,7 +74,7 @@ async def site(allowed: frozenset[str] = frozenset(PERMISSIONS)) -> AsyncIterato
         perdure.connect("memory://") as database,
         Runtime(database, staging.graph().compile()) as runtime,
     ):
-        access = LocalAccess(handle_of(database), "", runtime=runtime, graphs=["agent"], allowed=allowed)
+        access = LocalAccess(handle_of(database), "", runtime=runtime, allowed=allowed)
         transport = httpx.ASGITransport(app=create_app(access), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
             yield Site(client, runtime, database)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import ViewportSize
 
 import perdure
 from perdure.database.base import handle_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PHONE = {"width": 390, "height": 844}
+PHONE = ViewportSize(width=390, height=844)
 
 
 @pytest.fixture(scope="module")

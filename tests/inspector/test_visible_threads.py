@@ -12,7 +12,7 @@ import pytest
 import perdure
 from perdure.database.base import handle_of
 from perdure.errors import BadSetting
-from perdure.inspector import listing, scan, visible_threads
+from perdure.inspector import listing, thread_care, visible_threads
 from perdure.inspector.access import Access, LocalAccess, Sees
 from perdure.inspector.visible_threads import WalkPlace, walk
 from perdure.runtime import Runtime
@@ -52,6 +52,33 @@ def assert_silent(found: list[Mapping[str, Any]]) -> None:
     assert [name for name in HIDDEN if any(name in str(page) for page in found)] == []
 
 
+def test_threads_are_found_by_a_part_of_their_title() -> None:
+    async def scenario() -> None:
+        async with (
+            perdure.connect("memory://") as database,
+            Runtime(database, staging.graph().compile()) as runtime,
+        ):
+            for name, metadata in (
+                ("a", {"title": "Tides of the Moon", "owner": "me"}),
+                ("b", {"name": "moonlight", "owner": "me"}),
+                ("c", {"title": "cats", "name": "moon", "owner": "me"}),
+                ("d", {"title": 7, "owner": "me"}),
+                ("e", {"title": "moon", "owner": "other"}),
+            ):
+                await runtime.threads.create(name, metadata)
+            access = Restricted(handle_of(database), "")
+            for asked in ({"title": "MOON"}, {"title": "moon", "metadata": '{"owner": "me"}'}):
+                (page,) = await pages(listing.threads, access, **asked)
+                assert sorted(each["thread_id"] for each in page["threads"]) == ["a", "b"]
+            (page,) = await pages(listing.threads, access, title="moon", id="a")
+            assert [each["thread_id"] for each in page["threads"]] == ["a"]
+            everyone = LocalAccess(handle_of(database), "")
+            (page,) = await pages(listing.threads, everyone, title="moon", sort="newest")
+            assert [each["thread_id"] for each in page["threads"]] == ["e", "b", "a"]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("seconds", [60.0, -1.0])
 def test_a_search_by_id_is_complete_and_names_no_hidden_thread(
     monkeypatch: pytest.MonkeyPatch, seconds: float
@@ -72,11 +99,11 @@ def test_a_search_by_id_is_complete_and_names_no_hidden_thread(
 
 
 def test_a_scan_out_of_time_goes_on_and_names_no_hidden_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "_SECONDS", -1.0)
+    monkeypatch.setattr(thread_care, "_SECONDS", -1.0)
 
     async def scenario() -> None:
         async with restricted() as access:
-            found = await pages(scan.scan, access, what="sizes")
+            found = await pages(thread_care.scan, access, what="sizes")
             assert [each["thread_id"] for page in found for each in page["rows"]] == MINE
             # The time is checked at each thread, also at a hidden one.
             assert len(found) == len(MINE) + len(HIDDEN) + 1

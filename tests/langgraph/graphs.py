@@ -86,7 +86,7 @@ def message(n: int) -> dict[str, Any]:
 def asking(saver: BaseCheckpointSaver[Any], state: Any = Plain) -> Graph:
     """Two branches that ask, one that does not, and a node that sums up."""
 
-    def ask(name: str) -> Callable[[Any], Any]:
+    def ask(name: str) -> Any:
         def node(state: Any) -> Any:
             answer = interrupt(f"{name}?")
             return {"said": [f"{name}: {answer}"]}

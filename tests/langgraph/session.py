@@ -54,16 +54,16 @@ class Session:
         return out
 
     async def update(self, at: RunnableConfig, values: Any, as_node: str | None = None) -> RunnableConfig:
-        return await self._call("update_state", at, values, as_node)  # type: ignore[no-any-return]
+        return await self._call("update_state", at, values, as_node)
 
     async def bulk(self, at: RunnableConfig, steps: Sequence[Sequence[StateUpdate]]) -> RunnableConfig:
-        return await self._call("bulk_update_state", at, steps)  # type: ignore[no-any-return]
+        return await self._call("bulk_update_state", at, steps)
 
     async def state(self, at: RunnableConfig | None = None, *, subgraphs: bool = False) -> StateSnapshot:
         """Read the state and record it."""
         found = await self._call("get_state", at or config(), subgraphs=subgraphs)
         self.record.append(("state", self._plain(found)))
-        return found  # type: ignore[no-any-return]
+        return found
 
     async def history(self, at: RunnableConfig | None = None) -> list[StateSnapshot]:
         """Read the history, newest first, and record it."""

@@ -11,7 +11,7 @@ from langgraph.types import Command
 
 import perdure
 from perdure.langgraph.call_records import CHANNEL, CallRecord, digest, prompt_parts, slot_of
-from perdure.langgraph.recorded import recorded
+from perdure.langgraph.recorded_graphs import recorded
 from tests.replay.agents import build, parts
 
 CONFIG: Any = {"configurable": {"thread_id": "one"}}

@@ -124,24 +124,53 @@ def test_what_does_not_fit_one_commit_leaves_apart() -> None:
         assert db.fsck() == []
 
 
-@pytest.mark.parametrize("durability", ["sync", "exit"])
-def test_a_run_that_asks_for_durability_is_not_touched(
-    opened: tuple[SyncDatabase, Watched], durability: str
+def test_with_sync_durability_the_opening_is_stored_before_the_first_node_begins(
+    opened: tuple[SyncDatabase, Watched],
 ) -> None:
     db, driver = opened
-    within(10, graph(db.checkpointer()).ainvoke(given(), config(), durability=durability))
-    assert driver.openings == 0
+    begun: list[Any] = []
+
+    async def node(state: Any) -> Any:
+        begun.append((await graph(db.checkpointer()).aget_state(config())).next)
+        return {"said": ["an answer"]}
+
+    within(10, graph(db.checkpointer(), node).ainvoke(given(), config(), durability="sync"))
+    assert begun == [("node",)]
+    assert driver.openings == 1
     assert said(db.checkpointer()) == ["hello", "an answer"]
 
 
-def test_neither_is_one_that_holds_a_lease_nor_a_saver_that_forks(
+def test_neither_a_run_that_stores_at_its_exit_nor_a_saver_that_forks_has_an_opening(
     opened: tuple[SyncDatabase, Watched],
 ) -> None:
     db, driver = opened
     within(10, graph(db.checkpointer(on_conflict="fork")).ainvoke(given(), config()))
-    with pytest.raises(perdure.Fenced):
-        within(10, graph(db.checkpointer()).ainvoke(given(), config(ThreadId.of("t", epoch=1))))
     assert driver.openings == 0
+    within(10, graph(db.checkpointer()).ainvoke(given("again"), config(), durability="exit"))
+    assert driver.openings == 0
+    assert said(db.checkpointer()) == ["hello", "an answer", "again", "an answer"]
+
+
+@pytest.mark.parametrize("durability", ["async", "sync"])
+def test_the_opening_of_a_run_without_its_lease_is_refused_before_the_first_node_begins(
+    opened: tuple[SyncDatabase, Watched], durability: str
+) -> None:
+    db, driver = opened
+    begun: list[Any] = []
+
+    async def node(state: Any) -> Any:
+        begun.append(state)
+        return {}
+
+    run = graph(db.checkpointer(), node).ainvoke(
+        given(), config(ThreadId.of("t", epoch=1)), durability=durability
+    )
+    with pytest.raises(perdure.Fenced):
+        within(10, run)
+    assert driver.openings == 0
+    assert said(db.checkpointer()) == []
+    if durability == "sync":
+        assert begun == []
 
 
 # Who is told what, and when

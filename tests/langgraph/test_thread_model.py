@@ -41,6 +41,12 @@ class Loop:
     live: dict[str, Any]
 
 
+def _messages(loop: Loop) -> list[Any]:
+    """Return the messages of a loop; none if a change has put another value in their place."""
+    messages = loop.live.get("messages")
+    return list(messages) if isinstance(messages, list) else []
+
+
 class Thread(RuleBasedStateMachine):
     loops: Bundle[Loop] = Bundle("loops")
     driver = "memory"
@@ -109,11 +115,11 @@ class Thread(RuleBasedStateMachine):
     @rule(loop=loops, other=loops)
     def share_objects(self, loop: Loop, other: Loop) -> None:
         """What one loop holds turns up in another's state."""
-        loop.live["messages"] = [*list(other.live.get("messages") or []), HumanMessage("shared", id="s")]
+        loop.live["messages"] = [*_messages(other), HumanMessage("shared", id="s")]
 
     @rule(loop=loops, element=ELEMENTS, at=st.integers(0, 3))
     def edit(self, loop: Loop, element: Any, at: int) -> None:
-        messages = list(loop.live.get("messages") or [])
+        messages = _messages(loop)
         loop.live["messages"] = [*messages[:at], element, *messages[at + 1 :]]
 
     @precondition(lambda self: self.model)

@@ -17,7 +17,8 @@ import perdure
 from perdure.errors import Conflict, Corrupt, Forgotten, NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Fact, Memory, ausers, programs, users
-from perdure.memory.programs import FactChange, NewFact, Place
+from perdure.memory.new_fact import NewFact
+from perdure.memory.programs import FactChange, Place
 from tests.backends import BACKENDS, EMPTY
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -317,7 +318,7 @@ def test_no_fact_is_missed_that_is_written_between_pages(
     monkeypatch.setattr(programs, "_PAGE", 3)
     memory = Memory(store, "ada", now=daily())
     known = [memory.remember(f"Fact {number}.") for number in range(8)]
-    steps = programs.facts(Place(memory.namespace, daily()))
+    steps: Any = programs.facts(Place(memory.namespace, daily()))
     answer = store.batch(next(steps))
     # The oldest one, of the last page, moves to the first one.
     store.put((*memory.namespace, "facts"), known[0].id, known[0].stored())
@@ -361,11 +362,12 @@ def test_a_change_that_a_removal_overtakes_stores_nothing(change: str, store: Pe
     secret = memory.remember("Secret.")
     if change == "undo":
         memory.retract(secret.id)
-    steps: Any = {
+    changes: dict[str, Callable[[], Any]] = {
         "remember": lambda: programs.remember(memory._place, NewFact(text="Other.", supersedes=[secret.id])),
         "retract": lambda: programs.retract(memory._place, secret.id),
         "undo": lambda: programs.undo(memory._place, secret.id),
-    }[change]()
+    }
+    steps = changes[change]()
     with pytest.raises(NotFound):
         between(store, memory.forget, steps)
     assert memory.facts(history=True) == []

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, UserDict
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from enum import IntEnum, StrEnum
 from typing import Any
+from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.errors import Corrupt, Unserialisable
-from perdure.model.json_values import DEPTH, pack, unpack
+from perdure.model.json_values import DEPTH, _packed_quickly, pack, packed, plain, unpack
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 JSON = st.recursive(
@@ -29,6 +31,45 @@ def test_plain_data_comes_back_as_it_was(value: dict[str, Any]) -> None:
     found = unpack(body, "value")
     assert found == value
     assert repr(found) == repr(value), "True became 1, 1.0 became 1, or an order changed"
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Return a value of so many levels."""
+    value: dict[str, Any] = {"": 1}
+    for _ in range(depth - 1):
+        value = {"": value}
+    return value
+
+
+@given(st.dictionaries(TEXT, JSON, max_size=4))
+@example({"f": 9.9e-5, "t": '\x00\x1f\x7f\u2028"\\/é\U0001f600'})
+@example(
+    {"f": [1e-4, -1e-4, 1e16, 9999999999999998.0, 5e-324, 0.0, -0.0], "n": [1 << 63, 1 << 64, -(1 << 64)]}
+)
+@example({"": {}, "l": [[], (), ({},)]})
+@example(nested(200))
+@example(nested(DEPTH))
+def test_equal_values_have_equal_bytes_whichever_way_they_are_encoded(value: dict[str, Any]) -> None:
+    assert pack(value, "value") == packed(plain(value, "value"))
+
+
+def test_only_plain_data_is_encoded_quickly() -> None:
+    endless: dict[str, Any] = {}
+    endless["self"] = [endless]
+    for value in (
+        {"a": UUID(int=1)},
+        {"a": [Colour.RED, Level.HIGH]},
+        {"a": date(2026, 1, 1)},
+        {"a": math.nan},
+        {"a": {1: 2}},
+        {Level.HIGH: 1},
+        {"a": "\ud800"},
+        endless,
+    ):
+        assert _packed_quickly(value) is None
+    assert _packed_quickly({"a": [1, 0.5, None, True, {"b": "c"}]}) == b'{"a":[1,0.5,null,true,{"b":"c"}]}'
+    with pytest.raises(Unserialisable, match="deeper than"):
+        pack(endless, "value")
 
 
 class Colour(StrEnum):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from perdure.engine import checkpoints, history
-from perdure.engine.threads import View
+from perdure.engine.thread_view import View
 from perdure.langgraph import translate
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord
@@ -50,7 +50,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_fence(patch: pytest.MonkeyPatch) -> None:
-    real = checkpoints.guards
+    real = vars(checkpoints)["guards"]
 
     def guards(partition: Partition, view: View, epoch: int | None) -> tuple[Check, Check]:
         free = changed(view, open_run=None, epoch=view.epoch if epoch is None else epoch)
@@ -61,7 +61,7 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
 
 def fence_in_memory_only(patch: pytest.MonkeyPatch) -> None:
     """The epoch is compared with what was read, and not again in the commit."""
-    real = checkpoints.guards
+    real = vars(checkpoints)["guards"]
 
     def guards(partition: Partition, view: View, epoch: int | None) -> tuple[Check, Check]:
         return Check(EPOCH, (), Expect.ANY), real(partition, view, epoch)[1]
@@ -70,7 +70,7 @@ def fence_in_memory_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_epoch_needed(patch: pytest.MonkeyPatch) -> None:
-    real = checkpoints.guards
+    real = vars(checkpoints)["guards"]
 
     def guards(partition: Partition, view: View, epoch: int | None) -> tuple[Check, Check]:
         return real(partition, changed(view, open_run=None) if epoch is None else view, epoch)
@@ -79,7 +79,7 @@ def no_epoch_needed(patch: pytest.MonkeyPatch) -> None:
 
 
 def head_taken_for_a_fork(patch: pytest.MonkeyPatch) -> None:
-    real = checkpoints.judge
+    real = vars(checkpoints)["judge"]
 
     def judge(*, loaded: LoadedHead | None, **rest: Any) -> Any:
         if loaded is not None and loaded.addressed is not None:
@@ -90,7 +90,7 @@ def head_taken_for_a_fork(patch: pytest.MonkeyPatch) -> None:
 
 
 def forks_inherited(patch: pytest.MonkeyPatch) -> None:
-    real = checkpoints.judge
+    real = vars(checkpoints)["judge"]
 
     def judge(*, loaded: LoadedHead | None, parent: str | None, **rest: Any) -> Any:
         if loaded is not None and loaded.addressed is not None and not loaded.was_head:

@@ -57,7 +57,7 @@ class Broken:
 
 def changed(value: Any, **fields: Any) -> Any:
     """A copy with other fields, be it of a dataclass or of a named tuple."""
-    return value._replace(**fields) if isinstance(value, tuple) else replace(value, **fields)
+    return value._replace(**fields) if hasattr(value, "_replace") else replace(value, **fields)
 
 
 class NoTenant(Broken):
@@ -182,7 +182,7 @@ class Shrinking(Broken):
 class TornFetch(Broken):
     def perform(self, effect: Any) -> Any:
         if isinstance(effect, Fetch):
-            out = []
+            out: list[Any] = []
             for item in effect.items:
                 out += self.inner.perform(Fetch(effect.partition, (item,)))
                 time.sleep(0)

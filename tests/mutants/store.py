@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.engine import item_writes, items
+from perdure.errors import Unserialisable
 from perdure.langgraph import store
 from perdure.model import items as model
 from perdure.model import json_values
@@ -47,6 +48,13 @@ class UnguardedItemDelete(Broken):
 class UnguardedItemPut(Broken):
     def op(self, commit: Commit, op: Op) -> tuple[Op, ...]:
         return (changed(op, expect=Expect.ANY) if _is_item(op) else op,)
+
+
+class ForgetsWhatIsKept(Broken):
+    keeps_fields = True
+
+    def op(self, commit: Commit, op: Op) -> tuple[Op, ...]:
+        return (changed(op, keep=None) if isinstance(op, Put) else op,)
 
 
 def _is_item(op: Op) -> bool:
@@ -91,6 +99,10 @@ def creation_forgotten(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(item_writes, "_plan", plan)
+    overwriting: Any = item_writes.overwriting
+    patch.setattr(
+        item_writes, "overwriting", lambda writes: tuple(op._replace(keep=None) for op in overwriting(writes))
+    )
 
 
 def lost_writes_unsaid(patch: pytest.MonkeyPatch) -> None:
@@ -118,7 +130,7 @@ def anything_stored(patch: pytest.MonkeyPatch) -> None:
     def lenient(value: object, where: str, depth: int = 0) -> Any:
         try:
             return real(value, where, depth)
-        except json_values.Unserialisable:
+        except Unserialisable:
             return str(value)
 
     patch.setattr(json_values, "plain", lenient)
@@ -137,6 +149,8 @@ STORE_MUTANTS = (
     Mutant("stale items are returned", "store", patch=stale_items_returned),
     Mutant("every read sets an end", "store", patch=ends_at_their_last_moment),
     Mutant("labels end in a slash", "store", patch=slashes_for_terminators),
+    Mutant("a put keeps nothing", "driver", ForgetsWhatIsKept),
+    Mutant("a put keeps nothing, seen from above", "store", ForgetsWhatIsKept),
     Mutant("a put forgets the time of creation", "store", patch=creation_forgotten),
     Mutant("a lost race loses the write", "store", patch=lost_writes_unsaid),
     Mutant("a namespace is searched by key", "store", patch=searched_by_key),

@@ -12,7 +12,8 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import perdure
 from perdure.database.opening import open_database
-from perdure.engine import arrival_leftovers, checkpoints, transfer_claim
+from perdure.engine import arrival_leftovers, checkpoints, importing, transfer_claim
+from perdure.engine.importing import StoredThread
 from perdure.errors import Unavailable
 from perdure.imports import importer
 from perdure.imports.encode import ThreadEncoder
@@ -123,22 +124,20 @@ def no_prior(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_look_for_a_claim(patch: pytest.MonkeyPatch) -> None:
-    assert checkpoints.transfer_claim is transfer_claim
+    assert vars(checkpoints)["transfer_claim"] is transfer_claim
     patch.setattr(transfer_claim, "UNCLAIMED", Check(SEAL, transfer_claim.CLAIM, Expect.ANY))
 
 
 def no_comparison_of_answers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Importer, "_refuse_answered", lambda self, plan: None)
-    real = importer.importing.survey
+    real = importing.survey
 
     def survey(partition: Any) -> Any:
         found = yield from real(partition)
         blank = {key: write._replace(nonce="") for key, write in found.writes.items()}
-        return importer.StoredThread(
-            found.view, found.heads, found.checkpoints, blank, found.is_partial, found.extent
-        )
+        return StoredThread(found.view, found.heads, found.checkpoints, blank, found.is_partial, found.extent)
 
-    patch.setattr(importer.importing, "survey", survey)
+    patch.setattr(importing, "survey", survey)
 
 
 def no_memory_of_what_was_brought(patch: pytest.MonkeyPatch) -> None:

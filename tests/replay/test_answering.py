@@ -21,7 +21,7 @@ from perdure.model.records import Partition
 from perdure.replay import ReplayOptions, recorded, replay, replay_sync
 from perdure.replay.answering import Answering
 from perdure.replay.recording import TaskRecord
-from perdure.testing.recorded import from_export
+from perdure.testing.recorded_threads import from_export
 from tests.replay.agents import Counted, build, parts
 from tests.replay.test_run import THREAD, first, live
 

@@ -12,9 +12,11 @@ import pytest
 
 from perdure.errors import NotFound, QueueFull, TooLarge, Unserialisable
 from perdure.model.messages import MESSAGE_MAX
-from perdure.model.records import INBOX
+from perdure.model.ops import Commit
+from perdure.model.program import Effect
+from perdure.model.records import INBOX, LANE
 from perdure.runtime import Runtime, Ticket
-from tests.runtime.graphs import Storage, Talk, eventually, go, settings, spoken, working
+from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, spoken, working
 
 
 def test_a_message_is_durable_before_it_is_accepted(storage: Storage, talk: Talk) -> None:
@@ -109,6 +111,146 @@ def test_what_cannot_be_accepted_is_refused_whole(
             assert memory.rows("ada") == []
             assert memory.rows("") == []
             assert (await runtime.accept("ada", "x")).number == 1
+
+    go(main())
+
+
+# ---------------------------------------------------------------- messages that begin at once
+
+
+def test_a_message_to_an_idle_thread_is_claimed_by_the_commit_that_stores_it(
+    near: Storage, talk: Talk
+) -> None:
+    heard = Heard()
+
+    async def main() -> None:
+        database, line = near.open()
+        async with working(database, talk.graph, observers=[heard]) as runtime:
+            await runtime.wait(await runtime.accept("ada", "one"))
+            before = line.commits
+            ticket = await runtime.accept("ada", "hold")
+            assert line.commits == before + 1
+            (lane,) = near.rows("ada", LANE)
+            assert (lane.fields["run_id"], lane.fields["bound"]) == (ticket.id, 2)
+            # What comes meanwhile waits, as ever.
+            after = await runtime.accept("ada", "after")
+            talk.gate.set()
+            assert (await runtime.wait(after)).state == "done"
+            assert (await runtime.wait(ticket)).state == "done"
+        assert [text for _, text in talk.calls] == ["one", "hold", "after"]
+        names = [name for name, _ in heard.events if name in ("message.accepted", "run.claimed")]
+        assert names[2:4] == ["message.accepted", "run.claimed"]
+        assert sorted(names) == ["message.accepted"] * 3 + ["run.claimed"] * 3
+
+    go(main())
+
+
+def test_a_caller_that_leaves_leaves_no_claimed_message_behind(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = memory.open()
+        async with working(database, talk.graph, settings=settings(lease=3600.0)) as runtime:
+            await runtime.wait(await runtime.accept("ada", "one"))
+            asked, go_on = asyncio.Event(), asyncio.Event()
+
+            async def held_up(effect: Effect[Any]) -> None:
+                if isinstance(effect, Commit) and not asked.is_set():
+                    asked.set()
+                    await go_on.wait()
+
+            line.before = held_up
+            sending = asyncio.create_task(runtime.accept("ada", "two"))
+            await asked.wait()
+            sending.cancel()
+            await asyncio.wait([sending])
+            assert sending.cancelled()
+            go_on.set()
+            await eventually(lambda: [text for _, text in talk.calls] == ["one", "two"])
+
+    go(main())
+
+
+def test_a_worker_without_a_free_slot_claims_nothing_as_it_accepts(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph, settings=settings(concurrency=1)) as runtime:
+            for thread in ("ada", "bob"):
+                await runtime.wait(await runtime.accept(thread, "one"))
+            holding = await runtime.accept("ada", "hold")
+            waiting = await runtime.accept("bob", "two")
+            (lane,) = memory.rows("bob", LANE)
+            assert (lane.fields["run_id"], lane.fields["bound"], lane.fields["last"]) == (None, 1, 2)
+            talk.gate.set()
+            assert (await runtime.wait(waiting)).state == "done"
+            assert (await runtime.wait(holding)).state == "done"
+
+    go(main())
+
+
+def test_slots_are_counted_while_their_messages_are_being_stored(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = memory.open()
+        async with working(database, talk.graph, settings=settings(concurrency=2)) as runtime:
+
+            async def slow(effect: Effect[Any]) -> None:
+                await asyncio.sleep(0)
+
+            for thread in range(6):
+                await runtime.wait(await runtime.accept(f"t{thread}", "one"))
+            line.before = slow
+            tickets = await asyncio.gather(*(runtime.accept(f"t{n}", "hold") for n in range(6)))
+            lanes = [memory.rows(f"t{n}", LANE)[0] for n in range(6)]
+            assert sum(lane.fields["run_id"] is not None for lane in lanes) == 2
+            await eventually(lambda: talk.under_way == 2)
+            talk.gate.set()
+            for ticket in tickets:
+                assert (await runtime.wait(ticket)).state == "done"
+        assert talk.most == 2
+
+    go(main())
+
+
+def test_what_is_claimed_while_the_worker_stops_is_for_others_at_once(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = memory.open()
+        async with working(database, talk.graph, settings=settings(lease=3600.0)) as runtime:
+            await runtime.wait(await runtime.accept("ada", "one"))
+
+            async def stop(effect: Effect[Any]) -> None:
+                if isinstance(effect, Commit):
+                    runtime._worker.dispatch.is_stopping = True
+
+            line.before = stop
+            await runtime.accept("ada", "two")
+            line.before = None
+            (lane,) = memory.rows("ada", LANE)
+            assert (lane.fields["owner"], lane.fields["bound"]) == (None, 2)
+            async with working(memory.database(), talk.graph):
+                await eventually(lambda: [text for _, text in talk.calls] == ["one", "two"])
+
+    go(main())
+
+
+def test_a_runtime_ends_after_what_it_claims_for_a_caller_that_left(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = memory.open()
+        options = {"settings": settings(lease=3600.0), "all_tenants": True}
+        async with working(database, talk.graph, **options) as whole:
+            runtime = whole.for_tenant("acme")
+            await runtime.wait(await runtime.accept("ada", "one"))
+            asked, go_on = asyncio.Event(), asyncio.Event()
+
+            async def held_up(effect: Effect[Any]) -> None:
+                if isinstance(effect, Commit) and not asked.is_set():
+                    asked.set()
+                    await go_on.wait()
+
+            line.before = held_up
+            sending = asyncio.create_task(runtime.accept("ada", "two"))
+            await asked.wait()
+            sending.cancel()
+            await asyncio.wait([sending])
+            asyncio.get_running_loop().call_later(0.1, go_on.set)
+        (lane,) = memory.rows("ada", LANE, tenant="acme")
+        assert (lane.fields["owner"], lane.fields["bound"], lane.fields["last"]) == (None, 2, 2)
 
     go(main())
 

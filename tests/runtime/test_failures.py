@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from perdure.runtime.observe import Logs
+from perdure.runtime.observers import Logs
 from tests.runtime.graphs import Storage, Talk, go, settings, working
 
 

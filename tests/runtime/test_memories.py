@@ -15,7 +15,6 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.conversation import Conversation, Limit
-from perdure.database.base import DatabaseBase
 from perdure.memory import (
     RECALL_ID,
     ExtractedFact,
@@ -25,8 +24,8 @@ from perdure.memory import (
 )
 from perdure.runtime import Agent, Runtime, Settings, memory_lane
 from perdure.runtime.memories import last_turn
+from perdure.runtime.memory_turns import MEMORY, WaitingTurn, lane_of
 from perdure.runtime.options import Options
-from perdure.runtime.turns import MEMORY, WaitingTurn, lane_of
 from tests.conversation.models import Scripted
 from tests.runtime.graphs import eventually_stored
 
@@ -83,7 +82,10 @@ def policy(**given: Any) -> MemoryPolicy:
 
 @asynccontextmanager
 async def working(
-    database: DatabaseBase, agent: Agent, events: Events | None = None, **options: Any
+    database: perdure.Database | perdure.SyncDatabase,
+    agent: Agent,
+    events: Events | None = None,
+    **options: Any,
 ) -> AsyncIterator[Runtime]:
     observers = [events or Events()]
     async with (
@@ -464,7 +466,8 @@ def test_a_fact_that_is_forgotten_while_it_is_extracted_is_not_stored_again() ->
 
 def test_what_is_stored_after_its_user_was_forgotten_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user is forgotten between the check of the lane and its first write."""
-    real, forgotten = memory_lane._keep, []
+    real = memory_lane._keep
+    forgotten: list[object] = []
 
     async def keep(memory: Memory, turns: Any, found: Any) -> dict[str, int]:
         if not forgotten:
@@ -481,7 +484,8 @@ def test_what_is_stored_after_its_user_was_forgotten_is_removed(monkeypatch: pyt
         await say(app, "t", "I sing")
         await settled(app, "ada", 1)
         assert len(forgotten) == 1
-        assert await memory.afacts(history=True) == await memory.asummaries() == []
+        assert await memory.afacts(history=True) == []
+        assert await memory.asummaries() == []
 
     model = Scripted(answers=[AIMessage("Noted.")])
     run(Agent(graph(model), memory=policy(summarize=summarize)), body)

@@ -14,7 +14,7 @@ from perdure.database.base import DatabaseBase
 from perdure.errors import PerdureError, Unavailable
 from perdure.memory import Memory
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.runtime.turns import lane_of
+from perdure.runtime.memory_turns import lane_of
 from perdure.testing.faults import WRITES, Fault, fail, faulty
 from tests.backends import BACKENDS, EMPTY
 from tests.conversation.histories import how_many

@@ -14,7 +14,7 @@ from perdure.model.messages import Reply
 from perdure.model.records import Partition
 from perdure.runtime import Agent, NotSent, Runtime
 from perdure.runtime.memory_lane import lane_channel
-from perdure.runtime.turns import MEMORY
+from perdure.runtime.memory_turns import MEMORY
 from tests.conversation.models import Scripted
 from tests.runtime.test_memories import graph, policy, run, say, settled
 

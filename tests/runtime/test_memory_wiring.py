@@ -20,7 +20,7 @@ from perdure.model.ops import Fetch, Range
 from perdure.model.program import ask
 from perdure.model.records import ITEM, STORE
 from perdure.runtime import Agent, Runtime, memories, memory_lane
-from perdure.runtime.turns import MEMORY, lane_of
+from perdure.runtime.memory_turns import MEMORY, lane_of
 from tests.conversation.models import Scripted
 from tests.runtime.graphs import eventually_stored
 from tests.runtime.test_memories import graph, policy, say, settled, working

@@ -134,7 +134,7 @@ def test_a_run_that_another_worker_takes(registry: CollectorRegistry, noticed_by
             return {"messages": [AIMessage("too late")]}
 
         graph = StateGraph(MessagesState).add_node(slow).add_edge(START, "slow").compile()
-        settings = Settings(lease=0.3 if noticed_by == "the renewal" else 30)
+        settings = Settings(lease=2 if noticed_by == "the renewal" else 30)
         async with (
             perdure.connect("memory://") as db,
             Runtime(db, graph, settings=settings, observers=[Metrics(registry)]) as runtime,

@@ -1,6 +1,6 @@
 """How large a run's state is: told by channel, a warning once a run for what is too large, and no value.
 
-Covers perdure.runtime.sizes.
+Covers perdure.runtime.state_sizes.
 """
 
 from __future__ import annotations

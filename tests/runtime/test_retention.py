@@ -16,10 +16,10 @@ from perdure.care.sweeper import SweepOptions
 from perdure.engine import sweep
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
-from perdure.runtime.observe import Observers
+from perdure.runtime.observers import Observers
 from perdure.runtime.retention import RetentionLoop
 from tests import backends
-from tests.care.test_expiring import Kept, wait
+from tests.care.test_expiring_driver import Kept, wait
 from tests.runtime.graphs import eventually
 
 __all__ = ["wait"]

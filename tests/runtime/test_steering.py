@@ -228,6 +228,40 @@ def test_it_is_taken_back_while_it_waits(near: Storage) -> None:
     go(main())
 
 
+def test_those_behind_a_withdrawn_one_are_taken_up(near: Storage) -> None:
+    async def main() -> None:
+        tools = Tools(rounds=1)
+        gate, later = tools.hold("tool", 1), tools.hold("model", 2)
+        database = near.database()
+        async with working(database, tools.graph, settings=settings(max_batch=1)) as runtime:
+            first = await runtime.accept("ada", "one")
+            await eventually(lambda: tools.at("tool", 1))
+            unwanted = await runtime.accept("ada", "two", strategy="steer", dedupe_key="two")
+            third = await runtime.accept("ada", "three", strategy="steer")
+            await eventually(lambda: wanted(runtime, "ada"))
+            assert await runtime.cancel("ada", unwanted.id)
+            gate.set()
+            await eventually(lambda: tools.at("model", 2))
+            # The open run covers its number by now, and neither ends nor is stopped by it.
+            assert (await runtime.wait(unwanted, 30)).id == unwanted.id
+            found = await runtime.find("ada", unwanted.id)
+            assert found is not None
+            assert found.run is not None
+            assert (found.run.state, found.run.note) == ("interrupted", {"begun": False})
+            assert await runtime.run_id(await runtime.accept("ada", "two", dedupe_key="two")) == unwanted.id
+            assert not await runtime.cancel("ada", unwanted.id)
+            later.set()
+            run = await runtime.wait(first, 30)
+            assert (run.id, run.state, run.last) == (first.id, "done", 3)
+            assert (await runtime.wait(third, 30)).id == first.id
+            states = [each.run.state for each in await runtime.messages("ada") if each.run is not None]
+            assert states == ["done", "interrupted", "done"]
+        assert await spoken(database, tools.graph, "ada") == ["one", "", "found", "three", "done"]
+        assert database.fsck("ada") == []
+
+    go(main())
+
+
 @pytest.mark.parametrize("before", [("tool",), ()])
 def test_an_agent_says_before_which_nodes(memory: Storage, before: tuple[str, ...]) -> None:
     async def main() -> None:

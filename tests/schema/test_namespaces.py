@@ -70,8 +70,9 @@ def test_no_name_is_stored_for_two_nodes_in_any_history(data: st.DataObject) -> 
                 continue
             steps.append(rename_node(version, nodes[node], new))
             nodes[node] = new
-        given_up = {step.old for step in steps} - set(nodes.values())
-        if given_up and data.draw(st.booleans()):
+        given_up: set[str] = {step.old for step in steps} - set(nodes.values())
+        reuse: bool = data.draw(st.booleans())
+        if given_up and reuse:
             nodes[next(fresh)] = data.draw(st.sampled_from(sorted(given_up)))
         names = NamespaceNames(steps)
         for node, name in nodes.items():

@@ -318,7 +318,8 @@ def _tools(names: Names) -> Iterator[Attempt]:
     card = {"assistant_id": names.assistant}
     yield Attempt("GET", "/.well-known/agent-card.json", query=card)
     theirs = {"jsonrpc": "2.0", "id": 1, "method": "tasks/get", "params": {"id": "a:b"}}
-    yield Attempt("POST", "/a2a/{assistant_id}", {"assistant_id": names.assistant}, theirs)
+    for route in ("/a2a/{assistant_id}", "/a2a/{assistant_id}/"):
+        yield Attempt("POST", route, {"assistant_id": names.assistant}, theirs)
     chat = {"assistant_id": "chat"}
     for thread_id, run_id in (
         (names.idle, names.idle_run),

@@ -19,7 +19,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Http, RequestLimits
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.conftest import missing
 
 if TYPE_CHECKING:

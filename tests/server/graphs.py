@@ -203,13 +203,14 @@ def aware() -> AnyGraph:
     class Context(TypedDict, total=False):
         mood: str
 
-    def tell(state: Given, runtime: Runtime[Context], config: RunnableConfig) -> dict[str, Any]:
+    def tell(state: Given, runtime: Runtime[Any], config: RunnableConfig) -> dict[str, Any]:
         context: Any = runtime.context or {}
         heard = [f"mood={context.get('mood')}", f"tone={config['configurable'].get('tone')}"]
         return {"heard": heard}
 
     builder = StateGraph(Given, context_schema=Context)
-    builder.add_node("tell", tell)
+    node: Any = tell
+    builder.add_node("tell", node)
     builder.add_edge(START, "tell")
     return builder.compile()
 

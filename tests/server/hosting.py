@@ -25,11 +25,11 @@ from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Http, RequestLimits
 from perdure.server.crons import CronStarter
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.server.ports import served
 
 P = ParamSpec("P")
-_TIMEOUT = httpx.Timeout(60, connect=10)
+_TIMEOUT: Any = httpx.Timeout(60, connect=10)
 
 
 class Mood(TypedDict, total=False):

@@ -62,7 +62,7 @@ def token(key: Any, algorithm: str, *, kid: str | None = None, **changed: Any) -
 
 def published(key: Any, kid: str | None, **more: Any) -> dict[str, Any]:
     """A private key's public half as a JWKS has it."""
-    algorithm = {
+    algorithm: dict[type, Any] = {
         rsa.RSAPrivateKey: jwt.algorithms.RSAAlgorithm,
         ec.EllipticCurvePrivateKey: jwt.algorithms.ECAlgorithm,
         ed25519.Ed25519PrivateKey: jwt.algorithms.OKPAlgorithm,

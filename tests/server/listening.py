@@ -18,7 +18,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Gate, Open, Refusal, User
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.server.graphs import graphs
 from tests.server.ports import served
 

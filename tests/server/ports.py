@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 
 
 @asynccontextmanager

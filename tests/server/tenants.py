@@ -26,7 +26,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate
 from perdure.server.auth.jwt import Jwt, JwtSettings
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.server.acceptance.serving import eventually
 from tests.server.issuer import AUDIENCE, ISSUER, OTHER_SECRET, SECRET, token
 from tests.server.ports import served

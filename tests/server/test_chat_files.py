@@ -31,7 +31,12 @@ async def test_the_page_may_load_nothing_that_is_not_its_own() -> None:
         policy = page.headers["content-security-policy"].split("; ")
         assert "default-src 'none'" in policy
         assert not any("unsafe" in part or "*" in part for part in policy)
-        assert (await client.get("/chat/about.json")).json() == {"page_max": 1000}
+        assert (await client.get("/chat/about.json")).json() == {
+            "inspector": False,
+            "process": False,
+            "page_max": 1000,
+            "body_max": 4 * 1024 * 1024,
+        }
         again = await client.get("/chat/page.js", headers={"if-none-match": "x"})
         assert again.status_code == 200
         same = await client.get("/chat/page.js", headers={"if-none-match": again.headers["etag"]})
@@ -56,6 +61,14 @@ def test_nothing_beside_the_page_is_served(path: str) -> None:
 
 
 def test_every_file_of_the_page_is_named_by_another() -> None:
-    texts = {part.name: part.read_text(encoding="utf-8") for part in PAGE.iterdir()}
+    paths = [path for path in PAGE.rglob("*") if path.is_file() and path.name != "LICENSES.txt"]
+    texts = {path.relative_to(PAGE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     for name in texts.keys() - {"index.html"}:
         assert any(f'{name}"' in text for other, text in texts.items() if other != name), name
+
+
+def test_each_library_of_the_page_has_its_licence() -> None:
+    licences = (PAGE / "vendor" / "LICENSES.txt").read_text(encoding="utf-8")
+    for library in (PAGE / "vendor").glob("*.js"):
+        assert f"{library.name}: " in licences
+    assert licences.count("Permission is hereby granted") + licences.count("Redistribution and use") == 2

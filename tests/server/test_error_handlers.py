@@ -22,11 +22,11 @@ from perdure import errors
 from perdure.errors import PerdureError
 from perdure.model.messages import FAILED, Run
 from perdure.runtime import Event, Runtime
-from perdure.server import commands, error_handlers, responses
+from perdure.server import error_handlers, protocol_commands, responses
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.protocol_events import EventFilter, project
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.server.acceptance.saying import detail, said
 from tests.server.acceptance.serving import run
 from tests.server.applications import QUICK, postgresql
@@ -229,7 +229,7 @@ def test_a_command_does_not_repeat_a_driver_s_words_either(
     async def fails(*_: Any) -> dict[str, Any]:
         raise raised(errors.TooLarge)
 
-    monkeypatch.setitem(commands._COMMANDS, "state.get", fails)
+    monkeypatch.setitem(protocol_commands._COMMANDS, "state.get", fails)
     _commanded(near)
 
 

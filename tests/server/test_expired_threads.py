@@ -17,8 +17,8 @@ from perdure import Retention
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
-from perdure.server.state import ServerState
-from tests.care.test_expiring import Kept, wait
+from perdure.server.resources import ServerState
+from tests.care.test_expiring_driver import Kept, wait
 from tests.server.attempts import OWN, Attempt, attempts
 from tests.server.graphs import graphs
 from tests.server.ports import served

@@ -1,6 +1,6 @@
 """A program's own ``Auth`` decides as it does on LangGraph's server, and an error in it lets nobody in.
 
-Covers perdure.server.auth.data.
+Covers perdure.server.auth.json_data.
 """
 
 from __future__ import annotations

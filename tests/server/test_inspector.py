@@ -21,7 +21,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate
 from perdure.server.config import Http
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.backends import EMPTY
 from tests.server.ports import served
 from tests.server.tenants import (
@@ -109,6 +109,10 @@ def test_other_users_see_and_change_nothing(way: str) -> None:
                         answer = await other.post(f"/inspect/api/actions/{action}", json=body)
                         expected = 401 if who in strangers() else 404
                         assert answer.status_code == expected, f"{who} {action}: {answer.text}"
+                    for thread_id in (names.idle, names.asks, names.failed, names.busy):
+                        asked = {"id": thread_id, "graphs": ["chat"]}
+                        answer = await other.post("/inspect/api/replay", json=asked)
+                        assert answer.status_code == (401 if who in strangers() else 404), answer.text
             assert await held(alice, names) == before
             log = (await alice.get("/inspect/api/log")).json()["entries"]
             assert log == []
@@ -145,6 +149,12 @@ def test_a_user_sees_and_changes_the_own_threads() -> None:
             assert set(page["runs"]) >= {names.idle_run}
             assert len((await get("messages", id=names.idle))["messages"]) == 2
 
+            asked = {"id": names.idle, "graphs": ["chat"]}
+            replayed = await alice.post("/inspect/api/replay", json=asked)
+            assert replayed.status_code == 200, replayed.text
+            assert [step["differences"] for step in replayed.json()["steps"]] != []
+            assert not any(found for step in replayed.json()["steps"] for found in step["differences"][0])
+
             answered = await act("answer", names.asks, value="yes")
             (await alice.get(f"/threads/{names.asks}/runs/{answered['run_id']}/join")).raise_for_status()
             assert (await get("thread", id=names.asks))["status"] == "idle"
@@ -158,7 +168,7 @@ def test_a_user_sees_and_changes_the_own_threads() -> None:
             await act("cancel", names.busy, run_id=names.running)
             await act("delete", names.failed, confirm=names.failed)
             log = (await get("log"))["entries"]
-            done = ["delete", "cancel", "discard", "run", "edit", "answer"]
+            done = ["delete", "cancel", "discard", "run", "edit", "answer", "replay"]
             assert [(each["who"], each["action"]) for each in log] == [("alice", name) for name in done]
             assert {each["outcome"] for each in log} == {"done"}
             assert SECRET_OF_ALICE not in json.dumps(log)

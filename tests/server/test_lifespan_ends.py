@@ -16,7 +16,7 @@ from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting, GraphLoadError, PerdureError, Unavailable
 from perdure.runtime import Runtime, Settings
 from perdure.server import compile_graph, perdure_app
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.server.applications import (
     QUICK,
     Place,

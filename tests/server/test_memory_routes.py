@@ -18,11 +18,11 @@ from starlette.requests import HTTPConnection
 import perdure
 from perdure.memory import Memory, memory_tools
 from perdure.runtime import Agent, Runtime
-from perdure.runtime.turns import lane_of
+from perdure.runtime.memory_turns import lane_of
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open, User
 from perdure.server.config import Http
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.backends import BACKENDS, EMPTY
 from tests.conversation.models import Scripted
 from tests.runtime.test_memories import graph, policy, settled

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.engine.events import END
 from perdure.runtime import Event
-from perdure.runtime.encoding import encoded
+from perdure.runtime.json_encoding import encoded
 from perdure.server.protocol_events import CHANNELS, EventFilter, is_channel, project
 
 ALL = EventFilter(frozenset(CHANNELS))

@@ -25,7 +25,7 @@ from perdure.server import reading_rights
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open, User
 from perdure.server.config import Cors, Http, RequestLimits
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.server.acceptance.saying import said
 from tests.server.acceptance.serving import run
 from tests.server.graphs import graphs

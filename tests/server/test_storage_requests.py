@@ -12,7 +12,7 @@ from perdure.model.records import THREADS
 from perdure.runtime import Runtime
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.runtime.graphs import Storage, Talk, settings
 from tests.server.hosting import run
 

@@ -10,11 +10,13 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 WITHIN_S = 60.0
@@ -59,6 +61,50 @@ def test_in_development_each_process_writes_the_errors_of_its_graphs(tmp_path: P
     text = log.read_text()
     assert text.count("Traceback") >= 2
     assert 'agent.py", line 6, in turn' in text
+
+
+STARTS_ONE = """\
+import multiprocessing, os, pathlib, sys, time
+
+
+def serve(place):
+    from perdure.server.hosting import supervisor
+
+    supervisor._end_with_parent()
+    pathlib.Path(place).write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(sys.argv[1],))
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_process_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(STARTS_ONE)
+    place = tmp_path / "pid"
+    supervisor = subprocess.Popen([sys.executable, "starts.py", str(place)], cwd=tmp_path)
+    try:
+        _until(lambda: place.exists() and place.read_text() != "")
+        serving = psutil.Process(int(place.read_text()))
+        supervisor.kill()
+        supervisor.wait()
+        _until(lambda: not serving.is_running() or serving.status() == psutil.STATUS_ZOMBIE)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+
+
+def _until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 4 * WITHIN_S
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def _failed_in_two_processes(log: Path) -> set[str]:

@@ -1,6 +1,6 @@
 """Threads whose time is over go, or all of them but their latest state does; others stay.
 
-Covers perdure.engine.removal.
+Covers perdure.engine.expiry, perdure.model.thread_ttl.
 """
 
 from __future__ import annotations
@@ -16,16 +16,25 @@ from typing import Literal
 
 import pytest
 
+from perdure.care.sweeper import SweepOptions
 from perdure.database.opening import connect
 from perdure.errors import NotFound
 from perdure.model.records import OUTBOX
+from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime import Runtime, Ticket
+from perdure.runtime.observers import Observers
+from perdure.runtime.retention import RetentionLoop
 from perdure.runtime.threads.threads import THERE
-from perdure.runtime.threads.ttl import ThreadTtl
-from perdure.server.hosting.thread_expiry import Sweeper
 from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, stored, working
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
+
+
+async def expired(runtime: Runtime) -> int:
+    """Sweep as a server does, and return how many threads were removed."""
+    options = SweepOptions(all_tenants=True, share=1.0, ttl=runtime._context.thread_ttl)
+    swept = await RetentionLoop(runtime.database, Observers(()), every=1.0, options=options).sweep()
+    return -1 if swept is None else swept.expired
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -47,18 +56,19 @@ def test_what_is_over_is_swept_and_nothing_else(storage: Storage, talk: Talk) ->
             for name in ("goes", "shrinks"):
                 await runtime.wait(await runtime.submit(name, {"messages": []}, precondition=THERE), 30)
             before = len(storage.rows("shrinks"))
-            assert await Sweeper(runtime).sweep() == 0
+            assert await expired(runtime) == 0
         again, line = storage.open()
         line.ahead_us = HOUR_US
         async with working(again, talk.graph) as runtime:
             threads = runtime.threads
-            sweeper = Sweeper(runtime)
-            assert await sweeper.sweep() == 3
+            assert await expired(runtime) == 2
             assert {row.thread_id async for row in threads.index.search()} == {"stays", "lives", "shrinks"}
             assert [row async for row in runtime.for_tenant("other").threads.index.search()] == []
             assert storage.rows("goes") == []
             assert 0 < len(storage.rows("shrinks")) < before
-            assert await sweeper.sweep() == 0, "what shrank has time again"
+            left = storage.rows("shrinks")
+            assert await expired(runtime) == 0
+            assert storage.rows("shrinks") == left, "its latest state stays"
 
     go(main())
 
@@ -77,10 +87,10 @@ def test_a_thread_that_is_spoken_to_lives_on_and_one_at_work_is_not_swept(
             await threads.touched("spoken to")
             held = await runtime.submit("at work", {"messages": [("user", "hold on")]}, precondition=THERE)
             await eventually(lambda: talk.under_way)
-            assert await Sweeper(runtime).sweep() == 0
+            assert await expired(runtime) == 0
             talk.gate.set()
             await runtime.wait(held, 30)
-            assert await Sweeper(runtime).sweep() == 1
+            assert await expired(runtime) == 1
             assert [row.thread_id async for row in threads.index.search()] == ["spoken to"]
 
     go(main())
@@ -99,12 +109,12 @@ def test_what_waits_for_its_time_or_is_to_be_sent_is_not_swept(close: Storage, t
             await runtime.wait(await runtime.accept("unsent", "hello", channel="post"), 30)
             line.ahead_us = HOUR_US
             runtime._context.clock._asked_at = None
-            assert await Sweeper(runtime).sweep() == 1
+            assert await expired(runtime) == 1
             assert {row.thread_id async for row in threads.index.search()} == {"later", "unsent"}
             assert (await runtime.look(late)).message.id == late.id
             assert len(close.rows("unsent", OUTBOX)) == 1
             await runtime.cancel("later", late.id)
-            assert await Sweeper(runtime).sweep() == 1
+            assert await expired(runtime) == 1
 
     go(main())
 
@@ -142,7 +152,7 @@ def test_a_run_that_is_accepted_at_any_moment_of_a_sweep_is_kept(
                     tickets.append(await accept(front, thread))
 
             line.before = between
-            await Sweeper(back).sweep()
+            await expired(back)
             line.before = None
             for ticket in tickets:
                 if ticket is not None:
@@ -189,8 +199,7 @@ def test_of_many_runs_accepted_during_sweeps_none_is_gone(storage: Storage, talk
                 except NotFound:
                     return None
 
-            sweeper = Sweeper(back)
-            swept, *tickets = await asyncio.gather(sweeper.sweep(), *(accept(n) for n in range(most)))
+            swept, *tickets = await asyncio.gather(expired(back), *(accept(n) for n in range(most)))
             kept = [ticket for ticket in tickets if ticket is not None]
             for ticket in kept:
                 assert (await front.look(ticket)).message.id == ticket.id
@@ -213,7 +222,7 @@ def test_items_whose_time_is_over_are_swept_for_every_tenant(tmp_path: Path, tal
             sessions = database.history(tenant="third", ttl=timedelta(microseconds=1))
             await sessions.commit(await sessions.load("s"), [{"role": "user", "content": "hi"}])
             await asyncio.sleep(0.05)
-            assert await Sweeper(runtime).sweep() == 0
+            assert await expired(runtime) == 0
             assert await sessions.sweep() == 0, "nothing was left to be swept"
             for tenant in ("", "other"):
                 assert await runtime.for_tenant(tenant).store().asweep_ttl() == 0, (
@@ -235,15 +244,14 @@ def test_a_thread_of_the_library_is_not_swept_because_its_hosts_clock_was_set_ba
         database = close.database()
         real = time.time_ns
         async with working(database, talk.graph, thread_ttl=ThreadTtl(default_ttl=30)) as runtime:
-            sweeper = Sweeper(runtime)
             monkeypatch.setattr(time, "time_ns", lambda: real() - HOUR_US * 1000)
             # In a process that was started after that.
             monkeypatch.setattr("langgraph.checkpoint.base.id._last_v6_timestamp", None)
             graph = talk.graph.copy(update={"checkpointer": database.checkpointer()})
             await graph.ainvoke({"messages": [("user", "hello")]}, {"configurable": {"thread_id": "ada"}})
-            assert await sweeper.sweep() == 0
+            assert await expired(runtime) == 0
             # Once the clock is right again its time is over.
             monkeypatch.setattr(time, "time_ns", real)
-            assert await sweeper.sweep() == 1
+            assert await expired(runtime) == 1
 
     go(main())

@@ -21,7 +21,7 @@ from perdure.runtime.options import WEBHOOK
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.outbound_policy import OutboundPolicy
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from perdure.server.webhooks import Webhooks, of_variables
 from tests.runtime.graphs import Heard, Storage, eventually, eventually_stored, go
 from tests.server.receiving import NEAR, SECRET, begun, made, notices, receiving, said, texts

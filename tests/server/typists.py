@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
@@ -38,9 +41,19 @@ def greet(name: str) -> str:
 """
 
 
+GATES: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+"""Gates that tests open, by name."""
+
+
+async def opened(gate: str) -> None:
+    """Wait until a test opens a gate."""
+    await asyncio.to_thread(GATES[gate].wait)
+
+
 class Typist(BaseChatModel):
     """Answers with what it heard. "count N" is answered with N numbers, ``pace`` seconds each; "markdown"
-    with some; "break" breaks."""
+    with some; "say X" with X; "think X" with X after a thought; "hold X" with X, and no end until its gate
+    opens; "fail X" breaks after X; "break" breaks."""
 
     pace: float = 0.03
 
@@ -67,8 +80,21 @@ class Typist(BaseChatModel):
         said = str(messages[-1].text)
         if said == "break":
             raise ConnectionError("no line")
+        verb, _, words = said.partition(" ")
+        if verb == "think":
+            thoughts = [
+                {"type": "thinking", "thinking": text, "index": 0} for text in ("Let me see. ", "Yes!")
+            ]
+            for part in (*thoughts, {"type": "text", "text": words, "index": 1}):
+                chunk = ChatGenerationChunk(message=AIMessageChunk(content=[part]))
+                if run_manager is not None:
+                    await run_manager.on_llm_new_token("", chunk=chunk)
+                yield chunk
+            return
         counted = re.fullmatch(r"count (\d+)", said)
         whole = " ".join(map(str, range(1, int(counted[1]) + 1))) if counted else f"You said: {said}"
+        if verb in ("say", "hold", "fail"):
+            whole = words
         for piece in re.findall(r"\s*\S+|\s+$", MARKDOWN if said == "markdown" else whole):
             if counted:
                 await asyncio.sleep(self.pace)
@@ -76,6 +102,10 @@ class Typist(BaseChatModel):
             if run_manager is not None:
                 await run_manager.on_llm_new_token(piece, chunk=chunk)
             yield chunk
+        if verb == "hold":
+            await opened(words)
+        if verb == "fail":
+            raise ConnectionError("no line")
 
 
 def chat(model: BaseChatModel | None = None) -> AnyGraph:
@@ -109,6 +139,30 @@ def asking() -> AnyGraph:
     return _only("ask", ask)
 
 
+def working() -> AnyGraph:
+    """Plans until the gate "plan" opens, calls a tool that answers when the gate "tool" opens, and answers
+    with what the user wrote."""
+
+    async def plan(state: MessagesState) -> dict[str, Any]:
+        get_stream_writer()({"message": "Reading the plan"})
+        await opened("plan")
+        call = {"name": "look_up", "args": {"what": "tides"}, "id": "call-1"}
+        return {"messages": [AIMessage("", tool_calls=[call])]}
+
+    async def look_up(state: MessagesState) -> dict[str, Any]:
+        await opened("tool")
+        return {"messages": [ToolMessage("high at noon", tool_call_id="call-1", name="look_up")]}
+
+    def answer(state: MessagesState) -> dict[str, Any]:
+        heard = [str(message.text) for message in state["messages"] if message.type == "human"]
+        return {"messages": [AIMessage(f"Heard: {', '.join(heard)}")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_sequence([("plan", plan), ("look_up", look_up), ("answer", answer)])
+    builder.add_edge(START, "plan")
+    return builder.compile()
+
+
 def _only(name: str, node: Any) -> AnyGraph:
     builder = StateGraph(MessagesState)
     builder.add_node(name, node)
@@ -118,4 +172,4 @@ def _only(name: str, node: Any) -> AnyGraph:
 
 
 def graphs() -> dict[str, AnyGraph]:
-    return {"asking": asking(), "chat": chat()}
+    return {"asking": asking(), "chat": chat(), "working": working()}

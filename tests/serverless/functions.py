@@ -14,13 +14,13 @@ from perdure.serverless import lambda_function, lambda_handler
 from perdure.testing.faults import Fault, FaultyDriver, kill
 
 if at := int(os.environ.get("KILL_AT", "0")):
-    _open = opening.open_driver
+    _open = opening.open_driver  # type: ignore[attr-defined]
     when: Any = os.environ.get("KILL_WHEN", "before")
 
     def _killing(url: str, **options: Any) -> Any:
         return FaultyDriver(_open(url, **options), Fault(at, kill, when))
 
-    opening.open_driver = _killing  # type: ignore[assignment]
+    opening.open_driver = _killing  # type: ignore[attr-defined]
 
 
 def _note(question: str) -> None:

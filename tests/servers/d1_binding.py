@@ -40,6 +40,7 @@ class StandIn:
             headers={"Authorization": f"Bearer {server.token}"}, trust_env=False, timeout=60
         )
         self._thread = threading.get_ident() if one_thread else None
+        self.null: Any = None
         self.lose = 0
         self.batches = 0
 
@@ -49,13 +50,25 @@ class StandIn:
     def batch(self, statements: Sequence[Prepared]) -> Promise:
         assert self._thread in (None, threading.get_ident()), "a Worker has one thread"
         self.batches += 1
-        body = {"batch": [{"sql": one.sql, "params": one.values} for one in statements]}
+        given = [[None if value is self.null else value for value in one.values] for one in statements]
+        if self.null is not None:
+            assert not any(value is None for one in statements for value in one.values), (
+                "D1 takes no undefined"
+            )
+        body = {
+            "batch": [{"sql": one.sql, "params": each} for one, each in zip(statements, given, strict=True)]
+        }
         answer = self._client.post(self._url, json=body).json()
         if not answer["success"]:
             raise RuntimeError(f"D1_ERROR: {answer['errors'][0]['message']}")
         if self.lose:
             self.lose -= 1
             raise RuntimeError("Network connection lost.")
+        for result in answer["result"] if self.null is not None else ():
+            result["results"] = [
+                {name: self.null if value is None else value for name, value in row.items()}
+                for row in result["results"]
+            ]
         return Promise(answer["result"])
 
     def close(self) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -15,6 +18,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 import perdure
 from perdure.care.sweeper import SweepOptions
 from perdure.errors import BadUrl
+from perdure.model.ops import Commit, Committed, Expect, Put, Refused
+from perdure.model.records import DOCUMENT, Partition
 from perdure.storage.d1.binding import bound
 from perdure.storage.port import Driver
 from perdure.storage.url import open_driver
@@ -95,3 +100,32 @@ def test_a_search_by_words_and_meaning_starts_no_thread(monkeypatch: pytest.Monk
     with d1_binding.empty(one_thread=True) as (url, _), monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
         assert asyncio.run(main(url)) == ["k"]
+
+
+@pytest.mark.slow
+def test_the_driver_loads_without_the_client_of_another_backend() -> None:
+    """A Worker has none of them, and apsw cannot be compiled for it."""
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('apsw', 'psycopg', 'redis', 'boto3')))\n"
+        "import perdure.storage.d1.driver, perdure.storage.d1.binding"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_null_of_javascript_is_none_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in newer releases of Pyodide, in which None is JavaScript's undefined."""
+    null = object()
+    ffi: Any = types.ModuleType("pyodide.ffi")
+    ffi.run_sync, ffi.to_js, ffi.jsnull = (lambda promise: promise.value), list, null
+    monkeypatch.setitem(sys.modules, "pyodide", types.ModuleType("pyodide"))
+    monkeypatch.setitem(sys.modules, "pyodide.ffi", ffi)
+    with d1_binding.empty(one_thread=True) as (_, stand_in):
+        stand_in.null = null
+        with bound(stand_in) as url, closing(open_driver(url, migrate=True)) as driver:
+            at, new = (
+                Partition("", "ada"),
+                Put(DOCUMENT, ("c", "n"), {"updated_at": 1}, b"{}", Expect.ABSENT, 1),
+            )
+            assert driver.perform(Commit(at, (new,))) == Committed()
+            assert driver.perform(Commit(at, (new,))) == Refused(DOCUMENT, ("c", "n"))

@@ -5,7 +5,9 @@ Covers perdure.storage.dynamodb.reading, perdure.storage.dynamodb.writing.
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import Counter
 from collections.abc import Iterator
 from operator import add
 from statistics import mean
@@ -20,7 +22,7 @@ from perdure.model.ops import Delete, Drop, Fetch, Find, Get, Now, Range, Stage
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Partition
 from perdure.storage.dynamodb.clock import ServiceClock
 from perdure.storage.dynamodb.driver import DynamoDriver, open_driver
-from perdure.storage.dynamodb.items import BUCKETS
+from perdure.storage.dynamodb.items import BUCKETS, INCARNATION
 from perdure.storage.url import open_driver as open_migrated
 from perdure.testing.conformance import Backend, rows
 from perdure.testing.conformance.rows import HERE
@@ -180,6 +182,34 @@ def test_a_turn_costs_the_same_early_and_late(driver: DynamoDriver) -> None:
     assert late_reads <= 1.2 * reads + 1
     assert late_requests <= 1.1 * requests
     assert len(graph.get_state(config).values["messages"]) == 2 * TURNS
+
+
+@pytest.mark.slow
+def test_a_turn_writes_no_more_rows_than_the_documentation_counts(driver: DynamoDriver) -> None:
+    graph = talking(driver)
+    config: Any = {"configurable": {"thread_id": "ada"}}
+
+    async def turns() -> list[Wire]:
+        wires = []
+        for n in range(12):
+            with watched(driver) as wire:
+                await graph.ainvoke({"messages": [("user", f"turn {n} " + "words " * 30)]}, config)
+            wires.append(wire)
+        return wires[4:]
+
+    for wire in asyncio.run(turns()):
+        written = [call for call in wire.calls if not call.operation.startswith(("Get", "BatchGet", "Query"))]
+        assert {call.operation for call in written} == {"TransactWriteItems"}
+        actions = [action for call in written for action in call.parameters["TransactItems"]]
+        puts = [bytes(action["Put"]["Item"]["pk"]["B"]) for action in actions if "Put" in action]
+        kinds = Counter(pk[1 + INCARNATION :].split(b"\0")[0].decode() for pk in puts)
+        # Lists are cut by their content, and so by the random ids of the messages.
+        assert kinds.pop("chunk") <= 9
+        assert kinds == {"head": 2, "checkpoint": 3, "write": 3}
+        assert len(written) == 2, "the opening of the run, and its one step"
+        assert sum("Update" in action for action in actions) == len(written), "a commit writes its root"
+        # A task's writes are stored with the next checkpoint, if the one that they belong to is there.
+        assert sum("ConditionCheck" in action for action in actions) == 1
 
 
 def test_a_cold_process_goes_on_with_the_thread(driver: DynamoDriver) -> None:

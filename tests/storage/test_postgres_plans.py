@@ -36,7 +36,7 @@ from perdure.model.records import (
     Partition,
 )
 from perdure.storage.postgres import backend, codec
-from perdure.storage.postgres.columns import SHAPES
+from perdure.storage.postgres.request_arrays import SHAPES
 from perdure.storage.postgres.statements import Statement, Statements
 from perdure.storage.postgres.url import PostgresUrl, parse_url
 from perdure.testing.conformance import rows

@@ -19,11 +19,11 @@ import perdure
 from perdure import admin
 from perdure.engine.fsck_report import Damage
 from perdure.model.ops import Commit, Committed, Fetch, Get, Put, Range
-from perdure.model.records import HEAD, KINDS, Kind, Partition
+from perdure.model.records import HEAD, ITEM, KINDS, Kind, Partition
 from perdure.storage.sql import schema
 from perdure.storage.sqlite import driver as sqlite
 from perdure.storage.sqlite.driver import SqliteDriver
-from perdure.testing.conformance import rows
+from perdure.testing.conformance import items, rows
 
 
 class State(TypedDict):
@@ -103,6 +103,24 @@ def test_a_changed_column_is_noticed_when_the_record_is_read(every_kind: Path, k
     with closing(SqliteDriver(every_kind)) as driver:
         assert driver.perform(Fetch(rows.HERE, (Range(kind),)))[0]
         assert driver.examine(rows.HERE) == []
+
+
+def test_no_field_is_kept_of_a_damaged_item(path: Path) -> None:
+    with closing(SqliteDriver(path)) as driver:
+        assert (
+            driver.perform(Commit(items.SPACE, (items.made_at("a", 5), items.made_at("b", 5)))) == Committed()
+        )
+        for now in (7, 8):
+            commit = Commit(items.SPACE, (items.made_at("a", now), items.item("c", version=now)))
+            assert driver.perform(commit) == Committed()
+        assert driver.examine(items.SPACE) == []
+    for damage in ("created_at = 1", "checksum = NULL"):
+        change(path, f"UPDATE perdure_item SET {damage} WHERE key = 'b'")
+        with closing(SqliteDriver(path)) as driver:
+            with pytest.raises(perdure.Corrupt, match=r"item b is damaged"):
+                driver.perform(Commit(items.SPACE, (items.made_at("b", 9), items.made_at("new", 9))))
+            assert rows.get(driver, ITEM, "new", at=items.SPACE) is None
+            assert driver.examine(items.SPACE)
 
 
 def test_a_row_without_its_checksum_is_noticed(url: str, path: Path) -> None:

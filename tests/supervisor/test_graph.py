@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
@@ -121,8 +121,8 @@ def test_chitchat_without_a_reply_goes_to_the_writer() -> None:
 
 
 def test_a_worker_is_given_all_messages_since_the_last_answer() -> None:
-    fragments = [HumanMessage("where is"), HumanMessage("my order?")]
-    before = [HumanMessage("hello"), AIMessage("Hello!")]
+    fragments: list[AnyMessage] = [HumanMessage("where is"), HumanMessage("my order?")]
+    before: list[AnyMessage] = [HumanMessage("hello"), AIMessage("Hello!")]
     assert open_questions({"messages": [*before, *fragments], "route": {}, "result": ""}) == {
         "messages": fragments
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from langchain_core.exceptions import OutputParserException
@@ -15,7 +16,7 @@ from tests.supervisor.models import scripted
 
 def test_the_model_is_shown_the_workers_and_the_last_messages() -> None:
     model, asked = scripted("small", lambda _: json.dumps({"kind": "question", "worker": "orders"}))
-    policy = route_with(model, {"orders": "the state of orders"}, last=2)
+    policy: Any = route_with(model, {"orders": "the state of orders"}, last=2)
     route = asyncio.run(policy([HumanMessage(str(number)) for number in range(5)]))
     assert route == Route(kind="question", worker="orders")
     ((prompt, *shown),) = asked
@@ -26,5 +27,6 @@ def test_the_model_is_shown_the_workers_and_the_last_messages() -> None:
 @pytest.mark.parametrize("workers", [{}, {"orders": "the state of orders"}])
 def test_a_worker_that_there_is_not_is_no_answer(workers: dict[str, str]) -> None:
     model, _ = scripted("small", lambda _: json.dumps({"kind": "question", "worker": "nobody"}))
+    policy: Any = route_with(model, workers)
     with pytest.raises(OutputParserException):
-        asyncio.run(route_with(model, workers)([HumanMessage("hi")]))
+        asyncio.run(policy([HumanMessage("hi")]))

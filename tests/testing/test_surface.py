@@ -41,7 +41,15 @@ def test_the_package_has_these_modules_and_no_other() -> None:
     found = {
         path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert found == {"__init__", "channels", "conformance", "faults", "fixtures", "graphs", "recorded"}
+    assert found == {
+        "__init__",
+        "channels",
+        "conformance",
+        "faults",
+        "fixtures",
+        "graphs",
+        "recorded_threads",
+    }
 
 
 def test_each_public_name_is_documented() -> None:

@@ -18,7 +18,7 @@ from tools.foreign_suites.places import Unobtainable
 from tools.foreign_suites.reasons import read_entries, read_unsteady
 from tools.foreign_suites.running import Outcome
 
-from . import running, sources
+from . import running, servers, sources
 from .catalogue import REASONS, SUITES, Suite
 from .report import Comparison
 from .servers import NotStarted, serving
@@ -48,11 +48,13 @@ def _outcomes(suite: Suite, server: str, options: argparse.Namespace) -> dict[st
     work = options.work.resolve()
     root = sources.checkout(suite, work, options.sources)
     folder = sources.copied(suite, root, work / "runs" / f"{suite.name}-{server}")
-    python = sources.python_of(server, work)
+    python = sources.python_of(server, work, suite.needs)
     with serving(server, python, folder / suite.config, folder / "server", suite.model) as url:
         sources.pointed(suite, folder, url)
+        if suite.asked_first:
+            servers.ask(url + suite.asked_first)
         if suite.kind == "pytest":
-            return running.run_pytest(suite, folder, sources.python_of("perdure", work), url)
+            return running.run_pytest(suite, folder, sources.python_of("perdure", work, suite.needs), url)
         return running.run_vitest(suite, folder, sources.modules_of(work))
 
 

@@ -61,6 +61,12 @@ class Suite:
     """The tests to run, as pytest selects them by their marks."""
     without: tuple[str, ...] = ()
     """Folders and files below the copy that are not run, since they need a deployment of their own server."""
+    needs: tuple[str, ...] = ()
+    """What it needs beside ``GRAPHS`` and ``TESTS``."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of pytest; ``{url}`` in them is the server's address."""
+    asked_first: str = ""
+    """A path on the server that is asked before the tests, which would else wait for its imports."""
     model: str = ""
     """The path on the server where its own application answers as OpenAI does, for graphs that call it."""
 
@@ -69,6 +75,17 @@ _LANGGRAPH = "https://github.com/langchain-ai/langgraph"
 _LANGGRAPH_COMMIT = "f09cfe8ffc1eeffd68f4b628ed69c30f7cad229f"
 _LANGGRAPHJS = "https://github.com/langchain-ai/langgraphjs"
 _LANGGRAPHJS_COMMIT = "f8bdf16d4fe23a79e945ea5dc6f86bbf09abb77d"
+
+_A2A = (
+    "a2a-sdk[http-server]>=1",
+    "gherkin-official",
+    "googleapis-common-protos",
+    "grpcio",
+    "Jinja2",
+    "jsonschema",
+    "protobuf",
+    "pytest-html",
+)
 
 _AEGRA = "https://github.com/ibbybuilds/aegra"
 _AEGRA_COMMIT = "7eaca0b8d275c21bbff7a098e58f527f46ca8d91"
@@ -136,5 +153,18 @@ SUITES = (
         "pytest",
         ported="aegra",
         marked="manual_auth",
+    ),
+    Suite(
+        "a2a-tck",
+        "https://github.com/a2aproject/a2a-tck",
+        "357c4a87afa2818731590647cccbea31c31733a2",
+        (("tck", "tck"), ("tests", "tests"), ("specification", "specification")),
+        "tests/compatibility",
+        "langgraph.json",
+        "pytest",
+        ported="a2a",
+        needs=_A2A,
+        arguments=("--sut-host={url}", "--transport=jsonrpc", "--webhook-host=127.0.0.1"),
+        asked_first="/.well-known/agent-card.json",
     ),
 )

@@ -23,6 +23,7 @@ def run_pytest(suite: Suite, folder: Path, python: Path, url: str) -> dict[str, 
     """Run a suite in Python with the SDK that is beside it."""
     written = folder / "outcomes.xml"
     options = ["-o", "addopts=", "-o", "asyncio_mode=auto", "--timeout", str(_TEST_S), "-m", suite.marked]
+    options += [each.format(url=url) for each in suite.arguments]
     options += [f"--ignore={name}" for name in suite.without]
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     command += [f"--junitxml={written}", suite.tests]

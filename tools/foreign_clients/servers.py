@@ -68,6 +68,12 @@ def serving(server: str, python: Path, config: Path, folder: Path, model: str = 
         _stop(process)
 
 
+def ask(url: str) -> None:
+    """Have a server answer a request, however long its first answer takes."""
+    with urlopen(url, timeout=_READY_S):  # noqa: S310 - a server of ours, on loopback
+        return
+
+
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

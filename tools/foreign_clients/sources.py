@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.foreign_suites import places
@@ -74,11 +75,12 @@ def pointed(suite: Suite, folder: Path, url: str) -> None:
             path.write_text(text.replace(suite.address, url), encoding="utf-8")
 
 
-def python_of(server: str, work: Path) -> Path:
-    """The Python of an environment in which a server runs; that of Perdure's is the tests' too."""
+def python_of(server: str, work: Path, needs: Sequence[str] = ()) -> Path:
+    """The Python of an environment in which a server runs, with what a suite needs; that of Perdure's is the
+    tests' too."""
     if server == "perdure":
-        return places.environment([*GRAPHS, *TESTS], work, with_own=True, pinned=_PINNED)
-    return places.environment([*GRAPHS, *REFERENCE], work, pinned=_PINNED)
+        return places.environment([*GRAPHS, *TESTS, *needs], work, with_own=True, pinned=_PINNED)
+    return places.environment([*GRAPHS, *REFERENCE, *needs], work, pinned=_PINNED)
 
 
 def modules_of(work: Path) -> Path:

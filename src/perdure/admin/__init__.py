@@ -12,7 +12,7 @@ from perdure.admin.archives import new_archive, open_archive
 from perdure.admin.listing import partitions, tenants
 from perdure.admin.moving import digest_of, move
 from perdure.admin.whole_check import examine
-from perdure.engine.content import Digest
+from perdure.engine.thread_digest import Digest
 from perdure.engine.transfer import State, TransferResult
 from perdure.model.records import Partition
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import content, transfer, transfer_items
-from perdure.engine.content import Digest, Report
+from perdure.engine import thread_digest, transfer, transfer_items
+from perdure.engine.thread_digest import Digest, Report
 from perdure.engine.transfer import OnSide, Side, TransferOptions, TransferResult
 from perdure.model.program import Effect
 from perdure.model.records import OF_ITEMS, Partition
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def digest_of(
-    database: Database | SyncDatabase, partition: Partition, report: Report = content.silent
+    database: Database | SyncDatabase, partition: Partition, report: Report = thread_digest.silent
 ) -> Digest:
     """Return the digest of any tenant's thread, or of a namespace of its store.
 
@@ -31,7 +31,7 @@ def digest_of(
     handle = handle_of(database)
     if partition.space in OF_ITEMS:
         return handle.run(transfer_items.digest_items(partition, _now(), report))
-    return handle.run(content.digest_thread(partition, handle.digest, report))
+    return handle.run(thread_digest.digest_thread(partition, handle.digest, report))
 
 
 def move(
@@ -42,7 +42,7 @@ def move(
     *,
     replace: bool = False,
     dry_run: bool = False,
-    report: Report = content.silent,
+    report: Report = thread_digest.silent,
 ) -> TransferResult:
     """Transfer a thread, or a namespace of the store, to another database and compare its digest there.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import retention
+from perdure.engine import removal
 from perdure.errors import Corrupt
 from perdure.model.records import SPACES
 
@@ -17,7 +17,7 @@ def examine(database: Database | SyncDatabase) -> list[str]:
     found = handle.examine(None)
     for space in SPACES[1:]:
         try:
-            for partition in handle.run(retention.all_partitions(handle.tenant, space)):
+            for partition in handle.run(removal.all_partitions(handle.tenant, space)):
                 found += [f"{space} {partition.thread!r}: {s}" for s in handle.examine(partition)]
         except Corrupt as error:
             found.append(str(error))

@@ -8,18 +8,21 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from perdure.care.expiring import with_expired
-from perdure.engine import sweep
+from perdure.care.expiring_driver import host_clock, with_expired
+from perdure.engine import items, sweep
+from perdure.engine.expiry import Clocks
+from perdure.engine.removal import all_partitions
 from perdure.engine.sweep import Failure, SweepState, SweepTerms, Swept
 from perdure.engine.transact import Budget
 from perdure.model.chunks import Digester
 from perdure.model.ops import Now
 from perdure.model.program import Program, ask
-from perdure.model.records import Partition
+from perdure.model.records import OF_ITEMS, Partition
 from perdure.model.retention_policy import RetentionRules
+from perdure.model.thread_ttl import ThreadTtl
 from perdure.storage.port import Driver, arun, run
 
 _log = logging.getLogger("perdure.care")
@@ -66,6 +69,7 @@ class SweepOptions:
         rules: the policies; by default those of the database.
         only_default: apply the default policy to every thread: neither one that a thread's metadata name,
             nor a time to live.
+        ttl: time to live of threads that no client has given one, and the most threads that a sweep removes.
 
     Raises:
         ValueError: the share is out of range.
@@ -78,6 +82,7 @@ class SweepOptions:
     on_step: OnStep = no_report
     rules: RetentionRules | None = None
     only_default: bool = False
+    ttl: ThreadTtl | None = None
 
     def __post_init__(self) -> None:
         WorkShare(self.share)
@@ -111,13 +116,27 @@ class SweeperBase:
         rules = rules if options.rules is None else options.rules
         limits = Budget(driver.limits.ops, driver.limits.bytes)
         whose = None if options.all_tenants else tenant
-        terms = SweepTerms(rules, digest, limits, whose, options.dry_run, options.only_default)
+        terms = SweepTerms(rules, digest, limits, whose, options.dry_run, options.only_default, options.ttl)
         owner = options.owner or secrets.token_hex(8)
         return cls(with_expired(driver), terms, owner, pace=WorkShare(options.share), on_step=options.on_step)
 
     def _visit(self, partition: Partition) -> Program[Swept]:
         now = yield from ask(Now())
-        return (yield from sweep.visit(partition, self._terms, now))
+        return (yield from sweep.visit(partition, self._terms, Clocks(now, host_clock())))
+
+    def _owners(self) -> Program[list[str]]:
+        """Return the tenants whose stores and histories may have expired items."""
+        if self._terms.dry_run or self._terms.only_default:
+            return []
+        tenants: set[str] = set()
+        for space in OF_ITEMS:
+            found = yield from all_partitions(self._terms.tenant, space)
+            tenants.update(partition.tenant for partition in found)
+        return sorted(tenants)
+
+    def _remove_items(self, tenant: str) -> Program[int]:
+        now = yield from ask(Now())
+        return (yield from items.sweep(tenant, now, self._terms.budget))
 
     def _begin(self) -> Program[tuple[SweepState, int] | None]:
         now = yield from ask(Now())
@@ -127,7 +146,7 @@ class SweeperBase:
 
     def _step(self, state: SweepState, version: int) -> Program[tuple[SweepState, int] | None]:
         began = yield from ask(Now())
-        state, failures = yield from sweep.step(state, self._terms, QUANTUM, began)
+        state, failures = yield from sweep.step(state, self._terms, QUANTUM, Clocks(began, host_clock()))
         for failure in failures:
             _report(failure)
         now = yield from ask(Now())
@@ -152,14 +171,25 @@ class RetentionSweeper(SweeperBase):
     """
 
     async def sweep(self) -> Swept | None:
-        """Sweep every thread once and return the result; ``None`` if another process sweeps."""
+        """Sweep every thread once, then expired items, and return the result; ``None`` if another process
+        sweeps."""
         at = await arun(self._begin(), self._driver)
         while at is not None and not at[0].is_over:
             began = time.monotonic()
             at = await arun(self._step(*at), self._driver)
             if at is not None and not at[0].is_over:
                 await asyncio.sleep(self._pace.pause(time.monotonic() - began))
-        return None if at is None else at[0].last
+        return None if at is None else replace(at[0].last, items=await self.sweep_items())
+
+    async def sweep_items(self) -> int:
+        """Remove expired items of stores and histories, and return their number. DynamoDB removes them
+        itself; there it finds none."""
+        removed = 0
+        for tenant in await arun(self._owners(), self._driver):
+            began = time.monotonic()
+            removed += await arun(self._remove_items(tenant), self._driver)
+            await asyncio.sleep(self._pace.pause(time.monotonic() - began))
+        return removed
 
     async def sweep_thread(self, partition: Partition) -> Swept:
         """Apply the policies to one thread, beside any sweep.
@@ -174,14 +204,25 @@ class SyncRetentionSweeper(SweeperBase):
     """Sweeps the threads of a database and blocks until it is done; otherwise as ``RetentionSweeper``."""
 
     def sweep(self) -> Swept | None:
-        """Sweep every thread once and return the result; ``None`` if another process sweeps."""
+        """Sweep every thread once, then expired items, and return the result; ``None`` if another process
+        sweeps."""
         at = run(self._begin(), self._driver)
         while at is not None and not at[0].is_over:
             began = time.monotonic()
             at = run(self._step(*at), self._driver)
             if at is not None and not at[0].is_over:
                 time.sleep(self._pace.pause(time.monotonic() - began))
-        return None if at is None else at[0].last
+        return None if at is None else replace(at[0].last, items=self.sweep_items())
+
+    def sweep_items(self) -> int:
+        """Remove expired items of stores and histories, and return their number. DynamoDB removes them
+        itself; there it finds none."""
+        removed = 0
+        for tenant in run(self._owners(), self._driver):
+            began = time.monotonic()
+            removed += run(self._remove_items(tenant), self._driver)
+            time.sleep(self._pace.pause(time.monotonic() - began))
+        return removed
 
     def sweep_thread(self, partition: Partition) -> Swept:
         """Apply the policies to one thread, beside any sweep.

@@ -193,6 +193,7 @@ def _sweep_once(
             share=1.0 if dry_run else settings.share,
             on_step=no_report if as_json else _progress(),
             rules=settings.rules,
+            ttl=settings.ttl,
         )
         swept = database.sweeper(options).sweep()
     if swept is None:
@@ -229,6 +230,8 @@ def _sentence(swept: Swept, dry_run: bool) -> str:
         f"{several(swept.threads, 'thread')} looked at; {several(swept.expired, 'expired thread')} and "
         f"{several(swept.checkpoints, 'checkpoint')} {what}, {several(swept.bytes, 'byte')}"
     )
+    if swept.items:
+        text += f"; {several(swept.items, 'expired item')} {what}"
     if swept.unfinished:
         text += f"; {several(swept.unfinished, 'killed import or write')} {what}"
     return f"{text}; {several(swept.failed, 'thread')} could not be swept" if swept.failed else text

@@ -45,15 +45,16 @@ def migrate(
             out.print(escape(step), soft_wrap=True)
         if steps:
             advice = "" if dry_run else "; run `perdure migrate` with this URL"
-            err.print(
-                escape(f"{name} is at schema version {found}, this release needs {after}{advice}"),
-                soft_wrap=True,
-            )
+            needed = f"this release needs {after}" if found < after else "but parts of it are missing"
+            err.print(escape(f"{name} is at schema version {found}, {needed}{advice}"), soft_wrap=True)
             raise typer.Exit(1 if check else 0)
         out.print(f"{name} is at schema version {after} already")
         return
+    is_short = bool(backend.pending(url))
     before = backend.migrate(url)
-    if before == after:
+    if before == after and is_short:
+        out.print(f"{name} was at schema version {after} already; parts of it that were missing were added")
+    elif before == after:
         out.print(f"{name} is at schema version {after} already")
     elif before == 0:
         out.print(f"{name} is ready, at schema version {after}")
@@ -103,7 +104,8 @@ def fsck(
             if as_json:
                 print_json({"thread_id": None, "kind": "database", "detail": detail})
             else:
-                err.print(f"database: {escape(detail)}; restore it from a backup", soft_wrap=True)
+                advice = "" if "`perdure " in detail else "; restore it from a backup"
+                err.print(f"database: {escape(detail)}{advice}", soft_wrap=True)
             damaged += 1
         saver = None if types is None else _saver_of(database, types)
         hidden = len(names) == 1 or as_json or not sys.stderr.isatty()
@@ -148,13 +150,13 @@ def fsck(
 def _damaged_histories(database: SyncDatabase, places: Sequence[Partition], *, as_json: bool) -> int:
     """Read every history, report those that are damaged, and return their number."""
     from perdure.database.base import handle_of
-    from perdure.engine import sessions
+    from perdure.engine import session_histories
 
     damaged = 0
     for place in places:
         try:
             # As of the beginning of time: expired ones are checked, too.
-            handle_of(database).run(sessions.load(place, 0))
+            handle_of(database).run(session_histories.load(place, 0))
         except Corrupt as error:
             damaged += 1
             if as_json:

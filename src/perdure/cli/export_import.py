@@ -92,7 +92,7 @@ def _export_history(
     database: SyncDatabase, tenant: str, thread_ids: list[str] | None, everything: bool
 ) -> None:
     from perdure import admin
-    from perdure.imports.history import read_history
+    from perdure.imports.conversations import read_history
 
     if everything:
         names = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]

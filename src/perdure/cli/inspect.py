@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -15,8 +15,9 @@ from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
     from perdure.inspector.serve import Presentation
+    from perdure.runtime.agents import Agent
 
-ALL = "all"
+ALL, REPLAY = "all", "replay"
 
 
 def inspect(
@@ -35,7 +36,11 @@ def inspect(
     ] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="Permit tag, edit, run, answer, cancel, retry, delete, export, or all of them"),
+        typer.Option(help="Permit tag, edit, run, answer, cancel, retry, delete, export, replay, or all"),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="[NAME=]MODULE:GRAPH", help="Another version of the graph, to replay beside it"),
     ] = None,
     work: Annotated[bool, typer.Option("--work", help="Run the graphs here, too")] = False,
     tenant: Tenant = "",
@@ -54,6 +59,11 @@ def inspect(
       perdure inspect sqlite:///threads.db --graph ./agent.py:graph --allow tag --allow edit
 
     Every action is recorded in the database. New runs are for your workers; --work runs them here.
+
+    To run recorded steps again with changed code, or with two versions beside one another, without calling
+    anything and without changing the thread:
+
+      perdure inspect sqlite:///threads.db --graph old.py:graph --compare new.py:graph --allow replay
     """
     for module in ("starlette", "uvicorn"):
         if find_spec(module) is None:
@@ -67,13 +77,18 @@ def inspect(
     found, allowed, places = url_of(url), _permissions(allow or []), _places(graph or [])
     if bool(allowed) != bool(places) or (work and not places):
         raise BadSetting("actions need both: --graph module:graph, and --allow with what may be done")
+    if compare is not None and REPLAY not in allowed:
+        raise BadSetting("--compare is for replays: permit them by --allow replay")
+    if work and allowed == frozenset({REPLAY}):
+        raise BadSetting("--work runs what actions start, and a replay starts nothing; leave it out")
+    given = _Given(places, _compared(compare, places), allowed, work)
     key = key_of(key_file)
     with listening(host, port) as listener:
         try:
-            if places:
-                asyncio.run(_acting(found, tenant, key, (places, allowed, work), (listener, host, browser)))
+            if allowed - {REPLAY}:
+                asyncio.run(_acting(found, tenant, key, given, (listener, host, browser)))
             else:
-                _reading(found, tenant, key, (listener, host, browser))
+                _reading(found, tenant, key, given, (listener, host, browser))
         except KeyboardInterrupt:
             # uvicorn raises the signal again after its shutdown.
             err.print("Stopped.")
@@ -82,46 +97,71 @@ def inspect(
 _Place = tuple[socket.socket, str, bool]
 
 
-def _reading(url: str, tenant: str, key: bytes | None, place: _Place) -> None:
+class _Given(NamedTuple):
+    """The graphs' places by name, that of the graph to compare with, the permissions, and whether to run."""
+
+    places: dict[str, str]
+    compared: dict[str, str]
+    allowed: frozenset[str]
+    works: bool
+
+    @property
+    def rights(self) -> str:
+        return f"allowed: {', '.join(sorted(self.allowed))}" if self.allowed else "only read"
+
+
+def _reading(url: str, tenant: str, key: bytes | None, given: _Given, place: _Place) -> None:
     import asyncio
 
     from perdure.database.base import handle_of
     from perdure.database.opening import open_for_reading
-    from perdure.inspector.access import LocalAccess
+    from perdure.inspector.access import LocalAccess, LocalReplays
     from perdure.inspector.serve import serve
 
     database = open_for_reading(url, tenant=tenant, encryption_key=key)
     try:
-        access = LocalAccess(handle_of(database), tenant, url=url)
-        asyncio.run(serve(access, place[0], _presentation(url, place, "only read")))
+        agents = asyncio.run(_loaded({**given.places, **given.compared}))
+        access = LocalAccess(
+            handle_of(database),
+            tenant,
+            url=url,
+            replays=LocalReplays(database, agents, next(iter(given.compared), None)) if agents else None,
+            allowed=given.allowed,
+        )
+        asyncio.run(serve(access, place[0], _presentation(url, place, given.rights)))
     finally:
         database.close()
 
 
-async def _acting(
-    url: str,
-    tenant: str,
-    key: bytes | None,
-    granted: tuple[dict[str, str], frozenset[str], bool],
-    place: _Place,
-) -> None:
-    from perdure.database.base import handle_of
-    from perdure.database.opening import connect
-    from perdure.inspector.access import LocalAccess
-    from perdure.inspector.serve import serve
-    from perdure.runtime import Runtime
+async def _loaded(places: dict[str, str]) -> dict[str, Agent]:
+    if not places:
+        return {}
     from perdure.runtime.loading import find, load_agent
 
-    places, allowed, works = granted
-    agents = {name: await load_agent(find(each)) for name, each in places.items()}
+    return {name: await load_agent(find(each)) for name, each in places.items()}
+
+
+async def _acting(url: str, tenant: str, key: bytes | None, given: _Given, place: _Place) -> None:
+    from perdure.database.base import handle_of
+    from perdure.database.opening import connect
+    from perdure.inspector.access import LocalAccess, LocalReplays
+    from perdure.inspector.serve import serve
+    from perdure.runtime import Runtime
+
+    agents, compared = await _loaded(given.places), await _loaded(given.compared)
     async with (
         connect(url, tenant=tenant, encryption_key=key) as database,
-        Runtime(database, agents, works=works) as runtime,
+        Runtime(database, agents, works=given.works) as runtime,
     ):
         access = LocalAccess(
-            handle_of(database), tenant, url=url, runtime=runtime, graphs=list(agents), allowed=allowed
+            handle_of(database),
+            tenant,
+            url=url,
+            runtime=runtime,
+            replays=LocalReplays(database, {**agents, **compared}, next(iter(compared), None)),
+            allowed=given.allowed,
         )
-        await serve(access, place[0], _presentation(url, place, f"allowed: {', '.join(sorted(allowed))}"))
+        await serve(access, place[0], _presentation(url, place, given.rights))
 
 
 def _presentation(url: str, place: _Place, rights: str) -> Presentation:
@@ -149,6 +189,18 @@ def _permissions(names: list[str]) -> frozenset[str]:
     if unknown:
         raise BadSetting(f"--allow takes {', '.join(PERMISSIONS)} or all, not {unknown[0]!r}")
     return frozenset(PERMISSIONS if ALL in names else names)
+
+
+def _compared(word: str | None, places: dict[str, str]) -> dict[str, str]:
+    """Return the graph to compare with by its name, which is its place if none is given."""
+    if word is None:
+        return {}
+    name, is_named, place = word.partition("=")
+    if not is_named:
+        name = place = word
+    if not name or name in places:
+        raise BadSetting(f"--compare needs a name of its own, such as --compare new={place}")
+    return {name: place}
 
 
 def _places(words: list[str]) -> dict[str, str]:

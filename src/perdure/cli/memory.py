@@ -110,7 +110,7 @@ def forget(
     with `perdure threads delete`. Safe to interrupt and to run again.
     """
     from perdure.memory import Memory
-    from perdure.runtime.turns import lane_of
+    from perdure.runtime.memory_turns import lane_of
 
     key = key_of(key_file)
     with opened(db, tenant, key) as database, _store(db, tenant, key) as store:

@@ -67,11 +67,9 @@ def serve(
     Accepted runs are durable and take effect once, even if a process ends. SIGTERM or Ctrl-C stops the
     server: streams are closed, whose clients reconnect, and runs are handed over.
     """
-    import asyncio
-
     try:
         from perdure.server.config import load
-        from perdure.server.hosting.process import serve
+        from perdure.server.hosting.process import run, serve
         from perdure.server.hosting.supervisor import serve_many
         from perdure.web.listening import listening
     except ImportError as error:
@@ -123,7 +121,7 @@ def serve(
             if code:
                 raise typer.Exit(code)
         else:
-            asyncio.run(serve(asked, listener, works=works, encryption_key=key, ready=ready))
+            run(serve(asked, listener, works=works, encryption_key=key, ready=ready))
     err.print("Stopped. Every accepted run is stored.")
 
 

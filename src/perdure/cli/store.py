@@ -45,7 +45,8 @@ def reindex(
     """Embed the items that the store's index does not know, or knows from another embedding model.
 
     The index is that of store.index in perdure.toml or langgraph.json: dims, embed and fields. Items can be
-    read and written meanwhile. Safe to interrupt: the next run passes over what is done.
+    read and written meanwhile. Safe to interrupt: the next run passes over what is done. On PostgreSQL with
+    pgvector it also creates the HNSW index, by which many items are searched quickly.
     """
     from perdure.engine.items import namespaces
     from perdure.langgraph.search.reindex import Reindexed
@@ -68,14 +69,20 @@ def reindex(
                 done = handle.run(indexing(partition, index, time.time_ns() // 1000, report))
             total = total.plus(done)
             places += done.items > 0
+        with err.status("Preparing the database's own index of vectors"):
+            again = index.prepare(handle.driver)
+        method = index.method(handle.driver)
     if as_json:
-        print_json({"namespaces": places, **total._asdict()})
+        print_json({"namespaces": places, **total._asdict(), "vectors_made_anew": again, "method": method})
         return
     out.print(
         f"{total.items} items in {places} namespaces: {total.indexed} indexed, {total.changed} written "
         f"meanwhile by others, {total.removed} entries without an item removed",
         soft_wrap=True,
     )
+    if again:
+        out.print(f"{again} items whose vectors were not those of their entries: made anew", soft_wrap=True)
+    out.print(f"searches compare {method}", soft_wrap=True)
 
 
 def _settings(config: Path | None, db: str | None, has_key: bool) -> tuple[str, SearchIndex]:

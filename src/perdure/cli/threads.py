@@ -30,7 +30,7 @@ from perdure.errors import Corrupt, NotFound
 from perdure.model.records import Partition
 
 if TYPE_CHECKING:
-    from perdure.langgraph.inspect import ChannelView
+    from perdure.langgraph.plain_reading import ChannelView
 
 threads = typer.Typer(help="Look at threads and their queues, tag and prune them.", no_args_is_help=True)
 Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]

@@ -26,8 +26,9 @@ from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, MissingExtra
 from perdure.runtime import Agent, Channel, Logs, Observer, Runtime
+from perdure.runtime.garbage_collector import settle
 from perdure.runtime.loading import LoadedGraph, find, load_agent, load_channels
-from perdure.runtime.observe import Observers
+from perdure.runtime.observers import Observers
 from perdure.runtime.options import WEBHOOK
 from perdure.runtime.retention import RetentionLoop
 from perdure.storage.url import redacted
@@ -105,11 +106,16 @@ async def _work(
                 )
                 runtime = _runtime(config, whose, (database, store), agents, replying, observers, name=name)
                 sweeping = config.retention
-                options = SweepOptions(all_tenants=whose.all_tenants, owner=name, share=sweeping.share)
-                swept = RetentionLoop(database, Observers(observers), every=sweeping.every, options=options)
+                options = SweepOptions(
+                    all_tenants=whose.all_tenants, owner=name, share=sweeping.share, ttl=sweeping.ttl
+                )
+                swept = RetentionLoop(
+                    database, Observers(observers), every=sweeping.every, options=options, store=store
+                )
                 for chat in chats:
                     await closing.enter_async_context(chat)
                 async with runtime, swept:
+                    settle()
                     _log.info("worker %s runs %s on %s", name, ", ".join(agents), redacted(url))
                     asked = await stop
                     line = "worker %s got %s: it claims nothing more and ends within %g s"
@@ -158,7 +164,7 @@ def _serve_crons(config: WorkerConfig, whose: For, runtime: Runtime, reach: Outb
     try:
         from perdure.server.auth.identity import Open
         from perdure.server.crons import CronStarter
-        from perdure.server.state import ServerState
+        from perdure.server.resources import ServerState
     except MissingExtra:
         return
     gate = Open(whose.tenant)

@@ -10,18 +10,26 @@ from typing import Any
 from perdure.config.resolve import ResolvedConfig, settle
 from perdure.errors import BadSetting
 from perdure.model.retention_policy import Retention, RetentionRules, duration_us
+from perdure.model.thread_ttl import ThreadTtl
 
 _FIELDS = ("keep_last", "keep_for", "idle", "keep_tagged")
 
 
 @dataclass(frozen=True, slots=True)
 class Sweeping:
-    """Checked settings of a sweep: the policies, the seconds between two sweeps, and the share of its time
-    for which one works."""
+    """Checked settings of a sweep.
+
+    Attributes:
+        rules: the policies.
+        every: seconds between two sweeps.
+        share: the share of its time for which a sweep works.
+        ttl: time to live of threads that no client has given one.
+    """
 
     rules: RetentionRules
     every: float
     share: float
+    ttl: ThreadTtl | None = None
 
 
 def sweeping(settled: ResolvedConfig) -> Sweeping:
@@ -50,7 +58,29 @@ def sweeping(settled: ResolvedConfig) -> Sweeping:
     except ValueError as error:
         raise BadSetting(f"{settled.name('retention.assistants')}: {error}") from error
     every = duration_us(settled["retention.every"]) / 1_000_000
-    return Sweeping(rules, every, settled["retention.share"])
+    ttl = thread_ttl(settled)
+    if ttl is not None:
+        every = min(every, 60 * ttl.sweep_interval_minutes)
+    return Sweeping(rules, every, settled["retention.share"], ttl)
+
+
+def thread_ttl(settled: ResolvedConfig) -> ThreadTtl | None:
+    """Return the time to live of threads that is set under ``checkpointer.ttl``, if any.
+
+    Raises:
+        BadSetting: it has no ``default_ttl``.
+    """
+    given = settled.given("checkpointer.ttl.")
+    if not given:
+        return None
+    table = settled.table("checkpointer.ttl.")
+    if table["default_ttl"] is None:
+        first = next(each for key, each in settled.entries.items() if key.startswith("checkpointer.ttl."))
+        raise BadSetting(
+            f"{first.name} is set for old threads, but the age at which it applies is not; set "
+            "checkpointer.ttl.default_ttl, in minutes"
+        )
+    return ThreadTtl(**table)
 
 
 def _ttl(settled: ResolvedConfig) -> float | None:
@@ -77,7 +107,7 @@ def load(
     """
     named = {f"retention.{name}": (value, _flag(name)) for name, value in flags.items()}
     found = sweeping(settle(file=file, flags=named, environ=environ, has_key=has_key))
-    if found.rules.is_empty:
+    if found.rules.is_empty and found.ttl is None:
         raise BadSetting(
             "which threads and checkpoints may go? Pass --keep-last 50, --keep-for 30d or --idle 90d, or "
             "write them under [retention] in perdure.toml"

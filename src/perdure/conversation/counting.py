@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from perdure.conversation.calls import is_call
+from perdure.conversation.tool_calls import is_call
 
 Counter = Callable[[list[BaseMessage]], int]
 """Returns the number of tokens of some messages. A window is measured by the sum over single messages, so a

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
 
-from perdure.conversation.calls import calls_of, with_ids
+from perdure.conversation.tool_calls import calls_of, with_ids
 
 NO_RESULT = (
     "No result: the call was interrupted before its result was stored. It may have taken effect or not."

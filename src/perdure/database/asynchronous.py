@@ -14,16 +14,16 @@ from perdure.care.sweeper import RetentionSweeper, SweepOptions
 from perdure.database import thread_entries
 from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
-from perdure.engine import content, forking, fsck, fsck_report, retention, tags
-from perdure.engine.content import Digest
+from perdure.engine import forking, fsck, fsck_report, removal, tags, thread_digest
 from perdure.engine.fsck_report import Damage, Finding, Repaired
 from perdure.engine.measure import Measure, measure
 from perdure.engine.stuck import Survey, survey
+from perdure.engine.thread_digest import Digest
 from perdure.errors import Corrupt
 from perdure.history.histories import Histories
-from perdure.langgraph import inspect
+from perdure.langgraph import plain_reading
 from perdure.langgraph.checkpoint_ids import new_checkpoint
-from perdure.langgraph.inspect import CheckpointView
+from perdure.langgraph.plain_reading import CheckpointView
 from perdure.model.records import Partition
 
 
@@ -103,7 +103,7 @@ class Database(DatabaseBase):
             NotFound: There is no such checkpoint.
         """
         at = self._handle.partition(thread_id)
-        return await self._handle.arun(inspect.load(at, namespace, checkpoint_id, self._handle.digest))
+        return await self._handle.arun(plain_reading.load(at, namespace, checkpoint_id, self._handle.digest))
 
     async def timeline(self, thread_id: str, namespace: str = "", limit: int = 100) -> list[CheckpointView]:
         """Return the newest checkpoints of a thread's namespace, newest first, without values.
@@ -113,12 +113,14 @@ class Database(DatabaseBase):
             namespace: A subgraph's namespace; empty for the graph itself.
             limit: The most checkpoints.
         """
-        return await self._handle.arun(inspect.timeline(self._handle.partition(thread_id), namespace, limit))
+        return await self._handle.arun(
+            plain_reading.timeline(self._handle.partition(thread_id), namespace, limit)
+        )
 
     async def export(self, thread_id: str) -> dict[str, Any]:
         """Return a thread as plain JSON data: every checkpoint with its values, pending writes and tags."""
         at = self._handle.partition(thread_id)
-        return await self._handle.arun(inspect.export(at, self._handle.digest))
+        return await self._handle.arun(plain_reading.export(at, self._handle.digest))
 
     async def fsck(self, thread_id: str | None = None) -> list[Finding]:
         """Check a thread, or every thread of the tenant, and return what is wrong; nothing is changed.
@@ -128,7 +130,7 @@ class Database(DatabaseBase):
         if thread_id is not None:
             return await self._check(self._handle.partition(thread_id))
         found: list[Finding] = []
-        for at in await self._handle.arun(retention.all_threads(self.tenant)):
+        for at in await self._handle.arun(removal.all_threads(self.tenant)):
             try:
                 found += await self._check(at)
             except Corrupt as error:
@@ -167,7 +169,9 @@ class Database(DatabaseBase):
     async def digest(self, thread_id: str) -> Digest:
         """Return the digest of a thread's content, which is the same under every key and on every backend."""
         at = self._handle.partition(thread_id)
-        return await self._handle.arun(content.digest_thread(at, self._handle.digest, content.silent))
+        return await self._handle.arun(
+            thread_digest.digest_thread(at, self._handle.digest, thread_digest.silent)
+        )
 
     async def measure(self, thread_id: str) -> Measure:
         """Measure the bytes of a thread, by channel, by reading all of it."""

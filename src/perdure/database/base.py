@@ -104,13 +104,17 @@ class DatabaseBase:
                 ``refresh_on_read``. An expired item is never returned, swept or not.
             index: For ``search(query=…)``: LangGraph's ``IndexConfig``, with ``dims``, ``embed`` and
                 ``fields``; with ``text=True`` besides, or alone, words are compared; or a ``SearchIndex``,
-                which several stores can share.
+                which several stores can share. The logger ``perdure.langgraph`` says once how searches are
+                made: by pgvector on PostgreSQL, where it is installed, or else in the process.
         """
+        search = index_of(index)
+        if search is not None:
+            search.announce(self._handle.driver)
         store = PerdureStore(
             self._handle.driver,
             tenant=self.tenant if tenant is None else tenant,
             ttl=ttl,
-            index=index_of(index),
+            index=search,
         )
         self._handle.add_store(store)
         return store

@@ -13,16 +13,16 @@ from perdure.care.sweeper import SweepOptions, SyncRetentionSweeper
 from perdure.database import thread_entries
 from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
-from perdure.engine import content, forking, fsck, fsck_report, retention, tags
-from perdure.engine.content import Digest
+from perdure.engine import forking, fsck, fsck_report, removal, tags, thread_digest
 from perdure.engine.fsck_report import Damage, Finding, Repaired
 from perdure.engine.measure import Measure, measure
 from perdure.engine.stuck import Survey, survey
+from perdure.engine.thread_digest import Digest
 from perdure.errors import Corrupt
 from perdure.history.histories import SyncHistories
-from perdure.langgraph import inspect
+from perdure.langgraph import plain_reading
 from perdure.langgraph.checkpoint_ids import new_checkpoint
-from perdure.langgraph.inspect import CheckpointView
+from perdure.langgraph.plain_reading import CheckpointView
 from perdure.model.records import Partition
 
 
@@ -100,7 +100,7 @@ class SyncDatabase(DatabaseBase):
             NotFound: There is no such checkpoint.
         """
         at = self._handle.partition(thread_id)
-        return self._handle.run(inspect.load(at, namespace, checkpoint_id, self._handle.digest))
+        return self._handle.run(plain_reading.load(at, namespace, checkpoint_id, self._handle.digest))
 
     def timeline(self, thread_id: str, namespace: str = "", limit: int = 100) -> list[CheckpointView]:
         """Return the newest checkpoints of a thread's namespace, newest first, without values.
@@ -110,12 +110,12 @@ class SyncDatabase(DatabaseBase):
             namespace: A subgraph's namespace; empty for the graph itself.
             limit: The most checkpoints.
         """
-        return self._handle.run(inspect.timeline(self._handle.partition(thread_id), namespace, limit))
+        return self._handle.run(plain_reading.timeline(self._handle.partition(thread_id), namespace, limit))
 
     def export(self, thread_id: str) -> dict[str, Any]:
         """Return a thread as plain JSON data: every checkpoint with its values, pending writes and tags."""
         at = self._handle.partition(thread_id)
-        return self._handle.run(inspect.export(at, self._handle.digest))
+        return self._handle.run(plain_reading.export(at, self._handle.digest))
 
     def fsck(self, thread_id: str | None = None) -> list[Finding]:
         """Check a thread, or every thread of the tenant, and return what is wrong; nothing is changed.
@@ -125,7 +125,7 @@ class SyncDatabase(DatabaseBase):
         if thread_id is not None:
             return self._check(self._handle.partition(thread_id))
         found: list[Finding] = []
-        for at in self._handle.run(retention.all_threads(self.tenant)):
+        for at in self._handle.run(removal.all_threads(self.tenant)):
             try:
                 found += self._check(at)
             except Corrupt as error:
@@ -164,7 +164,7 @@ class SyncDatabase(DatabaseBase):
     def digest(self, thread_id: str) -> Digest:
         """Return the digest of a thread's content, which is the same under every key and on every backend."""
         at = self._handle.partition(thread_id)
-        return self._handle.run(content.digest_thread(at, self._handle.digest, content.silent))
+        return self._handle.run(thread_digest.digest_thread(at, self._handle.digest, thread_digest.silent))
 
     def measure(self, thread_id: str) -> Measure:
         """Measure the bytes of a thread, by channel, by reading all of it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 from weakref import WeakSet
 
-from perdure.engine import retention
+from perdure.engine import removal
 from perdure.engine.measure import Measure, measure
 from perdure.engine.transact import Budget
 from perdure.langgraph.store import PerdureStore
@@ -121,7 +121,7 @@ class DatabaseHandle:
             Fenced: The lease is over.
             CannotTakeBack: The checkpoint to return to was pruned since.
         """
-        await self.arun(retention.take_back(partition, run_id, self.digest, self.budget, epoch))
+        await self.arun(removal.take_back(partition, run_id, self.digest, self.budget, epoch))
 
     async def measure(self, partition: Partition) -> Measure:
         """Measure the bytes of a thread, by channel, by reading all of it."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 
-from perdure.care.expiring import ExpiringDriver
+from perdure.care.expiring_driver import ExpiringDriver
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase

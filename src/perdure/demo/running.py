@@ -22,9 +22,9 @@ from perdure.demo.memory import demo_policy
 from perdure.demo.models import OpenModel, choose_model, open_model
 from perdure.langgraph.search.index import SearchConfig
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.runtime.observe import Logs
+from perdure.runtime.observers import Logs
 from perdure.server.auth.identity import Open
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 
 GRAPH = "chat"
 """Name under which the agent is served."""

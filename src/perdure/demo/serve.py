@@ -1,16 +1,19 @@
 """Server of the demo: one database, one graph, a chat model and the page.
 
-Everything starts in the order database, model, runtime, server, and stops in reverse. After Ctrl-C,
-unfinished answers are handed over and continue when the demo is started again.
+Everything starts in the order database, model, runtime, server, and stops in reverse, in a child process that
+is replaced when it is killed. After Ctrl-C, unfinished answers are handed over and continue when the demo is
+started again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import threading
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -19,6 +22,7 @@ from rich.markup import escape
 
 from perdure.config.hosts import in_url, is_loopback
 from perdure.demo.models import require
+from perdure.demo.replaced_process import serve_replaced
 from perdure.errors import PerdureError
 from perdure.web.listening import bound, listening
 
@@ -53,10 +57,12 @@ def main_demo(
     try:
         require("dotenv", "fastapi", "jwt", "numpy", "sse_starlette", "snowballstemmer", "uvicorn")
         if once is not None:
-            from perdure.demo.once import answer_once
+            from perdure.demo.one_message import answer_once
 
             return asyncio.run(answer_once(once, db_url, model, thread))
-        return asyncio.run(serve(db_url, host, port, model, open_browser))
+        with _listening(host, port) as listener:
+            serving = _Serving(db_url, host, port, model, open_browser)
+            return serve_replaced(serving, listener)
     except PerdureError as error:
         Console(stderr=True).print(f"[bold red]perdure demo:[/] {escape(str(error))}")
         return 1
@@ -64,9 +70,26 @@ def main_demo(
         return 130
 
 
-async def serve(url: str, host: str, port: int, model: str | None, open_browser: bool) -> int:
-    """Serve the page until SIGINT or SIGTERM and return the exit code. Another port is used if ``port`` is
-    taken."""
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What a process of the demo serves, and where."""
+
+    url: str
+    host: str
+    port: int
+    model: str | None
+    open_browser: bool
+
+    def __call__(self, listener: socket.socket, is_again: bool) -> int:
+        try:
+            return asyncio.run(_serve(self, listener, is_again))
+        except PerdureError as error:
+            Console(stderr=True).print(f"[bold red]perdure demo:[/] {escape(str(error))}")
+            return 1
+
+
+async def _serve(serving: _Serving, listener: socket.socket, is_again: bool) -> int:
+    """Serve the page until SIGINT or SIGTERM and return the exit code."""
     import uvicorn
 
     from perdure.demo.running import opened
@@ -74,25 +97,28 @@ async def serve(url: str, host: str, port: int, model: str | None, open_browser:
     from perdure.server.hosting.process import Server
 
     console = Console(highlight=False)
-    with _listening(host, port) as listener:
-        async with opened(url, model, console) as demo:
-            database, is_near = shown_url(url), is_loopback(host)
-            app = create_app(demo.host, model=demo.model.label, database=database, loopback=is_near)
-            taken: int = listener.getsockname()[1]
-            address = f"http://{in_url(host)}:{taken}/"
+    url, host, port = serving.url, serving.host, serving.port
+    async with opened(url, serving.model, console) as demo:
+        database, is_near = shown_url(url), is_loopback(host)
+        app = create_app(demo.host, model=demo.model.label, database=database, loopback=is_near)
+        taken: int = listener.getsockname()[1]
+        address = f"http://{in_url(host)}:{taken}/"
 
-            async def ready() -> None:
-                moved_from = port if port not in (0, taken) else None
-                _banner(console, address, database, demo.model.label, moved_from=moved_from)
-                if not is_near:
-                    console.print(EXPOSED)
-                if open_browser:
-                    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        async def ready() -> None:
+            if is_again:
+                console.print(f"The process was killed; process {os.getpid()} goes on.")
+                return
+            moved_from = port if port not in (0, taken) else None
+            _banner(console, address, database, demo.model.label, moved_from=moved_from)
+            if not is_near:
+                console.print(EXPOSED)
+            if serving.open_browser:
+                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-            settings = uvicorn.Config(
-                app, log_level="warning", lifespan="off", timeout_graceful_shutdown=STOPPING_SECONDS
-            )
-            await Server(settings, ready, demo.host.close).serve(sockets=[listener])
+        settings = uvicorn.Config(
+            app, log_level="warning", lifespan="off", timeout_graceful_shutdown=STOPPING_SECONDS
+        )
+        await Server(settings, ready, demo.host.close).serve(sockets=[listener])
     console.print("Stopped. Every accepted message is stored.")
     if demo.handed_over.count:
         console.print("The answer that was being written continues when the demo is started again.")

@@ -9,8 +9,8 @@ from starlette.routing import Route
 
 from perdure.server import app as api
 from perdure.server.config import Http
+from perdure.server.resources import ServerState
 from perdure.server.routes import chat
-from perdure.server.state import ServerState
 from perdure.web.guard import Guard
 
 STARTS = (
@@ -31,7 +31,8 @@ def create_app(host: ServerState, *, model: str, database: str, loopback: bool =
     """
     app = api.create_app(None, Http(inspector=True))
     app.state.perdure = host
-    chat.serve_page(app, {"model": model, "database": database, "starts": STARTS})
+    about = {"model": model, "database": database, "starts": STARTS, "inspector": True, "process": loopback}
+    chat.serve_page(app, about)
     app.router.routes.insert(0, Route("/", _to_the_page))
     app.add_middleware(Guard, loopback=loopback)
     return app

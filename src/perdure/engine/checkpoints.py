@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.steering import Taking, ops_of
-from perdure.engine.threads import (
+from perdure.engine.thread_view import (
     HeadView,
     View,
     guards,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from perdure.engine.thread_contents import Contents, read, references
+from perdure.engine.chunk_reads import reachable
+from perdure.engine.thread_records import Contents, read, references
 from perdure.engine.transact import ATTEMPTS, Budget, batches
-from perdure.engine.values import reachable
 from perdure.errors import Contention
 from perdure.model.chunks import Digester
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Op, Range

@@ -170,10 +170,12 @@ def everything(partition: Partition) -> Program[list[Cron]]:
 
 
 class DueCrons(NamedTuple):
-    """Crons that are due, and the error of the first due one that cannot be read."""
+    """Crons that are due, the error of the first due one that cannot be read, and whether there may be
+    more."""
 
     crons: tuple[Cron, ...]
     fault: Corrupt | None
+    may_be_more: bool
 
 
 def due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
@@ -184,10 +186,14 @@ def due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
     fault: Corrupt | None = None
     for document in (yield from documents.several(partition, COLLECTION, names)):
         try:
-            crons.append(Cron.of(document))
+            cron = Cron.of(document)
         except Corrupt as error:
             fault = fault or error
-    return DueCrons(tuple(crons), fault)
+        else:
+            # Another process may have started it since the order was read: it is due later then, or never.
+            if cron.due_at is not None and cron.due_at <= now:
+                crons.append(cron)
+    return DueCrons(tuple(crons), fault, len(names) == limit)
 
 
 def arm(partition: Partition, fresh: int) -> Program[bool]:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt
 from perdure.model.messages import decode_object, encode
-from perdure.model.ops import Commit, Committed, Delete, Expect, Expectation, Fetch, Get, Put, Range
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Expectation, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, Partition, Record
+from perdure.model.records import DOCUMENT, OF_THREAD, Partition, Record
 
 
 class Document(NamedTuple):
@@ -150,6 +150,34 @@ def change(
         expect: Expectation = before.version if before is not None else Expect.ABSENT
         after = yield from put(partition, collection, name, body, now, expect, fresh=fresh)
         return None if after is None else (after,)
+
+    (document,) = yield from retrying(partition, None, load, attempt)
+    return document
+
+
+def change_of_thread(
+    partition: Partition, collection: str, name: str, change: Change, now: int, fresh: int
+) -> Program[Document | None]:
+    """As ``change``, for a document that is a part of a thread: ``None`` if the thread is not known to
+    clients, or not any more, and nothing is stored then."""
+
+    def load() -> Program[tuple[Document | None]]:
+        return ((yield from get(partition, collection, name)),)
+
+    def attempt(view: tuple[Document | None]) -> Program[tuple[Document | None] | None]:
+        (before,) = view
+        body = change(before)
+        if body is None:
+            return view
+        if before is None:
+            write, _ = draft(collection, name, body, now, fresh)
+        else:
+            write = redraft(collection, before, body, now)
+        there = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
+        outcome = yield from ask(Commit(partition, (there, write)))
+        if isinstance(outcome, Committed):
+            return (_written(write),)
+        return (None,) if (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD) else None
 
     (document,) = yield from retrying(partition, None, load, attempt)
     return document

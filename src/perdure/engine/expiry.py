@@ -1,16 +1,16 @@
-"""Expiry of threads: when a thread without activity is over, and its removal."""
+"""Expiry of threads: when a thread without activity is over, and its removal as long as it is at rest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ormsgpack
 
 from perdure.engine import transfer_claim
 from perdure.engine.documents import Document
-from perdure.engine.removal import unchanged
+from perdure.engine.whole_removal import remove_whole, write_keys
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
@@ -26,10 +26,12 @@ from perdure.model.records import (
     RUN,
     SEAL,
     TAG,
+    Kind,
     Partition,
     Record,
 )
 from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.model.thread_ttl import ThreadTtl, stored_ttl
 
 _LANES = (IN, OUT, LATER)
 _ITEMS: tuple[Get | Range, ...] = (
@@ -45,6 +47,13 @@ _ITEMS: tuple[Get | Range, ...] = (
 )
 
 
+class Clocks(NamedTuple):
+    """Current time in microseconds, by the database's clock and by that of this process's host."""
+
+    database: int
+    host: int
+
+
 @dataclass(frozen=True, slots=True)
 class ThreadAtRest:
     """Facts that decide on the expiry of a thread, as they were read.
@@ -56,8 +65,10 @@ class ThreadAtRest:
         metadata: metadata of the thread, as its clients set it or as its latest checkpoint has it.
         ttl: time to live that a client set for the thread, if any.
         checks: hold while the thread is as it was read.
+        generation: its collection generation, 0 without one. A tag that is set meanwhile raises it.
         claim: claim of an arrival at this name, if there is one.
         has_head: the thread has a latest checkpoint.
+        has_document: a client created or adopted the thread.
         missing: id of the latest checkpoint if it is not stored.
     """
 
@@ -67,9 +78,11 @@ class ThreadAtRest:
     metadata: Mapping[str, Any]
     ttl: Mapping[str, Any] | None
     checks: tuple[Check, ...]
+    generation: int
     missing: str | None
     claim: Record | None
     has_head: bool
+    has_document: bool
 
     def expires_at(self, rules: RetentionRules) -> int | None:
         """Return the time at which the thread expires in microseconds, ``None`` if it does not.
@@ -90,9 +103,45 @@ class ThreadAtRest:
             return None
         return self.active_at + policy.idle_us
 
+    def is_expired(self, rules: RetentionRules, usual: ThreadTtl | None, clocks: Clocks) -> bool:
+        """Return True if the thread is to be removed.
+
+        Args:
+            rules: the policies.
+            usual: time to live of threads that no client has given one.
+            clocks: the current time.
+
+        Raises:
+            LookupError: its metadata name a policy that does not exist.
+        """
+        if _is_past(self.expires_at(rules), clocks, self.ttl):
+            return True
+        # The usual time to live removes no thread with a tag, like a policy.
+        return self._is_over("delete", usual, clocks) and not self.is_tagged
+
+    def is_to_shrink(self, usual: ThreadTtl | None, clocks: Clocks) -> bool:
+        """Return True if the time to live is over after which only the latest state stays; the arguments are
+        as for ``is_expired``."""
+        return self._is_over("keep_latest", usual, clocks)
+
+    def _is_over(self, strategy: str, usual: ThreadTtl | None, clocks: Clocks) -> bool:
+        """Return True if a time to live with this strategy is over, the thread's own or the usual one."""
+        ttl = self.ttl
+        if not self.has_document and usual is not None and self.active_at is not None:
+            ttl = stored_ttl(usual.given, self.active_at)
+        if self.is_busy or ttl is None or ttl.get("strategy") != strategy:
+            return False
+        return _is_past(int(ttl["expires_at"]), clocks, self.ttl)
+
     def policy(self, rules: RetentionRules) -> Retention | None:
         """Return the thread's policy; raises ``LookupError`` as ``expires_at`` does."""
         return rules.policy_for(self.metadata)
+
+
+def _is_past(at: int | None, clocks: Clocks, own: Mapping[str, Any] | None) -> bool:
+    """Return True if a thread's end is past. A client's own time to live was counted by the database; any
+    other end counts from a checkpoint, whose time is that of a host."""
+    return at is not None and at <= (min(clocks) if own is None else clocks.database)
 
 
 def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
@@ -117,8 +166,6 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     checks = [
         unchanged(DOCUMENT, OF_THREAD, documents),
         unchanged(EPOCH, (), epochs),
-        # A tag that is set meanwhile raises it.
-        unchanged(GC, (), collections),
         *(unchanged(LANE, (name,), lane) for name, lane in zip(_LANES, lanes, strict=True)),
         *(Check(HEAD, each.key, each.version) for each in heads),
     ]
@@ -132,16 +179,35 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
         metadata=_metadata(document, checkpoint),
         ttl=document.body.get("ttl") if document else None,
         checks=tuple(checks),
+        generation=collections[0].version if collections else 0,
         missing=head if checkpoint is None else None,
         claim=claims[0] if claims else None,
         has_head=head is not None,
+        has_document=document is not None,
     )
 
 
-def remove_expired(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
-    """Remove an expired thread, unless it changed since it was read; return True if it was removed."""
-    outcome = yield from ask(Drop(partition, thread.checks))
+def remove_resting(partition: Partition) -> Program[bool]:
+    """Remove a thread unless it is busy, or changed since it was read; return True if it was removed."""
+    thread = yield from read_at_rest(partition)
+    if thread.is_busy:
+        return False
+    collection = Check(GC, (), thread.generation or Expect.ABSENT)
+    outcome = yield from ask(Drop(partition, (collection, *thread.checks)))
     return isinstance(outcome, Committed)
+
+
+def remove_expired(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
+    """Remove an expired thread, unless it changed since it was read, or a task writes to it meanwhile; return
+    True if it was removed."""
+    seen = yield from write_keys(partition)
+    outcome = yield from remove_whole(partition, thread.generation, thread.checks, seen)
+    return isinstance(outcome, Committed)
+
+
+def unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:
+    """Return the check that a record is as it was read, or still absent."""
+    return Check(kind, key, found[0].version if found else Expect.ABSENT)
 
 
 def _metadata(document: Document | None, checkpoint: CheckpointRecord | None) -> dict[str, Any]:

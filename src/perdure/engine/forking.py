@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.engine import history, transfer_claim
-from perdure.engine.threads import HeadView, guards, load_view, missing_head
+from perdure.engine.thread_view import HeadView, guards, load_view, missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, NotFound
 from perdure.model.checkpoint import CheckpointRecord

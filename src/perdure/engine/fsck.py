@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from perdure.engine import transfer_claim
+from perdure.engine.chunk_reads import FETCH_KEYS
 from perdure.engine.fsck_queue import check_queue
 from perdure.engine.fsck_report import ARRIVE, REPAIR, RESTORE, Damage, Finding, Repaired
 from perdure.engine.scan import Walk, start
-from perdure.engine.threads import guards, load_view
+from perdure.engine.thread_view import guards, load_view
 from perdure.engine.transact import ATTEMPTS
-from perdure.engine.values import FETCH_KEYS
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.paging import read_all
-from perdure.engine.threads import HeadView, View, guards, read_view, view_items
+from perdure.engine.thread_view import HeadView, View, guards, read_view, view_items
 from perdure.engine.transact import Budget, batches, chunk_puts, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from perdure.engine import steering
+from perdure.engine import questions, steering
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.documents import Document
 from perdure.engine.paging import PAGE
 from perdure.engine.preconditions import Precondition, check_precondition
 from perdure.engine.transact import ATTEMPTS, retrying
-from perdure.errors import Corrupt, NotFound, NotWaiting, QueueFull, RunInProgress
+from perdure.errors import Corrupt, NotFound, QueueFull, RunInProgress
 from perdure.model.messages import (
-    ANSWERS,
     DEAD,
     FAILED,
     INTERRUPTED,
@@ -130,22 +129,20 @@ class Accept:
         if refusal is not None:
             raise refusal
         message = self.message
+        closing: tuple[Op, ...] = ()
         if message.mode == "answer":
-            lane, message = yield from self._answering(lane)
+            lane, message = yield from questions.answering(self.partition, message, lane)
         else:
             # A new message starts over: a later answer must not be given to the next question.
+            closing = yield from questions.closing_ops(self.partition, lane, self.now, self.fresh)
             lane = lane._replace(waiting=None)
             if lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
                 lane = lane.stopping(self.strategy, self.now)
         withdrawn = (yield from self._withdrawn(lane)) if self.cancel_pending else []
         lane = lane.accepted(self.now, self.debounce)
         message = replace(message, seq=lane.last, accepted_at=self.now)
-        ops: list[Op] = [lane.put(self.fresh), message.put(), *withdrawn]
-        if message.dedupe:
-            ops.append(dedupe_put(message.dedupe, message.seq))
-        if self.precondition is not None:
-            ops.append(self.precondition)
-        outcome = yield from ask(Commit(self.partition, tuple(ops)))
+        ops = (lane.put(self.fresh), *self.ops(message), *withdrawn, *closing)
+        outcome = yield from ask(Commit(self.partition, ops))
         if not isinstance(outcome, Committed):
             check_precondition(self.partition, self.precondition, outcome)
             return None
@@ -153,6 +150,11 @@ class Accept:
         return Accepted(
             message.seq, message.id, False, lane.stored(self.fresh), message, is_first, lane.version
         )
+
+    def ops(self, message: Message) -> list[Op]:
+        """Return the operations that store the message with its number, beside that of the inbox."""
+        dedupe = [dedupe_put(message.dedupe, message.seq)] if message.dedupe else []
+        return [message.put(), *dedupe, *([] if self.precondition is None else [self.precondition])]
 
     def _withdrawn(self, lane: Lane) -> Program[list[Op]]:
         """Return the operations that withdraw the pending messages."""
@@ -168,36 +170,6 @@ class Accept:
             message for message in read_each(self.partition, Message.read, found) if not message.is_withdrawn
         ]
         return [message.withdrawn(self.strategy).put(Expect.PRESENT) for message in waiting]
-
-    def _answering(self, lane: Lane) -> Program[tuple[Lane, Message]]:
-        """Return the inbox without its open question, so that a second answer is refused, and the answer,
-        with the graph that asked, the only question if it names none, and by default its run's channel."""
-        thread, named = self.partition.thread, self.message.options.get(ANSWERS, [])
-        if lane.waiting is None:
-            raise NotWaiting(
-                f"thread {thread!r} waits for no answer: nothing interrupted it, or it was answered already; "
-                "nothing of this answer was stored. Look at the thread's state"
-            )
-        (found,) = yield from ask(Fetch(self.partition, (Get(RUN, (lane.waiting,)),)))
-        if not found:
-            raise Corrupt(f"thread {thread!r}: the run {lane.waiting!r} that waits is not stored")
-        run = read_one(self.partition, Run.read, found[0])
-        ids = [i["id"] for i in run.note.get("interrupts", ())]
-        asked = " and ".join(map(repr, ids)) or "nothing"
-        if unknown := [name for name in named if name not in ids]:
-            raise NotWaiting(
-                f"thread {thread!r} waits for the answer to {asked}, not to {unknown[0]!r}; nothing of this "
-                "answer was stored. Look at the thread's state"
-            )
-        if not named and len(ids) > 1:
-            raise NotWaiting(
-                f"thread {thread!r} waits for the answers to {asked}, and this one names none of them; "
-                "nothing of it was stored. Say which one it answers, or answer each by its id"
-            )
-        message = replace(self.message, graph=run.graph, channel=self.message.channel or run.channel)
-        if not named and ids:
-            message = replace(message, options={**message.options, ANSWERS: ids})
-        return lane._replace(waiting=None), message
 
 
 def accepted_before(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:
@@ -271,9 +243,16 @@ def look(partition: Partition, seq: int) -> Program[Standing]:
     if not found:
         raise NotFound(f"thread {partition.thread!r} has no message {seq}: it was removed, or never accepted")
     run = read_one(partition, Run.read, runs[0]) if runs else None
-    return Standing(
-        read_one(partition, Message.read, found[0]), run if run is not None and run.last >= seq else None
-    )
+    message = read_one(partition, Message.read, found[0])
+    return _standing(message, run if run is not None and run.last >= seq else None)
+
+
+def _standing(message: Message, run: Run | None, stop: str | None = None) -> Standing:
+    """Return the status of a message with the run that covers its number: that run passed over a message that
+    was withdrawn, whose own run is over without ever having begun."""
+    if run is not None and message.is_withdrawn and run.id != message.id:
+        return Standing(message, _never_begun(message, run.epoch, run.started_at))
+    return Standing(message, run, stop)
 
 
 def find(partition: Partition, run_id: str) -> Program[Standing | None]:
@@ -286,7 +265,7 @@ def find(partition: Partition, run_id: str) -> Program[Standing | None]:
             return Standing(postponed(Document.read(later[0])), None)
         message = yield from _pending(partition, Lane.read(IN, lanes), run_id)
         its = (message, None) if message else (yield from steering.find_taken(partition, run_id))
-        return None if its is None else Standing(*its)
+        return None if its is None else _standing(*its)
     run = read_one(partition, Run.read, found[0])
     # Messages of a finished run are removed one by one; take the first that is left.
     (left,) = yield from ask(Fetch(partition, (Range(INBOX, after=(run.first - 1,), limit=1),)))
@@ -309,11 +288,11 @@ def _pending(partition: Partition, lane: Lane, message_id: str) -> Program[Messa
 
 def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
     """Return the id of the run that took a message or will take it, with ``most`` messages in a run."""
-    lanes, runs = yield from ask(
-        Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)))
-    )
+    its = Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)
+    lanes, messages, runs = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(INBOX, (seq,)), its)))
     if runs and (run := read_one(partition, Run.read, runs[0])).last >= seq:
-        return run.id
+        message = next(read_each(partition, Message.read, messages), None)
+        return message.id if message is not None and message.is_withdrawn else run.id
     after = Lane.read(IN, lanes).bound
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
     waiting = list(read_each(partition, Message.read, found))
@@ -367,22 +346,14 @@ def _over(lane: Lane, message: Message, now: int) -> tuple[Lane, list[Op]]:
     """
     if lane.run_id is not None or lane.pending != 1 or message.seq != lane.last or message.channel:
         return lane, []
-    state = ROLLED_BACK if message.stop == ROLLBACK else INTERRUPTED
-    run = Run(
-        message.id,
-        message.seq,
-        message.seq,
-        state,
-        message.graph,
-        message.channel,
-        lane.epoch,
-        0,
-        None,
-        now,
-        now,
-        {"begun": False},
-    )
-    return lane.passed(lane.last), [run.put()]
+    return lane.passed(lane.last), [_never_begun(message, lane.epoch, now).put()]
+
+
+def _never_begun(message: Message, epoch: int, at: int) -> Run:
+    """Return the run of a withdrawn message, which is over."""
+    state, note = ROLLED_BACK if message.stop == ROLLBACK else INTERRUPTED, {"begun": False}
+    graph, channel, seq = message.graph, message.channel, message.seq
+    return Run(message.id, seq, seq, state, graph, channel, epoch, 0, None, at, at, note)
 
 
 def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Program[bool]:
@@ -454,7 +425,7 @@ def latest(partition: Partition, limit: int, after: int | None = None) -> Progra
     standing: list[Standing] = []
     for message in read_each(partition, Message.read, messages):
         taken = next((run for run in found if run.first <= message.seq <= run.last), None)
-        standing.append(Standing(message, taken, None if taken is None else lane.stop_of(taken.id)))
+        standing.append(_standing(message, taken, None if taken is None else lane.stop_of(taken.id)))
     return tuple(standing)
 
 

@@ -39,8 +39,7 @@ def commit_writes(partition: Partition, writes: Sequence[Write], budget: Budget)
     attempt = 0
     while True:
         headers = tuple(Range(ITEM, (w.key,), bodies=False) for w in writes)
-        is_indexed = any(w.body is None or w.entry is not None for w in writes)
-        generation = (search_index.GENERATION,) if is_indexed else ()
+        generation = (search_index.GENERATION,) if any(map(is_indexed, writes)) else ()
         answers = yield from ask(Fetch(partition, (*generation, *headers)))
         records = [record for answer in answers for record in answer]
         stored = {record.key[0]: record for record in records if record.kind is ITEM}
@@ -52,6 +51,19 @@ def commit_writes(partition: Partition, writes: Sequence[Write], budget: Budget)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return
         attempt += 1
+
+
+def is_indexed(write: Write) -> bool:
+    """Return True if a write may change the search index of its namespace."""
+    return write.body is None or write.entry is not None
+
+
+def overwriting(writes: Iterable[Write]) -> tuple[Op, ...]:
+    """Return the operations of writes that are not indexed, for drivers that keep the creation time."""
+    return tuple(
+        Put(ITEM, (w.key,), _fields(w, w.at), w.body or b"", version=w.version, keep="created_at")
+        for w in writes
+    )
 
 
 def commit_if_unchanged(
@@ -133,12 +145,7 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
                 ops += (Delete(ITEM, (w.key,)), search_index.removal(w.key))
             continue
         living = before is not None and not is_over(before, w.at)
-        fields = {
-            "created_at": before.fields["created_at"] if before is not None and living else w.at,
-            "updated_at": w.at,
-            "ttl": w.ttl,
-            "expires_at": expiry(w.ttl, w.at),
-        }
+        fields = _fields(w, before.fields["created_at"] if before is not None and living else w.at)
         seen = Expect.ABSENT if before is None else before.version
         ops.append(
             Put(ITEM, (w.key,), fields, w.body, expect=seen if exact else Expect.ANY, version=w.version)
@@ -146,6 +153,15 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
         if w.entry is not None:
             ops.append(search_index.entry_op(w.key, w.entry, w.version))
     return tuple(ops)
+
+
+def _fields(write: Write, created_at: int) -> dict[str, int | None]:
+    return {
+        "created_at": created_at,
+        "updated_at": write.at,
+        "ttl": write.ttl,
+        "expires_at": expiry(write.ttl, write.at),
+    }
 
 
 def _generation(

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from perdure.engine.content import ATTEMPTS, Pace, pulse
-from perdure.engine.thread_contents import Contents, read
-from perdure.engine.values import MissingChunk, fetch_chunks, reachable
+from perdure.engine.chunk_reads import MissingChunk, fetch_chunks, reachable
+from perdure.engine.thread_digest import ATTEMPTS, Pace, pulse
+from perdure.engine.thread_records import Contents, read
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester

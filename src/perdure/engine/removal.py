@@ -1,64 +1,426 @@
-"""Automatic removal of a thread: only at rest, and only if it is unchanged."""
+"""Removal of threads, runs, and checkpoints by rule.
+
+The root goes first: one commit removes checkpoints and raises the thread's collection generation, so that
+every write planned before it is planned again. Chunks that nothing needs any more are collected after that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from perdure.engine.documents import Document
-from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Range
+from perdure.engine import transfer_claim
+from perdure.engine.chunk_collection import collect
+from perdure.engine.history import delta_history
+from perdure.engine.removal_of_writes import Held, unneeded_writes
+from perdure.engine.removal_parts import parts, too_large
+from perdure.engine.thread_records import Contents, read
+from perdure.engine.thread_view import guards
+from perdure.engine.transact import ATTEMPTS, Budget
+from perdure.engine.whole_removal import remove_whole
+from perdure.errors import CannotTakeBack, Contention
+from perdure.model.arguments import refuse_text
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.chunks import Digester
+from perdure.model.lineage import ROOT, belongs
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    Op,
+    Put,
+    Range,
+)
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT, Lane
-from perdure.model.records import DOCUMENT, EPOCH, HEAD, LANE, OF_THREAD, Kind, Partition, Record
+from perdure.model.queue import IN, LATER, OUT
+from perdure.model.records import (
+    CHECKPOINT,
+    DOCUMENT,
+    EPOCH,
+    GC,
+    HEAD,
+    LANE,
+    OF_THREAD,
+    SEAL,
+    THREADS,
+    WRITE,
+    Key,
+    Partition,
+)
+from perdure.model.retention import (
+    Name,
+    Plan,
+    by_namespace,
+    head_before,
+    keep_newest,
+    nearest_survivor,
+    plan_removal,
+    plan_retention,
+)
+from perdure.model.versions import successor
 
-MayGo = Callable[[Document | None, str | None], bool]
-"""Returns True if a thread may be removed, given the document that describes it to its clients and the id of
-its latest checkpoint."""
-
-_LANES = (IN, OUT, LATER)
+_PAGE = 1000
 
 
-def latest(partition: Partition) -> Program[str | None]:
-    """Return the id of a thread's latest checkpoint."""
-    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, ("",)),)))
-    return heads[0].fields["checkpoint_id"] if heads else None
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Rule that the newest ``last`` checkpoints stay; 0 keeps only tagged ones."""
+
+    last: int
+
+    @classmethod
+    def parse(cls, strategy: str, keep_last: int | None) -> Keep:
+        if keep_last is not None:
+            if keep_last < 1:
+                raise ValueError(
+                    f"keep_last is at least 1, not {keep_last}; to remove all, use strategy='delete'"
+                )
+            return cls(keep_last)
+        if strategy == "keep_latest":
+            return cls(1)
+        if strategy == "delete":
+            return cls(0)
+        raise ValueError(f"the strategy {strategy!r} is unknown; use 'keep_latest', 'delete', or keep_last=N")
 
 
-def remove_resting(partition: Partition, may_go: MayGo) -> Program[bool]:
-    """Remove a thread at rest; returns True if it was removed.
+def all_threads(tenant: str | None) -> Program[list[Partition]]:
+    """Return every thread of a tenant, or of all tenants, in order."""
+    return (yield from all_partitions(tenant, THREADS))
 
-    It stays while a message waits, now or for its time, a run is open, or a reply is to be sent, and if
-    ``may_go`` returns false. The removal is refused if anything was accepted or stored in the thread after it
-    was read.
+
+def all_partitions(tenant: str | None, space: str) -> Program[list[Partition]]:
+    """Return every partition of a space, of a tenant or of all tenants, in order."""
+    out: list[Partition] = []
+    while True:
+        after = out[-1] if out else None
+        found = yield from ask(Find("threads", tenant, after=after, limit=_PAGE, space=space))
+        out.extend(f.partition for f in found)
+        if len(found) < _PAGE:
+            return out
+
+
+def delete_thread(partition: Partition) -> Program[None]:
+    """Remove a thread with all its records."""
+    yield from ask(Drop(partition))
+
+
+def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) -> Program[None]:
+    """Keep the newest checkpoints of a thread and what they need; remove the rest and its chunks.
+
+    While a run is open, its latest checkpoint and the one that its rollback returns to stay in any case.
     """
-    documents, epochs, heads, *lanes = yield from ask(
-        Fetch(
-            partition,
-            (
-                Get(DOCUMENT, OF_THREAD),
-                Get(EPOCH, ()),
-                Range(HEAD),
-                *(Get(LANE, (name,)) for name in _LANES),
-            ),
+
+    def plan(contents: Contents) -> Plan:
+        bases = contents.bases
+        if keep.last == 0:
+            kept = contents.tagged | bases
+            if contents.view.open_run is not None:
+                kept.update(contents.latest.items())
+            return plan_removal(contents.checkpoints, lambda c: (c.namespace, c.id) not in kept)
+        return plan_by(contents, keep_newest(keep.last))
+
+    yield from _remove(partition, plan, digest, budget)
+
+
+def prune_by(
+    partition: Partition,
+    rule: Callable[[list[CheckpointRecord]], set[str]],
+    digest: Digester,
+    budget: Budget,
+) -> Program[None]:
+    """As ``prune``, with a rule that returns the ids of the root checkpoints to keep."""
+
+    def plan(contents: Contents) -> Plan:
+        return plan_by(contents, rule)
+
+    yield from _remove(partition, plan, digest, budget)
+
+
+def plan_by(contents: Contents, rule: Callable[[list[CheckpointRecord]], set[str]]) -> Plan:
+    """Return the plan of ``prune_by`` for a thread as it was read."""
+    return plan_retention(contents.checkpoints, contents.latest, contents.tagged, rule, contents.bases)
+
+
+def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
+    """Remove the checkpoints and the writes of runs in every thread that has them.
+
+    The index finds threads by the checkpoints of a run. For a run without any, as one that failed in the
+    first step after an answer, the writes of all threads are looked through.
+
+    Each head that the runs moved returns to its earlier checkpoint. Tagged checkpoints stay, and so does what
+    the rollback of an open run returns to. A thread whose earlier head is not stored any more is left as it
+    is, and the error raised after all the others are done.
+
+    Raises:
+        CannotTakeBack: the earlier head of a thread is not stored any more.
+    """
+    refuse_text("run_ids", run_ids)
+    runs = frozenset(run_ids)
+    done: set[Partition] = set()
+    refused: CannotTakeBack | None = None
+    without: set[str] = set()
+    for run_id in runs:
+        if not (yield from ask(Find("runs", tenant, run_id, limit=1))):
+            without.add(run_id)
+    for run_id in run_ids:
+        while True:
+            # Removed checkpoints are not found again, so the next page is the first one of the rest.
+            found = yield from ask(Find("runs", tenant, run_id, limit=_PAGE))
+            new = dict.fromkeys(f.partition for f in found if f.partition not in done)
+            for partition in new:
+                try:
+                    yield from _remove_runs(partition, runs, digest, budget)
+                except CannotTakeBack as error:
+                    refused = refused or error
+            done.update(new)
+            if len(found) < _PAGE or not new:
+                break
+    for partition in (yield from all_threads(tenant)) if without else ():
+        if partition not in done and (yield from _has_writes_of(partition, without)):
+            try:
+                yield from _remove_runs(partition, runs, digest, budget)
+            except CannotTakeBack as error:
+                refused = refused or error
+    if refused is not None:
+        raise refused
+
+
+def _has_writes_of(partition: Partition, run_ids: Collection[str]) -> Program[bool]:
+    """Return True if a thread has writes of some runs. Their bodies are not read."""
+    after: Key | None = None
+    while True:
+        page = Range(WRITE, after=after, limit=_PAGE, bodies=False)
+        (found,) = yield from ask(Fetch(partition, (page,)))
+        if any(belongs(record.fields["nonce"], run_ids) for record in found):
+            return True
+        if len(found) < _PAGE:
+            return False
+        after = found[-1].key
+
+
+def take_back(
+    partition: Partition, run_id: str, digest: Digester, budget: Budget, epoch: int | None = None
+) -> Program[None]:
+    """Roll back a run: remove its checkpoints from a thread, whose heads return to their earlier checkpoints.
+
+    Args:
+        epoch: lease under which the caller holds the run, ``None`` for a run that is over.
+
+    Raises:
+        Fenced: the lease is over.
+        CannotTakeBack: an earlier head is not stored any more.
+    """
+    yield from _remove_runs(partition, frozenset((run_id,)), digest, budget, epoch)
+
+
+def _remove_runs(
+    partition: Partition, runs: frozenset[str], digest: Digester, budget: Budget, epoch: int | None = None
+) -> Program[None]:
+    def plan(contents: Contents) -> Plan:
+        if epoch is not None:
+            guards(partition, contents.view, epoch)
+        kept = contents.tagged | contents.bases
+        return plan_removal(
+            contents.checkpoints, lambda c: c.run_id in runs and (c.namespace, c.id) not in kept
         )
+
+    yield from _remove(partition, plan, digest, budget, runs)
+
+
+def _remove(
+    partition: Partition,
+    planner: Callable[[Contents], Plan],
+    digest: Digester,
+    budget: Budget,
+    runs: frozenset[str] = frozenset(),
+) -> Program[None]:
+    for _ in range(ATTEMPTS):
+        contents = yield from read(partition)
+        plan = planner(contents)
+        moved = _moved_heads(partition, contents, set(plan.removed), runs)
+        doomed = unneeded_writes(
+            Held(contents.checkpoints, contents.writes, contents.latest, contents.view.open_run),
+            set(plan.removed),
+            runs,
+        )
+        if not plan.removed and not moved and not doomed:
+            return
+        if not contents.view.generation and (yield from _is_arriving(partition)):
+            return
+        if plan.removed and len(plan.removed) == len(contents.checkpoints) and _all_goes(contents, doomed):
+            checks = (*_head_checks(contents), *_NOTHING_ELSE)
+            seen = {write.key for write in contents.writes}
+            outcome = yield from remove_whole(partition, contents.view.generation, checks, seen)
+            if isinstance(outcome, Committed):
+                return
+            if outcome.kind not in (LANE, DOCUMENT):
+                continue
+            # Accepted messages of the thread, and its document, stay although no checkpoint is left.
+        first = _trimming(contents, moved, doomed, budget)
+        if first is not None:
+            held = Held(contents.checkpoints, contents.writes, contents.latest, contents.view.open_run)
+            their = unneeded_writes(held, set(first.removed), frozenset())
+            yield from _take_away(partition, contents, first, (), their, budget)
+            continue
+        generation = yield from _take_away(partition, contents, plan, moved, doomed, budget)
+        if generation is not None:
+            yield from collect(partition, generation, digest, budget)
+            return
+    raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
+
+
+def _trimming(
+    contents: Contents, moved: Sequence[Op], doomed: Mapping[Name, Sequence[Op]], budget: Budget
+) -> Plan | None:
+    """Return the plan to be committed first if a namespace that goes as a whole is too large for one commit:
+    only the head's checkpoint is left of it, without a parent. So what is there is sound at any time, and the
+    rest goes at once."""
+    counts = Counter(checkpoint.namespace for checkpoint in contents.checkpoints)
+    for (namespace, _), ops in doomed.items():
+        counts[namespace] += len(ops)
+    large = too_large({op.key[0] for op in moved if isinstance(op, Delete)}, counts, budget)
+    stored = {(c.namespace, c.id) for c in contents.checkpoints}
+    heads = stored & contents.latest.items()
+    large &= {namespace for namespace, _ in heads}
+    plan = plan_removal(
+        contents.checkpoints, lambda c: c.namespace in large and (c.namespace, c.id) not in heads
     )
-    queues = [Lane.read(name, found) for name, found in zip(_LANES, lanes, strict=True)]
-    if any(lane.pending or lane.run_id is not None for lane in queues):
-        return False
-    head = next((head.fields["checkpoint_id"] for head in heads if head.key == ("",)), None)
-    if not may_go(Document.read(documents[0]) if documents else None, head):
-        return False
-    checks = [
-        unchanged(DOCUMENT, OF_THREAD, documents),
-        unchanged(EPOCH, (), epochs),
-        *(unchanged(LANE, (name,), found) for name, found in zip(_LANES, lanes, strict=True)),
-        *(Check(HEAD, head.key, head.version) for head in heads),
-    ]
-    if head is None:
-        checks.append(Check(HEAD, ("",), Expect.ABSENT))
-    outcome = yield from ask(Drop(partition, tuple(checks)))
-    return isinstance(outcome, Committed)
+    return plan if plan.removed else None
 
 
-def unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:
-    """Return the check that a record is as it was read, or still absent."""
-    return Check(kind, key, found[0].version if found else Expect.ABSENT)
+def _is_arriving(partition: Partition) -> Program[bool]:
+    """Return True if a name is claimed for a thread that is not there yet: nothing of it may be removed."""
+    (claims,) = yield from ask(Fetch(partition, (Get(SEAL, transfer_claim.CLAIM),)))
+    return bool(claims)
+
+
+_NOTHING_ELSE = (
+    Check(LANE, (IN,), Expect.ABSENT),
+    Check(LANE, (OUT,), Expect.ABSENT),
+    Check(LANE, (LATER,), Expect.ABSENT),
+    Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
+)
+
+
+def _head_checks(contents: Contents) -> list[Check]:
+    heads = [Check(HEAD, (namespace,), head.version) for namespace, head in contents.heads.items()]
+    if "" not in contents.heads:
+        heads.append(Check(HEAD, ("",), Expect.ABSENT))
+    return [_same_run(contents), *heads]
+
+
+def _all_goes(contents: Contents, doomed: Mapping[Name, Sequence[Op]]) -> bool:
+    """Return True if nothing stays of a thread whose checkpoints are all removed: no tag, and no write of
+    another run whose checkpoint is still to come."""
+    going = {op.key for ops in doomed.values() for op in ops if isinstance(op, Delete)}
+    return not contents.tags and all(write.key in going for write in contents.writes)
+
+
+def _same_run(contents: Contents) -> Check:
+    """Return the check that no run began or ended since the thread was read, as the plan depends on the open
+    run."""
+    return Check(EPOCH, (), contents.view.epoch or Expect.ABSENT)
+
+
+def relink(partition: Partition, contents: Contents, plan: Plan) -> Program[list[CheckpointRecord]]:
+    """Return the survivors that a plan changes as they are afterwards, with the history that DeltaChannels
+    need of removed ancestors."""
+    originals = {(c.namespace, c.id): c for c in contents.checkpoints}
+    out: list[CheckpointRecord] = []
+    for name, record in plan.relinked.items():
+        after = record
+        if record.parent_id != originals[name].parent_id and record.deltas:
+            carried = yield from delta_history(partition, originals[name], record.deltas)
+            after = record.moved(carried=carried)
+        out.append(after)
+    return out
+
+
+def _take_away(
+    partition: Partition,
+    contents: Contents,
+    plan: Plan,
+    moved: Sequence[Op],
+    doomed: Mapping[Name, Sequence[Op]],
+    budget: Budget,
+) -> Program[int | None]:
+    """Commit a plan; return the collection generation then, ``None`` if the thread changed meanwhile.
+
+    A plan that does not fit one commit is committed in parts. Each checks the heads of the root and of the
+    namespaces that it changes: a checkpoint that was stored since the thread was read may build on what is to
+    be removed. Heads move first, and in a namespace links come before removals: cut short in between, no
+    survivor has lost its parent. A checkpoint's writes go before it: a later plan finds none whose checkpoint
+    is gone. A namespace that goes as a whole goes at once. The root's namespace comes before the others: no
+    checkpoint stays without the subgraphs that belong to it. If the root goes as a whole, so do the subgraphs
+    that keep their state from run to run, in the same commit or before it: a new run must not find it.
+    """
+    relinked = yield from relink(partition, contents, plan)
+    changes: dict[str, list[Sequence[Op]]] = {ROOT: []}
+    for record in relinked:
+        changes.setdefault(record.namespace, []).append((record.put(),))
+    removed = set(plan.removed)
+    for (namespace, checkpoint_id), ops in doomed.items():
+        if (namespace, checkpoint_id) not in removed:
+            changes.setdefault(namespace, []).append(ops)
+    # Children before parents: cut short in between, what is left of them has no hole.
+    seqs = {(c.namespace, c.id): c.seq for c in contents.checkpoints}
+    for name in sorted(removed, key=lambda name: (-seqs[name], name)):
+        changes.setdefault(name[0], []).append((*doomed.get(name, ()), Delete(CHECKPOINT, name)))
+    generation = contents.view.generation
+    for part in parts(contents.heads, moved, changes, budget):
+        raised = successor(generation, *(str(op.key) for op in part))
+        guard: list[Op] = [
+            Put(GC, (), expect=generation or Expect.ABSENT, version=raised),
+            _same_run(contents),
+        ]
+        outcome = yield from ask(Commit(partition, (*guard, *part)))
+        if not isinstance(outcome, Committed):
+            return None
+        generation = raised
+    return generation
+
+
+def _moved_heads(
+    partition: Partition, contents: Contents, removed: set[Name], runs: frozenset[str]
+) -> list[Op]:
+    """Return the operations on heads: those that ``runs`` moved go to their earlier checkpoints; without
+    runs, those whose checkpoint is removed go to its nearest survivor."""
+    groups = by_namespace(contents.checkpoints)
+    out: list[Op] = []
+    for namespace, head in contents.heads.items():
+        group = groups.get(namespace, {})
+        kept = {i for i in group if (namespace, i) not in removed}
+        before = head_before(head.checkpoint_id, group, runs) if runs else None
+        if before == head.checkpoint_id or (not runs and (namespace, head.checkpoint_id) not in removed):
+            continue
+        if before is not None and before not in kept:
+            raise CannotTakeBack(
+                f"thread {partition.thread!r}: checkpoint {before} was the latest before the run that is to "
+                "be taken back, and was pruned since; nothing was removed. Keep the run, or delete the thread"
+            )
+        target = before or nearest_survivor(head.checkpoint_id, group, kept)
+        if target is None and kept:
+            target = max(kept, key=lambda i: group[i].seq)
+        if target == head.checkpoint_id:
+            continue
+        if target is None:
+            out.append(Delete(HEAD, (namespace,), head.version))
+        else:
+            # The sequence continues: numbers are never reused.
+            out.append(
+                Put(
+                    HEAD,
+                    (namespace,),
+                    {"checkpoint_id": target, "seq": head.seq},
+                    expect=head.version,
+                    version=successor(head.version, target),
+                )
+            )
+    return out

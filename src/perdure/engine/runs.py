@@ -58,8 +58,8 @@ class Claim:
         now: current time in microseconds.
         ttl: length of the lease in microseconds.
         most: most messages that one run takes.
-        fresh: start of the epochs of a thread that has none, so that a thread which was deleted and made
-            again never repeats an epoch of its past.
+        fresh: start of the epochs, and of the inbox's versions, of a thread that has none, so that a thread
+            which was deleted and made again never repeats one of its past.
     """
 
     partition: Partition
@@ -123,12 +123,39 @@ class Claim:
         return Range(INBOX, after=(after,), limit=most)
 
     def _attempt(self, seen: _Seen) -> Program[tuple[HeldRun | Unserved | None] | None]:
+        planned = self._planned(seen)
+        if not isinstance(planned, PlannedClaim):
+            return (planned,)
+        outcome = yield from ask(Commit(self.partition, planned.ops))
+        return (planned.held,) if isinstance(outcome, Committed) else None
+
+    def of_new(self, lane: Lane, epoch: int, message: Message) -> PlannedClaim:
+        """Return the claim of a message that the same commit stores in an idle inbox.
+
+        Args:
+            lane: the inbox with the message, over the version that is stored.
+            epoch: the thread's epoch, 0 if it has none.
+            message: the message, of a graph that the claimant can run.
+        """
+        planned = self._planned(_Seen(lane, epoch, None, None, (message,), None))
+        if not isinstance(planned, PlannedClaim):
+            raise ValueError(
+                "a message that is claimed by the commit that stores it is due, and of a graph here"
+            )
+        return planned
+
+    def _planned(self, seen: _Seen) -> PlannedClaim | Unserved | None:
         lane, now = seen.lane, self.now
         if not lane.is_due(now):
-            return (None,)
+            return None
         epoch = successor(seen.epoch, self.owner, self.fresh) if seen.epoch else self.fresh
         if lane.run_id is not None and seen.run is not None:
-            messages = tuple(m for m in seen.messages if m.seq <= seen.run.last)
+            # Behind the first one, withdrawn messages were passed over.
+            messages = tuple(
+                m
+                for m in seen.messages
+                if m.seq == seen.run.first or (m.seq <= seen.run.last and not m.is_withdrawn)
+            )
             run = replace(seen.run, epoch=epoch, attempts=seen.run.attempts + 1, updated_at=now)
         else:
             if not seen.messages:
@@ -156,19 +183,24 @@ class Claim:
             question = lane.waiting if first.is_withdrawn else None
             lane = lane.taken(run.id, last.seq, since)._replace(waiting=question)
         if run.graph not in self.graphs:
-            return (Unserved(run.graph),)
+            return Unserved(run.graph)
         lane = lane.held(self.owner, epoch, now, self.ttl)
         raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
-        ops: list[Op] = [raised, lane.put(0), run.put()]
+        ops: list[Op] = [raised, lane.put(self.fresh), run.put()]
         if seen.follower is None:
             # Without a fetch, this check is how the claim learns that the thread is followed.
             ops.append(followers.unchanged(None))
-        outcome = yield from ask(Commit(self.partition, tuple(ops)))
-        if not isinstance(outcome, Committed):
-            return None
-        run, lane = replace(run, version=run.version + 1), lane.stored(0)
+        run, lane = replace(run, version=run.version + 1), lane.stored(self.fresh)
         is_followed = seen.follower is not None and followers.is_followed(seen.follower, now)
-        return (HeldRun(self.partition, run, messages, lane, seen.head, is_followed),)
+        held = HeldRun(self.partition, run, messages, lane, seen.head, is_followed)
+        return PlannedClaim(tuple(ops), held)
+
+
+class PlannedClaim(NamedTuple):
+    """The operations that claim a run, and the run as it is held once they are committed."""
+
+    ops: tuple[Op, ...]
+    held: HeldRun
 
 
 class RememberedInbox(NamedTuple):
@@ -187,6 +219,12 @@ class RememberedInbox(NamedTuple):
             and 0 < len(self.messages) == self.lane.pending
             and self.messages[0].mode != "answer"
         )
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is pending or under way, and the epoch is known: the next message can be claimed by
+        the commit that stores it."""
+        return self.epoch is not None and self.lane.run_id is None and not self.lane.pending
 
 
 class _Seen(NamedTuple):

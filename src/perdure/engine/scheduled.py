@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from perdure.engine.documents import Document
 from perdure.engine.inbox import Accepted, accepted_before, postponed, readable, taken_back
 from perdure.engine.preconditions import Precondition, check_precondition
+from perdure.engine.questions import closing_ops
 from perdure.engine.transact import Budget, retrying
 from perdure.errors import QueueFull
 from perdure.model.messages import Message, dedupe_put, encode
@@ -91,7 +92,7 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
         Contention: other writers win each time.
     """
 
-    most = min(_PAGE, (budget.ops - 2) // _OPS_A_MESSAGE)
+    most = min(_PAGE, (budget.ops - 4) // _OPS_A_MESSAGE)
 
     def load() -> Program[tuple[Lane, Lane, tuple[Record, ...]]]:
         lanes, inboxes, found = yield from ask(
@@ -126,6 +127,7 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
                 unreadable.append(record.key[1])
         if inbox is not before:
             ops.append(inbox.put(fresh))
+            ops += yield from closing_ops(partition, before, now, fresh)
         next_due = found[gone].fields["updated_at"] if gone < len(found) else None
         ops.append(_after(later, gone, next_due))
         outcome = yield from ask(Commit(partition, tuple(ops)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.engine import documents
-from perdure.engine.threads import load_view
+from perdure.engine.thread_view import load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound, ThreadPinned
 from perdure.model.messages import encode

@@ -19,8 +19,8 @@ from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Lane
 from perdure.model.records import INBOX, LANE, RUN, Key, Partition
 
-STEER = "steer"
-"""Mode of a message that an open run may take."""
+STEER, WITHDRAWN = "steer", "withdrawn"
+"""Mode of a message that an open run may take, and of one that it passes over."""
 
 
 class TakenBack(Conflict):
@@ -29,13 +29,13 @@ class TakenBack(Conflict):
 
 
 def find_taken(partition: Partition, message_id: str) -> Program[tuple[Message, Run] | None]:
-    """Return the message with an id that a run took while it went on, and the run; ``None`` if there is
-    none."""
+    """Return the message with an id that a run took while it went on, or passed over as it was withdrawn, and
+    the run; ``None`` if there is none."""
     before: Key | None = None
     while True:
         page = Range(INBOX, reverse=True, after=before, limit=PAGE, bodies=False)
         (found,) = yield from ask(Fetch(partition, (page,)))
-        gets = tuple(Get(INBOX, row.key) for row in found if row.fields["mode"] == STEER)
+        gets = tuple(Get(INBOX, row.key) for row in found if row.fields["mode"] in (STEER, WITHDRAWN))
         rows = [row for answer in (yield from ask(Fetch(partition, gets))) for row in answer] if gets else []
         for message in read_each(partition, Message.read, rows):
             if message.id == message_id:
@@ -79,23 +79,27 @@ class Taking:
 
     def waiting(self) -> Program[tuple[Message, ...]]:
         """Return the messages at the front of the inbox that the run may take, all with one kind of payload;
-        none that waits behind another message.
+        none that waits behind another message, except behind one that was withdrawn.
 
         Raises:
             Fenced: another worker holds the run.
         """
         lane, _ = yield from self._load()
-        (found,) = yield from ask(
-            Fetch(self.partition, (Range(INBOX, after=(lane.bound,), limit=self.most),))
-        )
         front: list[Message] = []
-        for message in read_each(self.partition, Message.read, found):
-            if message.mode != STEER or not self.may_join(message):
-                break
-            if front and not are_alike(front[0], message):
-                break
-            front.append(message)
-        return tuple(front)
+        after = lane.bound
+        while True:
+            (found,) = yield from ask(Fetch(self.partition, (Range(INBOX, after=(after,), limit=self.most),)))
+            for message in read_each(self.partition, Message.read, found):
+                if message.is_withdrawn:
+                    continue
+                if message.mode != STEER or not self.may_join(message):
+                    return tuple(front)
+                if len(front) == self.most or (front and not are_alike(front[0], message)):
+                    return tuple(front)
+                front.append(message)
+            if len(found) < self.most:
+                return tuple(front)
+            after = found[-1].key[0]
 
     def offer(self, task_id: str, messages: Sequence[Message]) -> None:
         """Hold messages for a task, until its result is stored. What it held before is replaced."""
@@ -125,11 +129,11 @@ class Taking:
         if run.last >= upto:
             # An earlier commit whose answer was lost.
             return ()
-        after, limit = (lane.bound,), len(self.held)
-        (found,) = yield from ask(
-            Fetch(self.partition, (Range(INBOX, after=after, limit=limit, bodies=False),))
-        )
-        if [(row.key[0], row.fields["mode"]) for row in found] != [(m.seq, STEER) for m in self.held]:
+        span = Range(INBOX, after=(lane.bound,), limit=upto - lane.bound, bodies=False)
+        (found,) = yield from ask(Fetch(self.partition, (span,)))
+        # Withdrawn messages between them are passed over.
+        left = [(row.key[0], row.fields["mode"]) for row in found if row.fields["mode"] != WITHDRAWN]
+        if left != [(message.seq, STEER) for message in self.held]:
             raise TakenBack(
                 f"thread {self.partition.thread!r}: a message was taken back while a step of run "
                 f"{self.run.id!r} took it up; nothing of the step was stored. It is repeated without it"

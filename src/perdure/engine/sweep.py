@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from perdure.engine import documents, retention
-from perdure.engine.expiry import ThreadAtRest, read_at_rest, remove_expired
-from perdure.engine.thread_contents import Contents, read
-from perdure.engine.threads import missing_head
+from perdure.engine import documents, removal
+from perdure.engine.chunk_reads import FETCH_KEYS, reachable
+from perdure.engine.expiry import Clocks, ThreadAtRest, read_at_rest, remove_expired
+from perdure.engine.thread_records import Contents, read
+from perdure.engine.thread_view import missing_head
 from perdure.engine.transact import Budget
 from perdure.engine.unfinished import is_arriving, is_unfinished, remove_unfinished
-from perdure.engine.values import FETCH_KEYS, reachable
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
@@ -38,9 +38,13 @@ from perdure.model.records import (
 )
 from perdure.model.retention import Plan
 from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.model.thread_ttl import ThreadTtl
 
 _COLLECTION = "care"
 """Collection of the documents with the states of sweeps, in the reserved partition."""
+
+_LATEST = Retention(keep_last=1)
+"""Policy of an expired thread of which the latest state stays."""
 
 _PAGE = 256
 _OPEN_MAX = 1000
@@ -64,6 +68,7 @@ class Swept:
         bytes: bytes of the removed bodies: checkpoints, writes, values and messages.
         failed: threads that could not be swept.
         unfinished: names at which a killed import, move, copy or first write left data that was removed.
+        items: expired items of stores and histories removed; a dry run does not count them.
     """
 
     threads: int = 0
@@ -72,6 +77,7 @@ class Swept:
     bytes: int = 0
     failed: int = 0
     unfinished: int = 0
+    items: int = 0
 
     def __add__(self, other: Swept) -> Swept:
         return Swept(*(a + b for a, b in zip(_counts(self), _counts(other), strict=True)))
@@ -89,6 +95,8 @@ class SweepTerms:
         tenant: the only tenant to sweep, ``None`` for all.
         dry_run: remove nothing.
         only_default: apply the default policy to every thread, and no time to live.
+        ttl: time to live of threads that no client has given one, and the most removals of a sweep.
+        removes_expired: remove expired threads; otherwise they are left to the next sweep.
     """
 
     rules: RetentionRules
@@ -97,6 +105,8 @@ class SweepTerms:
     tenant: str | None = None
     dry_run: bool = False
     only_default: bool = False
+    ttl: ThreadTtl | None = None
+    removes_expired: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +209,7 @@ def renewed(state: SweepState, until: int) -> SweepState:
 
 
 def step(
-    state: SweepState, terms: SweepTerms, quantum: int, now: int
+    state: SweepState, terms: SweepTerms, quantum: int, clocks: Clocks
 ) -> Program[tuple[SweepState, list[Failure]]]:
     """Sweep at most ``quantum`` threads of the next tenant; return the state afterwards.
 
@@ -209,14 +219,16 @@ def step(
     if tenant is None:
         if state.left:
             return replace(state, position=None, is_first_round=False), []
-        return replace(state, owner="", until=0, finished_at=now, last=state.swept), []
+        return replace(state, owner="", until=0, finished_at=clocks.database, last=state.swept), []
     if len(state.left) >= _OPEN_MAX and tenant not in state.left:
         quantum = max(quantum, _PAGE)
     found = yield from ask(Find("threads", tenant, after=after, limit=quantum))
     swept, failures = state.swept, list[Failure]()
     for hit in found:
+        if terms.ttl is not None and swept.expired >= terms.ttl.sweep_limit:
+            terms = replace(terms, removes_expired=False)
         try:
-            swept += yield from visit(hit.partition, terms, now)
+            swept += yield from visit(hit.partition, terms, clocks)
         except Unavailable:
             raise
         except (PerdureError, LookupError, ValueError) as error:
@@ -263,8 +275,8 @@ def _tenant_after(position: str | None, only: str | None) -> Program[str | None]
     return found[0].partition.tenant if found else None
 
 
-def visit(partition: Partition, terms: SweepTerms, now: int) -> Program[Swept]:
-    """Apply a thread's policy: remove it if it is expired, else what the policy does not keep.
+def visit(partition: Partition, terms: SweepTerms, clocks: Clocks) -> Program[Swept]:
+    """Apply a thread's policy and its time to live: remove it if it is expired, else what is not kept of it.
 
     A thread with nothing to remove costs two requests.
 
@@ -275,20 +287,30 @@ def visit(partition: Partition, terms: SweepTerms, now: int) -> Program[Swept]:
     thread = yield from read_at_rest(partition)
     if thread.missing is not None:
         raise missing_head(partition, "", thread.missing)
-    if (yield from is_unfinished(partition, thread, now)):
-        return (yield from _remove_unfinished(partition, thread, terms, now))
+    if (yield from is_unfinished(partition, thread, clocks.database)):
+        return (yield from _remove_unfinished(partition, thread, terms, clocks.database))
     if is_arriving(thread):
         return Swept(threads=1)
-    policy = terms.rules.default if terms.only_default else thread.policy(terms.rules)
-    expires_at = None if terms.only_default else thread.expires_at(terms.rules)
-    if expires_at is not None and expires_at <= now:
-        counted = yield from _weigh_all(partition)
-        if terms.dry_run or (yield from _remove_listed(partition, thread)):
-            return counted
+    if terms.only_default:
+        policy = terms.rules.default
+    else:
+        policy = thread.policy(terms.rules)
+        if thread.is_expired(terms.rules, terms.ttl, clocks):
+            return (yield from _remove_expired(partition, thread, terms))
+        if thread.is_to_shrink(terms.ttl, clocks):
+            policy = _LATEST
+    if policy is None or not policy.prunes or not (yield from _has_old(partition, policy, clocks.database)):
         return Swept(threads=1)
-    if policy is None or not policy.prunes or not (yield from _has_old(partition, policy, now)):
+    return (yield from _prune(partition, policy, terms, clocks.database))
+
+
+def _remove_expired(partition: Partition, thread: ThreadAtRest, terms: SweepTerms) -> Program[Swept]:
+    if not terms.removes_expired:
         return Swept(threads=1)
-    return (yield from _prune(partition, policy, terms, now))
+    counted = yield from _weigh_all(partition)
+    if terms.dry_run or (yield from _remove_listed(partition, thread)):
+        return counted
+    return Swept(threads=1)
 
 
 def _remove_unfinished(
@@ -339,12 +361,12 @@ def _prune(partition: Partition, policy: Retention, terms: SweepTerms, now: int)
     def rule(roots: list[CheckpointRecord]) -> set[str]:
         return policy.kept(roots, now)
 
-    plan = retention.plan_by(contents, rule)
+    plan = removal.plan_by(contents, rule)
     if not plan.removed:
         return Swept(threads=1)
     counted = yield from _weigh(partition, contents, plan, terms.digest)
     if not terms.dry_run:
-        yield from retention.prune_by(partition, rule, terms.digest, terms.budget)
+        yield from removal.prune_by(partition, rule, terms.digest, terms.budget)
     return counted
 
 
@@ -355,7 +377,7 @@ def _weigh(partition: Partition, contents: Contents, plan: Plan, digest: Digeste
     gone = [c for c in contents.checkpoints if (c.namespace, c.id) in removed]
     writes = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
     before = {(c.namespace, c.id): c for c in contents.checkpoints if (c.namespace, c.id) not in removed}
-    changed = {(c.namespace, c.id): c for c in (yield from retention.relink(partition, contents, plan))}
+    changed = {(c.namespace, c.id): c for c in (yield from removal.relink(partition, contents, plan))}
     after = {**before, **changed}
     total = sum(map(_size, gone)) + sum(len(w.ref) for w in writes)
     total -= sum(_size(after[name]) - _size(before[name]) for name in changed)

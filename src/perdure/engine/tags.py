@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.engine import transfer_claim
-from perdure.engine.threads import HeadView, load_view, missing_head
+from perdure.engine.thread_view import HeadView, load_view, missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range

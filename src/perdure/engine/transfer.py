@@ -5,7 +5,8 @@ arrival is chunks, checkpoints oldest to newest, writes, tags, heads of subgraph
 is read back and its digest compared. Only after that one commit adds the root's head and the collection
 generation. Until then the thread does not exist at the target: it has no latest state, a graph that is
 called on it finds nothing, and any writer to it stops the transfer. An interrupted transfer can be repeated:
-what is there already, and right, is not written twice.
+what is there already, and right, is not written twice. A thread that is replaced is copied within the target
+first, and the copy removed when the replacement has arrived.
 
 Leases and queues are not transferred: the arrived thread has its epoch and no open run, and a thread is moved
 only while its queue is at rest.
@@ -13,21 +14,37 @@ only while its queue is at rest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
-from perdure.engine import content, transfer_claim
+from perdure.engine import thread_digest, transfer_claim
 from perdure.engine.chunk_collection import collect
-from perdure.engine.content import Digest, Report, ThreadContent
 from perdure.engine.paging import read_all
-from perdure.engine.thread_contents import Contents
-from perdure.engine.threads import HeadView, View, guards, load_view
+from perdure.engine.thread_digest import Digest, Report, ThreadContent
+from perdure.engine.thread_records import Contents
+from perdure.engine.thread_view import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, batches, chunk_puts
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
 from perdure.model.chunks import Digester
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Put, Range, Stage
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    Now,
+    Op,
+    Put,
+    Range,
+    Stage,
+)
 from perdure.model.program import Effect, Program, ask
 from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import (
@@ -65,6 +82,9 @@ work, and its events are of finished runs."""
 
 ATTEMPTS = 5
 """Times that a thread is read again because it was written to during the transfer."""
+
+_OF_COPY = re.compile(r"[0-9a-f]{16}\)")
+"""End of the name of a copy of a thread that is replaced, after the thread's own."""
 
 _ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT)
 _ROOT: Key = ("",)
@@ -140,7 +160,7 @@ class TransferOptions:
     budget: Budget
     first_version: int
     replace: bool = False
-    report: Report = content.silent
+    report: Report = thread_digest.silent
 
 
 class Exists(Conflict):
@@ -162,13 +182,13 @@ def compare_thread(
         _refuse_headless(partition, contents)
 
     digest = yield from at(
-        Side.SOURCE, content.digest_thread(partition, terms.source, terms.report, check=whole)
+        Side.SOURCE, thread_digest.digest_thread(partition, terms.source, terms.report, check=whole)
     )
     if not digest.checkpoints and not digest.writes and not digest.documents:
         raise _gone(partition)
     view = yield from at(Side.TARGET, load_view(target, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
-        there = yield from at(Side.TARGET, content.digest_thread(target, terms.target))
+        there = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target))
         return TransferResult(State.SAME if there.agrees(digest) else State.DIFFERENT, digest)
     held = yield from at(Side.TARGET, _hold(target))
     return TransferResult(held.state, digest)
@@ -193,17 +213,30 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
         compared = yield from compare_thread(partition, target, terms)
         if compared.found is State.SAME:
+            if terms.replace:
+                yield from at(Side.TARGET, _drop_replaced(target))
             return compared
         if not terms.replace:
             raise Exists(
                 f"thread {target.thread!r} is at the target already and differs from the source; it was left "
                 "as it is. Pass --replace to bring it up to date"
             )
+        yield from _set_aside(target, terms)
         yield from at(Side.TARGET, _withdraw(target, view, terms.first_version))
         found = State.DIFFERENT
+    result = yield from _bring(partition, target, terms, found)
+    if result.found in (State.DIFFERENT, State.PARTIAL):
+        yield from at(Side.TARGET, _drop_replaced(target))
+    return result
+
+
+def _bring(
+    partition: Partition, target: Partition, terms: TransferOptions, found: State | None
+) -> Program[TransferResult]:
+    """Transfer a thread to a name at which none is; ``found`` is what was there, if that is known."""
     written = 0
     for _ in range(ATTEMPTS):
-        reading = yield from at(Side.SOURCE, content.read_thread(partition, terms.source, terms.target))
+        reading = yield from at(Side.SOURCE, thread_digest.read_thread(partition, terms.source, terms.target))
         if reading is None:
             continue
         if not reading.contents.checkpoints and not reading.contents.writes and not reading.documents:
@@ -216,16 +249,16 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         if sent is None:
             continue
         written += sent.written
-        digest = content.digest_of(reading, sent.read)
+        digest = thread_digest.digest_of(reading, sent.read)
         written += yield from at(Side.TARGET, _send_rows(target, reading, held, terms))
         root = reading.contents.heads.get("")
-        arrived = yield from at(Side.TARGET, content.digest_thread(target, terms.target, root=root))
+        arrived = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target, root=root))
         if not arrived.agrees(digest):
             raise Corrupt(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
             )
-        if (yield from at(Side.SOURCE, content.pulse(partition))) != reading.pulse:
+        if (yield from at(Side.SOURCE, thread_digest.pulse(partition))) != reading.pulse:
             continue
         yield from at(Side.TARGET, _arrive(target, reading, held, terms))
         return TransferResult(found, digest, written)
@@ -233,6 +266,39 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         f"thread {partition.thread!r} is written to all the time and was not moved; stop its writers, or "
         "move it later"
     )
+
+
+def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
+    """Copy a thread of the target that is to be replaced: until its replacement has arrived, it is kept under
+    a name of its own. A transfer that was cut short before may have done so."""
+    digest = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target))
+    name = Partition(target.tenant, f"{target.thread} (replaced {digest.hex[:16]})")
+    view = yield from at(Side.TARGET, load_view(name, ""))
+    if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(name))):
+        return
+    within = replace(terms, source=terms.target, report=thread_digest.silent)
+    copying = _bring(target, name, within, None)
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            effect: Any = copying.send(answer) if error is None else copying.throw(error)
+        except StopIteration:
+            return
+        try:
+            # Both sides are the target here.
+            answer, error = (yield OnSide(Side.TARGET, effect.effect)), None
+        except Exception as raised:
+            answer, error = None, raised
+
+
+def _drop_replaced(target: Partition) -> Program[None]:
+    """Remove the copies of earlier threads of a name, whose replacement has arrived. Others whose names
+    begin like theirs are kept."""
+    begin = f"{target.thread} (replaced "
+    for hit in (yield from ask(Find("threads", target.tenant, prefix=begin))):
+        if _OF_COPY.fullmatch(hit.partition.thread[len(begin) :]):
+            yield from ask(Drop(hit.partition))
 
 
 # At the source
@@ -322,9 +388,9 @@ def _send_chunks(
     """Send payloads as they are read, then the nodes; ``None`` if some are gone at the source."""
     graft = reading.graft
     read = written = 0
-    pace = content.Pace()
+    pace = thread_digest.Pace()
     for names in pace.slices(sorted(graft.payloads)):
-        bodies = yield from at(Side.SOURCE, content.fetch(partition, reading, names))
+        bodies = yield from at(Side.SOURCE, thread_digest.fetch(partition, reading, names))
         if bodies is None:
             return None
         pace.learn(bodies)
@@ -334,7 +400,7 @@ def _send_chunks(
             read += len(body)
             terms.report(len(body))
         written += yield from at(Side.TARGET, _stage(target, fresh, held, terms.budget))
-    for ref in content.references(reading.contents):
+    for ref in thread_digest.references(reading.contents):
         graft.reference(ref)
     written += yield from at(Side.TARGET, _stage(target, graft.fresh, held, terms.budget))
     return _Sent(read, written)
@@ -364,8 +430,8 @@ def _send_rows(
 
 def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     contents, graft = reading.contents, reading.graft
-    rows = [content.renamed(c, graft).put() for c in content.in_order(contents.checkpoints)]
-    rows += [content.renamed_write(w, graft).put() for w in contents.writes]
+    rows = [thread_digest.renamed(c, graft).put() for c in thread_digest.in_order(contents.checkpoints)]
+    rows += [thread_digest.renamed_write(w, graft).put() for w in contents.writes]
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
     rows += [_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
     # These versions cannot match what a reader of an earlier document of this name expects.

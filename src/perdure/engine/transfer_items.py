@@ -13,10 +13,10 @@ from hashlib import blake2b
 import ormsgpack
 
 from perdure.engine import search_index
-from perdure.engine.content import ATTEMPTS, Digest, Report, silent
 from perdure.engine.item_writes import weight
 from perdure.engine.items import split
 from perdure.engine.paging import read_all
+from perdure.engine.thread_digest import ATTEMPTS, Digest, Report, silent
 from perdure.engine.transfer import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt
 from perdure.model.items import is_over, labels_of

@@ -1,7 +1,7 @@
 """Histories of sessions for applications: load, add a turn on the condition that nothing changed, remove.
 
 The time, the versions of new sessions and the form of messages are decided here, what is stored and how in
-``engine.sessions``. ``Histories`` is awaited, ``SyncHistories`` blocks; both run the same programs.
+``engine.session_histories``. ``Histories`` is awaited, ``SyncHistories`` blocks; both run the same programs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
 
-from perdure.engine import items, sessions
-from perdure.engine.sessions import Session, Terms, Turn
+from perdure.engine import items, session_histories
+from perdure.engine.session_histories import Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, Contention
 from perdure.history.neutral_messages import NeutralMessage, to_neutral
@@ -73,7 +73,7 @@ class SessionHistory:
 
     def has_turn(self, key: str) -> bool:
         """Return True if one of the latest 64 turns was stored under this key."""
-        return sessions.digest_of(key) in self.held.keys
+        return session_histories.digest_of(key) in self.held.keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ class _Programs:
         return Partition(self._tenant, session_id, SESSIONS)
 
     def _load(self, session_id: str) -> Program[SessionHistory]:
-        return _public(session_id, (yield from sessions.load(self._partition(session_id), _now())))
+        return _public(session_id, (yield from session_histories.load(self._partition(session_id), _now())))
 
     def _commit(self, history: SessionHistory, turn: NewTurn, key: str | None) -> Program[SessionHistory]:
         budget = None if turn.budget is None else {"task": turn.budget.task, "used": turn.budget.used}
         added = cast("list[Mapping[str, Any]]", to_neutral(turn.messages))
         fresh = (1 + secrets.randbelow(1 << 30)) << 22
         terms = Terms(_now(), self._ttl, fresh, self._limits)
-        after = yield from sessions.append(
+        after = yield from session_histories.append(
             self._partition(history.session_id), history.held, Turn(added, budget, key or ""), terms
         )
         if after is None:
@@ -119,13 +119,13 @@ class _Programs:
         return _public(history.session_id, after)
 
     def _delete(self, session_id: str, version: int | None) -> Program[None]:
-        if not (yield from sessions.remove(self._partition(session_id), version)):
+        if not (yield from session_histories.remove(self._partition(session_id), version)):
             raise Conflict(
                 f"session {session_id!r}: the history is not at version {version}; it was left as it is"
             )
 
     def _page(self, after: Partition | None) -> Program[tuple[list[Partition], Partition | None]]:
-        return (yield from sessions.names(self._tenant, after, _now()))
+        return (yield from session_histories.names(self._tenant, after, _now()))
 
     def _sweep(self) -> Program[int]:
         return (yield from items.sweep(self._tenant, _now(), self._limits))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perdure.engine.importing import CheckpointKey
-from perdure.engine.threads import HeadView
+from perdure.engine.thread_view import HeadView
 from perdure.errors import Unserialisable
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import SourceCheckpoint, SourceWrite

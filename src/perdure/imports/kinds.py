@@ -69,7 +69,7 @@ def _dynamodb(where: str) -> Source:
 
 
 def _history(where: str) -> Source:
-    from perdure.imports.history import HistorySource
+    from perdure.imports.conversations import HistorySource
 
     return HistorySource(Path(where))
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
-from perdure.imports.expected import as_tuple
+from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, loaded, payload
 from perdure.imports.source import (
     CheckpointEntry,

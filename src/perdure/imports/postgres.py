@@ -12,7 +12,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from psycopg.rows import dict_row
 
 from perdure.errors import BadUrl, Contention, Unavailable
-from perdure.imports.expected import as_tuple
+from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
 from perdure.imports.source import (
     CheckpointEntry,

@@ -14,7 +14,7 @@ import redis
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
-from perdure.imports.expected import as_tuple
+from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded
 from perdure.imports.source import (
     CheckpointEntry,

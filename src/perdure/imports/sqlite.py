@@ -11,7 +11,7 @@ from typing import Any
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt
-from perdure.imports.expected import as_tuple
+from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
 from perdure.imports.source import (
     CheckpointEntry,

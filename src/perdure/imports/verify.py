@@ -7,7 +7,7 @@ from typing import Any
 
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.engine import history, values
+from perdure.engine import chunk_reads, history
 from perdure.errors import Corrupt
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import CheckpointEntry
@@ -37,7 +37,7 @@ def load(
     for record in records:
         wanted.update({f"{record.id}\0{channel}": ref for channel, ref in record.refs.items()})
         wanted.update({f"{record.id}\0\0{n}": w.ref for n, w in enumerate(writes[record.id])})
-    trees, _ = yield from values.resolve(partition, wanted, digest)
+    trees, _ = yield from chunk_reads.resolve(partition, wanted, digest)
     read = {name: SERDE.value(*joined(tree)) for name, tree in trees.items()}
     return {
         record.id: translate.to_tuple(

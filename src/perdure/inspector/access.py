@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
 from langgraph.pregel import Pregel
 
+from perdure.database.asynchronous import Database
+from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import NotAllowed, NotFound
 from perdure.model.records import Partition
+from perdure.runtime.agents import Agent
 from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow, look
@@ -18,7 +21,7 @@ from perdure.runtime.threads.rows import ThreadRow, look
 Sees = Callable[[Mapping[str, Any]], bool]
 """Predicate over the metadata of the threads that a viewer may see."""
 
-PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "export")
+PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "export", "replay")
 """Permissions of the actions, each granted on its own."""
 
 
@@ -35,6 +38,20 @@ class RunStart(NamedTuple):
     graph: str | None
     checkpoint_id: str | None = None
     answer: InterruptAnswer | None = None
+
+
+class ReplayGraphs(NamedTuple):
+    """Names of the graphs by which threads can be replayed, and that of the one to compare with, if any."""
+
+    names: tuple[str, ...] = ()
+    compared: str | None = None
+
+
+class ReplaySource(NamedTuple):
+    """Database from which threads are replayed, and the agents that replay them."""
+
+    database: Database | SyncDatabase
+    agents: Sequence[Agent]
 
 
 class Access(Protocol):
@@ -71,6 +88,13 @@ class Access(Protocol):
         """Accept a run and return its id."""
         ...
 
+    @property
+    def replay_graphs(self) -> ReplayGraphs: ...
+
+    def replayed(self, graphs: Sequence[str], thread_id: str) -> AbstractAsyncContextManager[ReplaySource]:
+        """Open graphs to replay a thread; raise if the viewer may not run them."""
+        ...
+
     async def permissions(self) -> frozenset[str]:
         """Return the permissions that are worth offering. Each action is checked again."""
         ...
@@ -88,6 +112,15 @@ class Access(Protocol):
         ...
 
 
+class LocalReplays(NamedTuple):
+    """Graphs by name to replay threads of a database with; ``compared`` is the one that another is compared
+    with, if any."""
+
+    database: Database | SyncDatabase
+    agents: Mapping[str, Agent]
+    compared: str | None = None
+
+
 class LocalAccess:
     """Access of the user who opened the database on this machine.
 
@@ -96,7 +129,7 @@ class LocalAccess:
         tenant: The tenant whose threads are shown.
         url: The database's URL.
         runtime: Runtime for actions, ``None`` to show only.
-        graphs: Names of the runtime's graphs.
+        replays: Graphs to replay threads with, ``None`` without them.
         allowed: The permissions that were granted.
     """
 
@@ -107,7 +140,7 @@ class LocalAccess:
         *,
         url: str | None = None,
         runtime: TenantRuntime | None = None,
-        graphs: Sequence[str] = (),
+        replays: LocalReplays | None = None,
         allowed: frozenset[str] = frozenset(),
     ) -> None:
         self.handle = handle
@@ -116,14 +149,13 @@ class LocalAccess:
         self.runtime = runtime
         self.who = "local"
         self._allowed = allowed
-        self._graphs = tuple(graphs)
+        self._replays = replays
 
     def graph(
         self, name: str | None, thread_id: str
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         if self.runtime is None:
             raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
-        name = name or (self._graphs[0] if len(self._graphs) == 1 else "")
         return self.runtime.opened(name, "threads.update", config={"configurable": {"thread_id": thread_id}})
 
     async def start(self, thread_id: str, start: RunStart) -> str:
@@ -138,8 +170,22 @@ class LocalAccess:
         )
         return ticket.id
 
+    @property
+    def replay_graphs(self) -> ReplayGraphs:
+        if self._replays is None:
+            return ReplayGraphs()
+        return ReplayGraphs(tuple(self._replays.agents), self._replays.compared)
+
+    @asynccontextmanager
+    async def replayed(self, graphs: Sequence[str], thread_id: str) -> AsyncIterator[ReplaySource]:
+        if self._replays is None:
+            raise NotAllowed(not_granted("replay"))
+        yield ReplaySource(self._replays.database, [self._replays.agents[name] for name in graphs])
+
     async def permissions(self) -> frozenset[str]:
-        return self._allowed if self.runtime is not None else frozenset()
+        if self.runtime is not None:
+            return self._allowed
+        return self._allowed & {"replay"} if self._replays is not None else frozenset()
 
     async def listed(self) -> Sees | None:
         return None

@@ -11,9 +11,9 @@ from langgraph.errors import InvalidUpdateError
 from perdure.errors import BadSetting, NotAllowed, NotFound, RunInProgress
 from perdure.inspector import audit_log, timeline
 from perdure.inspector.access import Access, InterruptAnswer, RunStart
-from perdure.langgraph import inspect
+from perdure.langgraph import plain_reading
 from perdure.model.records import Partition
-from perdure.runtime.encoding import plain
+from perdure.runtime.json_encoding import plain
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
 
@@ -122,7 +122,7 @@ async def _delete(deed: Deed) -> dict[str, Any]:
 async def _export(deed: Deed) -> dict[str, Any]:
     handle = deed.access.handle
     at = Partition(deed.access.tenant, deed.thread_id)
-    found: dict[str, Any] = plain(await handle.arun(inspect.export(at, handle.digest)))
+    found: dict[str, Any] = plain(await handle.arun(plain_reading.export(at, handle.digest)))
     return found
 
 

@@ -6,16 +6,23 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from perdure.errors import NotFound
-from perdure.inspector import actions, audit_log, listing, queue, scan, states, timeline
-from perdure.inspector.access import Access
+from perdure.inspector import actions, audit_log, listing, queue, replaying, states, thread_care, timeline
+from perdure.inspector.access import Access, ReplayGraphs
 
 View = Callable[[Access, Mapping[str, str]], Awaitable[dict[str, Any]]]
 """Answers a request for a view, from its parameters."""
 
 
 async def about(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the tenant and what the viewer may do."""
-    return {"tenant": access.tenant, "permissions": sorted(await access.permissions())}
+    """Return the tenant, what the viewer may do, and the graphs to replay threads with."""
+    permissions = await access.permissions()
+    names, compared = access.replay_graphs if "replay" in permissions else ReplayGraphs()
+    return {
+        "tenant": access.tenant,
+        "permissions": sorted(permissions),
+        "graphs": list(names),
+        "compared": compared,
+    }
 
 
 VIEWS: Mapping[str, View] = {
@@ -29,8 +36,8 @@ VIEWS: Mapping[str, View] = {
     "diff": states.difference,
     "messages": queue.messages,
     "queue": queue.queue,
-    "care": scan.care,
-    "scan": scan.scan,
+    "care": thread_care.care,
+    "scan": thread_care.scan,
     "log": audit_log.entries,
 }
 """Views by the last part of their address."""
@@ -54,3 +61,4 @@ async def view(access: Access, name: str, asked: Mapping[str, str]) -> dict[str,
 
 
 act = actions.act
+replay = replaying.part

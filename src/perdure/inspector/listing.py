@@ -1,4 +1,4 @@
-"""Pages of a tenant's threads: searched by id, metadata and status, ordered by activity or age."""
+"""Pages of a tenant's threads: searched by id, title, metadata and status, ordered by activity or age."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.errors import BadSetting
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.visible_threads import WalkPlace, number, walk
 from perdure.model.messages import Run
-from perdure.runtime.encoding import plain
+from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import Status, ThreadRow
@@ -20,7 +20,13 @@ from perdure.runtime.threads.rows import Status, ThreadRow
 PAGE = 50
 _SECONDS = 0.4
 _ASCII = 128
-SORTS = {"activity": Order("updated_at"), "age": Order("created_at", descending=False)}
+SORTS = {
+    "activity": Order("updated_at"),
+    "age": Order("created_at", descending=False),
+    "newest": Order("created_at"),
+}
+_TITLES = ("title", "name")
+"""Keys of the metadata that may have a thread's title, the first one that is there."""
 
 
 async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -29,29 +35,38 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Args:
         access: The viewer's rights.
         asked: ``id`` (the beginning of an id), ``metadata`` (JSON object that a thread's metadata contains),
-            ``status``, ``sort`` (``activity`` or ``age``) and ``cursor``, all optional.
+            ``title`` (a part of a thread's title, in either case), ``status``, ``sort`` (``activity``,
+            ``age`` or ``newest``) and ``cursor``, all optional.
 
     Raises:
         BadSetting: A value cannot be used.
     """
     sees = await access.listed()
     status = _status(asked.get("status") or None)
-    metadata = _metadata(asked.get("metadata") or "")
+    metadata, title = _metadata(asked.get("metadata") or ""), (asked.get("title") or "").casefold()
     sort = asked.get("sort") or "activity"
     if sort not in SORTS:
         raise BadSetting(f"sort is one of {sorted(SORTS)}, not {sort!r}")
     if asked.get("id"):
 
         def wanted(row: ThreadRow) -> bool:
-            return status in (None, row.status) and contains(row.metadata, metadata)
+            fits = status in (None, row.status) and contains(row.metadata, metadata)
+            return fits and title in title_of(row.metadata).casefold()
 
         place = WalkPlace.read(asked.get("cursor") or "")
         found, cursor = await _by_id(access, sees, asked["id"], place, wanted)
         return {"threads": [shown(row) for row in found], "cursor": cursor}
     skip = number(asked.get("cursor") or "0", "the cursor")
-    index = ThreadIndex(access.handle, access.tenant, None)
+    index = ThreadIndex(access.handle, access.tenant)
     page: list[ThreadRow] = []
-    search = index.search(metadata=metadata or None, status=status, sees=sees, order=SORTS[sort], skip=skip)
+
+    def is_seen(held: Mapping[str, Any]) -> bool:
+        return title in title_of(held).casefold() and (sees is None or sees(held))
+
+    may_show = is_seen if title else sees
+    search = index.search(
+        metadata=metadata or None, status=status, sees=may_show, order=SORTS[sort], skip=skip
+    )
     async for row in search:
         page.append(row)
         if len(page) > PAGE:
@@ -62,6 +77,12 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         "threads": [shown(row) for row in page[:PAGE]],
         "cursor": str(skip + PAGE) if more else None,
     }
+
+
+def title_of(metadata: Mapping[str, Any]) -> str:
+    """Return the title that a thread's metadata has, ``""`` without one."""
+    found = next((metadata[key] for key in _TITLES if metadata.get(key) is not None), "")
+    return found if isinstance(found, str) else ""
 
 
 def shown(row: ThreadRow) -> dict[str, Any]:

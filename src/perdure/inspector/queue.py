@@ -17,7 +17,7 @@ from perdure.model.ops import Fetch, Find, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import LANE, RUN, Partition
-from perdure.runtime.encoding import plain
+from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.index import ThreadIndex
 from perdure.runtime.threads.rows import look
 
@@ -132,7 +132,7 @@ def _of_thread(partition: Partition) -> Program[dict[str, Any]]:
 
 
 async def _with_status(access: Access, status: Any, sees: Sees | None) -> list[dict[str, Any]]:
-    index = ThreadIndex(access.handle, access.tenant, None)
+    index = ThreadIndex(access.handle, access.tenant)
     out: list[dict[str, Any]] = []
     async for row in index.search(status=status, sees=sees):
         out.append(shown(row))

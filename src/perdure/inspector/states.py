@@ -10,11 +10,11 @@ from perdure.errors import NotFound
 from perdure.inspector import diff
 from perdure.inspector.access import Access
 from perdure.inspector.timeline import needed, number
-from perdure.langgraph import inspect
-from perdure.langgraph.inspect import ChannelView, CheckpointView
+from perdure.langgraph import plain_reading
 from perdure.langgraph.large_channels import WARN_BYTES
+from perdure.langgraph.plain_reading import ChannelView, CheckpointView
 from perdure.model.records import Partition
-from perdure.runtime.encoding import plain
+from perdure.runtime.json_encoding import plain
 
 ITEMS = 40
 """Items of a list that a page shows at once."""
@@ -83,20 +83,20 @@ async def difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     return {
         "before": old_id,
         "after": after.checkpoint_id,
-        "channels": {name: _bounded(change) for name, change in found.items()},
+        "channels": {name: bounded(change) for name, change in found.items()},
     }
 
 
 async def _view(access: Access, thread_id: str, checkpoint_id: str | None, namespace: str) -> CheckpointView:
     at = Partition(access.tenant, thread_id)
-    return await access.handle.arun(inspect.load(at, namespace, checkpoint_id, access.handle.digest))
+    return await access.handle.arun(plain_reading.load(at, namespace, checkpoint_id, access.handle.digest))
 
 
 async def _id(access: Access, thread_id: str, named: str | None, namespace: str) -> str | None:
     """Return the id of a checkpoint that is named by its id or a tag."""
     if not named:
         return None
-    program = inspect.tagged(Partition(access.tenant, thread_id), namespace)
+    program = plain_reading.tagged(Partition(access.tenant, thread_id), namespace)
     return (await access.handle.arun(program)).get(named, named)
 
 
@@ -154,7 +154,7 @@ def _value(value: Any) -> dict[str, Any]:
     return {"beginning": text[:_SHOWN_BYTES].decode(errors="ignore"), "bytes": len(text)}
 
 
-def _bounded(change: diff.Change) -> diff.Change:
+def bounded(change: diff.Change) -> diff.Change:
     """Return a change with its counts and at most ``_DIFF_MOST`` items of a kind, so that a page stays
     small."""
     if change["change"] != "list":
@@ -162,3 +162,12 @@ def _bounded(change: diff.Change) -> diff.Change:
     kinds = ("removed", "added", "edited", "moved")
     cut = {kind: change[kind][:_DIFF_MOST] for kind in kinds}
     return {**change, **cut, "counts": {kind: len(change[kind]) for kind in kinds}}
+
+
+def shortened(change: diff.Change) -> diff.Change:
+    """Return a change with large values as the beginning of their text."""
+    out = dict(change)
+    for side in ("before", "after"):
+        if side in change and "beginning" in (held := _value(change[side])):
+            out[side] = f"{held['beginning']}…"
+    return out

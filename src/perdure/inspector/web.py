@@ -27,7 +27,7 @@ from perdure.errors import (
 from perdure.inspector import api
 from perdure.inspector.access import Access
 from perdure.inspector.pages import HEADERS, PATH, inspector_pages
-from perdure.runtime.encoding import encoded
+from perdure.runtime.json_encoding import encoded
 from perdure.web.guard import Guard
 
 _BODY_MAX = 4 * 1024 * 1024
@@ -58,6 +58,9 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
     async def act(request: Request) -> Response:
         return json_response(await api.act(access, request.path_params["name"], await given(request)))
 
+    async def replay(request: Request) -> Response:
+        return json_response(await api.replay(access, await given(request)))
+
     async def to_page(request: Request) -> Response:
         return RedirectResponse(f"{PATH}/")
 
@@ -65,6 +68,7 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
         routes=[
             Route("/", to_page),
             Route(f"{PATH}/api/{{name}}", show, methods=["GET"]),
+            Route(f"{PATH}/api/replay", replay, methods=["POST"]),
             Route(f"{PATH}/api/actions/{{name}}", act, methods=["POST"]),
             Mount(PATH, inspector_pages(), name="inspector"),
         ],

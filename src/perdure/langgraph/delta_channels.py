@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import DeltaChannelHistory
 
+from perdure.engine import chunk_reads as engine_values
 from perdure.engine import history
-from perdure.engine import values as engine_values
 from perdure.langgraph.schema_values import Converted, Payload
 from perdure.langgraph.translate import noted
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord

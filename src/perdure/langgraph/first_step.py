@@ -35,8 +35,9 @@ _ROUNDS = 8
 def may_be_carried(at: Address, loop: Loop | None, source: object) -> bool:
     """Return True if another write may carry a put.
 
-    That is so if the put is a run's input on the root namespace, the run holds no lease, and its caller asked
-    for no other durability than ``async``.
+    That is so if the put is a run's input on the root namespace, and its caller did not ask to store nothing
+    before the exit. With ``sync`` LangGraph awaits the checkpoint after START, which shares the commit,
+    before the first node begins.
 
     Args:
         at: The address of the put.
@@ -47,8 +48,7 @@ def may_be_carried(at: Address, loop: Loop | None, source: object) -> bool:
         loop is not None
         and source == "input"
         and at.namespace == ROOT
-        and at.epoch is None
-        and at.configurable.get(DURABILITY, "async") == "async"
+        and at.configurable.get(DURABILITY, "async") in ("async", "sync")
     )
 
 

@@ -10,8 +10,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple
 
 from perdure.engine import history
-from perdure.engine.tenant_listing import Entry, Merge
-from perdure.engine.values import MissingChunk
+from perdure.engine.chunk_reads import MissingChunk
+from perdure.engine.tenant_checkpoints import Entry, Merge
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.loop_state import ThreadId, leased
 from perdure.langgraph.schema_migration import Migration

@@ -19,13 +19,14 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from perdure.engine import retention
+from perdure.engine import removal
 from perdure.errors import PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.datatypes import TypeName
 from perdure.langgraph.first_step import may_be_carried
 from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.serde import Serde
+from perdure.langgraph.translate import Address
 from perdure.langgraph.versions import next_version
 from perdure.model.checkpoint import Version
 from perdure.schema.schema import Schema
@@ -188,21 +189,31 @@ class PerdureSaver(SaverPrograms):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         at = self._address(config)
-        given = at, config, checkpoint, metadata, new_versions
+        with self._steps.putting(at, checkpoint["id"]):
+            await self._aput(at, config, checkpoint, metadata, new_versions)
+        return translate.stored_config(at, checkpoint["id"])
+
+    async def _aput(
+        self,
+        at: Address,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> None:
         opening = self._openings.of(at)
         if opening is not None:
-            put, plan = self._plan_put(*given, beside=opening.base)
+            put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, beside=opening.base)
             if await opening.join(self._store(put, plan, opening.view), is_last=True):
-                return translate.stored_config(at, checkpoint["id"])
+                return
             plan.freeze()
             await opening.settled()
-            given = at, config, plan.checkpoint, metadata, new_versions
-        put, plan = self._plan_put(*given)
+            checkpoint = plan.checkpoint
+        put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
         if not self._fork and may_be_carried(at, plan.loop, put.source):
             await self._openings.store(put, self._store(put, plan))
         else:
-            await arun(self._store(put, plan), self._driver)
-        return translate.stored_config(at, checkpoint["id"])
+            await self._steps.store_checkpoint(at, put, self._store(put, plan))
 
     def put_writes(
         self,
@@ -223,14 +234,19 @@ class PerdureSaver(SaverPrograms):
         task_path: str = "",
     ) -> None:
         plan = self._plan_writes(config, writes, task_id, task_path)
-        opening = self._openings.of(self._address(config))
+        at = self._address(config)
+        opening = self._openings.of(at)
         if opening is not None:
             plan.beside = opening.base
             if await opening.join(self._put_writes(config, plan, opening.view), is_last=False):
                 plan.raise_refused()
                 return
             plan = self._plan_writes(config, plan.writes, task_id, task_path)
-        await arun(self._put_writes(config, plan), self._driver)
+        program = self._put_writes(config, plan)
+        if opening is None and self._may_be_held(at, plan):
+            await self._steps.store_writes(at, program)
+        else:
+            await arun(program, self._driver)
         if opening is not None:
             await opening.settled()
         plan.raise_refused()
@@ -249,11 +265,11 @@ class PerdureSaver(SaverPrograms):
         Raises:
             CannotTakeBack: At the end, if such a head was pruned since; such a thread is left unchanged.
         """
-        run(retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
+        run(removal.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """See ``delete_for_runs``."""
-        await arun(retention.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
+        await arun(removal.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         run(self._copy(source_thread_id, target_thread_id), self._driver)

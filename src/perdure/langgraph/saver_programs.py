@@ -25,12 +25,12 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
-from perdure.engine import checkpoints, copying, history, retention
-from perdure.engine import values as engine_values
+from perdure.engine import checkpoints, copying, history, removal
+from perdure.engine import chunk_reads as engine_values
+from perdure.engine.chunk_reads import MissingChunk
 from perdure.engine.steering import Taking
-from perdure.engine.threads import View, is_older
+from perdure.engine.thread_view import View, is_older
 from perdure.engine.transact import Budget
-from perdure.engine.values import MissingChunk
 from perdure.errors import Conflict, NotAllowed, OtherGraph, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
@@ -43,6 +43,7 @@ from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain
 from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde
+from perdure.langgraph.step_commits import StepCommits
 from perdure.langgraph.translate import Address
 from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -95,6 +96,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._loops = Loops()
         self._caches = Caches()
         self._openings = Openings(driver)
+        self._steps = StepCommits(driver)
         self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
         self.on_stored: OnStored | None = None
         """Called with every checkpoint when it is durable, in the thread that stored it. It may neither raise
@@ -324,6 +326,12 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         plan.freeze()
         return plan
 
+    def _may_be_held(self, at: Address, plan: WritesPlan) -> bool:
+        """Return True if writes may wait a moment for the checkpoint that follows: those of a loop that takes
+        no messages with them, as the put of the checkpoint would take the same."""
+        is_taking = at.thread is not None and at.thread.taking is not None
+        return plan.loop is not None and not self._fork and not is_taking
+
     def _with_calls(
         self, recorder: CallRecorder, writes: Sequence[tuple[str, Any]], task_id: str
     ) -> Sequence[tuple[str, Any]]:
@@ -371,7 +379,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
 
     def _delete_thread(self, thread_id: str) -> Program[None]:
         partition = self._partition(thread_id)
-        yield from retention.delete_thread(partition)
+        yield from removal.delete_thread(partition)
         self._forget(partition)
 
     def _copy(self, source: str, target: str) -> Program[None]:
@@ -386,9 +394,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
 
     def _prune(self, thread_ids: Sequence[str], strategy: str, keep_last: int | None) -> Program[None]:
         refuse_text("thread_ids", thread_ids)
-        keep = retention.Keep.parse(strategy, keep_last)
+        keep = removal.Keep.parse(strategy, keep_last)
         for partition in map(self._partition, thread_ids):
-            yield from retention.prune(partition, keep, self._digest, self._budget)
+            yield from removal.prune(partition, keep, self._digest, self._budget)
             if keep.last == 0:
                 self._forget(partition)
 

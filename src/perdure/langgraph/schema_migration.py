@@ -17,10 +17,10 @@ from langgraph.checkpoint.base import DeltaChannelHistory
 from langgraph.types import Send
 
 from perdure.engine import checkpoints, history, schema_pin
-from perdure.engine import values as engine_values
+from perdure.engine import chunk_reads as engine_values
 from perdure.errors import MigrationFailed, SchemaTooNew
 from perdure.langgraph.delta_channels import carried_over, read_replays, to_history
-from perdure.langgraph.schema_tasks import SENDS, START, TaskMoves
+from perdure.langgraph.schema_task_ids import SENDS, START, TaskMoves
 from perdure.langgraph.schema_values import Converted
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import COUNTERS, Address, Values, noted

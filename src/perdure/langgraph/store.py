@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from langgraph.store.base import (
     BaseStore,
@@ -33,14 +33,14 @@ from perdure.engine import item_writes, items
 from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
-from perdure.langgraph.store_arguments import as_seen, checked_ttl, together, validate
+from perdure.langgraph.store_arguments import as_seen, checked_ttl, together, validate_all
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
 from perdure.model.items import Condition, Labels, Write, labels_of, partition_of, span
 from perdure.model.json_values import is_same, pack, unpack
 from perdure.model.program import Effect, Program
 from perdure.model.records import Partition, Record
-from perdure.storage.port import Driver, arun, has_threads, run, searches_items
+from perdure.storage.port import Driver, arun, has_threads, keeps_fields, removes_expired, run, searches_items
 
 __all__ = ["PerdureStore", "TTLConfig"]
 
@@ -114,8 +114,7 @@ class PerdureStore(BaseStore):
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         results: list[Result] = []
         asked = list(ops)
-        for op in asked:
-            validate(op, self._index is not None)
+        validate_all(asked, self._index is not None)
         embedded = NOTHING if self._index is None else self._index.embed(asked)
         for stage in self._stages(asked, results, embedded):
             for program in stage:
@@ -126,8 +125,7 @@ class PerdureStore(BaseStore):
         """As ``batch``, with the namespaces concurrently. If one fails, those that are under way are finished
         before its error is raised."""
         asked = list(ops)
-        for op in asked:
-            validate(op, self._index is not None)
+        validate_all(asked, self._index is not None)
         return await self._batched(asked)
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:
@@ -242,7 +240,11 @@ class PerdureStore(BaseStore):
             for partition, records in touched.items()
             if (left := [r for key, r in records.items() if key not in writes.get(partition, ())])
         ]
-        yield [items.write(partition, by_key.values(), self._budget) for partition, by_key in writes.items()]
+        keeps = keeps_fields(self._driver)
+        yield [
+            items.write(partition, by_key.values(), self._budget, keeps=keeps)
+            for partition, by_key in writes.items()
+        ]
 
     def _gets(self, ops: list[Op]) -> dict[Partition, list[tuple[int, GetOp]]]:
         by_labels: dict[Labels, list[tuple[int, GetOp]]] = {}
@@ -260,7 +262,7 @@ class PerdureStore(BaseStore):
         by_labels: dict[Labels, dict[str, Write]] = {}
         places = zip(self._clock.stamps(len(last)), _versions(), strict=False)
         for ((labels, key), op), (at, version) in zip(last.items(), places, strict=True):
-            body = None if op.value is None else pack(op.value, f"item {key!r} of {labels!r}: value")
+            body = None if op.value is None else pack(op.value, _Place(key, labels, ": value"))
             ttl = None if op.ttl is None else span(op.ttl)
             entry = None if body is None or self._index is None else self._index.entry(op, body, embedded)
             write = Write(key, body, at, version, ttl, entry)
@@ -275,7 +277,7 @@ class PerdureStore(BaseStore):
         wanted = as_seen(seen)
 
         def is_unchanged(key: str, record: Record | None) -> bool:
-            value = None if record is None else unpack(record.body, f"item {key!r} of {where!r}")
+            value = None if record is None else unpack(record.body, _Place(key, where))
             return is_same(value, wanted[key])
 
         seen_as = item_writes.Seen(tuple(seen), is_unchanged, self._clock.now())
@@ -285,14 +287,22 @@ class PerdureStore(BaseStore):
         wanted = filters.checked(op.filter or {})
 
         def judge(labels: Labels, record: Record) -> dict[str, Any] | None:
-            value = unpack(record.body, f"item {record.key[0]!r} of {labels!r}")
+            value = unpack(record.body, _Place(record.key[0], labels))
             return value if filters.accepts(wanted, value) else None
 
         prefix, everything = tuple(op.namespace_prefix), not wanted
         if op.query and self._index is not None:
+            if self._index.is_stored_in(self._driver):
+                find = yield from self._index.request(self._tenant, op, now, embedded)
+                return (
+                    yield from items.nearest_stored(
+                        find, judge, offset=op.offset, limit=op.limit, everything=everything
+                    )
+                )
             candidates = yield from self._index.candidates(self._driver, self._tenant, op, embedded)
+            removal = next(_versions()) if removes_expired(self._driver) else None
             page = {"offset": op.offset, "limit": op.limit}
-            return (yield from items.nearest(iter(candidates), judge, now=now, **page))
+            return (yield from items.nearest(iter(candidates), judge, now=now, removal=removal, **page))
         if not searches_items(self._driver):
             found = items.search(
                 self._tenant,
@@ -400,12 +410,11 @@ def _versions() -> Iterator[int]:
 
 
 def _item(labels: Labels, record: Record) -> Item:
-    where = f"item {record.key[0]!r} of {labels!r}"
-    return Item(value=unpack(record.body, where), **_place(labels, record))
+    return Item(value=unpack(record.body, _Place(record.key[0], labels)), **_times(labels, record))
 
 
 def _found(hit: items.Hit[dict[str, Any]]) -> SearchItem:
-    return SearchItem(value=hit.value, score=hit.score, **_place(hit.labels, hit.record))
+    return SearchItem(value=hit.value, score=hit.score, **_times(hit.labels, hit.record))
 
 
 def _again(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
@@ -413,7 +422,18 @@ def _again(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
     return replace(hit, value=unpack(hit.record.body, f"item {hit.record.key[0]!r}"))
 
 
-def _place(labels: Labels, record: Record) -> Mapping[str, Any]:
+class _Place(NamedTuple):
+    """Describes an item in errors. It becomes text only for an error, as that costs more than most checks."""
+
+    key: str
+    labels: Labels
+    part: str = ""
+
+    def __str__(self) -> str:
+        return f"item {self.key!r} of {self.labels!r}{self.part}"
+
+
+def _times(labels: Labels, record: Record) -> Mapping[str, Any]:
     return {
         "namespace": labels,
         "key": record.key[0],

@@ -30,8 +30,7 @@ _TTL_KEYS = frozenset(TTLConfig.__annotations__)
 def together(puts: Sequence[PutOp], *, has_index: bool) -> list[Op]:
     """Return the operations; raise ``ValueError`` unless one commit may hold them."""
     ops: list[Op] = list(puts)
-    for op in ops:
-        validate(op, has_index)
+    validate_all(ops, has_index)
     if len({tuple(op.namespace) for op in puts}) != 1:
         raise ValueError("items are put together in one namespace; name at least one, and no other namespace")
     counts = Counter(op.key for op in puts)
@@ -51,6 +50,26 @@ def as_seen(seen: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     for key in seen:
         _well_keyed(key)
     return {key: plain(value, f"seen[{key!r}]") for key, value in seen.items()}
+
+
+def validate_all(ops: Iterable[Any], has_index: bool) -> None:
+    """Validate the operations of a batch as ``validate`` does, each namespace of items once."""
+    known: set[tuple[str, ...]] = set()
+    for op in ops:
+        if isinstance(op, _OF_ONE_ITEM) and _is_among(op.namespace, known):
+            _well_keyed(op.key)
+            continue
+        validate(op, has_index)
+        if isinstance(op, _OF_ONE_ITEM) and op.namespace:
+            known.add(tuple(op.namespace))
+
+
+def _is_among(namespace: object, known: set[tuple[str, ...]]) -> bool:
+    try:
+        return namespace in known
+    except TypeError:
+        # A list, or something in it that is no label.
+        return False
 
 
 def validate(op: Any, has_index: bool) -> None:

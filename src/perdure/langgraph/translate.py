@@ -15,8 +15,8 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
 )
 
-from perdure.engine import values as engine_values
-from perdure.engine.threads import View
+from perdure.engine import chunk_reads as engine_values
+from perdure.engine.thread_view import View
 from perdure.errors import PerdureError, Unreadable, Unserialisable
 from perdure.langgraph import value_errors
 from perdure.langgraph.cache.decoding import ListingDecoder, recall, take

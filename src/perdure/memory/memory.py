@@ -10,7 +10,8 @@ from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchOp
 
 from perdure.memory import programs
 from perdure.memory.facts import Fact, Remembered, ThreadSummary, aware
-from perdure.memory.programs import FactChange, NewFact, Place, Question, Steps
+from perdure.memory.new_fact import NewFact
+from perdure.memory.programs import FactChange, Place, Question, Steps
 from perdure.memory.users import ROOT, namespace_of, user_of_namespace
 
 R = TypeVar("R")

@@ -17,6 +17,7 @@ from uuid import uuid4
 from langgraph.store.base import GetOp, Item, ListNamespacesOp, MatchCondition, Op, PutOp, SearchOp
 
 from perdure.errors import Conflict, Contention, Corrupt, Forgotten, NotFound
+from perdure.memory.chains import relinked
 from perdure.memory.facts import (
     SUMMARY_MAX,
     TEXT_MAX,
@@ -31,6 +32,7 @@ from perdure.memory.facts import (
     read_time,
     same_text,
 )
+from perdure.memory.new_fact import NewFact
 from perdure.memory.users import FACTS, REMOVALS, SUMMARIES
 
 R = TypeVar("R")
@@ -54,26 +56,9 @@ _TRIES = 32
 """Times that a change is made anew after others have changed what it read."""
 _AHEAD = 8
 """Number of versions of a fact that are looked up at once."""
+_TOGETHER = 8
+"""Ended facts of one text that are removed at once: a commit of DynamoDB takes a hundred operations."""
 _TEXT = ["text"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewFact:
-    """A fact to remember; the fields are those of ``Fact``.
-
-    ``heard_at`` is the time at which its source was written, for one that is extracted later.
-    """
-
-    text: str
-    thread: str | None = None
-    message: str | None = None
-    valid_from: datetime | None = None
-    supersedes: Sequence[str] = ()
-    heard_at: datetime | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.supersedes, str):
-            raise TypeError("supersedes is a list of ids, not one text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +100,10 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
             _refuse_forgotten(first, values[first], new.heard_at)
             if known is not None and (known.thread, known.message) == (new.thread, new.message or ""):
                 return known
-        superseded = yield from _successors(place, [each for each in new.supersedes if not _is(known, each)])
-        closed = {key: value for key, value in superseded.items() if not _is(known, key)}
+        closed = dict((yield from _ends(place, new.supersedes)))
+        if known is not None and known.is_current:
+            # It does not correct itself.
+            closed.pop(known.id, None)
         now = place.now()
         if known is not None and known.is_current:
             # What it corrects is added, so that an undo of it finds these.
@@ -135,7 +122,7 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
             )
             puts = [fact]
         ended = [Fact.read(key, value) for key, value in closed.items()]
-        puts += [replace(each, known_until=now, superseded_by=fact.id) for each in ended]
+        puts += [replace(each, known_until=each.known_until or now, superseded_by=fact.id) for each in ended]
         if (yield from _put(place, puts, {first: values[first], fact.id: values.get(fact.id), **closed})):
             return fact
     raise _contended()
@@ -161,12 +148,20 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         fact = Fact.read(key, seen[key] or {})
         if fact.is_current:
             there = yield from _values(place, fact.supersedes)
-            closed = [each for each in _facts(there) if each.superseded_by == fact.id]
+            closed = [
+                each
+                for each in _facts(there)
+                # One that was retracted before it was corrected is not true again.
+                if each.superseded_by == fact.id and (each.known_until or fact.known_from) >= fact.known_from
+            ]
             # One of equal facts, the one that was closed last.
             before = list({same_text(each.text): each for each in closed}.values())
         elif fact.superseded_by is None:
             before = [fact]
         else:
+            known, _, _ = yield from _latest(place, fact.text)
+            if known is not None and known.is_current:
+                return [known]
             raise Conflict(
                 f"fact {key!r} was superseded by {fact.superseded_by!r}; undo that one to have this one again"
             )
@@ -180,14 +175,12 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
                 seen[known.id] = values[known.id]
                 again.append(known)
                 continue
-            replaced = (fact.id,) if fact.is_current else ()
             once_more = replace(each, id=fact_id(each.text, number), known_from=now, known_until=None)
             seen[once_more.id] = None
-            again.append(replace(once_more, superseded_by=None, supersedes=replaced))
+            again.append(replace(once_more, superseded_by=None, supersedes=(fact.id,)))
         puts = list(again)
-        if fact.is_current:
-            successor = again[0].id if again else None
-            puts.append(replace(fact, known_until=now, superseded_by=successor))
+        successor = again[0].id if again else None
+        puts.append(replace(fact, known_until=fact.known_until or now, superseded_by=successor))
         if (yield from _put(place, puts, seen)):
             return again
     raise _contended()
@@ -267,43 +260,61 @@ def forget(place: Place, key: str) -> Steps[int]:
             put = PutOp(place.summaries, key, mark(place.now()), index=False)
             removed += yield FactChange([put], {key: summary})
         if fact is not None:
-            removed += yield from _forget_fact(place, same_text(Fact.read(key, fact).text))
+            removed += yield from _forget_fact(place, key, same_text(Fact.read(key, fact).text))
         if removed:
             return removed
     raise _contended()
 
 
-def _forget_fact(place: Place, text: str) -> Steps[int]:
+def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
     """Remove all facts of a text, and mark it; return their number, 0 if one was changed meanwhile."""
-    found = {item.key: item.value for item in (yield from _all(place.facts))}
-    facts = [each for each in _facts(found) if same_text(each.text) == text]
+    found: dict[str, Mapping[str, Any]] = {item.key: item.value for item in (yield from _all(place.facts))}
+    gone = [each for each in _facts(found) if same_text(each.text) == text]
     _, number, values = yield from _latest(place, text)
     first, following = fact_id(text, 0), fact_id(text, number)
-    # Those that have ended go first: should this process end here, the current one still names the text.
-    ended = [each.id for each in facts if not each.is_current and each.id != first]
-    if ended:
-        yield [PutOp(place.facts, each, None) for each in ended]
-    current = [each.id for each in facts if each.is_current and each.id != first]
-    puts = [PutOp(place.facts, first, mark(place.now()), index=False)]
-    puts += [PutOp(place.facts, each, None) for each in current]
-    seen = {first: values[first], following: None, **{each: found[each] for each in current}}
-    return len(facts) if (yield FactChange(puts, seen)) else 0
+    # Many that have ended go first. Should this process end here, the one that the caller named is there, and
+    # so is the current one.
+    early = [each.id for each in gone if not each.is_current and each.id not in (first, key)]
+    for at in range(0, len(early) - _TOGETHER, _TOGETHER):
+        change = _removal_of(place, found, early[at : at + _TOGETHER])
+        if not (yield change):
+            return 0
+        for put in change.puts:
+            if put.value is None:
+                del found[put.key]
+            else:
+                found[put.key] = put.value
+    left = [each.id for each in gone if each.id in found]
+    change = _removal_of(place, found, left)
+    puts = [put for put in change.puts if put.key != first]
+    puts.append(PutOp(place.facts, first, mark(place.now()), index=False))
+    seen = {**change.seen, first: values[first], following: None}
+    return len(gone) if (yield FactChange(puts, seen)) else 0
+
+
+def _removal_of(place: Place, found: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> FactChange:
+    """Return the change that removes some of the found facts, and keeps the chains that they were in."""
+    puts = [PutOp(place.facts, key, None) for key in keys]
+    puts += [_stored(place, fact) for fact in relinked(_facts(found), set(keys))]
+    return FactChange(puts, {put.key: found[put.key] for put in puts})
 
 
 def forget_source(place: Place, thread: str, message: str) -> Steps[int]:
     """Remove the facts of a message and the summary of its thread, without marks; return their number."""
-    found = yield from facts(place)
-    puts: list[Op] = [
-        PutOp(place.facts, each.id, None)
-        for each in found
-        if (each.thread, each.message) == (thread, message)
-    ]
+    for _ in range(_TRIES):
+        found: dict[str, Mapping[str, Any]] = {
+            item.key: item.value for item in (yield from _all(place.facts))
+        }
+        gone = [each.id for each in _facts(found) if (each.thread, each.message) == (thread, message)]
+        if not gone or (yield _removal_of(place, found, gone)):
+            break
+    else:
+        raise _contended()
     (summary,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
-    if summary is not None and marked_at(thread, summary.value) is None:
-        puts.append(PutOp(place.summaries, thread, None))
-    if puts:
-        yield puts
-    return len(puts)
+    if summary is None or marked_at(thread, summary.value) is not None:
+        return len(gone)
+    yield [PutOp(place.summaries, thread, None)]
+    return len(gone) + 1
 
 
 def forget_all(place: Place) -> Steps[int]:
@@ -362,19 +373,20 @@ def _latest(place: Place, text: str) -> Steps[tuple[Fact | None, int, dict[str, 
             return known, number, values
 
 
-def _successors(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
-    """Return the values of the current ones of some facts, and of the current successors of the others."""
+def _ends(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
+    """Return the values of the facts at the ends of the chains of corrections that some facts are in: current
+    ones, and retracted ones."""
     found = yield from _found(place, list(dict.fromkeys(keys)))
-    current: dict[str, Mapping[str, Any]] = {}
+    ends: dict[str, Mapping[str, Any]] = {}
     passed = set(found)
     while found:
         facts = _facts(found)
-        current |= {fact.id: found[fact.id] for fact in facts if fact.is_current}
+        ends |= {fact.id: found[fact.id] for fact in facts if fact.is_current or not fact.superseded_by}
         ahead = [fact.superseded_by for fact in facts if not fact.is_current and fact.superseded_by]
         following = yield from _values(place, [key for key in dict.fromkeys(ahead) if key not in passed])
         found = {key: value for key, value in following.items() if value is not None}
         passed |= set(found)
-    return current
+    return ends
 
 
 def _found(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
@@ -404,10 +416,6 @@ def _facts(values: Mapping[str, Mapping[str, Any] | None]) -> list[Fact]:
     ]
 
 
-def _is(fact: Fact | None, key: str) -> bool:
-    return fact is not None and fact.id == key
-
-
 def _removal(place: Place) -> Steps[Mapping[str, Any] | None]:
     key, namespace = place.removal
     (item,) = yield [GetOp(namespace, key, refresh_ttl=False)]
@@ -426,13 +434,13 @@ def _put(place: Place, changed: Sequence[Fact], seen: Mapping[str, Mapping[str, 
     """Store facts, unless others have changed what was read; return whether they were stored."""
     if not changed:
         return True
-    # Closed facts are no longer found by their text.
-    puts = [
-        PutOp(place.facts, fact.id, fact.stored(), index=_TEXT if fact.is_current else False)
-        for fact in changed
-    ]
-    made: bool = yield FactChange(puts, seen)
+    made: bool = yield FactChange([_stored(place, fact) for fact in changed], seen)
     return made
+
+
+def _stored(place: Place, fact: Fact) -> PutOp:
+    """Return the operation that stores a fact. Closed facts are not found by their text."""
+    return PutOp(place.facts, fact.id, fact.stored(), index=_TEXT if fact.is_current else False)
 
 
 def _contended() -> Contention:

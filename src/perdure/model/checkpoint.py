@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ormsgpack
 
 from perdure.errors import Corrupt
-from perdure.model.checkpoint_ids import time_of
+from perdure.model.checkpoint_times import time_of
 from perdure.model.lineage import UNVERSIONED
 from perdure.model.ops import Put
 from perdure.model.records import CHECKPOINT, WRITE, Record

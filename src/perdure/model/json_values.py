@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
+import orjson
+
 from perdure.errors import Corrupt, Unserialisable
 
 DEPTH = 256
@@ -18,14 +20,56 @@ DEPTH = 256
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LEAVES = frozenset((str, int, bool, type(None)))
 _SEQUENCES = (list, tuple)
+_CONTAINERS = frozenset((dict, list))
+_KNOWN = _LEAVES | _CONTAINERS | {float}
+_KEYS = frozenset((str,))
+_CONTAINERS_MOST = 10_000
+_DIGITS_AS_ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
+_LONG_NUMBER = b"0" * 19
+"""What may be an integer above 64 bits, of which orjson makes a float, once all digits are zeros."""
 
 
-def pack(value: object, where: str) -> bytes:
-    """Encode an item's value; ``where`` begins the path in the error.
+def pack(value: object, where: object) -> bytes:
+    """Encode an item's value; ``where``, as text, begins the path in the error.
 
     Raises:
         Unserialisable: the value is not a dict of plain JSON data.
     """
+    body = _packed_quickly(value) if type(value) is dict else None
+    return body or _packed_exactly(value, str(where))
+
+
+def _packed_quickly(value: dict[Any, Any]) -> bytes | None:
+    """Return the bytes of ``packed`` for a value for which orjson makes the same, in a tenth of the time;
+    ``None`` for any other, and for one that is refused."""
+    containers: list[Any] = [value]
+    for container in containers:
+        parts = container
+        if type(container) is dict:
+            if not _KEYS.issuperset(map(type, container)):
+                return None
+            parts = container.values()
+        types = set(map(type, parts))
+        if not types <= _KNOWN or (float in types and not all(map(_has_one_form, parts))):
+            return None
+        if not types.isdisjoint(_CONTAINERS):
+            containers += [part for part in parts if type(part) in _CONTAINERS]
+            # Also the end of a value that contains itself.
+            if len(containers) > _CONTAINERS_MOST:
+                return None
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # Integers above 64 bits, lone surrogates, and what is nested more deeply than orjson goes.
+        return None
+
+
+def _has_one_form(part: Any) -> bool:
+    """Return False for a float that is written with an exponent, or has no form in JSON."""
+    return type(part) is not float or part == 0 or 1e-4 <= abs(part) < 1e16
+
+
+def _packed_exactly(value: object, where: str) -> bytes:
     if not isinstance(value, Mapping):
         raise Unserialisable(f"{where} is {_a(value)}; an item's value is a dict")
     data = plain(value, where)
@@ -46,12 +90,15 @@ def packed(data: Any) -> bytes:
     return _ENCODER.encode(data).encode()
 
 
-def unpack(body: bytes, where: str) -> dict[str, Any]:
-    """Decode a stored body; raises ``Corrupt`` if it is not an item's value."""
+def unpack(body: bytes, where: object) -> dict[str, Any]:
+    """Decode a stored body; raises ``Corrupt``, which begins with ``where``, if it is not an item's value."""
     if not body.startswith(b"{"):
         raise Corrupt(f"{where} is stored in a form that this release does not know; upgrade perdure")
     try:
-        value: dict[str, Any] = json.loads(body.decode())
+        if _LONG_NUMBER in body.translate(_DIGITS_AS_ZEROS):
+            value: dict[str, Any] = json.loads(body.decode())
+        else:
+            value = orjson.loads(body)
     except ValueError as error:
         raise Corrupt(f"{where}: what is stored is not an item's value; put it again or delete it") from error
     return value

@@ -52,7 +52,12 @@ class Range(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Write one record. ``version`` is the version that the record has afterwards."""
+    """Write one record. ``version`` is the version that the record has afterwards.
+
+    ``keep`` names a field of which the value in ``fields`` is the current time. A record that is overwritten
+    keeps its own value of it, unless its kind ``expires`` and it has expired by then. Only a driver for which
+    ``perdure.storage.port.keeps_fields`` is true takes a put with ``keep``.
+    """
 
     kind: Kind
     key: Key
@@ -60,6 +65,7 @@ class Put(NamedTuple):
     body: bytes = b""
     expect: Expectation = Expect.ANY
     version: int = 0
+    keep: str | None = None
 
 
 class Delete(NamedTuple):
@@ -133,14 +139,41 @@ class ListedThread(NamedTuple):
     status: str
 
 
+class NearQuery(NamedTuple):
+    """Query by a vector.
+
+    Attributes:
+        vector: 32-bit floats, little-endian.
+        models: Digests of the embedding models whose vectors can be compared with it.
+    """
+
+    vector: bytes
+    models: tuple[bytes, ...]
+
+
+class RankedItem(NamedTuple):
+    """Place of a found item in the order of a query.
+
+    Attributes:
+        score: The cosine of the item's vector.
+        content: Digest of the value that the vector was made for.
+        is_whole: All vectors were compared, so that no item before this one is missing.
+    """
+
+    score: float
+    content: bytes
+    is_whole: bool
+
+
 @dataclass(frozen=True, slots=True)
 class IndexHit:
-    """A hint from an index: a partition, with the record's key and fields if the index is of records, and
-    with the listing row, if there is one, if it is of threads."""
+    """A hint from an index: a partition, with the record's key and fields if the index is of records, with
+    the listing row, if there is one, if it is of threads, and with the item's rank if it is of vectors."""
 
     partition: Partition
     record: Record | None = None
     listed: ListedThread | None = None
+    ranked: RankedItem | None = None
 
 
 class Bound(NamedTuple):
@@ -184,9 +217,15 @@ class Find(Effect[tuple[IndexHit, ...]]):
     that have not expired at ``until`` and whose body contains one of each of the ``holding``. ``last`` is
     the end of the page before: only items after it are found. Items that violate one of the ``bounds`` may
     be found or left out, whichever is cheaper. Ranges would read every item of a namespace to find a few.
+
+    ``"nearest"``, if ``perdure.storage.port.vector_dims`` is not less than the vector of ``near`` is long,
+    finds the items in these namespaces that have a vector of one of the models of ``near``, the nearest
+    first, with their bodies; an item with several vectors may be found several times. Without ``exact`` the
+    nearest ones may be found approximately. ``"outdated"`` finds the namespaces with entries of the search
+    index that are of none of these models, once for each item.
     """
 
-    index: Literal["threads", "runs", "expired", "due", "listed", "items"]
+    index: Literal["threads", "runs", "expired", "due", "listed", "items", "nearest", "outdated"]
     tenant: str | None
     value: str = ""
     after: Partition | None = None
@@ -201,6 +240,8 @@ class Find(Effect[tuple[IndexHit, ...]]):
     holding: tuple[tuple[bytes, ...], ...] = ()
     bounds: tuple[Bound, ...] = ()
     last: ItemPlace | None = None
+    near: NearQuery | None = None
+    exact: bool = False
 
     @property
     def prefix_end(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from langgraph.types import Interrupt, Overwrite, Send
 
-from perdure.runtime.encoding import plain
+from perdure.runtime.json_encoding import plain
 
 _UUID = re.compile(r"(?:[a-z_]+-{1,2})*[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}(?:-\d+)?")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?")

@@ -7,8 +7,8 @@ written to the thread, and no model, tool or connection is called.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -105,16 +105,35 @@ class ReplayReport:
         return not self.differences
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Result of one step: its number, why it was skipped if it was, and the comparison; whether nodes ran,
-    which none do where a run had ended."""
+    """Result of one step.
+
+    Attributes:
+        number: LangGraph's number of the step.
+        checkpoint_id: The checkpoint from which it starts.
+        nodes: The nodes that ran in it when it was recorded; none where a run had ended.
+        skipped: Reason why it was not replayed, if there is one.
+        comparison: What differs; ``None`` if it was skipped.
+        is_derived: True if answers were taken from messages, as no call is recorded.
+    """
 
     number: int
-    skipped: str | None
+    checkpoint_id: str
+    nodes: tuple[str, ...] = ()
+    skipped: str | None = None
     comparison: Comparison | None = None
     is_derived: bool = False
-    has_run: bool = False
+
+    @property
+    def has_run(self) -> bool:
+        """True if nodes ran."""
+        return self.comparison is not None and bool(self.nodes)
+
+    @property
+    def differs(self) -> bool:
+        """True if something differs."""
+        return self.comparison is not None and bool(self.comparison.found)
 
 
 async def replay(
@@ -139,26 +158,15 @@ async def replay(
         BadSetting: The agent's graph is made for each run by a factory, or an option cannot be used.
         Unreadable: A stored value cannot be built.
     """
-    agent = graph if isinstance(graph, Agent) else Agent(graph)
     given = options or ReplayOptions()
-    if isinstance(agent.graph, Factory):
-        raise BadSetting(f"{agent.graph.place} makes a graph for each run; replay a graph that it made")
-    handle = handle_of(database)
-    saver = saver_for(database, [agent], [agent.graph])
-    partition = handle.partition(thread_id)
-    recording = Recording(partition, saver)
-    chain = await handle.arun(recording.chain())
-    effects = await handle.arun(journal.results(partition))
-    chosen = chain if given.last is None else chain[-given.last - 1 :]
-    install()
+    replayer = await replayer_of(database, graph, thread_id, options=given)
     results: list[StepResult] = []
-    replayer = _Replayer(handle, agent, agent.graph, saver, recording, partition, given, effects)
-    outside = everywhere if given.whole_process else nullcontext
-    with tracing_context(enabled=False):
-        async for result in replayer.steps(chosen, outside, on_step):
-            results.append(result)
-            if result.comparison is not None and result.comparison.found and not given.to_the_end:
-                break
+    for done, link in enumerate(replayer.chain):
+        if on_step is not None:
+            on_step(done, len(replayer.chain))
+        results.append(await replayer.step(link))
+        if results[-1].differs and not given.to_the_end:
+            break
     compared = [each.comparison for each in results if each.comparison is not None]
     return ReplayReport(
         thread_id=thread_id,
@@ -181,6 +189,49 @@ def replay_sync(
     return asyncio.run(replay(database, graph, thread_id, options=options))
 
 
+async def replayer_of(
+    database: Database | SyncDatabase,
+    graph: Pregel[Any, Any, Any, Any] | Agent,
+    thread_id: str,
+    *,
+    options: ReplayOptions,
+    tenant: str | None = None,
+) -> Replayer:
+    """Return what replays the steps of a thread.
+
+    Args:
+        database: The database with the thread; it may be open for reading only.
+        graph: The graph as it is now, or its ``Agent``.
+        thread_id: The thread.
+        options: What to replay and how to compare.
+        tenant: The thread's tenant; the database's own by default.
+
+    Raises:
+        NotFound: There is no such thread.
+        BadSetting: The agent's graph is made for each run by a factory.
+    """
+    agent = graph if isinstance(graph, Agent) else Agent(graph)
+    if isinstance(agent.graph, Factory):
+        raise BadSetting(f"{agent.graph.place} makes a graph for each run; replay a graph that it made")
+    handle = handle_of(database)
+    saver = saver_for(database, [agent], [agent.graph], tenant)
+    partition = handle.partition(thread_id) if tenant is None else Partition(tenant, thread_id)
+    recording = Recording(partition, saver)
+    chain = await handle.arun(recording.chain())
+    install()
+    return Replayer(
+        chain=chain if options.last is None else chain[-options.last - 1 :],
+        handle=handle,
+        agent=agent,
+        graph=agent.graph,
+        saver=saver,
+        recording=recording,
+        partition=partition,
+        options=options,
+        effects=await handle.arun(journal.results(partition)),
+    )
+
+
 class _Loaded(NamedTuple):
     step: Step
     start: Mapping[str, CheckpointTuple]
@@ -188,8 +239,19 @@ class _Loaded(NamedTuple):
     after: CheckpointTuple | None
 
 
-@dataclass(slots=True)
-class _Replayer:
+Link = tuple[CheckpointRecord, CheckpointRecord | None]
+"""A checkpoint with the next one, if there is one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Replayer:
+    """Replay of one thread by one graph, step by step.
+
+    Attributes:
+        chain: The checkpoints from which the steps start, oldest first, each with the next.
+    """
+
+    chain: Sequence[Link]
     handle: DatabaseHandle
     agent: Agent
     graph: Pregel[Any, Any, Any, Any]
@@ -199,32 +261,29 @@ class _Replayer:
     options: ReplayOptions
     effects: Mapping[Key, bytes]
 
-    async def steps(
-        self,
-        chain: Sequence[tuple[CheckpointRecord, CheckpointRecord | None]],
-        outside: Callable[[], AbstractContextManager[None]],
-        on_step: Callable[[int, int], None] | None,
-    ) -> AsyncIterator[StepResult]:
-        """Yield the results of the steps in order."""
-        done = 0
-        for record, child in chain:
-            if on_step is not None:
-                on_step(done, len(chain))
-            done += 1
-            loaded = await self._load(record, child)
-            step = loaded.step
-            if step.skipped is not None:
-                yield StepResult(step.number, step.skipped)
-                continue
-            comparison = Comparison(
-                step=step.number,
-                checkpoint_id=record.id,
-                is_whole=step.child is not None,
-                ignored=self.options.ignore,
-            )
-            with outside():
-                is_derived = await self._compare(loaded, comparison)
-            yield StepResult(step.number, None, comparison, is_derived, bool(step.tasks))
+    async def step(self, link: Link) -> StepResult:
+        """Run the step from a checkpoint again and compare it."""
+        record, child = link
+        loaded = await self._load(record, child)
+        step = loaded.step
+        if step.skipped is not None:
+            return StepResult(number=step.number, checkpoint_id=record.id, skipped=step.skipped)
+        comparison = Comparison(
+            step=step.number,
+            checkpoint_id=record.id,
+            is_whole=step.child is not None,
+            ignored=self.options.ignore,
+        )
+        outside = everywhere() if self.options.whole_process else nullcontext()
+        with tracing_context(enabled=False), outside:
+            is_derived = await self._compare(loaded, comparison)
+        return StepResult(
+            number=step.number,
+            checkpoint_id=record.id,
+            nodes=tuple(task.node for key, task in step.tasks.items() if len(key) == 1),
+            comparison=comparison,
+            is_derived=is_derived,
+        )
 
     async def _load(self, record: CheckpointRecord, child: CheckpointRecord | None) -> _Loaded:
         """Return a step with all that it needs of the database, which is not read while it is replayed."""

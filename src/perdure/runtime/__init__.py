@@ -6,7 +6,7 @@ from perdure.model.messages import Message, Reply, Run
 from perdure.runtime.agents import Agent
 from perdure.runtime.effects import effect, effect_key, effects, effects_sync
 from perdure.runtime.model_calls import Price
-from perdure.runtime.observe import Logs, Observer
+from perdure.runtime.observers import Logs, Observer
 from perdure.runtime.options import Options, StreamOptions
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
-from typing import cast, get_args
+from typing import TypeVar, cast, get_args
 
-from perdure.engine import scheduled
+from perdure.engine import accept_and_claim, scheduled
 from perdure.engine.inbox import Accept, Accepted, Strategy
 from perdure.engine.preconditions import AlreadyCreated, Precondition
+from perdure.engine.runs import RememberedInbox
 from perdure.engine.steering import STEER
 from perdure.errors import PerdureError, QueueFull
 from perdure.model.messages import Message
 from perdure.model.ops import Expect, Put
+from perdure.model.program import Program
 from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import Partition
 from perdure.runtime.agents import COMMAND
-from perdure.runtime.context import RuntimeContext
 from perdure.runtime.control import Control
 from perdure.runtime.options import Options
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.worker import Worker
 
+R = TypeVar("R")
 __all__ = ["Acceptance", "AcceptanceTerms", "AlreadyCreated", "Precondition", "Strategy"]
 
 
@@ -84,30 +88,83 @@ class Acceptance:
             terms.precondition,
             terms.cancel_pending,
         )
-        known = context.queues.lane(partition)
+        known = context.queues.known(partition)
         if isinstance(terms.precondition, Put) and terms.precondition.expect is Expect.ABSENT:
-            # A thread that does not exist yet has no inbox.
-            known = Lane(IN)
+            # A thread that does not exist yet has no inbox, and no epoch.
+            known = RememberedInbox(Lane(IN), 0)
+        if known is None or not self._may_begin(accept, known):
+            lane = None if known is None else known.lane
+            accepted = await self._stored(accept, accept.store(lane))
+            return await self._scheduled(accept, terms, accepted)
+        # The caller may be cancelled, and what it claims has to be worked on.
+        beginning = asyncio.create_task(self._began(accept, terms, known))
+        self._worker.beginning.add(beginning)
+        beginning.add_done_callback(self._over)
+        return await asyncio.shield(beginning)
+
+    def _may_begin(self, accept: Accept, known: RememberedInbox) -> bool:
+        """Return True if a message is to be claimed by the commit that stores it; a slot of the worker is
+        reserved for its run then."""
+        context, partition = self._context, accept.partition
+        return (
+            context.works
+            and accept_and_claim.may_begin(accept, known, self._worker.runner.graphs.agents.keys())
+            and not context.subscriptions.is_followed(partition)
+            and self._worker.dispatch.reserve((partition, IN))
+        )
+
+    async def _began(self, accept: Accept, terms: AcceptanceTerms, known: RememberedInbox) -> Ticket:
+        """Store a message and claim its run in one commit; only store it if the thread is not as it is
+        remembered."""
+        partition, dispatch, runner = accept.partition, self._worker.dispatch, self._worker.runner
+        claim = runner.claim(partition, accept.now)
         try:
-            accepted: Accepted = await context.database.arun(accept.store(known))
+            accepted, held = await self._stored(accept, accept_and_claim.begin(accept, claim, known))
+            if held is None:
+                dispatch.release((partition, IN))
+                return await self._scheduled(accept, terms, accepted)
+            self._context.queues.begun(partition, held.lane)
+            self._context.subscriptions.changed(partition)
+            if dispatch.is_stopping:
+                await runner.handed_over(held)
+            else:
+                runner.begun(held)
+                dispatch.serve_reserved((partition, IN))
+            self._emit_accepted(accept, accepted)
+            return _ticket(partition, accepted)
+        finally:
+            dispatch.release((partition, IN))
+
+    def _over(self, beginning: asyncio.Task[Ticket]) -> None:
+        self._worker.beginning.discard(beginning)
+        if not beginning.cancelled():
+            # A caller that was cancelled does not ask for it.
+            beginning.exception()
+
+    async def _stored(self, accept: Accept, program: Program[R]) -> R:
+        """Run a program that stores a message."""
+        try:
+            return await self._context.database.arun(program)
         except QueueFull:
-            self._emit("message.refused", partition, message)
+            self._emit("message.refused", accept.partition, accept.message)
             raise
         except PerdureError:
-            context.queues.forget(partition)
+            self._context.queues.forget(accept.partition)
             raise
-        self._emit(
-            "message.duplicate" if accepted.is_duplicate else "message.accepted",
-            partition,
-            message,
-            accepted.id,
-        )
+
+    async def _scheduled(self, accept: Accept, terms: AcceptanceTerms, accepted: Accepted) -> Ticket:
+        """Schedule the run of a message that was stored."""
+        self._emit_accepted(accept, accepted)
         if accepted.is_duplicate and self._worker.is_resumed:
             # The first request may have died in a process of which no other one looks after the thread.
-            await self._worker.watch(partition)
+            await self._worker.watch(accept.partition)
         if accepted.lane is not None:
-            self._schedule(partition, accepted, terms, now)
-        return _ticket(partition, accepted)
+            self._schedule(accept.partition, accepted, terms, accept.now)
+        return _ticket(accept.partition, accepted)
+
+    def _emit_accepted(self, accept: Accept, accepted: Accepted) -> None:
+        name = "message.duplicate" if accepted.is_duplicate else "message.accepted"
+        self._emit(name, accept.partition, accept.message, accepted.id)
 
     async def postpone(
         self, partition: Partition, message: Message, delay: float, precondition: Precondition | None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from perdure.engine import inbox, outbox, queue_retention, removal, retention, runs, scheduled
-from perdure.engine.removal import MayGo
+from perdure.engine import expiry, inbox, outbox, queue_retention, removal, runs, scheduled
 from perdure.model.messages import Reply, Run
 from perdure.model.queue import IN, INTERRUPT, ROLLBACK
 from perdure.model.records import Partition
-from perdure.runtime.context import RuntimeContext
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.runner import DELETED
 from perdure.runtime.worker.worker import Worker
 
@@ -70,14 +69,14 @@ class Control:
 
     async def delete(self, partition: Partition) -> None:
         """Remove a thread with everything in it. A current run, in any process, can store nothing more."""
-        await self._database.arun(retention.delete_thread(partition))
+        await self._database.arun(removal.delete_thread(partition))
         self.stop_asked(partition, DELETED)
         self._removed(partition)
 
-    async def remove_resting(self, partition: Partition, may_go: MayGo) -> bool:
-        """Remove a thread without current work if ``may_go`` allows it, and return True if it was removed.
-        Any change of the thread meanwhile keeps it."""
-        removed = await self._database.arun(removal.remove_resting(partition, may_go))
+    async def remove_resting(self, partition: Partition) -> bool:
+        """Remove a thread without current work, and return True if it was removed. Any change of the thread
+        meanwhile keeps it."""
+        removed = await self._database.arun(expiry.remove_resting(partition))
         if removed:
             self._removed(partition)
         return removed

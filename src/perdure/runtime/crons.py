@@ -9,7 +9,7 @@ from typing import Any
 from perdure.engine import crons
 from perdure.engine.crons import Change, Cron, Due
 from perdure.errors import NotFound
-from perdure.runtime.context import RuntimeContext
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.cron_service import queue_of
 from perdure.runtime.worker.dispatch import Dispatch
 

@@ -1,4 +1,4 @@
-"""A tenant's named documents with a history, such as a server's assistants."""
+"""Named documents: a tenant's, with a history, such as assistants, and a thread's, which go with it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import versioned
+from perdure.engine import documents, versioned
+from perdure.engine.documents import Document
 from perdure.engine.versioned import Change, Versioned
 from perdure.model.records import SERVER, Partition
 from perdure.runtime.clock import DatabaseClock
 
-__all__ = ["TenantDocuments", "Versioned"]
+__all__ = ["TenantDocuments", "ThreadDocuments", "Versioned"]
 
 
 class TenantDocuments:
@@ -68,3 +69,37 @@ class TenantDocuments:
     async def remove(self, name: str) -> bool:
         """Remove a document with its versions, and return True if it existed."""
         return await self._database.arun(versioned.remove(self._partition, self._kind, name))
+
+
+class ThreadDocuments:
+    """Documents of one kind that are stored in a thread and removed with it, however it is removed."""
+
+    def __init__(self, database: DatabaseHandle, clock: DatabaseClock, thread: Partition, kind: str) -> None:
+        """Bind to the documents of a kind, such as ``"task_push"``, of a thread."""
+        self._database = database
+        self._clock = clock
+        self._partition = thread
+        self._kind = kind
+
+    async def get(self, name: str) -> Document | None:
+        """Return a document, None if there is none."""
+        return await self._database.arun(documents.get(self._partition, self._kind, name))
+
+    async def change(self, name: str, change: documents.Change) -> Document | None:
+        """Create or replace a document.
+
+        Args:
+            name: the document's name.
+            change: computes the new body from the stored document or None; it may be called more than once.
+
+        Returns:
+            The document; None if the thread does not exist any more.
+        """
+        now, fresh = await self._clock.now(), self._database.fresh()
+        return await self._database.arun(
+            documents.change_of_thread(self._partition, self._kind, name, change, now, fresh)
+        )
+
+    async def remove(self, name: str) -> bool:
+        """Remove a document, and return True if it existed."""
+        return await self._database.arun(documents.remove(self._partition, self._kind, name))

@@ -18,7 +18,7 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from perdure.errors import GraphLoadError
-from perdure.runtime.users import GraphUser
+from perdure.runtime.run_user import GraphUser
 
 Access = Literal["threads.create_run", "threads.update", "threads.read", "assistants.read"]
 """Purpose for which a graph is made, in the terms of LangGraph's ``ServerRuntime``."""

@@ -16,7 +16,7 @@ from perdure.database.base import DatabaseBase
 from perdure.database.blocking import SyncDatabase
 from perdure.errors import GraphLoadError
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
-from perdure.langgraph.recorded import recorded
+from perdure.langgraph.recorded_graphs import recorded
 from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
@@ -24,7 +24,7 @@ from perdure.langgraph.undeclared import OnUndeclared, ReportedOnce, refuse, wat
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.graph_factories import Access, Factory, Use
-from perdure.runtime.users import GraphUser
+from perdure.runtime.run_user import GraphUser
 
 
 def saver_for(

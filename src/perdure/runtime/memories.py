@@ -23,8 +23,8 @@ from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import recalled, recalled_ids
 from perdure.memory.users import namespace_of
 from perdure.runtime.failures import log_failure
-from perdure.runtime.observe import Observers
-from perdure.runtime.turns import MEMORY, WaitingTurn
+from perdure.runtime.memory_turns import MEMORY, WaitingTurn
+from perdure.runtime.observers import Observers
 
 _TURN_MAX = 20_000
 """Most characters of a turn that are handed over; of a longer one its beginning."""

@@ -27,10 +27,10 @@ from perdure.model.queue import Debounce
 from perdure.model.records import Partition
 from perdure.runtime.accepting import AcceptanceTerms
 from perdure.runtime.agents import INPUT, Agent
-from perdure.runtime.observe import Observers
+from perdure.runtime.memory_turns import MEMORY, WaitingTurn, lane_of
+from perdure.runtime.observers import Observers
 from perdure.runtime.options import Options
 from perdure.runtime.tickets import Ticket, message_of
-from perdure.runtime.turns import MEMORY, WaitingTurn, lane_of
 from perdure.runtime.worker.delivery import Channel, NotSent
 
 _QUERY_MAX = 2_000

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.runtime.context import RuntimeContext
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.worker import Worker
 
 

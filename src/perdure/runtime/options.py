@@ -26,6 +26,9 @@ is the accumulated form; ``events`` are LangChain's, ``protocol`` those of the e
 WEBHOOK = "webhook"
 """Channel of the runs that have a webhook, and of no others."""
 
+CLOSED = "closed"
+"""State in the notice of a run whose question another message has closed."""
+
 OnFailure = Literal["rollback", "keep"]
 Durability = Literal["sync", "async", "exit"]
 
@@ -75,6 +78,8 @@ class Options:
         on_failure: The treatment of what a failed run stored, in place of the worker's setting.
         webhook: The URL that is notified of the run's end in any final state, in place of replies; it
             requires the channel ``WEBHOOK``.
+        notice_if_closed: True to send a notice to the webhook also when a question of the run is closed by
+            another message, with the state ``CLOSED``; an answer that comes without a webhook gets this one.
         about: Data of the caller, which is returned unchanged.
 
     Raises:
@@ -91,6 +96,7 @@ class Options:
     attempts: int | None = None
     on_failure: OnFailure | None = None
     webhook: str | None = None
+    notice_if_closed: bool | None = None
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -170,5 +176,6 @@ _PLAIN = (
     "attempts",
     "on_failure",
     "webhook",
+    "notice_if_closed",
     "about",
 )

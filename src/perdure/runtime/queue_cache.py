@@ -38,6 +38,10 @@ class QueueCache:
         elif before is None or before.lane.version < accepted.lane.version:
             self._remember(partition, RememberedInbox(accepted.lane))
 
+    def begun(self, partition: Partition, lane: Lane) -> None:
+        """Record that this process stored a message and claimed its run."""
+        self._remember(partition, RememberedInbox(lane))
+
     def ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
         """Record that this process ended a run, and its epoch."""
         self._remember(partition, RememberedInbox(lane, None if lane.pending else epoch))

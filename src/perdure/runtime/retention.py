@@ -1,10 +1,10 @@
-"""Periodic sweep: one process of a database at a time applies the retention policies."""
+"""Periodic sweep: one process of a database at a time applies the retention policies and times to live."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Self
 
@@ -12,10 +12,10 @@ from perdure.care.sweeper import SweepOptions
 from perdure.database.asynchronous import Database
 from perdure.database.base import DatabaseBase, handle_of
 from perdure.engine import sweep
-from perdure.engine.sweep import SweepState
+from perdure.engine.sweep import SweepState, Swept
 from perdure.model.ops import Now
 from perdure.model.program import ask
-from perdure.runtime.observe import Observers
+from perdure.runtime.observers import Observers
 
 _LOOK_S = 60.0
 """Longest time between two looks at the state of the database's sweep."""
@@ -31,16 +31,24 @@ class RetentionLoop:
             and ``sweep.seen`` with the time of the last sweep of any process.
         every: seconds between two sweeps.
         options: how a sweep is done.
+        store: database of the store if it is another one; its expired items are removed after a sweep.
     """
 
     def __init__(
-        self, database: DatabaseBase, observers: Observers, *, every: float, options: SweepOptions
+        self,
+        database: DatabaseBase,
+        observers: Observers,
+        *,
+        every: float,
+        options: SweepOptions,
+        store: DatabaseBase | None = None,
     ) -> None:
         self._database = database
         self._handle = handle_of(database)
         self._observers = observers
         self._every = every
         self._options = options
+        self._store = None if store is None else Database(handle_of(store))
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -59,19 +67,39 @@ class RetentionLoop:
 
     async def sweep_if_due(self) -> float:
         """Sweep if it is time, and return the seconds until the next look."""
+        left = await self.seconds_left()
+        if left > 0:
+            return min(left, _LOOK_S)
+        await self.sweep()
+        return min(self._every, _LOOK_S)
+
+    async def seconds_left(self) -> float:
+        """Return the seconds until a sweep is due; not above 0 if it is, or if one was left unfinished."""
         tenant = None if self._options.all_tenants else self._database.tenant
         state, _ = await self._handle.arun(sweep.read_state(tenant))
         left = self._left(state, await self._handle.arun(ask(Now())))
         if left > 0:
             self._saw(state.finished_at)
-            return min(left, _LOOK_S)
+        return left
+
+    async def sweep(self, *, share: float | None = None) -> Swept | None:
+        """Sweep now, and return the result; ``None`` if another process sweeps.
+
+        Args:
+            share: the share of its time for which this sweep works, instead of that of the options.
+        """
         began = time.monotonic()
-        swept = await Database(self._handle).sweeper(self._options).sweep()
-        if swept is not None:
-            took = round((time.monotonic() - began) * 1_000_000)
-            self._observers.event("sweep.finished", **asdict(swept), took=took)
-            self._saw(await self._handle.arun(ask(Now())))
-        return min(self._every, _LOOK_S)
+        options = self._options if share is None else replace(self._options, share=share)
+        swept = await Database(self._handle).sweeper(options).sweep()
+        if swept is None:
+            return None
+        if self._store is not None:
+            items = await self._store.sweeper(options).sweep_items()
+            swept = replace(swept, items=swept.items + items)
+        took = round((time.monotonic() - began) * 1_000_000)
+        self._observers.event("sweep.finished", **asdict(swept), took=took)
+        self._saw(await self._handle.arun(ask(Now())))
+        return swept
 
     def _left(self, state: SweepState, now: int) -> float:
         if not state.is_over or state.finished_at is None:
@@ -83,7 +111,8 @@ class RetentionLoop:
             self._observers.event("sweep.seen", finished_at=finished_at, every=round(self._every * 1_000_000))
 
     async def _sweep_for_ever(self) -> None:
-        pause = 0.0
+        # A process that lives for one request only, as in a serverless container, has no time for a sweep.
+        pause = min(self._every, _LOOK_S)
         while True:
             await asyncio.sleep(pause)
             try:

@@ -16,7 +16,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
-from perdure.runtime.users import CLAIMED, USER
+from perdure.runtime.run_user import CLAIMED, USER
 
 OF_LANGGRAPH = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 """Configurable names that LangGraph reserves."""

@@ -15,29 +15,29 @@ from langgraph.store.base import IndexConfig, TTLConfig
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import documents, retention
+from perdure.engine import documents
 from perdure.engine.crons import Cron
 from perdure.langgraph.search.index import SearchConfig, SearchIndex, index_of
 from perdure.model.messages import Message
 from perdure.model.ops import Now
 from perdure.model.program import ask
-from perdure.model.records import OF_ITEMS, SERVER, THREADS, Partition
+from perdure.model.records import SERVER, Partition
+from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime.accepting import AcceptanceTerms
 from perdure.runtime.agents import Agent, agents
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.context import RuntimeContext
 from perdure.runtime.events.subscription import Subscriptions
 from perdure.runtime.graphs import StoreOptions
 from perdure.runtime.memory_lane import lane_agent, lane_channel
+from perdure.runtime.memory_turns import MEMORY
 from perdure.runtime.notifications import Notifications
-from perdure.runtime.observe import Logs, Observer, Observers
+from perdure.runtime.observers import Logs, Observer, Observers
 from perdure.runtime.on_demand import OnDemand
 from perdure.runtime.queue_cache import QueueCache
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.settings import Settings
 from perdure.runtime.tenant import TenantRuntime
-from perdure.runtime.threads.ttl import ThreadTtl
 from perdure.runtime.tickets import Ticket
-from perdure.runtime.turns import MEMORY
 from perdure.runtime.worker.cron_service import Fire
 from perdure.runtime.worker.delivery import Channel
 from perdure.runtime.worker.worker import Worker
@@ -157,23 +157,6 @@ class Runtime(OnDemand, TenantRuntime):
         """Return the database's time, in microseconds."""
         return await self._context.clock.now()
 
-    async def tenants(self) -> list[str]:
-        """Return the tenants that have threads, in order."""
-        found = await self._partitions(THREADS)
-        listed = [place for place in await self._partitions(SERVER) if place.thread == "threads"]
-        return sorted({place.tenant for place in (*found, *listed)})
-
-    async def tenants_with_items(self) -> list[str]:
-        """Return the tenants that have a store or histories, in order."""
-        places = [place for space in OF_ITEMS for place in await self._partitions(space)]
-        if (store := self._context.store.database) is not None:
-            for space in OF_ITEMS:
-                places += await handle_of(store).arun(retention.all_partitions(None, space))
-        return sorted({place.tenant for place in places})
-
-    async def _partitions(self, space: str) -> list[Partition]:
-        return await self._context.database.arun(retention.all_partitions(None, space))
-
     @property
     def database(self) -> Database:
         """Database of this runtime."""
@@ -188,11 +171,6 @@ class Runtime(OnDemand, TenantRuntime):
     def graphs(self) -> Mapping[str, Agent]:
         """Agents of this runtime by name."""
         return self._context.agents
-
-    @property
-    def thread_ttl(self) -> ThreadTtl | None:
-        """Time to live of threads that clients create without one."""
-        return self._context.thread_ttl
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from perdure.engine import checkpoints, history, schema_pin
 from perdure.errors import PerdureError
 from perdure.langgraph.graph_facts import read, read_all
 from perdure.langgraph.saver import PerdureSaver
-from perdure.langgraph.schema_tasks import SENDS
+from perdure.langgraph.schema_task_ids import SENDS
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.graphs import saver_for

@@ -34,7 +34,7 @@ class Settings:
         drain: The time for which a stopping worker lets its runs continue.
         keep: The time for which the outcome of a message is remembered, and its dedupe key: a message that is
             sent again later counts as new.
-        keep_told: The time for which a run's events can be followed after its end.
+        keep_events: The time for which a run's events can be followed after its end.
         missed_crons: The treatment of the times that passed while no process started crons: ``"one"`` starts
             a cron once for all of them, ``"all"`` once for each, ``"none"`` not at all.
         shared_threads: False refuses a run of a graph on a thread whose state another graph made; True lets
@@ -60,7 +60,7 @@ class Settings:
     poll: float = 1.0
     drain: float = 25.0
     keep: float = 7 * 86400.0
-    keep_told: float = 600.0
+    keep_events: float = 600.0
     missed_crons: Literal["one", "all", "none"] = "one"
     warn_bytes: int = 50 * 1024
     shared_threads: bool = False
@@ -72,7 +72,7 @@ class Settings:
             "max_backoff",
             "poll",
             "keep",
-            "keep_told",
+            "keep_events",
             "debounce",
             "max_wait",
             "drain",
@@ -80,7 +80,7 @@ class Settings:
         ):
             if not math.isfinite(getattr(self, name) or 0.0):
                 raise ValueError(f"{name} is {getattr(self, name)} s; it has to be a number of seconds")
-        for name in ("lease", "backoff", "max_backoff", "poll", "keep", "keep_told"):
+        for name in ("lease", "backoff", "max_backoff", "poll", "keep", "keep_events"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)} s; it has to be more than 0")
         for name in ("attempts", "concurrency", "max_pending", "max_batch", "warn_bytes"):

@@ -35,9 +35,9 @@ from langgraph.pregel._messages import ensure_message_ids
 from langgraph.runtime import RunControl
 from langgraph.types import StateSnapshot
 
-from perdure.conversation.calls import calls_of
 from perdure.conversation.compaction import compacted
 from perdure.conversation.hook import off_loop
+from perdure.conversation.tool_calls import calls_of
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.runs import HeldRun
 from perdure.engine.steering import TakenBack, Taking
@@ -45,7 +45,7 @@ from perdure.errors import NotAllowed, NoWindow
 from perdure.langgraph.loop_state import holding
 from perdure.model.messages import Message
 from perdure.runtime.agents import INPUT, MESSAGE, Agent, input_names
-from perdure.runtime.users import USER
+from perdure.runtime.run_user import USER
 
 _NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """Task id under which LangGraph applies writes to a checkpoint before its next tasks."""
@@ -218,7 +218,7 @@ class Steering:
         """Hold the messages that came since the task's last call for it, and return them as input."""
         taking = self.taking
         before = taking.held if taking.task_id == task_id else ()
-        came = waiting[len(before) :]
+        came = [message for message in waiting if not before or message.seq > before[-1].seq]
         if not came or taking.is_held_by_another(task_id):
             return {}
         update = self._input(came)

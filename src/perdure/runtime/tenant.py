@@ -19,17 +19,17 @@ from perdure.model.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.records import Partition
 from perdure.runtime.accepting import Acceptance, AcceptanceTerms
 from perdure.runtime.agents import COMMAND, INPUT, RESUME, message_payload
-from perdure.runtime.context import RuntimeContext
 from perdure.runtime.control import Control
 from perdure.runtime.crons import Crons
-from perdure.runtime.documents import TenantDocuments
+from perdure.runtime.documents import TenantDocuments, ThreadDocuments
 from perdure.runtime.graph_factories import Access
 from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.notifications import ENDED
 from perdure.runtime.options import Options
+from perdure.runtime.run_user import GraphUser
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.threads import Threads
 from perdure.runtime.tickets import Ticket, message_of, options_of
-from perdure.runtime.users import GraphUser
 from perdure.runtime.worker.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
@@ -65,6 +65,11 @@ class TenantRuntime:
     def documents(self, kind: str) -> TenantDocuments:
         """Return the tenant's documents of a kind, such as ``"assistant"``."""
         return TenantDocuments(self._database, self._context.clock, self._tenant, kind)
+
+    def thread_documents(self, thread_id: str, kind: str) -> ThreadDocuments:
+        """Return a thread's documents of a kind, which are removed with the thread."""
+        thread = Partition(self._tenant, thread_id)
+        return ThreadDocuments(self._database, self._context.clock, thread, kind)
 
     # Acceptance
 
@@ -313,7 +318,7 @@ class TenantRuntime:
 
     def opened(
         self,
-        name: str,
+        name: str | None,
         access: Access,
         *,
         user: GraphUser | None = None,
@@ -322,7 +327,7 @@ class TenantRuntime:
         """Open the same as ``graph`` for a block, including graphs that a factory makes for each use.
 
         Args:
-            name: The name of the graph.
+            name: The name of the graph; of several one has to be named.
             access: The purpose, for a factory.
             user: The verified user, for a factory.
             config: The config, for a factory.

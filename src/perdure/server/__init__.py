@@ -15,7 +15,7 @@ if find_spec("fastapi") is None:
     raise MissingExtra("perdure.server needs an extra: pip install 'perdure[server]'")
 
 if TYPE_CHECKING:
-    from perdure.config.lifespan import compile_graph
+    from perdure.config.checkpoint_lifespan import compile_graph
     from perdure.server.error_handlers import answer as answer_error
     from perdure.server.hosting.embedding import (
         RequestThreadId,
@@ -40,7 +40,7 @@ __all__ = [
 _OF = {
     "answer_error": ("server.error_handlers", "answer"),
     "checkpoint_lifespan": ("server.hosting.lifespan", "checkpoint_lifespan"),
-    "compile_graph": ("config.lifespan", "compile_graph"),
+    "compile_graph": ("config.checkpoint_lifespan", "compile_graph"),
     "Opened": ("server.hosting.lifespan", "Opened"),
     "OpenedNow": ("server.hosting.lifespan", "OpenedNow"),
     "perdure_app": ("server.hosting.embedding", "perdure_app"),

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perdure.server import error_handlers, openapi
 from perdure.server.config import Cors, Http
 from perdure.server.limits import Bounded
+from perdure.server.resources import RAW
 from perdure.server.routes import (
     a2a,
     chat,
@@ -36,7 +37,6 @@ from perdure.server.routes import (
 from perdure.server.routes import assistants as assistant_routes
 from perdure.server.routes import storage as storage_routes
 from perdure.server.routes import store as store_routes
-from perdure.server.state import RAW
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -65,9 +65,11 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
     return [router for router, is_off in chosen if not is_off]
 
 
-def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> FastAPI:
+def create_app(
+    lifespan: Lifespan | None = None, http: Http | None = None, *, development: bool = False
+) -> FastAPI:
     """Return the application. Its ``lifespan`` sets ``app.state.perdure`` to a ``ServerState``; nothing is
-    open before."""
+    open before. In ``development`` the chat page shows which process answers."""
     http = http or Http()
     app = FastAPI(
         title="Perdure",
@@ -86,7 +88,7 @@ def create_app(lifespan: Lifespan | None = None, http: Http | None = None) -> Fa
         # A custom application may have a route there.
         app.add_api_route("/", health.live, methods=["GET"], include_in_schema=False)
     if http.page:
-        chat.serve_page(app)
+        chat.serve_page(app, {"inspector": http.inspector, "process": development})
     if http.inspector:
         inspector.serve_inspector(app)
     app.add_middleware(Bounded)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from perdure.server.auth.identity import Refusal
 from perdure.server.requests import NewRun, Ref
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 
 
 class NoCheckpoint(Refusal):

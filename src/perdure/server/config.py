@@ -17,12 +17,12 @@ from langgraph.store.base import TTLConfig
 from perdure.config.agents import AgentSettings, agent_settings
 from perdure.config.channels import chat_channels
 from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
-from perdure.config.retention import Sweeping, sweeping
+from perdure.config.retention import Sweeping, sweeping, thread_ttl
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
 from perdure.config.sources import GivenValue
 from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
-from perdure.runtime.threads.ttl import ThreadTtl
+from perdure.model.thread_ttl import ThreadTtl
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def load(
         store_index=settled.store_index(),
         store_url=settled.store_url(),
         retention=sweeping(settled),
-        checkpointer=_thread_ttl(settled),
+        checkpointer=thread_ttl(settled),
         channels=chat_channels(settled),
         env=settled.env,
         import_folders=settled.import_folders(),
@@ -224,19 +224,6 @@ def _cors(settled: ResolvedConfig, is_development: bool) -> Cors:
         cors["allow_origin_regex"] = LOOPBACK_ORIGIN
     cors["expose_headers"] = tuple(dict.fromkeys((*EXPOSED, *cors["expose_headers"])))
     return Cors(**cors)
-
-
-def _thread_ttl(settled: ResolvedConfig) -> ThreadTtl | None:
-    table = settled.table("checkpointer.ttl.")
-    if not settled.given("checkpointer.ttl."):
-        return None
-    if table["default_ttl"] is None:
-        given = next(each for key, each in settled.entries.items() if key.startswith("checkpointer.ttl."))
-        raise BadSetting(
-            f"{given.name} is set for old threads, but the age at which it applies is not; set "
-            "checkpointer.ttl.default_ttl, in minutes"
-        )
-    return ThreadTtl(**table)
 
 
 def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | None:

@@ -19,9 +19,9 @@ from perdure.server.assistants import NONE_TO_RUN
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.cron_schedules import Schedule
 from perdure.server.requests import NewRun
+from perdure.server.resources import Caller, ServerState
 from perdure.server.run_creation import AcceptedRun, submit
 from perdure.server.run_headers import IDEMPOTENCY_KEY
-from perdure.server.state import Caller, ServerState
 from perdure.server.temporary_threads import removed_after
 
 Completion = Literal["delete", "keep"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure.errors import OtherGraph
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 
 
 def keeps_apart(caller: Caller) -> bool:

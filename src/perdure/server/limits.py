@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.config import RequestLimits
 from perdure.server.error_handlers import error_response
-from perdure.server.requests import page_max
+from perdure.server.requests import body_max, page_max
 
 USERS_MOST = 10_000
 """Maximum number of users that are counted. Beyond it the least recently seen one is dropped, and starts
@@ -130,6 +130,7 @@ class Bounded:
             return message
 
         page_max.set(limits.page_max)
+        body_max.set(limits.body_bytes)
         with ExitStack() as stack:
             await self._app({**scope, _HELD: stack}, counted, send)
 

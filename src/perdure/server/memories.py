@@ -8,7 +8,7 @@ from perdure.memory.memory import Memory
 from perdure.memory.policy import VERIFIED_USER
 from perdure.memory.users import ROOT, namespace_of, tool_roots
 from perdure.server.auth.identity import Refusal
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 
 _ANY = "*"
 """Label with which the listing of namespaces matches every label."""

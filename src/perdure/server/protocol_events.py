@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from perdure.model.messages import DONE, FAILED
 from perdure.runtime import Event
-from perdure.runtime.encoding import encoded
 from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN, QUESTIONS, reference
+from perdure.runtime.json_encoding import encoded
 from perdure.server.error_handlers import sentence_of
 
 CHANNELS = (

@@ -22,7 +22,7 @@ from perdure.runtime.events import END
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.protocol_events import CHANNELS, EventFilter, ProtocolEvent, is_channel, project
-from perdure.server.state import Caller, ServerState
+from perdure.server.resources import Caller, ServerState
 from perdure.server.thread_events import thread_events
 
 _log = logging.getLogger("perdure.server")

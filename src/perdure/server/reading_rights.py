@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 
 RECHECK_S = 30.0
 """Seconds between two checks of the user of a connection."""

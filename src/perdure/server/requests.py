@@ -113,6 +113,8 @@ Config = Annotated[dict[str, Any], BeforeValidator(_mapping), AfterValidator(_co
 """LangGraph's config, as far as the server reads it."""
 page_max: ContextVar[int] = ContextVar("page_max", default=1000)
 """Maximum number of entries in a page, for the current request."""
+body_max: ContextVar[int] = ContextVar("body_max", default=4 * 1024 * 1024)
+"""Maximum size of a request's body in bytes, for the current request."""
 
 
 def _page(value: int) -> int:

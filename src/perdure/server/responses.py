@@ -12,10 +12,10 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 from perdure.errors import Corrupt, TypeNotAllowed
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, OPEN, ROLLED_BACK, TIMEOUT, WAITING, Run
 from perdure.model.queue import INTERRUPT
-from perdure.runtime import Standing, encoding
+from perdure.runtime import Standing, json_encoding
 from perdure.runtime.agents import COMMAND, INPUT, RESUME
-from perdure.runtime.encoding import encoded
 from perdure.runtime.events.outgoing import reference_of
+from perdure.runtime.json_encoding import encoded
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.assistants import Assistant
 from perdure.server.error_handlers import sentence, sentence_of
@@ -149,7 +149,7 @@ def interrupts_by_task(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
 
 
 def interrupt(asked: Interrupt) -> dict[str, Any]:
-    return encoding.interrupt(asked)
+    return json_encoding.interrupt(asked)
 
 
 def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from starlette.datastructures import Headers
 from perdure.errors import Conflict, Contention, NotFound, Unavailable
 from perdure.runtime import Options, StreamOptions, Ticket
 from perdure.runtime.accepting import AlreadyCreated, Precondition, Strategy
-from perdure.runtime.encoding import plain
+from perdure.runtime.json_encoding import plain
 from perdure.runtime.options import WEBHOOK, StreamMode
 from perdure.runtime.run_context import is_reserved
+from perdure.runtime.run_user import USER, storable
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import THERE
-from perdure.runtime.users import USER, storable
 from perdure.server.assistants import NONE_TO_RUN, Assistant
 from perdure.server.auth.claims import (
     config_without_claims,
@@ -30,9 +30,9 @@ from perdure.server.checkpoint_references import require_start, start_of
 from perdure.server.graph_owners import has_run, keeps_apart, require_own
 from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun, Ref
+from perdure.server.resources import Caller
 from perdure.server.responses import given
 from perdure.server.run_headers import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK
-from perdure.server.state import Caller
 from perdure.server.webhooks import TASK
 
 _NOT_KWARGS = {
@@ -169,7 +169,7 @@ async def submit(
     )
     options = _options(caller.user, invocation)
     if protocol is not None and caller.host.webhooks is not None:
-        options = replace(options, webhook=TASK)
+        options = replace(options, webhook=TASK, notice_if_closed=True)
     if row is None:
         is_passing = is_alone and new.on_completion != "keep"
         ticket = await _submitted_first(caller, invocation, options, terms, is_passing=is_passing)

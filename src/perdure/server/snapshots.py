@@ -10,7 +10,7 @@ from langgraph.types import StateSnapshot
 from perdure.errors import NotFound
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 
 
 def config_of(

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from perdure.errors import SubscriberTooSlow, Unavailable
 from perdure.model.messages import FAILED
 from perdure.runtime import Event, Standing
-from perdure.runtime.encoding import encoded
 from perdure.runtime.events import END
+from perdure.runtime.json_encoding import encoded
+from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
 from perdure.server.responses import run_error, run_status
-from perdure.server.state import HEARTBEAT_S, Caller, ServerState
 
 T = TypeVar("T")
+_log = logging.getLogger("perdure.server")
 _AWAY_S = 30.0
 _AGAIN_S = 0.5
-
+STALLED_S = 60.0
+"""Seconds for which a reader may take nothing before its stream is aborted. Until then it holds the events of
+its run, at most 8 MB, and a connection."""
 
 ALL = "-1"
 """``Last-Event-ID`` of a client that has received no event and wants all of them."""
@@ -108,9 +113,9 @@ class _Stream(EventSourceResponse):
                 await send(message)
 
         if self._refused is None:
-            await super().__call__(scope, receive, sent)
+            await self._sent(scope, receive, sent)
             return
-        sending = asyncio.ensure_future(super().__call__(scope, receive, sent))
+        sending = asyncio.ensure_future(self._sent(scope, receive, sent))
         refusing = asyncio.ensure_future(self._refused())
         try:
             await asyncio.wait((sending, refusing), return_when=asyncio.FIRST_COMPLETED)
@@ -120,6 +125,15 @@ class _Stream(EventSourceResponse):
             sending.cancel()
             refusing.cancel()
             await asyncio.gather(sending, refusing, return_exceptions=True)
+
+    async def _sent(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; one whose reader takes nothing ends here, without its last frame."""
+        try:
+            await super().__call__(scope, receive, send)
+        except (SendTimeoutError, ExceptionGroup) as error:
+            if isinstance(error, ExceptionGroup) and error.split(SendTimeoutError)[1] is not None:
+                raise
+            _log.warning("a stream was aborted: its reader took nothing for %g s", self.send_timeout)
 
     async def _noted(self, frames: AsyncGenerator[ServerSentEvent, None]) -> AsyncIterator[ServerSentEvent]:
         async with aclosing(frames):
@@ -156,6 +170,7 @@ def stream(
         refused,
         ping=round(HEARTBEAT_S),
         ping_message_factory=lambda: ServerSentEvent(comment="heartbeat"),
+        send_timeout=STALLED_S,
         sep="\n",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers},
     )
@@ -228,22 +243,33 @@ async def followed(
 
 async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterator[T]:
     """Yield items until there are no more, or until ``closing`` is set."""
+    waiting: list[asyncio.Task[Any]] = []
+    ended: list[asyncio.Task[Any]] = []
+
+    def end(_: object) -> None:
+        for task in waiting:
+            task.cancel()
+            ended.append(task)
+
+    # As in asyncio.timeout: the wait for an item is cancelled, so that an item takes no task of its own.
     closed = asyncio.ensure_future(closing.wait())
+    closed.add_done_callback(end)
     try:
-        while True:
-            coming = asyncio.ensure_future(anext(items))
+        while not closing.is_set():
+            waiting.extend(task for task in (asyncio.current_task(),) if task is not None)
             try:
-                await asyncio.wait((coming, closed), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                if not coming.done():
-                    coming.cancel()
-            if not coming.done():
-                return
-            try:
-                yield coming.result()
+                item = await anext(items)
             except StopAsyncIteration:
                 return
+            except asyncio.CancelledError:
+                if ended and ended[0].uncancel() == 0:
+                    return
+                raise
+            finally:
+                waiting.clear()
+            yield item
     finally:
+        closed.remove_done_callback(end)
         closed.cancel()
 
 

@@ -8,8 +8,8 @@ from perdure.errors import Unavailable
 from perdure.runtime import Standing
 from perdure.runtime.events import LAST
 from perdure.server import streams
+from perdure.server.resources import HEARTBEAT_S, Caller
 from perdure.server.run_creation import AcceptedRun
-from perdure.server.state import HEARTBEAT_S, Caller
 from perdure.server.webhooks import delivered
 
 

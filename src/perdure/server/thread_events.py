@@ -9,7 +9,7 @@ from perdure.errors import SubscriberTooSlow, Unavailable
 from perdure.runtime import Event
 from perdure.server import streams
 from perdure.server.auth.filters import Filter
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 
 _AWAY_S = 30.0
 _AGAIN_S = 0.5

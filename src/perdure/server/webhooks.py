@@ -21,16 +21,16 @@ import httpx
 
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import of_environment, value_of
-from perdure.model.messages import FAILED, READY, SENDING, Reply
+from perdure.model.messages import FAILED, INTERRUPTED, READY, SENDING, Reply
 from perdure.model.records import Partition
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
-from perdure.runtime.encoding import encoded
-from perdure.runtime.options import WEBHOOK
+from perdure.runtime.json_encoding import encoded
+from perdure.runtime.options import CLOSED, WEBHOOK
 from perdure.server import responses
 from perdure.server.config import Http
 from perdure.server.outbound_policy import OutboundPolicy, Unreachable
+from perdure.server.resources import Caller
 from perdure.server.run_values import values_of
-from perdure.server.state import Caller
 from perdure.server.webhook_signature import signed
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -82,7 +82,8 @@ class Webhooks:
         if self._runtime is None:
             raise NotSent("this process is still starting")
         threads, run_id = self._runtime.for_tenant(partition.tenant), reply.payload["run_id"]
-        notices = await push.notices(threads, partition.thread, run_id, reply.id)
+        is_closed = reply.payload["state"] == CLOSED
+        notices = await push.notices(threads, partition.thread, run_id, reply.id, is_closed=is_closed)
 
         async def sent(notice: push.TaskNotice) -> None:
             url, addresses = await self._reached(notice.url)
@@ -136,7 +137,8 @@ class Webhooks:
         standing = await threads.find(thread_id, reply.payload["run_id"])
         if standing is None or standing.run is None:
             raise Undeliverable("its run was deleted before it was sent")
-        run = replace(standing.run, state=reply.payload["state"])
+        state = reply.payload["state"]
+        run = replace(standing.run, state=INTERRUPTED if state == CLOSED else state)
         if run.graph not in runtime.graphs:
             raise NotSent(f"this process does not serve the graph {run.graph!r}, another one may")
         notice = responses.run(standing._replace(run=run), thread_id)

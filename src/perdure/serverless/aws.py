@@ -93,7 +93,7 @@ def lambda_handler(
             or if the database does not answer after a pause.
         base_path: A path that is removed from those of requests, such as the stage of an API.
         reserve: Seconds of a call that are kept for releasing work.
-        sweep: False to leave expired threads and items to another process.
+        sweep: False to leave the sweeps of threads and items to another process.
 
     Raises:
         Exception: What the start of the application raised, unless the database was away: that is a 503.
@@ -187,10 +187,15 @@ async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, 
     try:
         is_done = await runtime.work_off(budget.left())
         swept = 0
-        if sweep and budget.left():
-            from perdure.server.hosting.thread_expiry import Sweeper
-
-            swept = await Sweeper(runtime).sweep()
+        sweeps = opened_of(app).sweeps
+        if sweep and sweeps is not None and budget.left() and await sweeps.seconds_left() <= 0:
+            try:
+                async with asyncio.timeout(budget.left()):
+                    done = await sweeps.sweep(share=1.0)  # No other work of this process waits.
+            except TimeoutError:
+                _log.info("the sweep did not fit the time of the call; a later one continues it")
+            else:
+                swept = 0 if done is None else done.expired
     finally:
         await runtime.pause(budget.left())
     return {"is_done": is_done, "swept": swept}

@@ -38,6 +38,9 @@ from perdure.storage.port import (
     CommitLimits,
     Driver,
     WrappingDriver,
+    prepare_vectors,
+    vector_dims,
+    vector_method,
 )
 
 if TYPE_CHECKING:
@@ -171,6 +174,24 @@ class EncryptedDriver(WrappingDriver):
         # Commits are planned before sealing, which adds the overhead to each body.
         return CommitLimits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
 
+    @property
+    def keeps_fields(self) -> bool:
+        # A sealed body is bound to its record's fields, so none of them may change when it is stored.
+        return self._keyring is None and super().keeps_fields
+
+    @property
+    def vector_dims(self) -> int:
+        # Sealed vectors cannot be compared where they are stored.
+        return vector_dims(self._inner) if self._keyring is None else 0
+
+    def vector_method(self, dims: int) -> str:
+        if self._keyring is not None:
+            return "in this process, as the database is encrypted"
+        return vector_method(self._inner, dims)
+
+    def prepare_vectors(self, dims: int) -> int:
+        return prepare_vectors(self._inner, dims) if self._keyring is None else 0
+
     def perform(self, effect: Effect[R]) -> R:
         return self._up(effect, self._inner.perform(self._down(effect)))
 
@@ -197,7 +218,7 @@ class EncryptedDriver(WrappingDriver):
         return op
 
     def _up(self, effect: Effect[R], answer: R) -> R:
-        if isinstance(effect, Find) and effect.index == "items":
+        if isinstance(effect, Find) and effect.index in ("items", "nearest"):
             return cast(R, tuple(map(self._opened, cast("tuple[IndexHit, ...]", answer))))
         if not isinstance(effect, Fetch):
             return answer

@@ -40,6 +40,7 @@ class MemoryDriver:
     """One dict for each partition and kind, behind one lock."""
 
     is_kept = False
+    keeps_fields = True
 
     def __init__(self, limits: CommitLimits | None = None) -> None:
         self._limits = limits or CommitLimits(ops=100_000, bytes=1 << 30)
@@ -123,6 +124,8 @@ class MemoryDriver:
                 before = table.get(op.key)
                 if op.kind.grows is not None and before is not None:
                     fields[op.kind.grows] = max(fields[op.kind.grows], before.fields[op.kind.grows])
+                if op.keep is not None and before is not None and not _is_over(before, fields[op.keep]):
+                    fields[op.keep] = before.fields[op.keep]
                 table[op.key] = Record(op.kind, op.key, fields, op.version, op.body)
 
     def _find(self, effect: Find) -> Iterable[IndexHit]:
@@ -145,6 +148,12 @@ class MemoryDriver:
         if effect.index == "due":
             out.sort(key=lambda found: found.record.fields["due_at"] if found.record else 0)
         return out[: effect.limit]
+
+
+def _is_over(record: Record, now: int) -> bool:
+    """Return True if a record of a kind that expires has expired."""
+    until = record.fields[record.kind.index] if record.kind.expires and record.kind.index else None
+    return until is not None and until <= now
 
 
 def _is_indexed(record: Record, effect: Find) -> bool:

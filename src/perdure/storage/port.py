@@ -81,6 +81,36 @@ def searches_items(driver: Driver) -> bool:
     return getattr(driver, "searches_items", False)
 
 
+def keeps_fields(driver: Driver) -> bool:
+    """Return True if a driver takes puts with ``keep``, so that their writer has to read nothing first."""
+    return getattr(driver, "keeps_fields", False)
+
+
+def vector_dims(driver: Driver) -> int:
+    """Return the length up to which a driver compares vectors of the store's items itself, by
+    ``Find("nearest")``; 0 if it does not."""
+    return getattr(driver, "vector_dims", 0)
+
+
+def vector_method(driver: Driver, dims: int) -> str:
+    """Return in words how a driver compares vectors of a length, or why it does not."""
+    own = getattr(driver, "vector_method", None)
+    return "in this process" if own is None else cast("str", own(dims))
+
+
+def prepare_vectors(driver: Driver, dims: int) -> int:
+    """Bring what a driver derives from the entries of the search index up to date, and create its index for
+    vectors of a length; return the number of items that were made anew. 0 for drivers without."""
+    own = getattr(driver, "prepare_vectors", None)
+    return 0 if own is None else cast("int", own(dims))
+
+
+def removes_expired(driver: Driver) -> bool:
+    """Return True if a service removes expired items of the store by itself, so that their entries in the
+    search index are left for a search to remove."""
+    return getattr(driver, "removes_expired", False)
+
+
 def has_threads(driver: Driver) -> bool:
     """Return False if a driver is of a process that cannot start threads, as in a Worker of Cloudflare."""
     return getattr(driver, "has_threads", True)
@@ -116,6 +146,24 @@ class WrappingDriver:
     @property
     def searches_items(self) -> bool:
         return searches_items(self._inner)
+
+    @property
+    def keeps_fields(self) -> bool:
+        return keeps_fields(self._inner)
+
+    @property
+    def vector_dims(self) -> int:
+        return vector_dims(self._inner)
+
+    @property
+    def removes_expired(self) -> bool:
+        return removes_expired(self._inner)
+
+    def vector_method(self, dims: int) -> str:
+        return vector_method(self._inner, dims)
+
+    def prepare_vectors(self, dims: int) -> int:
+        return prepare_vectors(self._inner, dims)
 
     @property
     def is_kept(self) -> bool:

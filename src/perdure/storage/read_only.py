@@ -16,6 +16,11 @@ R = TypeVar("R")
 class ReadOnlyDriver(WrappingDriver):
     """Passes reads on and raises ``NotAllowed`` for writes."""
 
+    @property
+    def removes_expired(self) -> bool:
+        # What a search would remove has to be written.
+        return False
+
     def perform(self, effect: Effect[R]) -> R:
         _check(effect)
         return self._inner.perform(effect)

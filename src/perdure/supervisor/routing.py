@@ -22,8 +22,8 @@ class Route(BaseModel):
     is the whole answer to chitchat, which the writer answers without one."""
 
     kind: Kind
-    worker: str | None = Field(None, description="The worker that prepares the answer")
-    reply: str | None = Field(None, description="The whole reply to chitchat")
+    worker: str | None = Field(default=None, description="The worker that prepares the answer")
+    reply: str | None = Field(default=None, description="The whole reply to chitchat")
 
 
 Policy = Callable[[Sequence[AnyMessage]], Awaitable[Route]]

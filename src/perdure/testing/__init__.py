@@ -10,6 +10,6 @@ The last three need pytest, or are imported by their own names to keep this pack
 """
 
 from perdure.testing.graphs import assert_sound, strict
-from perdure.testing.recorded import from_export
+from perdure.testing.recorded_threads import from_export
 
 __all__ = ["assert_sound", "from_export", "strict"]

@@ -29,7 +29,7 @@ from perdure.database.opening import open_database
 from perdure.errors import Contention, Fenced, HeadConflict, PerdureError, Unavailable
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
-from perdure.storage.port import CommitLimits, Driver, Notifier, bell_of, searches_items
+from perdure.storage.port import CommitLimits, Driver, Notifier, bell_of, searches_items, vector_dims
 
 __all__ = [
     "ALL",
@@ -133,6 +133,10 @@ class FaultyDriver:
     @property
     def searches_items(self) -> bool:
         return searches_items(self._inner)
+
+    @property
+    def vector_dims(self) -> int:
+        return vector_dims(self._inner)
 
     @property
     def bell(self) -> Notifier | None:

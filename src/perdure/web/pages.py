@@ -14,20 +14,23 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src {images}; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
-def page_headers(caching: Literal["no-cache", "no-store"]) -> dict[str, str]:
+def page_headers(
+    caching: Literal["no-cache", "no-store"], *, embedded_images: bool = False
+) -> dict[str, str]:
     """Return the headers of a page and of its data.
 
     Args:
         caching: ``no-cache`` for browsers that ask each time whether their copy is current, ``no-store`` for
             those that keep none.
+        embedded_images: Permit images whose data is in their address, as those of a message are.
     """
     return {
-        "Content-Security-Policy": _POLICY,
+        "Content-Security-Policy": _POLICY.format(images="'self' data:" if embedded_images else "'self'"),
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": caching,

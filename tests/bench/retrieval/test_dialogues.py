@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,12 +41,13 @@ def test_words_and_vectors_find_more_than_words_on_every_split() -> None:
 def test_the_published_figures_are_those_of_the_corpus() -> None:
     page = (Path(__file__).parents[3] / "docs" / "store.md").read_text(encoding="utf-8")
     data = corpus()
-    for name, config in {
+    configs: dict[str, dict[str, Any]] = {
         "words": {"text": True},
         "vectors of `perdure:offline`": {"embed": "perdure:offline"},
         "both, `vector_weight=0.3`": {"embed": "perdure:offline", "text": True, "vector_weight": 0.3},
         "both, `vector_weight=0.7`": {"embed": "perdure:offline", "text": True, "vector_weight": 0.7},
-    }.items():
+    }
+    for name, config in configs.items():
         shares = measured(data, config, PEOPLE[1::2])
         row = f"| {name} | {' | '.join(f'{shares[split]:.1f}' for split in SPLITS)} |"
         assert row in page, row

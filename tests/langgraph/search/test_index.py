@@ -8,10 +8,11 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langgraph.store.base import PutOp
 
 import perdure
 from perdure.database.base import handle_of
@@ -21,15 +22,20 @@ from perdure.langgraph.search import index as module
 from perdure.langgraph.search.cache import MOST_BYTES, IndexCache
 from perdure.langgraph.search.index import VECTOR_WEIGHT, SearchIndex
 from perdure.langgraph.search.reindex import Reindexed, reindex
+from perdure.langgraph.store import Clock, PerdureStore
 from perdure.model.items import partition_of
-from perdure.model.ops import Fetch
+from perdure.model.ops import Commit, Committed, Delete, Fetch
 from perdure.model.program import Effect
+from perdure.model.records import ITEM
 from perdure.storage.memory import MemoryDriver
+from perdure.storage.port import WrappingDriver, run
+from perdure.storage.read_only import ReadOnlyDriver
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.meaning import embed, new_index
 from perdure.testing.faults import FaultyDriver
 
 HOME = ("users", "ada")
+R = TypeVar("R")
 
 
 @pytest.fixture
@@ -330,3 +336,60 @@ def test_the_figures_of_the_documentation_are_those_of_the_code() -> None:
     }.items():
         text = " ".join((docs / page).read_text(encoding="utf-8").split())
         assert not [figure for figure in figures if figure not in text], page
+
+
+class Expiring(MemoryDriver):
+    """A driver whose service removes expired items by itself, without their entries."""
+
+    removes_expired = True
+
+    def lose(self, *keys: str) -> None:
+        """Remove items as the service does."""
+        ops = tuple(Delete(ITEM, (key,)) for key in keys)
+        assert isinstance(self.perform(Commit(partition_of("", HOME), ops)), Committed)
+
+    def entries(self) -> set[str]:
+        """Return the keys of the items that have entries."""
+        found = run(search_index.orphans(partition_of("", HOME), ()), self)
+        return set(found)
+
+
+def test_a_search_removes_the_entries_of_items_that_the_service_removed() -> None:
+    driver = Expiring()
+    now = 1_000_000_000
+    store = Backend(driver).store(index=new_index(), clock=lambda: now)
+    store.batch([PutOp(HOME, key, {"text": f"tea {key}"}) for key in ("kept", "lost", "gone")])
+    store.put(HOME, "over", {"text": "tea"}, ttl=1)
+    assert len(store.search(HOME, query="tea")) == 4
+    driver.lose("lost", "gone")
+    now += 120_000_000
+    unchanged = driver.entries()
+    reading = PerdureStore(ReadOnlyDriver(driver), index=new_index(), clock=Clock(lambda: now))
+    assert [hit.key for hit in reading.search(HOME, query="tea")] == ["kept"]
+    assert driver.entries() == unchanged == {"kept", "lost", "gone", "over"}
+    assert [hit.key for hit in store.search(HOME, query="tea")] == ["kept"]
+    # An item that is still there goes with its entry, by whatever removes it.
+    assert driver.entries() == {"kept", "over"}
+    assert [hit.key for hit in store.search(HOME, query="tea")] == ["kept"]
+
+
+def test_an_item_that_is_put_again_meanwhile_keeps_its_entry() -> None:
+    driver = Expiring()
+    other = Backend(driver).store(index=new_index())
+    waiting = [lambda: other.put(HOME, "a", {"text": "tea"})]
+
+    class Racing(WrappingDriver):
+        def perform(self, effect: Effect[R]) -> R:
+            if isinstance(effect, Commit) and waiting:
+                waiting.pop()()
+            return driver.perform(effect)
+
+        async def aperform(self, effect: Effect[R]) -> R:
+            return self.perform(effect)
+
+    other.put(HOME, "a", {"text": "tea"})
+    driver.lose("a")
+    store = PerdureStore(Racing(driver), index=new_index())
+    assert store.search(HOME, query="tea") == []
+    assert not waiting
+    assert [hit.key for hit in store.search(HOME, query="tea")] == ["a"]

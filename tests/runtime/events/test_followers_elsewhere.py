@@ -152,7 +152,7 @@ async def _unfollowed(storage: Storage) -> bool:
 
 
 def test_a_run_of_a_thread_that_nobody_follows_makes_no_more_requests(memory: Storage, talk: Talk) -> None:
-    """Two runs after the first: a claim and an end, in one commit each, and neither reads."""
+    """Two runs after the first: one commit accepts and claims, one ends, and neither reads."""
 
     async def main() -> None:
         database, line = memory.open()
@@ -171,7 +171,7 @@ def test_a_run_of_a_thread_that_nobody_follows_makes_no_more_requests(memory: St
     go(main())
 
 
-COST = (11, 10)
+COST = (8, 7)
 """Requests and commits of one run, with the commits of its graph."""
 
 

@@ -269,14 +269,14 @@ def test_a_database_that_is_away_costs_the_log_and_not_the_run(
 def test_what_was_told_is_forgotten_when_its_time_is_over(storage: Storage, talk: Talk) -> None:
     async def main() -> None:
         database, line = storage.open()
-        async with working(database, talk.graph, settings=settings(keep_told=300.0)) as runtime:
+        async with working(database, talk.graph, settings=settings(keep_events=300.0)) as runtime:
             before, _ = await told(runtime, await say(runtime, "one"))
             await told(runtime, await say(runtime, "two"))
         assert len(storage.rows("ada", EVENT)) > 2
         assert [lane.key[0] for lane in storage.rows("ada", LANE)] == ["inbox", "told"]
         later, line = storage.open()
         line.ahead_us = HOUR_US
-        async with working(later, talk.graph, settings=settings(keep_told=300.0)) as runtime:
+        async with working(later, talk.graph, settings=settings(keep_events=300.0)) as runtime:
             await eventually(lambda: len(storage.rows("ada", EVENT)) == 1)
             assert [lane.key[0] for lane in storage.rows("ada", LANE)] == ["inbox"], "nothing is due any more"
             after, _ = await told(runtime, await say(runtime, "three"))
@@ -289,7 +289,7 @@ def test_what_was_told_is_forgotten_when_its_time_is_over(storage: Storage, talk
 def test_what_a_run_tells_stays_while_it_is_open(near: Storage, talk: Talk) -> None:
     async def main() -> None:
         database, line = near.open()
-        async with working(database, talk.graph, settings=settings(keep_told=300.0)) as runtime:
+        async with working(database, talk.graph, settings=settings(keep_events=300.0)) as runtime:
             await told(runtime, await say(runtime, "one"))
             ticket = await say(runtime, "hold on")
             await eventually(lambda: talk.under_way)

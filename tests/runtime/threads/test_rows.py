@@ -13,14 +13,14 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 import perdure
+from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow, time_of
 from perdure.runtime.threads.threads import Threads
-from perdure.runtime.threads.ttl import ThreadTtl
-from perdure.server.hosting.thread_expiry import Sweeper
 from tests.runtime.graphs import HOUR_US, Storage, Talk, go, working
 from tests.server.acceptance.saying import said
 from tests.server.listening import place
+from tests.server.test_thread_expiry import expired
 
 
 def program(saver: Any, *, asks: bool = False) -> Any:
@@ -100,25 +100,26 @@ def test_a_programs_threads_that_are_over_are_swept(
         await asyncio.to_thread(spoken, storage, "old")
         usual = ThreadTtl(default_ttl=30)
         async with working(storage.database(), talk.graph, thread_ttl=usual) as runtime:
-            assert await Sweeper(runtime).sweep() == 0
+            assert await expired(runtime) == 0
         database, line = storage.open()
         line.ahead_us = HOUR_US
         async with working(database, talk.graph) as runtime:
-            assert await Sweeper(runtime).sweep() == 0, "nobody set a time to live"
+            assert await expired(runtime) == 0, "nobody set a time to live"
         kept = ThreadTtl(default_ttl=30, strategy="keep_latest")
         async with working(database, talk.graph, thread_ttl=kept) as runtime:
-            sweeper = Sweeper(runtime)
             before = len(storage.rows("old"))
-            assert await sweeper.sweep() == 1
+            assert await expired(runtime) == 0
+            assert len(storage.rows("old")) == before, "by the clock of its host its time goes on"
+            monkeypatch.setattr(time, "time_ns", lambda: real() + HOUR_US * 1000)
+            assert await expired(runtime) == 0
             assert 0 < len(storage.rows("old")) < before
-            assert await sweeper.sweep() == 0, "what shrank has time again"
+            monkeypatch.setattr(time, "time_ns", real)
         await asyncio.to_thread(spoken, storage, "older")
         async with working(database, talk.graph, thread_ttl=usual) as runtime:
-            sweeper = Sweeper(runtime)
-            assert await sweeper.sweep() == 0, "by the clock of its host its time goes on"
+            assert await expired(runtime) == 0, "by the clock of its host its time goes on"
             monkeypatch.setattr(time, "time_ns", lambda: real() + HOUR_US * 1000)
-            assert await sweeper.sweep() == 1
-            assert storage.rows("older") == []
+            assert await expired(runtime) == 2
+            assert storage.rows("old") == storage.rows("older") == []
 
     go(main())
 

@@ -7,8 +7,8 @@ import pytest
 from perdure.errors import NotFound
 from perdure.model.ops import Commit, Fetch
 from perdure.model.records import DOCUMENT, INBOX
+from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime.accepting import AlreadyCreated
-from perdure.runtime.threads.ttl import ThreadTtl
 from tests.runtime.graphs import Storage, Talk, go, working
 
 

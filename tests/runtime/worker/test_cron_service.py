@@ -21,8 +21,8 @@ from perdure.model.queue import CRONS
 from perdure.model.records import DOCUMENT, LANE
 from perdure.runtime import Runtime
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.context import RuntimeContext
 from perdure.runtime.crons import Crons, Due
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.cron_service import CronService, Fired, Firing
 from perdure.runtime.worker.dispatch import Dispatch

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from a2a.types import a2a_pb2 as types
 from a2a.utils.errors import InvalidParamsError, TaskNotFoundError, UnsupportedOperationError
+from langgraph_sdk import get_client
 from standardwebhooks.webhooks import Webhook
 
 import perdure
 from perdure.config.webhook_secrets import key_of
+from perdure.model.messages import SENT
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.runtime.graphs import eventually_stored
 from tests.server.a2a.test_handler import Gate, graphs
 from tests.server.hosting import run
@@ -161,7 +163,7 @@ async def test_a_message_that_is_sent_again_has_the_same_receiver_and_nothing_st
         asked = await talk.task("tea", message_id=message_id, configuration=config)
         assert await talk.task("tea", message_id=message_id, configuration=config) == asked
         await talk.client.create_task_push_notification_config(receiver_at(receiver, task_id=asked["id"]))
-        stored = runtime.for_tenant("").documents("task_push")
+        stored = runtime.for_tenant("").thread_documents(asked["contextId"], "task_push")
         assert await stored.get(asked["id"]) is not None
         await talk.task("blue", task=asked["id"], configuration=config)
 
@@ -183,5 +185,77 @@ async def test_an_address_that_may_not_be_called_is_refused_with_the_message() -
         config = types.SendMessageConfiguration(task_push_notification_config=public)
         with pytest.raises(InvalidParamsError, match="visible ASCII"):
             await talk.task("hello", context="c1", configuration=config)
-        with pytest.raises(InvalidParamsError, match="not found"):
-            await talk.client.list_tasks(types.ListTasksRequest(context_id="c1"))
+        assert not (await talk.client.list_tasks(types.ListTasksRequest(context_id="c1"))).tasks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["A2A", "the API of threads"])
+@run
+async def test_a_receiver_is_sent_the_end_of_a_question_that_another_message_closes(way: str) -> None:
+    async with receiving() as receiver, kept_by() as (url, _), talking(url, "ask") as talk:
+        config = types.SendMessageConfiguration(task_push_notification_config=receiver_at(receiver))
+        asked = await talk.task("tea", configuration=config)
+        await receiver.told()
+        context = asked["contextId"]
+        if way == "A2A":
+            await talk.task("coffee", context=context)
+        else:
+            said = {"messages": [{"role": "user", "content": "coffee"}]}
+            async with get_client(url=url) as api:
+                await api.runs.wait(context, "ask", input=said)
+        await receiver.told(2)
+        first, second = receiver.calls[:2]
+        assert first.headers["idempotency-key"] != second.headers["idempotency-key"]
+        closed = second.body["task"]
+        assert (closed["id"], closed["status"]["state"]) == (asked["id"], "TASK_STATE_CANCELED")
+        assert "went on with another message" in closed["status"]["message"]["parts"][0]["text"]
+
+
+@pytest.mark.slow
+@run
+async def test_a_receiver_is_sent_the_end_after_an_answer_over_the_api_of_threads() -> None:
+    async with receiving() as receiver, kept_by() as (url, _), talking(url, "ask") as talk:
+        config = types.SendMessageConfiguration(task_push_notification_config=receiver_at(receiver))
+        asked = await talk.task("tea", configuration=config)
+        await receiver.told()
+        async with get_client(url=url) as api:
+            await api.runs.wait(asked["contextId"], "ask", command={"resume": "blue"})
+        (_, done) = await receiver.told(2)
+        assert (done["task"]["id"], done["task"]["status"]["state"]) == (asked["id"], "TASK_STATE_COMPLETED")
+        assert done["task"]["artifacts"][0]["parts"][0]["text"] == "a blue cup"
+
+
+@pytest.mark.slow
+@run
+async def test_a_question_that_is_given_up_is_sent_once() -> None:
+    async with receiving() as receiver, kept_by() as (url, runtime), talking(url, "ask") as talk:
+        config = types.SendMessageConfiguration(task_push_notification_config=receiver_at(receiver))
+        asked = await talk.task("tea", configuration=config)
+        await receiver.told()
+        await talk.client.cancel_task(types.CancelTaskRequest(id=asked["id"]))
+        threads = runtime.for_tenant("")
+
+        async def is_settled() -> bool:
+            return all(one.state == SENT for one in await threads.replies(asked["contextId"]))
+
+        await eventually_stored(is_settled)
+        states = [call.body["task"]["status"]["state"] for call in receiver.calls]
+        assert states == ["TASK_STATE_INPUT_REQUIRED", "TASK_STATE_CANCELED"]
+
+
+@pytest.mark.slow
+@run
+async def test_receivers_go_with_their_thread() -> None:
+    async with receiving() as receiver, kept_by() as (url, runtime), talking(url, "ask") as talk:
+        asked = await talk.task("tea")
+        wanted = receiver_at(receiver, task_id=asked["id"])
+        await talk.client.create_task_push_notification_config(wanted)
+        stored = runtime.for_tenant("").thread_documents(asked["contextId"], "task_push")
+        assert await stored.get(asked["id"]) is not None
+        async with get_client(url=url) as api:
+            await api.threads.delete(asked["contextId"])
+        assert await stored.get(asked["id"]) is None
+        with pytest.raises(TaskNotFoundError):
+            await talk.client.create_task_push_notification_config(wanted)
+        assert await stored.change(asked["id"], lambda _: {"set": []}) is None, "there is no thread for it"
+        assert await stored.get(asked["id"]) is None

@@ -26,7 +26,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.config import Cors, Http
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from tests.server.graphs import graphs
 
 P = ParamSpec("P")
@@ -36,7 +36,7 @@ near = pytest.mark.parametrize("server", ["sqlite"], indirect=True)
 
 WITHIN_S = 60.0
 """How long anything is waited for. Nothing takes that long but a machine that has something else to do."""
-_TIMEOUT = httpx.Timeout(WITHIN_S, connect=10)
+_TIMEOUT: Any = httpx.Timeout(WITHIN_S, connect=10)
 
 
 def run(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

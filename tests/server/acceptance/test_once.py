@@ -167,13 +167,13 @@ async def test_a_run_that_comes_later_holds_its_key(server: Server) -> None:
                 asked = client.runs.create(thread_id, "chat", input=said("x"), headers=key, **given)
                 made.append((await asked)["run_id"])
             assert made[0] == made[1]
+        await client.runs.join(thread_id, made[0])
         waiting = await client.runs.list(thread_id, status="pending")
         with pytest.raises(ConflictError, match="comes later"):
             await client.threads.update_state(thread_id, said("edited"))
         for one in waiting:
             await client.runs.cancel(thread_id, one["run_id"])
         assert await client.runs.list(thread_id, status="pending") == []
-        await client.runs.join(thread_id, made[0])
         assert (await client.threads.get(thread_id))["status"] == "idle"
         for one in waiting:
             await client.runs.delete(thread_id, one["run_id"])

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from perdure.server.mcp.tools import ToolInput, input_of
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 from tests.server.hosting import run, serving
 
 

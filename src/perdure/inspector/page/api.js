@@ -28,7 +28,11 @@ export async function get(view, asked = {}) {
   return answerOf(await fetch(`api/${view}?${query}`, { headers: headers() }));
 }
 
-export async function act(name, body) {
+async function post(path, body) {
   const sent = { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body) };
-  return answerOf(await fetch(`api/actions/${name}`, sent));
+  return answerOf(await fetch(path, sent));
 }
+
+export const act = (name, body) => post(`api/actions/${name}`, body);
+
+export const replay = (body) => post("api/replay", body);

@@ -5,10 +5,11 @@ import { at, announce, fill, make } from "./dom.js";
 import { showCare } from "./care.js";
 import { showLog } from "./log.js";
 import { showQueue } from "./queue.js";
+import { showReplay } from "./replay.js";
 import { showThread } from "./thread.js";
 import { showThreads } from "./threads.js";
 
-const VIEWS = { threads: showThreads, thread: showThread, queue: showQueue, care: showCare, log: showLog };
+const VIEWS = { threads: showThreads, thread: showThread, replay: showReplay, queue: showQueue, care: showCare, log: showLog };
 let leave = () => {};
 let current = "";
 
@@ -21,7 +22,7 @@ async function show() {
   if (location.hash === "#main") return;
   const [view, asked] = parts();
   // Within one thread only the selection changes, which its view follows itself.
-  const name = view === "thread" ? `thread ${asked.id}` : view;
+  const name = view === "thread" || view === "replay" ? `${view} ${asked.id}` : view;
   if (name === current && view === "thread") {
     dispatchEvent(new CustomEvent("selected", { detail: asked }));
     return;
@@ -30,7 +31,7 @@ async function show() {
   leave();
   leave = () => {};
   for (const link of document.querySelectorAll("nav a")) {
-    const isHere = link.getAttribute("href") === `#/${view === "thread" ? "threads" : view}`;
+    const isHere = link.getAttribute("href") === `#/${view === "thread" || view === "replay" ? "threads" : view}`;
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }

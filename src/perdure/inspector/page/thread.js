@@ -20,6 +20,7 @@ export async function showThread(main, asked) {
   fill(main,
     make("p", {}, make("a", { href: "#/threads" }, "← Threads")),
     make("h1.id", {}, id),
+    about.permissions.includes("replay") && about.has_state ? make("p", {}, make("a", { href: address("replay", { id }) }, "Replay by a graph")) : null,
     top,
     place);
   const showTop = () => fill(top, header(about), make("div.actions", {}, actions(about, () => ({ checkpoint: selected.checkpoint || "", namespace: selected.namespace || "" }), changed)));

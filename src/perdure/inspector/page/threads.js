@@ -9,13 +9,14 @@ const STATUSES = ["", "idle", "busy", "interrupted", "error"];
 
 export async function showThreads(main, asked) {
   const id = make("input", { type: "search", name: "id", value: asked.id || "", autocomplete: "off", spellcheck: false, "data-search": "", placeholder: "beginning of an id" });
+  const title = make("input", { type: "search", name: "title", value: asked.title || "", autocomplete: "off", placeholder: "a part of it" });
   const metadata = make("input", { type: "search", name: "metadata", value: asked.metadata || "", autocomplete: "off", spellcheck: false, placeholder: 'key=value or {"key": …}' });
   const state = make("select", { name: "status" }, STATUSES.map((name) => make("option", { value: name, selected: name === (asked.status || "") }, name || "any")));
-  const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["age", "oldest first"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
-  const form = make("form.row", { role: "search" }, field("Id", id), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search"));
+  const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["newest", "newest first"], ["age", "oldest first"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
+  const form = make("form.row", { role: "search" }, field("Id", id), field("Title", title), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search"));
   const go = (event) => {
     event.preventDefault();
-    const next = address("threads", { id: id.value, metadata: metadata.value, status: state.value, sort: sort.value === "activity" ? "" : sort.value });
+    const next = address("threads", { id: id.value, title: title.value, metadata: metadata.value, status: state.value, sort: sort.value === "activity" ? "" : sort.value });
     history.replaceState(null, "", next);
     load().catch(failed);
   };
@@ -33,7 +34,7 @@ export async function showThreads(main, asked) {
   let cursor = null;
   let pages = 0;
   let turn = 0;
-  const query = () => ({ id: id.value, metadata: asJson(metadata.value), status: state.value, sort: sort.value });
+  const query = () => ({ id: id.value, title: title.value.trim(), metadata: asJson(metadata.value), status: state.value, sort: sort.value });
   const failed = (error) => {
     note.textContent = error.message;
     note.className = "problem";

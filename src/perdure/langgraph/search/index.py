@@ -8,8 +8,11 @@ of texts are compared only where that is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
+from logging import getLogger
 from typing import Any, NamedTuple, TypedDict
+from weakref import WeakSet
 
 from langgraph.store.base import IndexConfig, Op, PutOp, SearchOp, get_text_at_path, tokenize_path
 
@@ -24,11 +27,12 @@ from perdure.langgraph.search.ranking import RankedQuery, ranked
 from perdure.langgraph.search.segments import IndexedItem, numpy
 from perdure.langgraph.search.terms import TermExtractor
 from perdure.model.arguments import refuse_text
-from perdure.model.items import labels_of
+from perdure.model.items import labels_of, name_of
 from perdure.model.json_values import unpack
-from perdure.model.program import Program
-from perdure.model.records import Partition
-from perdure.storage.port import Driver
+from perdure.model.ops import Find, NearQuery
+from perdure.model.program import Program, ask
+from perdure.model.records import STORE, Partition
+from perdure.storage.port import Driver, prepare_vectors, vector_dims, vector_method
 
 __all__ = ["NOTHING", "Embedded", "IndexConfig", "SearchConfig", "SearchIndex", "index_of"]
 
@@ -38,9 +42,11 @@ MOST_ITEMS = 200_000
 VECTOR_WEIGHT = 0.3
 """Share of the vectors in the score where words are compared, too."""
 
+_log = getLogger("perdure.langgraph")
 _WHOLE = "$"
 _WITHOUT_MODEL = b""
 _READ_AHEAD = 64
+_OUTDATED = 1000
 
 
 class SearchConfig(TypedDict, total=False):
@@ -98,6 +104,7 @@ class SearchIndex:
         self.vector_weight: float = given.get("vector_weight", VECTOR_WEIGHT)
         self._marks = {is_default: self._mark(is_default) for is_default in (True, False)}
         self._cache = IndexCache()
+        self._announced: WeakSet[Driver] = WeakSet()
 
     @property
     def name(self) -> str:
@@ -176,6 +183,51 @@ class SearchIndex:
         return list(texts), list(queries)
 
     # Search
+
+    def method(self, driver: Driver) -> str:
+        """Return in words how the items of a database are compared with a query."""
+        if self.embedder is None:
+            return "words in this process"
+        if self.extractor is not None:
+            return "vectors and words in this process"
+        return f"vectors {vector_method(driver, self._dims)}"
+
+    def announce(self, driver: Driver) -> None:
+        """Log once how the items of a database are compared with a query."""
+        if driver not in self._announced:
+            self._announced.add(driver)
+            _log.info("searches in the store compare %s", self.method(driver))
+
+    def is_stored_in(self, driver: Driver) -> bool:
+        """Return True if the database itself compares the vectors. Where words are compared, too, the scores
+        of all items are needed, so that both are compared in the process."""
+        return 0 < self._dims <= vector_dims(driver) and self.extractor is None
+
+    def prepare(self, driver: Driver) -> int:
+        """Prepare the database for searches, where it compares the vectors itself; return the number of items
+        whose vectors were wrong there."""
+        return prepare_vectors(driver, self._dims) if self.is_stored_in(driver) else 0
+
+    def request(self, tenant: str, op: SearchOp, now: int, embedded: Embedded) -> Program[Find]:
+        """Return the request for the items nearest to the query, for a database that compares the vectors.
+
+        Raises:
+            ReindexRequired: Items were indexed by another model.
+        """
+        vector = numpy().asarray(embedded.queries[op.query or ""], dtype="<f4")
+        find = Find(
+            "nearest",
+            tenant,
+            space=STORE,
+            prefix=name_of(tuple(op.namespace_prefix)),
+            until=now,
+            near=NearQuery(vector.tobytes(), tuple(sorted(self._marks.values()))),
+        )
+        outdated = yield from ask(replace(find, index="outdated", limit=_OUTDATED))
+        if outdated:
+            partition = outdated[0].partition
+            raise self._reindex_required(partition, sum(hit.partition == partition for hit in outdated))
+        return find
 
     def candidates(
         self, driver: Driver, tenant: str, op: SearchOp, embedded: Embedded

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from langchain_core.messages import (
@@ -27,9 +28,9 @@ from perdure.engine.transact import Budget
 from perdure.errors import Fenced, PerdureError, Unavailable
 from perdure.model.ops import Put
 from perdure.model.records import Partition
-from perdure.runtime.encoding import encoded
 from perdure.runtime.events import protocol
 from perdure.runtime.events.outgoing import outgoing, outgoing_event
+from perdure.runtime.json_encoding import encoded
 from perdure.runtime.options import StreamOptions
 
 _GATHER_S = 0.05
@@ -174,7 +175,10 @@ class EventBuffer:
         """Return the events after a number, or ``None`` if some of them are not held here any more."""
         if after < self.floor:
             return None
-        return [event for event in self._held if event.seq > after]
+        # From the newest backwards: a subscriber that keeps up lacks one of many thousands.
+        found = list(takewhile(lambda event: event.seq > after, reversed(self._held)))
+        found.reverse()
+        return found
 
     def is_in_log(self, after: int) -> bool:
         """Return True if the events after a number are stored or will be. For numbers before the first this

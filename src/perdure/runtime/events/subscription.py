@@ -18,7 +18,7 @@ from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.publisher import EventBuffer
 from perdure.runtime.notifications import STORED, Notifications
-from perdure.runtime.observe import Observers
+from perdure.runtime.observers import Observers
 
 _LOOK_S = (0.1, 1.0)
 """Seconds between polls of the event log: at first, and at most after polls without a result."""

@@ -20,7 +20,6 @@ from perdure.model.ops import Expect, ListedThread
 from perdure.model.records import SERVER, Partition
 from perdure.runtime.threads.order import AT_ONCE, Order, SortedThread, count, places, rows, sort_rows
 from perdure.runtime.threads.rows import Status, ThreadRow
-from perdure.runtime.threads.ttl import ThreadTtl, is_expired, stored_ttl
 
 _COLLECTION = "threads"
 _FIRST_BATCH, _BATCH = 32, 500
@@ -30,12 +29,11 @@ Sees = Callable[[Mapping[str, Any]], bool]
 
 
 class ThreadIndex:
-    """Index of one tenant's threads. ``usual`` is the time to live of threads that have none of their own."""
+    """Index of one tenant's threads."""
 
-    def __init__(self, database: DatabaseHandle, tenant: str, usual: ThreadTtl | None) -> None:
+    def __init__(self, database: DatabaseHandle, tenant: str) -> None:
         self._database = database
         self._tenant = tenant
-        self._usual = usual
         self._partition = Partition(tenant, "threads", SERVER)
 
     async def add(self, thread_id: str, document: Document) -> Document | None:
@@ -95,10 +93,6 @@ class ThreadIndex:
         name that was created since has another."""
         expect = Expect.PRESENT if seen is None else seen.version
         await self._database.arun(documents.remove(self._partition, _COLLECTION, thread_id, expect))
-
-    def usual_ttl(self, updated_at: int) -> Mapping[str, Any] | None:
-        """Return the time to live of a thread without one of its own, from its last change."""
-        return None if self._usual is None else stored_ttl(self._usual.given, updated_at)
 
     async def search(
         self,
@@ -172,26 +166,6 @@ class ThreadIndex:
         async for _ in self.search(metadata=metadata, ids=ids, status=status, sees=sees):
             number += 1
         return number
-
-    async def expired(self, now: int) -> AsyncIterator[ThreadRow]:
-        """Yield the threads whose time to live has expired. For threads without one the default counts
-        from their last checkpoint. Only expired threads are read in full, others only in the index."""
-        # All are listed before the first is removed: removals would shift the following pages.
-        every = [place async for place in places(self._database, self._tenant, Order(descending=False))]
-        for at in range(0, len(every), _BATCH):
-            batch = every[at : at + _BATCH]
-            entries = await self._entries(batch)
-            wanted: list[SortedThread] = []
-            for place in batch:
-                entry = entries.get(place.partition.thread)
-                ttl = self.usual_ttl(place.listed.updated_at) if entry is None else entry.get("ttl")
-                if is_expired(ttl, now):
-                    wanted.append(place)
-            for row in await rows(self._database, wanted):
-                if not row.has_document and row.fault is None:
-                    row = row._replace(ttl=self.usual_ttl(row.updated_at))
-                if is_expired(row.ttl, now) and row.status != "busy":
-                    yield row
 
     async def _change(self, thread_id: str, change: Change, now: int) -> None:
         fresh = self._database.fresh()

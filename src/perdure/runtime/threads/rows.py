@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 from langgraph.checkpoint.serde.types import INTERRUPT
 
 from perdure.engine.documents import Document
-from perdure.engine.threads import refuse_headless
+from perdure.engine.thread_view import refuse_headless
 from perdure.errors import Corrupt
-from perdure.langgraph import inspect
+from perdure.langgraph import plain_reading
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.checkpoint_ids import time_of
+from perdure.model.checkpoint_times import time_of
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
@@ -34,7 +34,7 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.runtime.encoding import plain
+from perdure.runtime.json_encoding import plain
 
 Status = Literal["idle", "busy", "interrupted", "error"]
 
@@ -176,7 +176,7 @@ def _parsed(record: CheckpointRecord) -> int:
 
 def _metadata_of(record: CheckpointRecord) -> dict[str, Any]:
     """Return the metadata of a checkpoint without the entries that LangGraph adds, as JSON data."""
-    metadata: dict[str, Any] = inspect.metadata_of(record)
+    metadata: dict[str, Any] = plain_reading.metadata_of(record)
     own = {name: value for name, value in metadata.items() if name not in _TECHNICAL}
     described: dict[str, Any] = plain(
         {n: v for n, v in own.items() if not n.startswith(("__", "langgraph_"))}

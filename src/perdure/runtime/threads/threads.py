@@ -6,12 +6,11 @@ the thread, or checks that it exists.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from perdure.database.asynchronous import Database
-from perdure.engine import documents, history, removal, tags
+from perdure.engine import documents, history, tags
 from perdure.engine.documents import Document
 from perdure.engine.measure import Measure
 from perdure.engine.transact import ATTEMPTS
@@ -20,11 +19,11 @@ from perdure.model.messages import dedupe_digest
 from perdure.model.ops import Check, Expect, Fetch, Get, Put
 from perdure.model.program import Program, ask
 from perdure.model.records import DEDUPE, DOCUMENT, OF_THREAD, Partition
-from perdure.runtime.context import RuntimeContext
+from perdure.model.thread_ttl import stored_ttl
 from perdure.runtime.control import Control
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.index import ThreadIndex
 from perdure.runtime.threads.rows import EDITED, ThreadRow, look, row_of
-from perdure.runtime.threads.ttl import is_expired, stored_ttl
 
 THERE = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
 """Condition that a thread is known to clients: a commit that carries it is refused once the thread is
@@ -49,7 +48,7 @@ class Threads:
         self._control = control
         self._database = context.database
         self._tenant = tenant
-        self.index = ThreadIndex(context.database, tenant, context.thread_ttl)
+        self.index = ThreadIndex(context.database, tenant)
 
     async def draft(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
@@ -222,29 +221,12 @@ class Threads:
         await self.index.remove(thread_id)
         return row is not None
 
-    async def remove_resting(self, thread_id: str, *, expired_at: int | None = None) -> bool:
-        """Remove a thread without pending work, and return True if it was removed. With ``expired_at`` it
-        is removed only if its time to live had expired by then. A message accepted meanwhile keeps the
-        thread."""
+    async def remove_resting(self, thread_id: str) -> bool:
+        """Remove a thread without pending work, and return True if it was removed. A message accepted
+        meanwhile keeps the thread."""
         partition = self._partition(thread_id)
-        head, is_over = None, True
-        if expired_at is not None:
-            # The time to live of a thread without a document counts from its last checkpoint, this head.
-            head = await self._database.arun(removal.latest(partition))
-            row = await self.look(thread_id)
-            # That is its host's time: where a clock was set, both have to say that the time is over.
-            by_both = min(expired_at, time.time_ns() // 1000)
-            is_over = row is not None and is_expired(self.index.usual_ttl(row.updated_at), by_both)
-
-        def may_go(document: Document | None, latest: str | None) -> bool:
-            if expired_at is None:
-                return True
-            if document is None:
-                return is_over and latest == head
-            return is_expired(document.body.get("ttl"), expired_at)
-
         entry = await self.index.entry(thread_id)
-        if not await self._control.remove_resting(partition, may_go):
+        if not await self._control.remove_resting(partition):
             return False
         if entry is not None:
             await self.index.remove(thread_id, entry)

@@ -17,6 +17,7 @@ from langgraph.errors import GraphDrained
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
+from perdure.engine.questions import with_closing_reply
 from perdure.engine.runs import Ending, HeldRun
 from perdure.errors import NotFound
 from perdure.langgraph.loop_state import ThreadId
@@ -30,11 +31,11 @@ from perdure.runtime.graphs import Graphs
 from perdure.runtime.interrupt_answers import still_to_give
 from perdure.runtime.memories import Memories
 from perdure.runtime.model_calls import Emit, ModelCalls
-from perdure.runtime.options import WEBHOOK, Options
+from perdure.runtime.options import CLOSED, WEBHOOK, Options
 from perdure.runtime.run_context import context_of, mirrored
+from perdure.runtime.run_user import USER, user_of
 from perdure.runtime.steering import STEERING, Steering
 from perdure.runtime.task_names import with_places
-from perdure.runtime.users import USER, user_of
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 """Tenant of the current run."""
@@ -240,7 +241,11 @@ def noticed(held: HeldRun, ending: Ending) -> Ending:
     options = Options.read_if_readable(held.messages[0].options)
     url = None if options is None else options.webhook
     notice = {"url": url, "run_id": held.run.id, "state": ending.state}
-    return replace(ending, replies=() if url is None else (notice,))
+    note = ending.note
+    if ending.state == WAITING and options is not None and options.notice_if_closed:
+        inherited = {"webhook": url, "notice_if_closed": True}
+        note = with_closing_reply(note, {**notice, "state": CLOSED}, inherited)
+    return replace(ending, note=note, replies=() if url is None else (notice,))
 
 
 def _at(config: RunnableConfig, checkpoint_id: str) -> RunnableConfig:

@@ -13,10 +13,10 @@ from typing import Literal
 
 from perdure.engine import crons
 from perdure.engine.crons import Cron, Due
-from perdure.engine.retention import all_partitions
+from perdure.engine.removal import all_partitions
 from perdure.model.queue import CRONS, Lane
 from perdure.model.records import SERVER, Partition
-from perdure.runtime.context import RuntimeContext
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.dispatch import Dispatch
 
@@ -120,7 +120,7 @@ class CronService:
             raise first
         if left:
             return Foreign("service", CRONS)
-        return len(found.crons) == _PAGE
+        return found.may_be_more
 
     async def _start(self, fire: Fire, cron: Cron, partition: Partition, now: int) -> None:
         """Start a cron unless another process does."""

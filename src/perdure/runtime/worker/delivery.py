@@ -24,8 +24,8 @@ from perdure.model.messages import (
     stored_text,
 )
 from perdure.model.records import Partition
-from perdure.runtime.context import RuntimeContext
 from perdure.runtime.jitter import spread
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 
 InDoubt = Literal["resend", "reconcile", "hold"]

@@ -15,9 +15,9 @@ from typing import Any
 from perdure.errors import Unavailable
 from perdure.model.queue import IN, Lane
 from perdure.model.records import Partition
-from perdure.runtime.context import RuntimeContext
 from perdure.runtime.jitter import spread
 from perdure.runtime.notifications import PollDelay
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Reason
 from perdure.runtime.worker.fairness import Due
 
@@ -48,6 +48,8 @@ class Dispatch:
         self._work: Mapping[str, Serve] = {}
         self._serving: dict[Due, asyncio.Task[None]] = {}
         self._again: set[Due] = set()
+        self._reserved: set[Due] = set()
+        self._pressing: set[Due] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._wake = asyncio.Event()
         self._context = copy_context()
@@ -165,13 +167,40 @@ class Dispatch:
         """Return True if this process works on a thread's inbox now."""
         return (partition, IN) in self._serving
 
+    def reserve(self, due: Due) -> bool:
+        """Reserve a slot for a queue that the caller is about to claim, until ``serve_reserved`` or
+        ``release``. Return False if there is none now, or the queue is served already."""
+        if self.is_stopping or not self._work or due in self._reserved:
+            return False
+        # One that has been served leaves its slot in the next round of the event loop.
+        if (serving := self._serving.get(due)) is not None and not serving.done():
+            return False
+        if self._slots <= 0 or not self._may_run(due[0].tenant):
+            return False
+        self._reserved.add(due)
+        return True
+
+    def release(self, due: Due) -> None:
+        """Give a reserved slot back."""
+        self._reserved.discard(due)
+        if self._backlog:
+            self._wake.set()
+
+    def serve_reserved(self, due: Due) -> None:
+        """Serve a queue in its reserved slot: the caller has claimed it."""
+        self._reserved.discard(due)
+        if due in self._serving:
+            self._pressing.add(due)
+        else:
+            self._serve(due)
+
     def soon(self, due: Due) -> None:
         """Serve a queue as soon as there is a free slot."""
         if self.is_stopping:
             return
         if due in self._serving:
             self._again.add(due)
-        elif len(self._serving) < self._settings.concurrency and self._may_run(due[0].tenant):
+        elif self._slots > 0 and self._may_run(due[0].tenant):
             self._serve(due)
         else:
             self._backlog.add(due)
@@ -179,7 +208,15 @@ class Dispatch:
 
     def _may_run(self, tenant: str) -> bool:
         most = self._settings.per_tenant
-        return most is None or sum(partition.tenant == tenant for partition, _ in self._serving) < most
+        return most is None or self._running()[tenant] < most
+
+    @property
+    def _slots(self) -> int:
+        """Number of queues that may be served beside those that are."""
+        return self._settings.concurrency - len(self._serving) - len(self._reserved)
+
+    def _running(self) -> Counter[str]:
+        return Counter(partition.tenant for partition, _ in (*self._serving, *self._reserved))
 
     def _serve(self, due: Due) -> None:
         # The caller may be within a request or another run, whose context is not this run's.
@@ -188,8 +225,13 @@ class Dispatch:
         task.add_done_callback(lambda _: self._done(due))
 
     def _done(self, due: Due) -> None:
-        was_full = len(self._serving) >= self._settings.concurrency
+        was_full = self._slots <= 0
         del self._serving[due]
+        if due in self._pressing:
+            # It was claimed meanwhile; also a worker that stops has to release it.
+            self._pressing.discard(due)
+            self._serve(due)
+            return
         if self.is_stopping:
             return
         if due in self._again:
@@ -197,7 +239,7 @@ class Dispatch:
             self._backlog.add(due)
         if asyncio.get_running_loop().time() - self._backlog.looked_at < _STALE_S:
             self._fill()
-        if was_full and len(self._serving) < self._settings.concurrency:
+        if was_full and self._slots > 0:
             self._wake.set()
 
     async def run(self) -> None:
@@ -219,7 +261,7 @@ class Dispatch:
                 continue
 
     async def _look(self) -> None:
-        slots = self._settings.concurrency - len(self._serving)
+        slots = self._slots
         if slots <= 0:
             return
         now, time = await self._clock.now(), asyncio.get_running_loop().time()
@@ -230,11 +272,10 @@ class Dispatch:
 
     def _fill(self) -> None:
         """Serve known due queues while there are free slots, tenants in turn."""
-        slots = self._settings.concurrency - len(self._serving)
+        slots = self._slots
         if self.is_stopping or slots <= 0 or not self._backlog:
             return
-        running = Counter(partition.tenant for partition, _ in self._serving)
-        for item in self._backlog.take(running, slots, self._settings.per_tenant):
+        for item in self._backlog.take(self._running(), slots, self._settings.per_tenant):
             if item not in self._serving:
                 self._serve(item)
             else:

@@ -14,7 +14,7 @@ from perdure.engine import runs
 from perdure.engine.runs import Ending, HeldRun
 from perdure.errors import Fenced, PerdureError
 from perdure.model.records import Partition
-from perdure.runtime.context import RuntimeContext
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.steering import Steering
 
 

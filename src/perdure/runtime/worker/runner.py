@@ -34,7 +34,6 @@ from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WA
 from perdure.model.ops import Put
 from perdure.model.queue import OUT, ROLLBACK
 from perdure.model.records import Partition
-from perdure.runtime.context import RuntimeContext
 from perdure.runtime.conversations import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.publisher import EventBuffer
@@ -42,10 +41,11 @@ from perdure.runtime.failures import log_failure, place_of
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.jitter import spread
 from perdure.runtime.memories import Memories
+from perdure.runtime.memory_turns import MEMORY
 from perdure.runtime.options import WEBHOOK, Options, StreamOptions
-from perdure.runtime.sizes import Sizes
+from perdure.runtime.runtime_context import RuntimeContext
+from perdure.runtime.state_sizes import Sizes
 from perdure.runtime.steering import Steering
-from perdure.runtime.turns import MEMORY
 from perdure.runtime.worker.attempt import Views, attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.delivery import Channel
@@ -86,6 +86,7 @@ class Runner:
         self._owner = context.owner
         self.leases = Leases(context)
         self._working = self.leases.working
+        self._begun: dict[Partition, HeldRun] = {}
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
         self._buffers: dict[str, EventBuffer] = {}
         self.conversations = Conversations(context.database, context.clock, context.observers)
@@ -130,6 +131,23 @@ class Runner:
             if is_meant(buffer.partition):
                 buffer.keep()
 
+    def claim(self, partition: Partition, now: int) -> Claim:
+        """Return the claim of a thread's next run for this process."""
+        settings = self._settings
+        return Claim(
+            partition,
+            self._owner,
+            self.graphs.agents.keys(),
+            now,
+            settings.lease_us,
+            settings.max_batch,
+            self._database.fresh(),
+        )
+
+    def begun(self, held: HeldRun) -> None:
+        """Note a run that was claimed by the commit that accepted its message; ``run_next`` works on it."""
+        self._begun[held.partition] = held
+
     # One run
 
     async def run_next(self, partition: Partition) -> bool | Foreign | None:
@@ -140,23 +158,16 @@ class Runner:
                 serve.
         """
         now = await self._clock.now()
-        settings = self._settings
-        claim = Claim(
-            partition,
-            self._owner,
-            self.graphs.agents.keys(),
-            now,
-            settings.lease_us,
-            settings.max_batch,
-            self._database.fresh(),
-        )
-        held = await self._database.arun(claim.take(self._queues.known(partition)))
+        held: HeldRun | Unserved | None = self._begun.pop(partition, None)
         if held is None:
+            claim = self.claim(partition, now)
+            held = await self._database.arun(claim.take(self._queues.known(partition)))
+        if held is None and (held := self._begun.pop(partition, None)) is None:
             return None
         if isinstance(held, Unserved):
             return Foreign("graph", held.name)
         if self._dispatch.is_stopping:
-            await self._handed_over(held)
+            await self.handed_over(held)
             return False
         self._emit("run.claimed", held, waited=now - held.messages[0].accepted_at)
         self._subscriptions.changed(partition)
@@ -265,7 +276,7 @@ class Runner:
             self._emit("run.lost", held)
             return False
         if how == "drain":
-            await self._handed_over(held)
+            await self.handed_over(held)
             return False
         if how == "deadline":
             return await self._given_up(held, f"it took longer than {self._settings.deadline} s", TIMEOUT)
@@ -276,7 +287,7 @@ class Runner:
             raise error
         return await self._failed(held, error or asyncio.CancelledError())
 
-    async def _handed_over(self, held: HeldRun) -> None:
+    async def handed_over(self, held: HeldRun) -> None:
         """Release a healthy run: it is due for other workers at once, and the attempt does not count."""
         now = await self._clock.now()
         await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
@@ -353,7 +364,7 @@ class Runner:
         await buffer.flush()
         last, puts = buffer.last({"run_id": held.run.id, "state": ending.state, **ending.note})
         if puts:
-            until = self._clock.estimate() + round(self._settings.keep_told * 1_000_000)
+            until = self._clock.estimate() + round(self._settings.keep_events * 1_000_000)
             puts.append(events.keeping(until, self._database.fresh()))
         return last, puts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 from perdure.engine import events, followers, scheduled
 from perdure.engine.transact import Budget
@@ -13,7 +14,7 @@ from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
 from perdure.model.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, OUT, Lane
 from perdure.model.records import LANE, Partition
-from perdure.runtime.context import RuntimeContext
+from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.cron_service import CronService
 from perdure.runtime.worker.delivery import Channel, Delivery
@@ -35,6 +36,8 @@ class Worker:
         self.dispatch = Dispatch(context)
         self.runner = Runner(context, self.dispatch, channels)
         self.crons = CronService(context, self.dispatch)
+        self.beginning: set[asyncio.Task[Any]] = set()
+        """Tasks that store and claim a message, and whose callers may leave before they end."""
         self.is_resumed = False
         """True if this process works on what it accepts only, and does not poll."""
 
@@ -119,6 +122,9 @@ class Worker:
             self.runner.hand_over()
             if behind := await self.dispatch.idle(HEED_S):
                 self._context.observers.event("worker.left_behind", runs=behind)
+        if self.beginning:
+            # They release what they have claimed.
+            await asyncio.wait(set(self.beginning), timeout=HEED_S)
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -140,7 +146,7 @@ class Worker:
 
     async def _forget_events(self, partition: Partition) -> bool:
         """Remove expired events of a thread. Return True if there are more."""
-        keep = round(self._context.settings.keep_told * 1_000_000)
+        keep = round(self._context.settings.keep_events * 1_000_000)
         limits = self._database.limits
         now = await self._context.clock.now()
         program = events.forget(partition, now, keep, Budget(limits.ops, limits.bytes))

@@ -10,7 +10,7 @@ from a2a.utils.proto_utils import parse_lenient
 
 from perdure.server.assistants import Assistant
 from perdure.server.auth.identity import Open
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 
 _BEARER = "bearer"
 _MODES = ["text/plain", "application/json"]

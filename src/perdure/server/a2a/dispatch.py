@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from perdure.server.a2a.handler import DurableTasks
 from perdure.server.assistants import Assistant
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 
 # They log what a request contains.
 for _name in ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter"):

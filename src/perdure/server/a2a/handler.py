@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -37,7 +37,7 @@ from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.options import StreamMode
 from perdure.server import error_handlers, streams
 from perdure.server.a2a import push
-from perdure.server.a2a.parts import answer_of, input_of, unique_id
+from perdure.server.a2a.parts import answer_of, input_of, text_of, unique_id
 from perdure.server.a2a.tasks import (
     A2A,
     INPUT_REQUIRED,
@@ -52,15 +52,14 @@ from perdure.server.a2a.tasks import (
     protocol_of,
     run_id_of,
     task_id_of,
-    text_of,
 )
 from perdure.server.assistants import Assistant
 from perdure.server.auth.identity import Refusal
 from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun
+from perdure.server.resources import Caller
 from perdure.server.run_creation import submit
 from perdure.server.run_headers import without_terms
-from perdure.server.state import Caller
 from perdure.server.temporary_threads import ended
 from perdure.server.thread_ids import thread_id_of
 
@@ -171,8 +170,7 @@ class DurableTasks(RequestHandler):
             if size < 1:
                 raise InvalidParamsError("pageSize is from 1 to 100")
             before = int(token) if token else None
-            await self._caller.thread(thread_id_of(params.context_id), "read")
-            found, following = await found_in(self._caller.runtime, params.context_id, size, before)
+            found, following = await self._tasks_of(params.context_id, size, before)
             wanted = types.TaskState.Name(params.status) if params.status else None
             tasks = [
                 await self._shown(task, params)
@@ -185,6 +183,16 @@ class DurableTasks(RequestHandler):
                 total_size=len(tasks),
                 next_page_token="" if following is None else str(following),
             )
+
+    async def _tasks_of(
+        self, context_id: str, size: int, before: int | None
+    ) -> tuple[Sequence[DurableTask], int | None]:
+        """Return a page of a context's tasks, none of one that is not there for the user."""
+        try:
+            await self._caller.thread(thread_id_of(context_id), "read")
+        except NotFound:
+            return (), None
+        return await found_in(self._caller.runtime, context_id, size, before)
 
     @validate_request_params
     async def on_cancel_task(self, params: types.CancelTaskRequest, context: ServerCallContext) -> types.Task:

@@ -1,4 +1,4 @@
-"""Parts of a message as the input of a graph, or as the answer to its question."""
+"""Parts of a message as the input of a graph or as the answer to its question, and a reply as parts."""
 
 from __future__ import annotations
 
@@ -64,6 +64,41 @@ def answer_of(user: User, message: Mapping[str, Any]) -> Any:
             raise ContentTypeNotSupportedError("an answer is one data part, or text")
         return with_verified(user, data[0]) if isinstance(data[0], dict) else data[0]
     return _content([_block(part) for part in parts])
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message of LangChain in its JSON form."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    blocks = [one for one in content or () if isinstance(one, dict) and one.get("type") == "text"]
+    return "".join(str(one.get("text", "")) for one in blocks)
+
+
+def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a message of LangChain as parts: its text, its files in their order, and its data, which is a
+    content block of the type ``non_standard``."""
+    text = text_of(message)
+    parts: list[dict[str, Any]] = [{"text": text}] if text else []
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else ()
+    others = [_part_of(block) for block in blocks if isinstance(block, dict)]
+    return [*parts, *(part for part in others if part is not None)]
+
+
+def _part_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a content block with a file or data as a part, None for any other one."""
+    kind = block.get("type")
+    if kind == "non_standard":
+        return {"data": block["value"]} if "value" in block else None
+    if kind not in (*_KINDS, "file"):
+        return None
+    held = {"url": block["url"]} if block.get("url") else {"raw": block.get("base64") or block.get("data")}
+    if not all(isinstance(value, str) and value for value in held.values()):
+        # It names a file of the model's provider, which the client could not get.
+        return None
+    named = {"mediaType": block.get("mime_type"), "filename": block.get("filename")}
+    return {**held, **{name: value for name, value in named.items() if isinstance(value, str) and value}}
 
 
 def unique_id(message: Mapping[str, Any]) -> str | None:

@@ -1,7 +1,8 @@
 """Push notifications: where the end of a task is sent, and what is sent.
 
-A configuration that comes with a message is stored with it in one commit, a later one beside the task. A task
-is sent when it ends or asks a question, by the outbox: at least once, signed as webhooks are.
+A configuration that comes with a message is stored with it in one commit, a later one in the task's thread,
+and removed with the thread. A task is sent when it asks a question and when it ends, also if it ends because
+another message closes its question, by the outbox: at least once, signed as webhooks are.
 """
 
 from __future__ import annotations
@@ -17,12 +18,22 @@ from a2a.types.a2a_pb2 import Task
 from a2a.utils.proto_utils import parse_lenient
 
 from perdure.runtime import Standing
-from perdure.runtime.documents import TenantDocuments
+from perdure.runtime.documents import ThreadDocuments
 from perdure.runtime.tenant import TenantRuntime
-from perdure.server.a2a.tasks import TERMINAL, DurableTask, document, find, protocol_of, run_id_of
+from perdure.runtime.threads.threads import missing
+from perdure.server.a2a.tasks import (
+    TERMINAL,
+    DurableTask,
+    document,
+    find,
+    found_in,
+    protocol_of,
+    run_id_of,
+)
 
 _TOKEN = "X-A2A-Notification-Token"  # noqa: S105 - the name of a header
 _MOST = 10
+_PAGE = 50
 _VISIBLE = re.compile(r"[!-~]+( [!-~]+)*")
 _NONE: Mapping[str, Any] = {"set": [], "deleted": [], "sent": {}}
 
@@ -62,7 +73,7 @@ def named(config: Mapping[str, Any], *, is_with_message: bool) -> PushConfig:
 async def configs(runtime: TenantRuntime, task: DurableTask) -> list[PushConfig]:
     """Return the configurations of a task."""
     held = {one["id"]: one for standing in task.standings for one in protocol_of(standing).get("push", ())}
-    later = await _documents(runtime).get(task.id)
+    later = await _documents(runtime, task).get(task.id)
     if later is not None:
         held |= {one["id"]: one for one in later.body["set"]}
         held = {name: one for name, one in held.items() if name not in later.body["deleted"]}
@@ -94,7 +105,7 @@ async def delete(runtime: TenantRuntime, task: DurableTask, config_id: str) -> N
 
 
 async def notices(
-    runtime: TenantRuntime, thread_id: str, run_id: str, notice_id: str
+    runtime: TenantRuntime, thread_id: str, run_id: str, notice_id: str, *, is_closed: bool = False
 ) -> Sequence[TaskNotice]:
     """Return what has still to be sent about a task that has ended or asks a question; nothing if its run
     was removed.
@@ -104,15 +115,19 @@ async def notices(
         thread_id: the thread.
         run_id: the run that has ended.
         notice_id: the id of the notice, by which those receivers are known that have it already.
+        is_closed: the notice is that another message has closed the question of the run, and not its end.
     """
     standing = await runtime.find(thread_id, run_id)
     task = None if standing is None else await _task_of(runtime, thread_id, standing)
-    if standing is None or task is None or not (receivers := await configs(runtime, task)):
+    if standing is None or task is None or (is_closed and not task.is_superseded):
+        # A question that was given up, or opened again as its message was taken back, is not closed.
         return ()
-    held = await _documents(runtime).get(task.id)
+    if not (receivers := await configs(runtime, task)):
+        return ()
+    held = await _documents(runtime, task).get(task.id)
     have = () if held is None else held.body.get("sent", {}).get(notice_id, ())
     shown = await document(runtime, task)
-    is_early = protocol_of(standing).get("version") == "0.3"
+    is_early = protocol_of(task.standings[0]).get("version") == "0.3"
     body = _early(shown) if is_early else json.dumps({"task": shown}, ensure_ascii=False)
     return [
         TaskNotice(one["id"], one["url"], _headers(one), body.encode())
@@ -149,12 +164,21 @@ async def forget_ended(runtime: TenantRuntime, thread_id: str, run_id: str) -> N
     standing = await runtime.find(thread_id, run_id)
     task = None if standing is None else await _task_of(runtime, thread_id, standing)
     if task is not None and task.state in TERMINAL:
-        await _documents(runtime).remove(task.id)
+        await _documents(runtime, task).remove(task.id)
 
 
 async def _task_of(runtime: TenantRuntime, thread_id: str, standing: Standing) -> DurableTask | None:
     """Return the task of a run, which began it or answers one of its questions."""
-    return await find(runtime, thread_id, protocol_of(standing).get("task", run_id_of(standing)))
+    protocol = protocol_of(standing)
+    if protocol or standing.message.mode != "answer":
+        return await find(runtime, thread_id, protocol.get("task", run_id_of(standing)))
+    # The answer came by another way: it belongs to the last task before it.
+    before: int | None = standing.message.seq
+    while before is not None:
+        page, before = await found_in(runtime, thread_id, _PAGE, before)
+        if page:
+            return page[0] if run_id_of(standing) in map(run_id_of, page[0].standings) else None
+    return None
 
 
 def _early(shown: Mapping[str, Any]) -> str:
@@ -172,14 +196,13 @@ def _headers(config: PushConfig) -> dict[str, str]:
     return headers
 
 
-def _documents(runtime: TenantRuntime) -> TenantDocuments:
-    return runtime.documents("task_push")
+def _documents(runtime: TenantRuntime, task: DurableTask) -> ThreadDocuments:
+    return runtime.thread_documents(task.thread_id, "task_push")
 
 
 async def _change(runtime: TenantRuntime, task: DurableTask, changed: Any) -> None:
-    documents = _documents(runtime)
-    while True:
-        if await documents.revise(task.id, lambda held: changed(held.body)) is not None:
-            return
-        if await documents.create(task.id, changed(_NONE)) is not None:
-            return
+    stored = await _documents(runtime, task).change(
+        task.id, lambda held: changed(_NONE if held is None else held.body)
+    )
+    if stored is None:
+        raise missing(task.thread_id)

@@ -14,11 +14,12 @@ from typing import Any
 from perdure.model.messages import WAITING
 from perdure.runtime import Standing
 from perdure.runtime.agents import COMMAND, INPUT, RESUME
-from perdure.runtime.encoding import encoded
 from perdure.runtime.interrupt_answers import is_by_name
+from perdure.runtime.json_encoding import encoded
 from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
+from perdure.server.a2a.parts import parts_of, text_of
 from perdure.server.run_values import values_of
 
 PROTOCOL = "protocol"
@@ -220,22 +221,13 @@ def _part(value: Any) -> JsonObject:
 
 
 def _artifact(task: DurableTask, values: Any) -> JsonObject:
-    """Return the result of a task: the text of the agent's last message, or else the values of its graph."""
+    """Return the result of a task: the agent's last message, or else the values of its graph."""
     messages = values.get("messages") if isinstance(values, dict) else None
     if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
         last = messages[-1]
-        if last.get("type") == "ai" and (text := text_of(last)):
-            return {"artifactId": last.get("id") or task.run_id, "name": "reply", "parts": [{"text": text}]}
+        if last.get("type") == "ai" and (parts := parts_of(last)):
+            return {"artifactId": last.get("id") or task.run_id, "name": "reply", "parts": parts}
     return {"artifactId": task.run_id, "name": "values", "parts": [{"data": values}]}
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message of LangChain in its JSON form."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    blocks = [one for one in content or () if isinstance(one, dict) and one.get("type") == "text"]
-    return "".join(str(one.get("text", "")) for one in blocks)
 
 
 def answered(standing: Standing) -> Any:

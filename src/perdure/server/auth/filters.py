@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.server.auth.data import json_data, same
+from perdure.server.auth.json_data import json_data, same
 
 Filter = Mapping[str, Any]
 

@@ -31,9 +31,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 
 from perdure.errors import BadSetting
-from perdure.server.auth.data import json_data
 from perdure.server.auth.filters import BadFilter, Filter, checked
 from perdure.server.auth.identity import Refusal, User, checked_names, tenant_of
+from perdure.server.auth.json_data import json_data
 
 _log = logging.getLogger("perdure.server")
 

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 from starlette.requests import HTTPConnection
 
 from perdure.errors import BadSetting, MissingExtra
-from perdure.server.auth.data import json_data
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.handlers import only
 from perdure.server.auth.identity import Refusal, User, checked_names, tenant_of
+from perdure.server.auth.json_data import json_data
 
 try:
     import jwt

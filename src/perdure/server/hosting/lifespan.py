@@ -20,7 +20,7 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from perdure.care.sweeper import SweepOptions
-from perdure.config.lifespan import compile_graph, is_development, url_of
+from perdure.config.checkpoint_lifespan import compile_graph, is_development, url_of
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, NotFound
@@ -31,12 +31,11 @@ from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import savers_for
 from perdure.runtime.loading import DEFAULT_NAME, LoadedGraph, load_agent
-from perdure.runtime.observe import Logs, Observers
+from perdure.runtime.observers import Logs, Observers
 from perdure.runtime.retention import RetentionLoop
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.crons import CronStarter
-from perdure.server.hosting.thread_expiry import Sweeper
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from perdure.server.webhooks import of_variables
 from perdure.storage.url import redacted
 
@@ -165,8 +164,10 @@ def checkpoint_lifespan(
                     retention=retention,
                 )
             )
-            if retention is not None:
-                sweeps = RetentionLoop(database, Observers((Logs(),)), every=_SWEEP_S, options=SweepOptions())
+            sweeps: RetentionLoop | None = None
+            if retention is not None or serve:
+                options = SweepOptions(all_tenants=gate is not None)
+                sweeps = RetentionLoop(database, Observers((Logs(),)), every=_SWEEP_S, options=options)
                 await stack.enter_async_context(sweeps)
             host: ServerState | None = None
             if serve:
@@ -175,6 +176,7 @@ def checkpoint_lifespan(
                         "requests are not authenticated: anyone who reaches the routes is their one user"
                     )
                 host = await _serving(stack, database, agents, gate, settings)
+                host.sweeps = sweeps
             app.state.perdure = _opened(database, agents, host)
             stack.callback(delattr, app.state, "perdure")
             _log.info("threads are kept in %s", redacted(url))
@@ -227,6 +229,5 @@ async def _serving(
     host = ServerState.over(runtime, Open(database.tenant) if gate is None else gate, webhooks=reach)
     CronStarter(host).serve()
     await stack.enter_async_context(runtime)
-    await stack.enter_async_context(Sweeper(runtime))
     stack.push_async_callback(host.close)
     return host

@@ -17,7 +17,7 @@ import httpx
 from langgraph_sdk._async import client
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure.server.state import LOOPBACK
+from perdure.server.resources import LOOPBACK
 
 DEFER = "__LANGGRAPH_DEFER_LOOPBACK_TRANSPORT"
 """Environment variable that, if "true", makes the SDK's clients without a URL wait for their application.

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from ipaddress import ip_address
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from perdure.runtime.garbage_collector import settle
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Config, Cors
@@ -21,8 +23,19 @@ from perdure.server.hosting.loopback import reachable
 from perdure.server.hosting.mounting import mounted
 from perdure.server.hosting.startup import opened, own_app
 from perdure.server.origins import allows
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
+from perdure.web.connections import LimitedConnection
 from perdure.web.guard import Guard
+
+
+def run(serving: Coroutine[None, None, None]) -> None:
+    """Run a server to its end, on uvloop where it is installed."""
+    with asyncio.Runner(loop_factory=uvicorn.Config(_nothing).get_loop_factory()) as runner:
+        runner.run(serving)
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Application that is never called."""
 
 
 class Server(uvicorn.Server):
@@ -90,7 +103,7 @@ def guarded(app: ASGIApp, gate: Gate, cors: Cors, listener: socket.socket) -> AS
 async def application(config: Config, host: ServerState) -> AsyncIterator[FastAPI]:
     """Yield the application over the opened server, with the custom application beside it and reachable by
     clients without a URL."""
-    app = create_app(None, config.http)
+    app = create_app(None, config.http, development=config.development)
     app.state.perdure = host
     for chat in host.chats:
         app.router.routes.extend(chat.routes(host.runtime))
@@ -125,11 +138,13 @@ async def serve(
         app = await stack.enter_async_context(application(config, host))
 
         async def notify_ready() -> None:
+            settle()
             ready()
 
         drain = round(host.runtime.settings.drain)
         settings = uvicorn.Config(
             guarded(app, host.gate, config.http.cors, listener),
+            http=LimitedConnection,
             log_level="warning",
             lifespan="off",
             timeout_graceful_shutdown=max(1, drain),

@@ -26,7 +26,7 @@ from perdure.errors import BadSetting, GraphLoadError, MissingExtra
 from perdure.memory.policy import verified_user
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.loading import LoadedGraph, find, load_agent
-from perdure.runtime.observe import Logs, Observer, Observers
+from perdure.runtime.observers import Logs, Observer, Observers
 from perdure.runtime.retention import RetentionLoop
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
@@ -35,8 +35,7 @@ from perdure.server.config import Config
 from perdure.server.configurable_headers import NO_HEADERS, Headers
 from perdure.server.crons import CronStarter
 from perdure.server.hosting.loopback import DEFER
-from perdure.server.hosting.thread_expiry import Sweeper
-from perdure.server.state import ServerState
+from perdure.server.resources import ServerState
 from perdure.server.webhooks import Webhooks, webhooks
 
 _log = logging.getLogger("perdure.server")
@@ -75,7 +74,7 @@ async def opened(
         )
         chats = [await stack.enter_async_context(chat) for chat in _chats(config)]
         made = _runtime(config, (database, store), agents, chats, settings=settings, works=works)
-        host = await _running(stack, config, made, gate=gate)
+        host = await _running(stack, config, made, gate=gate, store=store)
         host.chats = chats
         yield host
 
@@ -115,7 +114,12 @@ def _runtime(
 
 
 async def _running(
-    stack: AsyncExitStack, config: Config, made: tuple[Runtime, Webhooks | None], *, gate: Gate
+    stack: AsyncExitStack,
+    config: Config,
+    made: tuple[Runtime, Webhooks | None],
+    *,
+    gate: Gate,
+    store: Database | None,
 ) -> ServerState:
     runtime, hooks = made
     if hooks is not None:
@@ -135,11 +139,12 @@ async def _running(
     CronStarter(host).serve()
     await stack.enter_async_context(runtime)
     stack.push_async_callback(host.close)
-    await stack.enter_async_context(Sweeper(runtime))
     sweeping = config.retention
-    options = SweepOptions(all_tenants=True, share=sweeping.share)
-    loop = RetentionLoop(runtime.database, Observers(_observers()), every=sweeping.every, options=options)
-    await stack.enter_async_context(loop)
+    options = SweepOptions(all_tenants=True, share=sweeping.share, ttl=sweeping.ttl)
+    host.sweeps = RetentionLoop(
+        runtime.database, Observers(_observers()), every=sweeping.every, options=options, store=store
+    )
+    await stack.enter_async_context(host.sweeps)
     return host
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import multiprocessing
+import os
 import signal
 import socket
 import sys
@@ -16,7 +16,7 @@ from types import FrameType
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime.failures import show_failures
 from perdure.server.config import Config
-from perdure.server.hosting.process import serve
+from perdure.server.hosting.process import run, serve
 
 _log = logging.getLogger("perdure.server")
 
@@ -85,15 +85,30 @@ def serve_many(
     return code
 
 
+def _end_with_parent() -> None:
+    """Stop this process as SIGTERM does when the one that started it has ended, however that came about: it
+    would go on serving, with nothing left that could stop or replace it."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="supervisor", daemon=True).start()
+
+
 def _child(
     config: Config, listener: socket.socket, works: bool, encryption_key: bytes | None, log_level: str
 ) -> None:
+    _end_with_parent()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("perdure").setLevel(log_level)
     if config.development:
         show_failures()
     try:
-        asyncio.run(serve(config, listener, works=works, encryption_key=encryption_key))
+        run(serve(config, listener, works=works, encryption_key=encryption_key))
     except Unavailable as error:
         # The database may come back; the supervisor starts another process.
         _log.error("%s", error)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from perdure.runtime.graph_factories import Factory
 from perdure.server.assistants import Assistant
 from perdure.server.graph_schema import schemas
-from perdure.server.state import Caller
+from perdure.server.resources import Caller
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")

@@ -98,11 +98,16 @@ export const state = (id, checkpoint) => json("GET", of(id, checkpoint ? `/state
 export const messagesAt = async (id, checkpoint) =>
   (await json("GET", of(id, `/state/${checkpoint}?select=values.messages`))).values?.messages ?? [];
 
+export const update = (id, body) => json("POST", of(id, "/state"), { body });
+export const found = (words, cursor) => json("GET", `chat/search.json?${new URLSearchParams({ q: words, cursor })}`);
+export const serverProcess = () => json("GET", "chat/process.json");
+export const kill = () => json("POST", "chat/process/kill", { body: {} });
+
 export const runs = (id) =>
   listed(100, "run_id", (limit, offset) => json("GET", of(id, `/runs?limit=${limit}&offset=${offset}`)));
 export const cancel = (id, runId) => request("POST", run(id, runId, "/cancel"));
 
-const STREAMED = { stream_mode: ["messages-tuple", "values", "updates"], stream_resumable: true, on_disconnect: "continue" };
+const STREAMED = { stream_mode: ["messages-tuple", "values", "updates", "custom"], stream_resumable: true, on_disconnect: "continue" };
 
 // Creates a run. `key` is its idempotency key. With `follows` the response streams its events.
 export async function makeRun(id, body, key, follows) {

@@ -2,27 +2,25 @@
 // messages that the server reported as stored are shown as stored. `changed` is called on every change.
 
 import * as api from "./api.js";
+import { contentWith, isUser, joined, partsBeside, shaped, textOf } from "./content.js";
 import { identifier } from "./dom.js";
 import * as link from "./link.js";
+import { Progress } from "./progress.js";
 import { Tree } from "./tree.js";
 
 const TITLE = 80;
 const LIVE = ["pending", "running"];
+const JOURNAL = 200;
+
+const inputOf = ({ text, parts, id }) => ({ input: { messages: [{ role: "user", content: contentWith(text, parts ?? []), id }] } });
+
+// Returns true for an answer that was stopped, and kept as far as it had been written.
+export const isStopped = (message) => message?.response_metadata?.stopped === true;
 
 export const titleOf = (text) => {
   const line = text.replace(/\s+/g, " ").trim();
   return line.length <= TITLE ? line : `${line.slice(0, TITLE).replace(/\s\S*$/, "")}…`;
 };
-
-export const textOf = (message) => {
-  const { content } = message;
-  if (typeof content === "string") return content;
-  if (!Array.isArray(content)) return content == null ? "" : JSON.stringify(content);
-  return content.map((part) => (typeof part === "string" ? part : part.text ?? (/image/.test(part.type) ? "[image]" : ""))).join("");
-};
-
-export const isUser = (message) => message.type === "human" || message.role === "user";
-export const isAnswer = (message) => /^ai/i.test(message.type ?? "") || message.role === "assistant";
 
 export class Conversation {
   constructor(id, changed) {
@@ -34,7 +32,12 @@ export class Conversation {
     this.values = {};
     this.messages = [];
     this.partial = new Map(); // partial answers, by their ids
-    this.outgoing = []; // sent messages that are in no state yet: {key, text, id, state, runId, checkpoint}
+    this.earlier = new Map(); // partial answers of an attempt that was interrupted and is repeated
+    this.outgoing = []; // sent messages that are in no state yet: {key, text, parts, id, state, runId, checkpoint, steers}
+    this.leftovers = []; // answers that were stopped while a message waited: {after, messages}
+    this.keeping = null; // resolves when the answer that was stopped is kept
+    this.progress = new Progress();
+    this.journal = []; // what happened while the page was open: {at, kind, ...}
     this.live = null; // the streamed run: {runId, key}; without a runId it is not accepted yet
     this.forks = new Map();
     this.questions = [];
@@ -44,6 +47,7 @@ export class Conversation {
     this.tree = new Tree(this.id);
     this.leaf = null; // the last checkpoint of the visible branch
     this.path = [];
+    this._recalled = new Set(); // runs whose events were read for their partial answers
     this._abort = new AbortController();
     this._changed = changed;
     this._syncing = null;
@@ -102,18 +106,38 @@ export class Conversation {
     const isAtHead = this.leaf === this.tree.head;
     this.questions = open.length || !isAtHead ? [] : (state.interrupts ?? []); // an answer resumes the newest checkpoint
     this.problem = null;
-    if (!open.length && isAtHead && !this.questions.length && state.next?.length) {
+    // A run that was accepted after the runs were read explains a state that has a next step.
+    if (!open.length && !this.live && isAtHead && !this.questions.length && state.next?.length) {
       if (thread.status === "error" && thread.error) this.problem = { kind: "failed", error: thread.error };
       else this.problem = { kind: "cut" };
-    } else if (!open.length && !this.leaf && thread.error) {
+    } else if (!open.length && !this.live && !this.leaf && thread.error) {
       this.problem = { kind: "failed", error: thread.error };
     }
-    if (!this.problem || this.problem.kind === "failed") this.partial.clear();
+    if (!this.problem) this.partial.clear();
+    else await this._recall(runs[0]);
+    if (this._abort.signal.aborted) return;
     this.isLoading = false;
+    this.runs = runs;
+    this.isKept = !open.length && !this.live && isAtHead && !state.next?.length && isStopped(this.messages.at(-1));
     this._queue(open);
     this._notify("loaded");
     const next = open.find(({ status }) => status === "running") ?? open[0];
     if (next && !this.live) this._watch(next.run_id);
+  }
+
+  // Reads the partial answers of a run that was stopped or failed, as long as its events are stored.
+  async _recall(run) {
+    if (!run || LIVE.includes(run.status) || this.live || this.partial.size || this._recalled.has(run.run_id)) return;
+    this._recalled.add(run.run_id);
+    const found = new Map();
+    try {
+      for await (const { name, data } of api.follow(this.id, run.run_id, { signal: this._abort.signal, lost: () => link.back() })) {
+        if (name === "messages") this._piece(data, found);
+      }
+    } catch (failure) {
+      if (failure.status !== 404 && !this._abort.signal.aborted) throw failure; // 404: the events are not kept any more
+    }
+    this.partial = found;
   }
 
   // Queued messages are shown as queued, from whichever client they came.
@@ -126,34 +150,36 @@ export class Conversation {
       const unseen = (run.kwargs?.input?.messages ?? []).filter((message) => isUser(message) && !stored.has(message.id));
       if (known) known.state = run.status === "running" ? "stored" : "queued";
       else if (unseen.length) {
-        this.outgoing.push({ key: run.run_id, id: unseen.at(-1).id ?? run.run_id, runId: run.run_id, text: unseen.map(textOf).join("\n"), state: run.status === "running" ? "stored" : "queued" });
+        this.outgoing.push({ key: run.run_id, id: unseen.at(-1).id ?? run.run_id, runId: run.run_id, text: unseen.map(textOf).join("\n"), parts: unseen.flatMap(partsBeside), steers: run.multitask_strategy === "steer", state: run.status === "running" ? "stored" : "queued" });
       }
     }
   }
 
   _take(values) {
     this.values = values;
-    this.messages = Array.isArray(values?.messages) ? values.messages : [];
+    this.messages = Array.isArray(values?.messages) ? values.messages.map(shaped) : [];
     const stored = new Set(this.messages.map(({ id }) => id));
     this.outgoing = this.outgoing.filter(({ id }) => !stored.has(id));
     for (const id of stored) this.partial.delete(id);
+    for (const id of stored) this.earlier.delete(id);
   }
 
   // Actions
 
-  async send(text) {
-    const message = { key: identifier(), id: identifier(), text, state: "sending", runId: null };
+  // Sends a message. With `steers` the run that is open takes it up at its next step; otherwise it waits for its end.
+  async send(text, parts = [], { steers = false } = {}) {
+    const message = { key: identifier(), id: identifier(), text, parts, state: "sending", runId: null, steers: steers && this.isBusy };
     const checkpoint = this.wantsBranch && !this.isBusy ? this.leaf : null;
-    await this._start(message, { input: { messages: [{ role: "user", content: text, id: message.id }] } }, checkpoint);
+    await this._start(message, inputOf(message), checkpoint);
   }
 
-  // Replaces a message in a new branch; the old branch stays.
+  // Replaces a message in a new branch; the old branch stays, and the attachments too.
   async edit(place, text) {
-    const message = { key: identifier(), id: identifier(), text, state: "sending", runId: null };
+    const message = { key: identifier(), id: identifier(), text, parts: partsBeside(this.messages[place]), state: "sending", runId: null };
     await this._settled();
     const { parent } = await this._before(place);
     this._take({ ...this.values, messages: this.messages.slice(0, place) });
-    await this._start(message, { input: { messages: [{ role: "user", content: text, id: message.id }] } }, parent);
+    await this._start(message, inputOf(message), parent);
   }
 
   // Has the message before a place answered again, in a new branch.
@@ -184,7 +210,8 @@ export class Conversation {
 
   // Sends a refused message once more, from the checkpoint that it was sent from.
   async again(message) {
-    await this._start(message, { input: { messages: [{ role: "user", content: message.text, id: message.id }] } }, message.checkpoint);
+    message.steers &&= this.isBusy;
+    await this._start(message, inputOf(message), message.checkpoint);
   }
 
   async showBranch(checkpoint) {
@@ -194,10 +221,9 @@ export class Conversation {
   }
 
   async stop() {
-    const runId = this.live?.runId;
-    if (!runId) return;
+    if (!this.live) return;
     this.wasStopped = true;
-    await this._ended(runId);
+    if (this.live.runId) await this._ended(this.live.runId); // otherwise as soon as it is accepted
   }
 
   // Cancels a queued message.
@@ -222,17 +248,20 @@ export class Conversation {
     if (message) Object.assign(message, { state: "sending", checkpoint });
     if (follows) this.live = { runId: null, key };
     this.problem = null;
-    this.wasStopped = false;
+    this.isKept = false;
+    if (follows) this.wasStopped = false;
     if (checkpoint) body = { ...body, checkpoint: { checkpoint_id: checkpoint } };
     this._notify("sent");
     try {
+      await this.keeping;
       await this._make(message);
-      const asked = { assistant_id: this.graph, multitask_strategy: "enqueue", ...body };
+      const asked = { assistant_id: this.graph, multitask_strategy: message?.steers ? "steer" : "enqueue", ...body };
       const { runId, response } = await link.persist(
         () => api.makeRun(this.id, asked, key, follows),
         () => { if (message) message.state = "waiting"; this._notify(); },
       );
       this.wantsBranch = false;
+      this._note("accepted", { runId });
       if (message) Object.assign(message, { runId, state: follows ? "stored" : "queued" });
       this._notify("accepted");
       if (follows) this._watch(runId, response);
@@ -245,6 +274,7 @@ export class Conversation {
       this._notify();
       if (!message) throw failure;
     }
+    if (follows && this.wasStopped) await this.stop();
   }
 
   async _make(message) {
@@ -260,7 +290,9 @@ export class Conversation {
 
   async _watch(runId, response = null) {
     this.live = { runId };
-    this.partial.clear();
+    this.partial = new Map();
+    this.earlier = new Map();
+    this.progress = new Progress();
     this._notify();
     let ending = null;
     try {
@@ -275,25 +307,76 @@ export class Conversation {
     }
     if (this._abort.signal.aborted) return;
     const cut = ending?.status === "interrupted" && this.wasStopped ? new Map(this.partial) : null;
+    const answered = this.messages.at(-1)?.id;
     this.live = null;
-    try {
-      await this.sync();
-    } catch (failure) {
-      this.problem = { kind: "refused", reason: failure.message };
-    }
-    if (cut?.size && !this.live) this.partial = cut;
+    this.earlier = new Map();
+    this._note("ended", { runId, status: ending?.status ?? "unknown" });
+    this.keeping = this._afterwards(cut, answered).catch((failure) => { this.problem = { kind: "refused", reason: failure.message }; });
+    await this.keeping;
+    this.keeping = null;
     this._notify("ended");
+  }
+
+  // Reads what a run left, and keeps the answer that was stopped. If the next message is being answered already, what was
+  // written is shown where it was, but it is no part of the conversation.
+  async _afterwards(cut, answered) {
+    await this.sync();
+    if (!cut?.size) return;
+    if (!this.live?.runId) { // a message that is not accepted yet waits for this
+      this.partial = cut;
+      await this.keep({ isAsked: false });
+    } else {
+      this.leftovers.push({ after: answered, messages: [...cut.values()] });
+    }
+  }
+
+  // Stores the partial answer as the answer, so that the conversation goes on after it. Without being asked for, it leaves
+  // the thread alone where that is impossible: after a step that other steps run beside, or in a graph that refuses it.
+  async keep({ isAsked = true } = {}) {
+    const written = [...this.partial.values()].filter((message) => textOf(message));
+    const nodes = new Set(written.map(({ node }) => node));
+    try {
+      if (nodes.size !== 1 || nodes.has(undefined) || this.problem?.kind === "refused") throw new api.Failure("There is no one answer that could be kept.");
+      const messages = written.map((message) => ({ type: "ai", id: message.id, content: textOf(message), response_metadata: { stopped: true } }));
+      await link.persist(async () => {
+        // A repeated request may have been answered before, and the thread may have gone on elsewhere.
+        const { checkpoint_id: head, values } = await api.state(this.id);
+        if (values?.messages?.some?.((one) => one?.id === messages[0].id)) return;
+        if (head !== this.leaf) throw new api.Failure("The conversation has gone on, so this answer can no longer be kept.");
+        await api.update(this.id, { values: { messages }, as_node: [...nodes][0], checkpoint: { checkpoint_id: head } });
+      });
+    } catch (failure) {
+      if (!isAsked && failure instanceof api.Failure) return;
+      throw failure;
+    }
+    this._note("kept");
+    await this.sync();
+  }
+
+  _note(kind, facts = {}) {
+    this.journal.push({ at: Date.now(), kind, ...facts });
+    if (this.journal.length > JOURNAL) this.journal.shift();
   }
 
   _heard(name, data) {
     if (name === "metadata") {
       this.attempt = data.attempt;
-      this.partial.clear();
+      if (this.partial.size) this.earlier = this.partial;
+      this.partial = new Map();
+      this.progress = new Progress();
+      this._note("attempt", { attempt: data.attempt });
     } else if (name === "values") {
       const { __interrupt__: asked, ...values } = data ?? {};
       this._take(values);
+      this.progress.stored(this.messages);
+    } else if (name === "updates") {
+      this.progress.finished(data);
+      for (const node of Object.keys(data ?? {})) if (!node.startsWith("__")) this._note("step", { node });
+    } else if (name === "custom") {
+      this.progress.reported(data);
     } else if (name === "messages") {
-      this._piece(data[0]);
+      this.progress.writing(data[1]);
+      this._piece(data, this.partial);
     } else if (name === "end") {
       return data;
     }
@@ -301,15 +384,16 @@ export class Conversation {
     return null;
   }
 
-  _piece(message) {
-    if (!isAnswer(message) || this.messages.some(({ id }) => id === message.id)) return;
-    const before = this.partial.get(message.id);
-    const text = /chunk/i.test(message.type) ? (before ? textOf(before) : "") + textOf(message) : textOf(message);
-    this.partial.set(message.id, { ...message, type: "ai", content: text });
+  _piece([message, about], partial) {
+    if (!/^ai/i.test(message.type ?? "") || this.messages.some(({ id }) => id === message.id)) return;
+    const node = (about?.langgraph_checkpoint_ns ?? "").split(":")[0] || about?.langgraph_node;
+    partial.set(message.id, { ...joined(partial.get(message.id), message), node });
   }
 
   async _lost() {
+    this._note("lost");
     this._notify();
     await link.back();
+    this._note("back");
   }
 }

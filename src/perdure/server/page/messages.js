@@ -1,7 +1,8 @@
 // Rendering of a conversation's messages: an element for each, kept as long as the message is visible.
 
-import { isAnswer, isUser, textOf } from "./conversation.js";
-import { at, copy, element, iconButton } from "./dom.js";
+import { isAnswer, isUser, reasoningOf, showAttachments, textOf } from "./content.js";
+import { isStopped } from "./conversation.js";
+import { at, copy, element, icon, iconButton } from "./dom.js";
 import { show } from "./markdown.js";
 import { RECALLED, makeMemory } from "./memory.js";
 import { questionsOf } from "./questions.js";
@@ -43,7 +44,7 @@ export function draw(conversation, actions) {
 }
 
 function listed(conversation) {
-  const { messages, partial, outgoing, forks, isBusy } = conversation;
+  const { messages, partial, earlier, outgoing, forks, isBusy } = conversation;
   const entries = [];
   const keys = new Set();
   const add = (key, entry) => {
@@ -59,19 +60,27 @@ function listed(conversation) {
     else if (isAnswer(message)) add(message.id ?? `at ${place}`, { role: "assistant", message, place, fork, isBusy, isLast });
     else if (message.type === "tool") add(message.id ?? `at ${place}`, { role: "tool", message, place });
     else if (message.type !== "system" && message.type !== "remove") add(message.id ?? `at ${place}`, { role: "tool", message, place });
+    for (const { after, messages: left } of conversation.leftovers) {
+      if (after !== undefined && after === message.id) for (const one of left) add(`left ${one.id}`, { role: "assistant", message: one, isCut: true, state: "Stopped. Not a part of the conversation, as the next message was waiting already." });
+    }
   });
   const { live } = conversation;
   const isWriting = live !== null;
   const isAccepted = isWriting && live.runId !== null; // before that, partial answers are those of another run
   const isAnswered = (one) => isWriting && (isAccepted ? one.runId === live.runId : one.key === live.key);
-  const queued = outgoing.filter(({ state }) => state === "queued");
+  const queued = outgoing.filter(({ state, steers }) => state === "queued" && !steers);
   const pending = (one) => {
     const ahead = queued.indexOf(one);
-    const state = ahead < 0 ? STATES[one.state] : ahead ? `Queued, number ${ahead + 1}` : "Queued: next";
-    add(one.id, { role: "user", message: { content: one.text }, outgoing: one, state });
+    const state = one.steers && one.state === "queued" ? "Joins the answer at its next step" : ahead < 0 ? STATES[one.state] : ahead ? `Queued, number ${ahead + 1}` : "Queued: next";
+    add(one.id, { role: "user", message: { content: [{ type: "text", text: one.text }, ...(one.parts ?? [])] }, outgoing: one, state });
   };
   const parts = () => {
-    for (const message of partial.values()) add(message.id, { role: "assistant", message, isWriting: isAccepted, isCut: !isAccepted });
+    // What an interrupted attempt had written is shown until its repetition has written as much.
+    const length = [...partial.values()].reduce((sum, message) => sum + textOf(message).length, 0);
+    for (const message of earlier.values()) {
+      if (textOf(message).length > length) add(`earlier ${message.id}`, { role: "assistant", message, isCut: true, state: "The process was interrupted here; the answer is written again." });
+    }
+    for (const message of partial.values()) add(message.id, { role: "assistant", message, isWriting: isAccepted, isCut: !isAccepted, isBusy: isBusy || conversation.keeping !== null });
   };
   // An answer is placed below the message that it answers, and above all messages sent later.
   if (!isAccepted) parts();
@@ -79,6 +88,7 @@ function listed(conversation) {
   if (isAccepted) parts();
   const isSilent = isWriting && !(isAccepted && partial.size) && !conversation.questions.length;
   if (isSilent && entries.length) add("writing", { role: "assistant", message: { content: "" }, isWriting });
+  if (isAccepted && conversation.progress.isShown) add("progress", { role: "progress", steps: conversation.progress.steps });
   const later = outgoing.filter((one) => !isAnswered(one));
   for (const isIn of [true, false]) later.filter(({ runId }) => (runId !== null) === isIn).forEach(pending);
   if (!entries.length && Object.keys(conversation.values ?? {}).length) {
@@ -91,11 +101,14 @@ function listed(conversation) {
 function make(entry, conversation, actions) {
   if (entry.role === "tool") return makeTool();
   if (entry.role === "memory") return makeMemory();
+  if (entry.role === "progress") return makeProgress();
+  const reasoning = element("details", { className: "tool reasoning", hidden: true }, element("summary"), element("div", { className: "thoughts" }));
   const body = element("div", { className: "body" });
+  const files = element("div", { className: "files" });
   const calls = element("div", { className: "calls" });
   const state = element("span", { className: "state" });
   const tools = element("div", { className: "tools" });
-  const article = element("article", { className: `message ${entry.role}` }, body, calls, state, tools);
+  const article = element("article", { className: `message ${entry.role}` }, reasoning, files, body, calls, state, tools);
   article.setAttribute("aria-label", entry.role === "user" ? "You" : "Answer");
   let now = entry;
   let drawnTools = "";
@@ -107,16 +120,18 @@ function make(entry, conversation, actions) {
     article.classList.toggle("cut", Boolean(fresh.isCut));
     article.classList.toggle("failed", fresh.outgoing?.state === "failed");
     article.classList.toggle("queued", fresh.outgoing?.state === "queued");
-    article.classList.toggle("bare", fresh.role === "assistant" && !text && !fresh.isWriting);
+    article.classList.toggle("bare", !text && !fresh.isWriting);
+    drawReasoning(reasoning, reasoningOf(fresh.message), fresh.isWriting && !text);
+    showAttachments(files, fresh.message);
     if (article.shownText !== text) {
       article.shownText = text;
       if (fresh.role === "user") body.textContent = text;
       else show(body, text);
     }
-    const status = fresh.isCut ? "Stopped. What had been written is not kept." : fresh.outgoing?.state === "failed" ? `Not sent: ${fresh.outgoing.reason}` : fresh.state ?? "";
+    const status = fresh.isCut ? fresh.state ?? "Unfinished, and not a part of the conversation." : isStopped(fresh.message) ? "Stopped here" : fresh.outgoing?.state === "failed" ? `Not sent: ${fresh.outgoing.reason}` : fresh.state ?? "";
     if (state.textContent !== status) state.textContent = status;
     drawCalls(calls, fresh.message.tool_calls ?? []);
-    const wanted = JSON.stringify([fresh.fork, fresh.isBusy, fresh.isLast, fresh.outgoing?.state, fresh.place, fresh.isWriting, fresh.isCut]);
+    const wanted = JSON.stringify([fresh.fork, fresh.isBusy, fresh.isLast, fresh.outgoing?.state, fresh.place, fresh.isWriting, fresh.isCut, fresh.state]);
     if (wanted !== drawnTools && !article.contains(article.querySelector(".editor"))) {
       const focused = document.activeElement?.closest?.(".tools") === tools ? document.activeElement.dataset.act : null;
       drawnTools = wanted;
@@ -139,6 +154,11 @@ function toolsOf(entry, article, conversation, actions) {
     return made;
   }
   if (entry.isWriting) return made;
+  if (entry.isCut && !entry.isBusy && !entry.state) {
+    made.push(act("keep", element("button", { type: "button", className: "word", textContent: "Keep it as the answer", onclick: () => actions.keep() })));
+    made.push(act("copy", iconButton("copy", "Copy", (event) => copy(textOf(entry.message), event.currentTarget))));
+    return made;
+  }
   const branches = entry.fork?.options.length > 1 ? [switcher(entry, conversation, actions, act)] : [];
   if (entry.place === undefined || (entry.role === "assistant" && entry.isLast === false)) return branches;
   made.push(act("copy", iconButton("copy", "Copy", (event) => copy(textOf(entry.message), event.currentTarget))));
@@ -205,6 +225,31 @@ export function editLast() {
   const last = [...shown.values()].reverse().find((drawn) => drawn.element.classList.contains("user") && drawn.element.querySelector('[data-act="edit"]:not(:disabled)'));
   last?.edit();
   return Boolean(last);
+}
+
+function drawReasoning(place, text, isThinking) {
+  place.hidden = !text;
+  place.firstChild.textContent = isThinking ? "Thinking…" : "Reasoning";
+  if (text && place.lastChild.textContent !== text) place.lastChild.textContent = text;
+}
+
+function makeProgress() {
+  const list = element("ol");
+  const article = element("div", { className: "progress" }, list);
+  article.setAttribute("role", "group");
+  article.setAttribute("aria-label", "Progress");
+  let before = "";
+  const update = ({ steps }) => {
+    const wanted = JSON.stringify(steps);
+    if (wanted === before) return;
+    before = wanted;
+    list.replaceChildren(...steps.map(({ name, state, isTool, isReport }) => {
+      const item = element("li", { className: isReport ? "report" : "" }, ...(state === "done" ? [icon("check")] : isTool ? [icon("tool")] : []), element("span", { textContent: name }));
+      item.dataset.state = state;
+      return item;
+    }));
+  };
+  return { element: article, update };
 }
 
 function drawCalls(place, calls) {

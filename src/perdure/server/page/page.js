@@ -1,10 +1,13 @@
 // The page: the visible conversation, keyboard and button actions, and notices of errors.
 
 import * as api from "./api.js";
-import { Conversation, isAnswer, textOf } from "./conversation.js";
+import * as attaching from "./attaching.js";
+import { isAnswer, textOf } from "./content.js";
+import { Conversation } from "./conversation.js";
 import { announce, at, element, icon, pause } from "./dom.js";
 import * as link from "./link.js";
 import { draw, editLast, toEnd } from "./messages.js";
+import * as stored from "./stored.js";
 import * as threads from "./threads.js";
 
 const NEW = "New conversation";
@@ -26,6 +29,7 @@ function changed(conversation, what) {
   if (conversation !== shown) return;
   if (what === "made") {
     history.replaceState(null, "", `#${encodeURIComponent(conversation.id)}`);
+    attaching.become(conversation.id);
     threads.select(conversation.id);
   }
   if (["made", "accepted", "ended"].includes(what)) refresh();
@@ -59,8 +63,13 @@ function show() {
   if (conversation.graph) at("graph").value = conversation.graph;
   const isLive = conversation.live !== null;
   at("stop").hidden = !isLive;
+  at("when").hidden = !isLive;
+  at("attach").disabled = conversation.questions.length > 0;
+  at("inspect").hidden = !server.inspector || conversation.isNew;
+  at("inspect").href = `../inspect/#/thread?${new URLSearchParams({ id: conversation.id })}`;
+  stored.draw(conversation);
   text.disabled = conversation.questions.length > 0;
-  text.placeholder = text.disabled ? "Answer the question above to go on" : isLive ? "Write the next message; it waits its turn" : "Write a message";
+  text.placeholder = text.disabled ? "Answer the question above to go on" : isLive ? "Write the next message" : "Write a message";
   allowSending();
   notice();
   if (wasBusy && !isLive && document.activeElement === document.body && !touch.matches) text.focus();
@@ -84,9 +93,11 @@ function notice() {
   else if (problem?.kind === "failed") {
     const { error, message } = problem.error;
     notify("bad", `The answer failed with ${error}${message ? `: ${message}` : ""}. Your message is stored.`, again("Try again", () => shown.goOn()));
-  } else if (problem?.kind === "cut") notify("warn", "This answer was stopped before its end.", again("Go on", () => shown.goOn()));
+  } else if (shown.keeping && shown.partial.size) notify("busy", "Stopped. What was written is being stored.");
+  else if (problem?.kind === "cut") notify("warn", "This answer was stopped before its end.", again("Go on", () => shown.goOn()));
   else if (problem?.kind === "refused") notify("bad", problem.reason, again("Reload", () => shown.sync()));
-  else if (live && shown.attempt > 1) notify("warn", "This answer was cut off, and is written again.");
+  else if (shown.isKept) notify("warn", "Stopped. What was written is kept, and the conversation goes on from there.", again("Answer again", () => shown.regenerate(shown.messages.length - 1)));
+  else if (live && shown.attempt > 1) notify("warn", "The process was interrupted; the answer goes on from what is stored.");
   else notify("", "");
 }
 
@@ -130,12 +141,13 @@ const actions = {
   regenerate: (place) => attempt(() => shown.regenerate(place)),
   showBranch: (checkpoint) => attempt(() => shown.showBranch(checkpoint)),
   answer: (value) => attempt(() => shown.answer(value)),
+  keep: () => attempt(() => shown.keep()),
   again: (message) => attempt(() => shown.again(message)),
   withdraw: (message) => attempt(() => shown.withdraw(message)),
 };
 
-function send(words) {
-  if (!words.trim() || text.disabled) return;
+function send(words, { steers = at("when").value === "now" } = {}) {
+  if ((!words.trim() && !attaching.isAny()) || text.disabled || attaching.isReading()) return;
   if (shown.isNew && !graphs.length) { // no graph is known yet
     described?.then(() => { if (graphs.length) send(text.value); });
     return;
@@ -144,7 +156,9 @@ function send(words) {
   text.value = "";
   keepDraft();
   grow();
-  attempt(() => shown.send(words));
+  at("when").value = "after";
+  const parts = attaching.take();
+  attempt(() => shown.send(words, parts, { steers }));
 }
 
 function open(id, { focus = true } = {}) {
@@ -157,6 +171,7 @@ function open(id, { focus = true } = {}) {
   if (location.hash !== hash) history.pushState(null, "", hash || location.pathname);
   threads.select(id);
   text.value = sessionStorage.getItem(draftKey()) ?? "";
+  attaching.open(shown.isNew ? "" : shown.id);
   show();
   grow();
   if (focus && !touch.matches) text.focus();
@@ -232,7 +247,7 @@ function keepDraft() {
 }
 
 function allowSending() {
-  at("send").disabled = text.disabled || !text.value.trim();
+  at("send").disabled = text.disabled || attaching.isReading() || (!text.value.trim() && !attaching.isAny());
 }
 
 function grow() {
@@ -248,7 +263,8 @@ text.addEventListener("input", () => {
 text.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
-    send(text.value);
+    if (event.ctrlKey || event.metaKey) send(text.value, { steers: true });
+    else send(text.value);
   } else if (event.key === "ArrowUp" && !text.value && editLast()) {
     event.preventDefault();
   }
@@ -274,6 +290,10 @@ addEventListener("keydown", (event) => {
   if ((event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey && event.key.toLowerCase() === "k") {
     event.preventDefault();
     startNew();
+  } else if ((event.ctrlKey || event.metaKey) && event.shiftKey && event.key.toLowerCase() === "f") {
+    event.preventDefault();
+    if (threads.isNarrow()) threads.showDrawer(true);
+    at("find").focus();
   } else if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
     if (threads.isDrawerOpen()) threads.showDrawer(false);
     else if (shown.live) attempt(() => shown.stop());
@@ -298,7 +318,13 @@ function theme(chosen) {
   };
 }
 
-const ofHash = () => decodeURIComponent(location.hash.slice(1)) || null;
+function ofHash() {
+  try {
+    return decodeURIComponent(location.hash.slice(1)) || null;
+  } catch {
+    return null; // no address that this page wrote
+  }
+}
 for (const sign of ["hashchange", "popstate"]) addEventListener(sign, () => { if (ofHash() !== (shown.isNew ? null : shown.id)) open(ofHash()); });
 for (const sign of ["focus", "visibilitychange"]) addEventListener(sign, () => { if (!document.hidden && !link.isAway()) refresh(); });
 link.onChange((isAway) => {
@@ -317,14 +343,17 @@ async function describe() {
   at("model").hidden = !server.model;
   at("model").textContent = (server.model ?? "").replace(/ \(.*/, "");
   at("model").title = server.model ?? "";
+  attaching.limit(server.body_max ?? 0);
   graphs = await link.persist(api.graphs);
   at("graph").replaceChildren(...graphs.map((name) => element("option", { value: name, textContent: name })));
 }
 
-for (const [id, name] of [["close-list", "close"], ["open-list", "menu"], ["stop", "stop"], ["send", "up"]]) at(id).append(icon(name));
+for (const [id, name] of [["close-list", "close"], ["open-list", "menu"], ["stop", "stop"], ["send", "up"], ["attach", "clip"], ["inspect", "look"], ["open-stored", "stored"]]) at(id).append(icon(name));
 at("new-thread").append(icon("plus"), NEW);
 at("latest").append(icon("down"), "Latest");
 theme(document.documentElement.dataset.theme ?? "auto");
+attaching.begin(allowSending);
+stored.begin(() => changed(shown, "state"));
 
 async function start() {
   open(ofHash());

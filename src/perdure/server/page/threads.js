@@ -1,11 +1,13 @@
-// The sidebar with the list of conversations: newest first, renamed in place, deleted with undo; on a narrow screen it
-// is a drawer.
+// The sidebar with the list of conversations: newest first, searched, renamed in place, deleted with undo; on a narrow
+// screen it is a drawer.
 
 import * as api from "./api.js";
 import { titleOf } from "./conversation.js";
 import { announce, at, element, iconButton } from "./dom.js";
+import * as link from "./link.js";
 
 const PAGE = 40;
+const FOUND_MOST = 100;
 const UNDO = 6000;
 const STATUS = { busy: "Answering…", interrupted: "Waits for you", error: "Failed" };
 const STEPS = [[60, "second", 1], [3600, "minute", 60], [86400, "hour", 3600], [604800, "day", 86400], [2629800, "week", 604800], [31557600, "month", 2629800], [Infinity, "year", 31557600]];
@@ -18,6 +20,7 @@ let more = false;
 let limit = PAGE;
 let current = null;
 let renaming = null;
+let search = null; // {words, rows, isOver}
 let actions = {};
 
 function when(moment) {
@@ -32,6 +35,40 @@ export const titled = (row) => row.metadata?.title ?? row.metadata?.name ?? titl
 
 export function begin(done) {
   actions = done;
+  at("find").addEventListener("input", () => find(at("find").value.trim()));
+  at("find").addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && at("find").value) {
+      event.stopPropagation();
+      at("find").value = "";
+      find("");
+    } else if (event.key === "ArrowDown") {
+      event.preventDefault();
+      at("threads").querySelector(".thread")?.focus();
+    }
+  });
+}
+
+// Searches titles and messages. The server reads a part of the conversations for each request, the newest first.
+async function find(words) {
+  const own = search = words ? { words, rows: [], isOver: false } : null;
+  draw();
+  let cursor = 0;
+  while (own && search === own && cursor !== null && own.rows.length < FOUND_MOST) {
+    let page;
+    try {
+      page = await link.persist(() => api.found(words, cursor));
+    } catch (failure) {
+      own.fault = failure.message;
+      break;
+    }
+    // A conversation that goes on meanwhile moves to the front, and others by one place.
+    own.rows.push(...page.found.filter((row) => !own.rows.some((one) => one.thread_id === row.thread_id)));
+    cursor = page.cursor;
+    if (search === own) draw();
+  }
+  if (!own || search !== own) return;
+  own.isOver = true;
+  draw();
 }
 
 // Reloads the list, and returns the row of a thread, if it is in the list.
@@ -58,7 +95,7 @@ export function select(id) {
   }
 }
 
-export const rowOf = (id) => rows.find((row) => row.thread_id === id);
+export const rowOf = (id) => [...rows, ...(search?.rows ?? [])].find((row) => row.thread_id === id);
 
 function draw() {
   if (renaming) return;
@@ -66,9 +103,12 @@ function draw() {
   const focused = list.contains(document.activeElement) ? document.activeElement : null;
   const place = focused && { id: focused.closest("li")?.dataset.id, act: focused.dataset.act };
   const top = list.scrollTop;
-  const lines = rows.map((row) => (deleted.has(row.thread_id) ? tombstone(row) : line(row)));
-  if (!lines.length) lines.push(element("li", { className: "empty", textContent: "Nothing is stored yet. What you say is, from the first message on." }));
-  if (more) lines.push(element("li", {}, element("button", { type: "button", className: "more", textContent: "Show older ones", onclick: () => { limit += PAGE; actions.refresh(); } })));
+  const listed = search ? search.rows : rows;
+  const lines = listed.map((row) => (deleted.has(row.thread_id) ? tombstone(row) : line(row)));
+  at("found").hidden = !search;
+  at("found").textContent = !search ? "" : search.fault ? `The search failed: ${search.fault}` : !search.isOver ? "Searching…" : lines.length ? `${lines.length} found` : "Nothing found";
+  if (!lines.length && !search) lines.push(element("li", { className: "empty", textContent: "Nothing is stored yet. What you say is, from the first message on." }));
+  if (more && !search) lines.push(element("li", {}, element("button", { type: "button", className: "more", textContent: "Show older ones", onclick: () => { limit += PAGE; actions.refresh(); } })));
   list.replaceChildren(...lines);
   list.scrollTop = top;
   if (place?.id) list.querySelector(`li[data-id="${CSS.escape(place.id)}"] [data-act="${place.act}"]`)?.focus();
@@ -81,7 +121,8 @@ function line(row) {
   const status = element("span", { className: "thread-when", textContent: STATUS[row.status] ?? when(row.updated_at) });
   status.dataset.status = row.status;
   const open = element("button", { type: "button", className: "thread", title, onclick: () => actions.open(id) },
-    element("span", { className: "thread-title", textContent: title }), status);
+    element("span", { className: "thread-title", textContent: title }),
+    ...(row.excerpt ? [element("span", { className: "thread-when excerpt", textContent: row.excerpt })] : []), status);
   open.dataset.id = id;
   open.dataset.act = "open";
   open.ondblclick = () => rename(row, item);
@@ -136,6 +177,7 @@ function remove(row) {
     await actions.remove(id);
     deleted.delete(id);
     rows = rows.filter((one) => one.thread_id !== id);
+    if (search) search.rows = search.rows.filter((one) => one.thread_id !== id);
     draw();
   }, UNDO));
   draw();
@@ -161,6 +203,7 @@ function tombstone(row) {
 
 const narrow = matchMedia("(max-width: 48rem)");
 
+export const isNarrow = () => narrow.matches;
 export const isDrawerOpen = () => document.body.classList.contains("list-open");
 
 export function showDrawer(shown) {

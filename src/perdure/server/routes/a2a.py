@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from perdure.runtime.json_encoding import encoded
 from perdure.server.auth.identity import Open, Refusal
 from perdure.server.origins import is_allowed, is_rebound
+from perdure.server.resources import AssistantName, Caller, CallerNow
 from perdure.server.responses import Json
-from perdure.server.state import AssistantName, Caller, CallerNow
 
 MISSING = "A2A needs an extra on the server: pip install 'perdure[a2a]'"
 """Message for a server without the package of the protocol."""
 
 CARD = "/.well-known/agent-card.json"
+_CARD_S = 60
 
 
 def router_of(*, needs_context: bool) -> APIRouter:
@@ -34,13 +37,15 @@ def router_of(*, needs_context: bool) -> APIRouter:
         assistant = await caller.assistant_to_run(assistant_id)
         return await respond(caller, request, assistant, needs_context=needs_context)
 
+    # A client that joins the card's address to a path of its own ends with a slash.
+    router.add_api_route("/a2a/{assistant_id}/", agent, methods=["POST"], include_in_schema=False)
     router.add_api_route(CARD, card, methods=["GET"])
     return router
 
 
 async def card(
     caller: CallerNow, request: Request, assistant_id: Annotated[str | None, Query()] = None
-) -> Json:
+) -> Response:
     """Return the agent card of an assistant. It needs the same credentials as the agent."""
     try:
         from perdure.server.a2a.cards import card_document
@@ -50,7 +55,14 @@ async def card(
     # The routes may be mounted or included below a prefix, which the path of this request has too.
     base = str(request.url.replace(query="")).rstrip("?").removesuffix(CARD)
     url = f"{base}/a2a/{assistant.assistant_id}"
-    return Json(card_document(caller, assistant, url), headers={"Cache-Control": "private, no-cache"})
+    document = card_document(caller, assistant, url)
+    tag = f'"{hashlib.sha256(encoded(document).encode()).hexdigest()[:32]}"'
+    # Another user's credentials may lead to another card.
+    headers = {"Cache-Control": f"private, max-age={_CARD_S}", "ETag": tag, "Vary": "Authorization"}
+    known = request.headers.get("if-none-match", "").split(",")
+    if tag in (each.strip().removeprefix("W/") for each in known):
+        return Response(status_code=304, headers=headers)
+    return Json(document, headers=headers)
 
 
 def _only(caller: Caller) -> str:

@@ -23,8 +23,8 @@ from perdure.server.auth.claims import config_without_claims, with_verified
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.requests import Body, Config, Mapped, Offset, Page
+from perdure.server.resources import AssistantName, Caller, CallerNow, Namespace
 from perdure.server.responses import Json
-from perdure.server.state import AssistantName, Caller, CallerNow, Namespace
 
 router = APIRouter(tags=["assistants"])
 

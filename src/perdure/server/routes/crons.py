@@ -12,9 +12,9 @@ from pydantic import AwareDatetime, BeforeValidator
 
 from perdure.errors import NotFound
 from perdure.runtime.crons import Cron, Due
+from perdure.runtime.run_user import USER_EMAIL
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.threads import missing
-from perdure.runtime.users import USER_EMAIL
 from perdure.server import responses
 from perdure.server.auth.claims import verified_names, without_claims
 from perdure.server.auth.filters import Filter
@@ -22,9 +22,9 @@ from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.cron_schedules import BadSchedule, Schedule
 from perdure.server.crons import Completion, CronJob
 from perdure.server.requests import Body, Config, Mapped, NewRun, Offset, Page, RunMode, Strategy
+from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
 from perdure.server.run_creation import checked
-from perdure.server.state import Caller, CallerNow, ThreadId
 
 router = APIRouter(tags=["crons"])
 

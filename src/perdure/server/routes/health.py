@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from perdure.errors import PerdureError
 from perdure.server.auth.identity import Refusal
-from perdure.server.state import ServerState, server_state
+from perdure.server.resources import ServerState, server_state
 
 router = APIRouter(tags=["server"])
 

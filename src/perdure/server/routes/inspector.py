@@ -6,7 +6,9 @@ threads: searching for lists, reading for a thread, and updating, deleting or cr
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,16 +19,17 @@ from perdure.database.base import handle_of
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector import actions, api
-from perdure.inspector.access import PERMISSIONS, RunStart, Sees
+from perdure.inspector.access import PERMISSIONS, ReplayGraphs, ReplaySource, RunStart, Sees
 from perdure.inspector.pages import PATH, inspector_pages
 from perdure.inspector.web import given, json_response
+from perdure.runtime.agents import Agent
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.auth.identity import Refusal
 from perdure.server.requests import Command, NewRun
+from perdure.server.resources import Caller, CallerNow
 from perdure.server.run_creation import submit
-from perdure.server.state import Caller, CallerNow
 from perdure.server.thread_ids import thread_id_of
 
 _NEEDS = {
@@ -38,6 +41,7 @@ _NEEDS = {
     "retry": "update",
     "delete": "delete",
     "export": "read",
+    "replay": "read",
 }
 """Right to a thread that a permission stands for. Creating a run is authorised when it is created."""
 
@@ -93,6 +97,23 @@ class ServerAccess:
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         return self._caller.graph(self._named(name), "threads.update", thread_id)
 
+    @property
+    def replay_graphs(self) -> ReplayGraphs:
+        return ReplayGraphs(tuple(self._caller.host.runtime.graphs))
+
+    @asynccontextmanager
+    async def replayed(self, graphs: Sequence[str], thread_id: str) -> AsyncIterator[ReplaySource]:
+        host = self._caller.host
+        async with AsyncExitStack() as stack:
+            agents: list[Agent] = []
+            for name in map(self._named, graphs):
+                # The graph's code runs, as it does in a run.
+                value = {"thread_id": thread_id, "assistant_id": name}
+                await self._caller.visible(thread_id, await self._caller.may("threads", "create_run", value))
+                graph = await stack.enter_async_context(self._caller.graph(name, "threads.read", thread_id))
+                agents.append(replace(host.runtime.graphs[name], graph=graph))
+            yield ReplaySource(host.runtime.database, agents)
+
     async def start(self, thread_id: str, start: RunStart) -> str:
         command = None
         if start.answer is not None:
@@ -131,6 +152,14 @@ def serve_inspector(app: FastAPI) -> None:
     async def act(caller: CallerNow, request: Request, name: str) -> Response:
         try:
             found = await actions.act(ServerAccess(caller, request), name, await given(request))
+        except BadSetting as error:
+            raise Refusal(422, str(error)) from error
+        return json_response(found)
+
+    @app.post(f"{PATH}/api/replay", include_in_schema=False)
+    async def replay(caller: CallerNow, request: Request) -> Response:
+        try:
+            found = await api.replay(ServerAccess(caller, request), await given(request))
         except BadSetting as error:
             raise Refusal(422, str(error)) from error
         return json_response(found)

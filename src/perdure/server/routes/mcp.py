@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from perdure.server.auth.identity import Open, Refusal
 from perdure.server.origins import is_allowed, is_rebound
-from perdure.server.state import CallerNow
+from perdure.server.resources import CallerNow
 
 router = APIRouter(tags=["agents"])
 

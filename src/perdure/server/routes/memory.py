@@ -10,10 +10,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from perdure.errors import NotFound
-from perdure.runtime.turns import lane_of
+from perdure.runtime.memory_turns import lane_of
 from perdure.server.memories import memories_of
+from perdure.server.resources import CallerNow
 from perdure.server.responses import Json
-from perdure.server.state import CallerNow
 
 router = APIRouter(tags=["memory"])
 

@@ -15,14 +15,14 @@ from fastapi import APIRouter, Request, Response
 from sse_starlette import ServerSentEvent
 from starlette.datastructures import Headers
 
-from perdure.runtime.encoding import encoded
-from perdure.server import commands, protocol_subscriptions, streams
+from perdure.runtime.json_encoding import encoded
+from perdure.server import protocol_commands, protocol_subscriptions, streams
 from perdure.server.auth.identity import Refusal
 from perdure.server.protocol_events import ProtocolEvent
 from perdure.server.protocol_subscriptions import Failed
 from perdure.server.reading_rights import until_refused
+from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.state import Caller, CallerNow, ThreadId
 
 router = APIRouter(tags=["protocol"])
 
@@ -45,7 +45,7 @@ async def executed(caller: Caller, headers: Headers, thread_id: str, body: dict[
     number, method, params = envelope(body)
     # Events up to this number precede the command.
     before = max(0, await caller.runtime.latest_event(thread_id))
-    answer = {**await commands.do(caller, headers, thread_id, method, params), "id": number}
+    answer = {**await protocol_commands.do(caller, headers, thread_id, method, params), "id": number}
     # A user without access to a thread must not learn that it has events.
     return {**answer, "meta": {"applied_through_seq": before}} if "result" in answer else answer
 

@@ -22,7 +22,7 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.errors import QueueFull, Unavailable
-from perdure.runtime.encoding import encoded
+from perdure.runtime.json_encoding import encoded
 from perdure.server import protocol_subscriptions
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
@@ -31,8 +31,8 @@ from perdure.server.origins import is_allowed
 from perdure.server.protocol_events import ProtocolEvent
 from perdure.server.protocol_subscriptions import Failed
 from perdure.server.reading_rights import authenticated_again, until_refused
+from perdure.server.resources import Caller, caller_of, thread_in_path
 from perdure.server.routes.protocol import envelope, error, executed
-from perdure.server.state import Caller, caller_of, thread_in_path
 
 router = APIRouter(tags=["protocol"])
 

@@ -17,16 +17,16 @@ from starlette.types import Send
 from perdure.errors import Conflict, NotFound, RunInProgress, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
-from perdure.runtime.encoding import encoded
+from perdure.runtime.json_encoding import encoded
 from perdure.runtime.options import StreamMode
 from perdure.server import responses, streams, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
 from perdure.server.requests import RUN_MODES, Body, NewRun, Page
+from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
 from perdure.server.run_creation import AcceptedRun, submit
 from perdure.server.snapshots import config_of, snapshot
-from perdure.server.state import Caller, CallerNow, ThreadId
 from perdure.server.temporary_threads import ended, removed, removed_after
 from perdure.server.thread_ids import NAMES
 

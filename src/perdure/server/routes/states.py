@@ -13,9 +13,9 @@ from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoint_references import NoCheckpoint, require
+from perdure.server.resources import CallerNow, ThreadId
 from perdure.server.responses import Json
 from perdure.server.snapshots import config_of, graph_id_of, snapshot
-from perdure.server.state import CallerNow, ThreadId
 
 router = APIRouter(tags=["threads"])
 

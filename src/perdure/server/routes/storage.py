@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from perdure.server.resources import CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.state import CallerNow, ThreadId
 
 router = APIRouter(tags=["threads"])
 

@@ -21,8 +21,8 @@ from perdure.langgraph.store import PerdureStore
 from perdure.server.auth.identity import Refusal
 from perdure.server.memories import require_own
 from perdure.server.requests import Body, Mapped, Offset, Page
+from perdure.server.resources import Caller, CallerNow
 from perdure.server.responses import Json
-from perdure.server.state import Caller, CallerNow
 
 router = APIRouter(tags=["store"])
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from perdure.server import requests
+from perdure.server.resources import CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.state import CallerNow, ThreadId
 
 router = APIRouter(tags=["threads"])
 

@@ -13,15 +13,15 @@ from sse_starlette import ServerSentEvent
 from perdure.errors import SubscriberTooSlow
 from perdure.model.messages import FAILED
 from perdure.runtime import Event
-from perdure.runtime.encoding import encoded
 from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN
+from perdure.runtime.json_encoding import encoded
 from perdure.server import responses, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
 from perdure.server.reading_rights import until_refused
-from perdure.server.state import Caller, CallerNow, ThreadId
+from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.thread_events import thread_events
 
 router = APIRouter(tags=["threads"])

@@ -20,7 +20,7 @@ from perdure.errors import (
     TypeNotAllowed,
     Unserialisable,
 )
-from perdure.runtime.encoding import encoded, plain
+from perdure.runtime.json_encoding import encoded, plain
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
@@ -31,9 +31,9 @@ from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.graph_owners import keeps_apart, require_owner_kept
 from perdure.server.requests import Body
+from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
 from perdure.server.snapshots import graph_id_of, snapshot
-from perdure.server.state import Caller, CallerNow, ThreadId
 
 router = APIRouter(tags=["threads"])
 

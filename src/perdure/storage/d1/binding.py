@@ -40,6 +40,8 @@ class _Bound:
     binding: Binding
     wait: Wait
     pack: Callable[[Sequence[Any]], Any]
+    null: Any = None
+    """JavaScript's null, which newer releases of Pyodide tell apart from None, their undefined."""
 
 
 _bound: dict[str, _Bound] = {}
@@ -58,7 +60,7 @@ def bound(binding: Binding, wait: Wait | None = None) -> Iterator[str]:
         BadUrl: This is no Python Worker, and no ``wait`` was given.
     """
     pack: Callable[[Sequence[Any]], Any] = list
-    waits = wait
+    waits, null = wait, None
     if waits is None:
         try:
             ffi = import_module("pyodide.ffi")
@@ -68,8 +70,9 @@ def bound(binding: Binding, wait: Wait | None = None) -> Iterator[str]:
                 "or pass wait=…"
             ) from error
         waits, pack = cast(Wait, ffi.run_sync), ffi.to_js
+        null = getattr(ffi, "jsnull", None)
     name = f"{next(_numbers)}"
-    _bound[name] = _Bound(binding, waits, pack)
+    _bound[name] = _Bound(binding, waits, pack, null)
     try:
         yield f"{SCHEME}://{name}"
     finally:
@@ -86,7 +89,10 @@ class BindingTransport:
         """Run the statements as ``Transport.batch`` does."""
         to = self._to
         try:
-            prepared = [to.binding.prepare(sql).bind(*given) for sql, given in statements]
+            prepared = [
+                to.binding.prepare(sql).bind(*(to.null if value is None else value for value in given))
+                for sql, given in statements
+            ]
             answers = _plain(to.wait(to.binding.batch(to.pack(prepared))))
         except Exception as error:
             message = str(error).removeprefix("Error: ").removeprefix("D1_ERROR: ")[:300]
@@ -95,7 +101,7 @@ class BindingTransport:
             raise AnswerLost(message or type(error).__name__) from error
         if not isinstance(answers, list) or len(answers) != len(statements):
             raise AnswerLost("an answer to another number of statements")
-        return [_rows(answer) for answer in answers]
+        return [_rows(answer, to.null) for answer in answers]
 
     def close(self) -> None:
         """Leave the binding to the Worker."""
@@ -155,8 +161,8 @@ def _plain(answer: Any) -> Any:
     return answer.to_py() if hasattr(answer, "to_py") else answer
 
 
-def _rows(answer: Any) -> list[list[Any]]:
+def _rows(answer: Any, null: Any) -> list[list[Any]]:
     found = answer.get("results") if isinstance(answer, dict) and answer.get("success") is True else None
     if not isinstance(found, list):
         raise AnswerLost("an answer of which a part is missing")
-    return [list(row.values()) for row in found]
+    return [[None if value is null else value for value in row.values()] for row in found]

@@ -32,6 +32,8 @@ _FAN_OUT = 16
 class DynamoDriver:
     """One table. Creating the driver neither creates nor checks it."""
 
+    removes_expired = True
+
     def __init__(self, client: Client) -> None:
         # A transaction takes 100 actions and 4 MB; one action is the root's, and keys and fields count too.
         self._limits = CommitLimits(ops=99, bytes=2_500_000)

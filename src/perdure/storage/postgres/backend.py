@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -9,23 +10,38 @@ from hashlib import sha256
 import psycopg
 
 from perdure.errors import MigrationRequired, Unavailable
-from perdure.storage.postgres import schema
+from perdure.storage.postgres import schema, vector_table
 from perdure.storage.postgres.connection import ServerConnection, translated
 from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.postgres.url import PostgresUrl, parse_url
+from perdure.storage.postgres.vector_search import VectorSearch
+from perdure.storage.postgres.vector_table import Extension
 
 __all__ = ["SCHEMA_VERSION", "PostgresDriver", "migrate", "open_driver", "pending", "schema_version"]
 
 SCHEMA_VERSION = schema.SCHEMA_VERSION
 
 _MIGRATION_TIMEOUT_S = 300
+_CANNOT_CREATE = (
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.FeatureNotSupported,
+    psycopg.errors.UndefinedFile,
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DuplicateObject,
+)
+_log = logging.getLogger("perdure.storage")
 
 
 def open_driver(url: str) -> PostgresDriver:
     """Open the database of a URL; it must have this release's schema."""
     place = parse_url(url)
-    _refuse_other(place, schema_version(url))
-    return PostgresDriver(place)
+    with _connected(place) as connection:
+        found = _version(connection, place)
+        extension = _extension(connection, place)
+    _refuse_other(place, found)
+    search = VectorSearch(place, extension, _connected) if extension.is_sound else None
+    return PostgresDriver(place, search, has_lost_vectors=extension.has_parts)
 
 
 def schema_version(url: str) -> int:
@@ -37,7 +53,11 @@ def schema_version(url: str) -> int:
 
 def pending(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
-    return list(schema.pending(parse_url(url).schema, schema_version(url)))
+    place = parse_url(url)
+    with _connected(place) as connection:
+        found = _version(connection, place)
+        extension = _extension(connection, place)
+    return [*schema.pending(place.schema, found), *vector_table.setup(place.schema, extension)]
 
 
 def migrate(url: str) -> int:
@@ -56,7 +76,29 @@ def migrate(url: str) -> int:
             _refuse_other(place, found)
         for statement in schema.pending(place.schema, found):
             connection.execute(statement.encode())
+        _add_vectors(connection, place)
     return found
+
+
+def _add_vectors(connection: psycopg.Connection, place: PostgresUrl) -> None:
+    """Add the table of vectors where pgvector is, or may be created; without it nothing else is missing."""
+    extension = _extension(connection, place)
+    try:
+        with connection.transaction():
+            if extension.may_be_created:
+                connection.execute(vector_table.CREATE)
+    except _CANNOT_CREATE:
+        # Another migration may have created it meanwhile.
+        _log.info("pgvector could not be created in %s", place.name)
+    for statement in vector_table.setup(
+        place.schema, _extension(connection, place)._replace(may_be_created=False)
+    ):
+        connection.execute(statement.encode())
+
+
+def _extension(connection: psycopg.Connection, place: PostgresUrl) -> Extension:
+    row = connection.execute(vector_table.STATE, vector_table.names(place.schema)).fetchone()
+    return Extension(*row) if row else Extension("", False, False, False, False)
 
 
 def _refuse_other(place: PostgresUrl, found: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, ListedThread, Op, Put, Range, Stage
 from perdure.model.records import Key, Kind, Partition, Record
-from perdure.storage.postgres.columns import (
+from perdure.storage.postgres.request_arrays import (
     ANSWER,
     EXPECT_ABSENT,
     EXPECT_NOTHING,

@@ -271,6 +271,12 @@ def translated(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
         return MigrationRequired(
             f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`"
         )
+    if state in ("42704", "42601", "42804"):
+        # Of the functions that keep the vectors: those of our own statements are there.
+        return MigrationRequired(
+            f"{place.name}: pgvector was dropped from the database or moved within it ({message}); "
+            f"nothing was stored: run `{place.migrate}`"
+        )
     if state in ("42P05", "26000") and place.prepare:
         return BadUrl(
             f"{place.name}: a pooler between this process and PostgreSQL gives each statement another "

@@ -32,7 +32,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import INDEXED, ITEM, Key, Kind, Partition, Record
+from perdure.model.records import INDEXED, ITEM, STORE, Key, Kind, Partition, Record
 from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.notify import ServerNotifier
@@ -42,6 +42,7 @@ from perdure.storage.postgres.connection import ConnectionLost, ServerConnection
 from perdure.storage.postgres.notify import PostgresListener
 from perdure.storage.postgres.statements import Statements
 from perdure.storage.postgres.url import PostgresUrl
+from perdure.storage.postgres.vector_search import VectorSearch
 
 R = TypeVar("R")
 Touch = tuple[Partition, Kind, Key, type[Op]]
@@ -57,13 +58,23 @@ _ROLLBACKS = 8
 
 
 class PostgresDriver:
-    """One database. Creating the driver neither creates nor migrates the schema."""
+    """One database. Creating the driver neither creates nor migrates the schema.
+
+    Args:
+        place: The database.
+        vectors: The search by vectors, where the schema has the table for it.
+        has_lost_vectors: Without ``vectors``: pgvector was dropped or moved after the table was made for it.
+    """
 
     has_listing = True
     searches_items = True
 
-    def __init__(self, place: PostgresUrl) -> None:
+    def __init__(
+        self, place: PostgresUrl, vectors: VectorSearch | None = None, *, has_lost_vectors: bool = False
+    ) -> None:
         self._place = place
+        self._has_lost_vectors = has_lost_vectors
+        self._vectors = vectors
         self._sql = Statements(place)
         self._stop = threading.Event()
         self._own = threading.local()
@@ -81,6 +92,36 @@ class PostgresDriver:
     @property
     def limits(self) -> CommitLimits:
         return _LIMITS
+
+    @property
+    def vector_dims(self) -> int:
+        return 0 if self._vectors is None else self._vectors.dims_max
+
+    def vector_method(self, dims: int) -> str:
+        """Return in words how vectors of a length are compared."""
+        if self._vectors is None and self._has_lost_vectors:
+            return (
+                "in this process, as pgvector was dropped from the database or moved within it; items cannot"
+                " be indexed until `perdure migrate` has been run"
+            )
+        if self._vectors is None:
+            return (
+                "in this process, as the database has no pgvector: `perdure migrate` adds it where the server"
+                " has it and the user may create extensions"
+            )
+        if dims > self.vector_dims:
+            return f"in this process: pgvector takes {self.vector_dims:,} dimensions at most"
+        return self._vectors.method(dims)
+
+    def prepare_vectors(self, dims: int) -> int:
+        """See ``VectorSearch.prepare``."""
+        return 0 if self._vectors is None else self._vectors.prepare(dims)
+
+    def examine(self, partition: Partition | None) -> list[str]:
+        """Return the items of a namespace whose vectors are not those of their entries."""
+        if self._vectors is None or partition is None or partition.space != STORE:
+            return []
+        return self._vectors.examine(partition)
 
     @property
     def bell(self) -> Notifier | None:
@@ -282,7 +323,8 @@ class PostgresDriver:
         )
 
     def _find(self, effect: Find) -> tuple[IndexHit, ...]:
-        statement, values = self._sql.find(effect)
+        of_vectors = self._vectors if effect.index in ("nearest", "outdated") else None
+        statement, values = (of_vectors or self._sql).find(effect)
 
         def unpack(result: pq.abc.PGresult) -> tuple[IndexHit, ...]:
             own = len(Partition._fields)
@@ -291,6 +333,8 @@ class PostgresDriver:
                 for row in range(result.ntuples)
             ]
             at = [Partition(*(codec.unescaped((v or b"").decode()) for v in row[:own])) for row in rows]
+            if of_vectors is not None:
+                return tuple(of_vectors.hit(p, row[own:]) for p, row in zip(at, rows, strict=True))
             if effect.index == "items":
                 return tuple(
                     IndexHit(partition, codec.whole_record(ITEM, row[own:]))

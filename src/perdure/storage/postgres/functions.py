@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from perdure.model.records import INDEXED, KINDS, Kind
-from perdure.storage.postgres.columns import (
+from perdure.storage.postgres.request_arrays import (
     ANSWER,
     EXPECT_ABSENT,
     EXPECT_PRESENT,

@@ -13,7 +13,7 @@ _TEXT = 'text COLLATE "C"'
 _TYPES = {"text": _TEXT, "integer": "bigint", "bytes": "bytea"}
 
 
-def _granted(*tables: str) -> str:
+def granted(*tables: str) -> str:
     """Return a step's statement that grants the rights on the old tables also on ``tables``, its new ones."""
     names = ", ".join(f"'{table}'" for table in tables)
     return (
@@ -55,7 +55,7 @@ STEPS: dict[int, tuple[str, ...]] = {
         'CREATE TABLE {schema}.effect (t bigint NOT NULL, run_id text COLLATE "C" NOT NULL, task_id text'
         ' COLLATE "C" NOT NULL, idx bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, run_id, task_id,'
         " idx))",
-        _granted("lane", "inbox", "dedupe", "run", "outbox", "effect"),
+        granted("lane", "inbox", "dedupe", "run", "outbox", "effect"),
     ),
     3: (
         'CREATE TABLE {schema}.document (t bigint NOT NULL, collection text COLLATE "C" NOT NULL, name text'
@@ -64,9 +64,9 @@ STEPS: dict[int, tuple[str, ...]] = {
         "CREATE INDEX document_updated_at ON {schema}.document (t, (collection || ''), updated_at)",
         'CREATE TABLE {schema}.event (t bigint NOT NULL, seq bigint NOT NULL, run_id text COLLATE "C" NOT'
         " NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
-        _granted("document", "event"),
+        granted("document", "event"),
     ),
-    4: (*listing.postgres("{schema}"), _granted("listing")),
+    4: (*listing.postgres("{schema}"), granted("listing")),
 }
 
 

@@ -36,11 +36,11 @@ class Statements:
     def __init__(self, place: PostgresUrl) -> None:
         schema, version = quoted(place.schema), SCHEMA_VERSION
         self._schema = schema
-        self.commit = _call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", codec.ARRAYS)
-        self.fetch = _call(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", codec.ARRAYS)
+        self.commit = call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", codec.ARRAYS)
+        self.fetch = call(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", codec.ARRAYS)
         texts = (_TEXT, _TEXT, _TEXT, _BIGINT, _BIGINT)
         self._found = {
-            index: _call(
+            index: call(
                 f"SELECT * FROM {schema}.{index}_{version}($1, $2, $3)",
                 (_TEXT if index == "runs" else _BIGINT, _BIGINT, _TEXT),
                 binary=False,
@@ -48,7 +48,7 @@ class Statements:
             for index in INDEXED
         }
         columns = ", ".join(f"r.{column.name}" for column in (*LANE.key, *LANE.fields))
-        self._since = _call(
+        self._since = call(
             f"SELECT p.tenant, p.thread, p.space, {columns} FROM {schema}.{LANE.name} r"
             f" CROSS JOIN LATERAL (SELECT * FROM {schema}.thread h WHERE h.pk = r.t OFFSET 0) p"
             f" WHERE r.{LANE.index} <= $1 AND r.{LANE.index} >= $4 AND ($3::text IS NULL OR p.tenant = $3)"
@@ -56,10 +56,10 @@ class Statements:
             (_BIGINT, _BIGINT, _TEXT, _BIGINT),
             binary=False,
         )
-        self.now = _call(f"SELECT {NOW}", (), binary=False)
-        self.drop = _call(f"SELECT {schema}.drop_{version}($1, $2, $3, $4, $5)", texts, binary=False)
+        self.now = call(f"SELECT {NOW}", (), binary=False)
+        self.drop = call(f"SELECT {schema}.drop_{version}($1, $2, $3, $4, $5)", texts, binary=False)
         # The checks lock the thread's row until the end of the statement, in which it is removed.
-        self.drop_if = _call(
+        self.drop_if = call(
             f"SELECT c.z, CASE WHEN c.z[1] = 0 THEN {schema}.drop_{version}($5, $6, $7, $8, $9) END"
             f" FROM (SELECT {schema}.commit_{version}($1, $2, $3, $4) AS z OFFSET 0) c",
             (*codec.ARRAYS, *texts),
@@ -74,10 +74,10 @@ class Statements:
         if effect.index == "items":
             return self._items(effect)
         value = effect.value if effect.index == "runs" else effect.until
-        tenant = None if effect.tenant is None else _sent(effect.tenant)
+        tenant = None if effect.tenant is None else sent(effect.tenant)
         if effect.since is not None:
-            return self._since, [_sent(value), _sent(effect.limit), tenant, _sent(effect.since)]
-        return self._found[effect.index], [_sent(value), _sent(effect.limit), tenant]
+            return self._since, [sent(value), sent(effect.limit), tenant, sent(effect.since)]
+        return self._found[effect.index], [sent(value), sent(effect.limit), tenant]
 
     def _threads(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
         where, parameters = ["p.space = $1"], cast("list[str | int | bytes]", [effect.space])
@@ -140,17 +140,18 @@ class Statements:
         )
 
 
-def _call(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement:
+def call(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement:
+    """Return a statement, under a name of its own."""
     name = f"perdure_{sha256(sql.encode()).hexdigest()[:16]}"
     return Statement(name.encode(), sql.encode(), types, binary)
 
 
 def _typed(sql: str, parameters: Sequence[str | int | bytes]) -> tuple[Statement, list[bytes | None]]:
     types = tuple(_TYPES[type(p)] for p in parameters)
-    return _call(sql, types, binary=False), [_sent(p) for p in parameters]
+    return call(sql, types, binary=False), [sent(p) for p in parameters]
 
 
-def _sent(value: str | int | bytes) -> bytes:
+def sent(value: str | int | bytes) -> bytes:
     """Return a value as text."""
     if isinstance(value, bytes):
         return b"\\x" + value.hex().encode()

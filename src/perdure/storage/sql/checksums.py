@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
-import ormsgpack
+from ormsgpack import packb
 
 from perdure.errors import Corrupt
 from perdure.model.items import labels_of
@@ -27,6 +27,7 @@ NAME = "checksum"
 ADVICE = "run `perdure fsck` to see what else is, and restore it from a backup"
 
 _HALF = 0xFFFFFFFF
+_HALF_SIGN = 1 << 31
 _SIGN = 1 << 63
 _WHOLE = 1 << 64
 
@@ -48,7 +49,8 @@ def checksum(
         version: Its version, 0 for kinds without versions.
         body: Its body, empty for kinds without bodies.
     """
-    return _signed(_clear(partition, kind, key, fields, version) << 32 | crc32(body))
+    clear = _clear(partition, kind, key, fields, version)
+    return (clear - _HALF - 1 if clear & _HALF_SIGN else clear) << 32 | crc32(body)
 
 
 def matches(
@@ -72,10 +74,9 @@ def matches(
         version: Its version.
         body: Its body, ``None`` if it was not read.
     """
-    stored = found % _WHOLE
-    if stored >> 32 != _clear(partition, kind, key, fields, version):
+    if found >> 32 & _HALF != _clear(partition, kind, key, fields, version):
         return False
-    return body is None or stored & _HALF == crc32(body)
+    return body is None or found & _HALF == crc32(body)
 
 
 def added(total: int, *changes: int) -> int:
@@ -121,17 +122,20 @@ def _clear(partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], ve
         values += fields
         while values[-1] is None:
             values.pop()
-    return crc32(_packed(values))
+    try:
+        return crc32(packb(values))
+    except TypeError:
+        return crc32(_packed(values))
 
 
 def _packed(values: list[Any]) -> bytes:
     try:
-        return ormsgpack.packb(values)
+        return packb(values)
     except TypeError:
         # Text that is not well-formed Unicode, or an integer that no column holds either.
         plain = [v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in values]
         try:
-            return ormsgpack.packb(plain)
+            return packb(plain)
         except TypeError as error:
             raise OverflowError(str(error)) from error
 

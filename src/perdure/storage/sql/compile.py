@@ -6,7 +6,7 @@ by the key, by a prefix of it, or by a declared order: there is no statement tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -218,23 +218,25 @@ def checksum(op: Put, partition: Partition) -> int:
     )
 
 
-def row(op: Put, t: int, of: int) -> tuple[Any, ...]:
-    """Return the values of one record, with its checksum, for ``insert`` and ``upsert``.
+def row(op: Put, fields: Mapping[str, Any], t: int, partition: Partition) -> tuple[Any, ...]:
+    """Return the values of one record, its checksum last, for ``insert`` and ``upsert``.
 
     Args:
         op: The operation.
+        fields: The fields, which may differ from the operation's in one that the record keeps.
         t: The partition's number.
-        of: The checksum of the record.
+        partition: The partition.
     """
     kind = op.kind
-    fields = op.fields
-    values: list[Any] = [t, *op.key, *[fields[name] for name in _names(kind)]]
+    values = [fields[name] for name in _names(kind)]
+    version = op.version if kind.versioned else 0
+    body = op.body if kind.body else b""
+    of = checksums.checksum(partition, kind, op.key, values, version, body)
     if kind.versioned:
-        values.append(op.version)
+        values.append(version)
     if kind.body:
-        values.append(op.body)
-    values.append(of)
-    return tuple(values)
+        values.append(body)
+    return (t, *op.key, *values, of)
 
 
 @lru_cache(maxsize=64)
@@ -307,6 +309,19 @@ def record(
         if not _is_sound(found, partition, kind, key, values, version, body=read):
             raise checksums.damaged(partition, kind, key)
     return Record(kind, key, dict(zip(_names(kind), values, strict=True)), version, body)
+
+
+def header(kind: Kind, row: tuple[Any, ...], partition: Partition, *, required: bool) -> Sequence[Any]:
+    """Return the fields of a row without its body, in the order of their declaration; arguments and errors as
+    for ``record``."""
+    size = len(kind.key)
+    key, values, found = row[:size], row[size : size + len(kind.fields)], row[-1]
+    version = row[-2] if kind.versioned else 0
+    if (found is not None or required) and not _is_sound(
+        found, partition, kind, key, values, version, body=None if kind.body else b""
+    ):
+        raise checksums.damaged(partition, kind, key)
+    return values
 
 
 def _is_sound(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import apsw
+from typing import TYPE_CHECKING
 
 from perdure.errors import BadUrl, Corrupt, MigrationRequired
 from perdure.storage.sql import listing
 from perdure.storage.sql.checksums import ADVICE
 from perdure.storage.sql.schema import CLOCK, HISTORY, PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
+
+if TYPE_CHECKING:
+    # D1 takes its steps from here, and a Worker has no apsw.
+    import apsw
 
 # One entry a version: the statements that lead to it from the version before. They are frozen: a later change
 # of the declarations must not change them. An empty file gets the current schema at once.

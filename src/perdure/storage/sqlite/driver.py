@@ -53,6 +53,8 @@ R = TypeVar("R")
 SCHEMA_VERSION = schema.SCHEMA_VERSION
 
 _BUSY_MS = 30_000
+_PAGE_BYTES = 1024
+_LOG_BYTES = 4 << 20
 _GROUP_MAX = 512
 _INLINE_ITEMS = 16
 
@@ -62,6 +64,7 @@ class SqliteDriver:
 
     has_listing = True
     searches_items = True
+    keeps_fields = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -212,9 +215,14 @@ class SqliteDriver:
             old: int | None = 0
             new = 0
             if isinstance(op, Put):
-                new = sql.checksum(op, partition)
-                _, old = known.get((op.kind, op.key), (0, 0))
-                puts.setdefault((op.kind, op.expect is Expect.ABSENT), []).append(sql.row(op, t, new))
+                before = known.get((op.kind, op.key))
+                fields = op.fields
+                if before is not None:
+                    old = before[1]
+                    fields = rows.with_kept_field(op, before, thread, partition)
+                row = sql.row(op, fields, t, partition)
+                new = row[-1]
+                puts.setdefault((op.kind, op.expect is Expect.ABSENT), []).append(row)
             elif isinstance(op, Delete):
                 gone = writer.execute(*sql.delete(op, t)).fetchall()
                 old = cast("int | None", gone[0][0]) if gone else 0
@@ -288,6 +296,9 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
     connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX)
     connection.set_busy_timeout(_BUSY_MS)
     if not read_only:
+        # Of a new file only. A commit writes each page that it touches as a whole, and touches about ten, in
+        # each of which it changes a row.
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         mode = _write_ahead(connection)
         if mode != ("wal",):
             connection.close()
@@ -295,6 +306,8 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
                 f"{path} cannot use write-ahead logging (journal mode {mode}); use a local disk"
             )
         connection.execute("PRAGMA synchronous = FULL")
+        ((size,),) = connection.execute("PRAGMA page_size")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // int(str(size))}")
     else:
         connection.execute("PRAGMA query_only = 1")
     connection.execute("PRAGMA cache_size = -16384")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
@@ -17,6 +17,7 @@ from perdure.storage.sql import compile as sql
 
 INLINE_ITEMS = 16
 
+Row = tuple[Any, ...]
 R = TypeVar("R")
 _BLOCKS = (64, 16, 4, 1)
 
@@ -51,9 +52,12 @@ def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRo
     return CatalogueRow(connection.last_insert_rowid(), 0, 0, 0)
 
 
-Known = Mapping[tuple[Kind, Key], tuple[int, int | None]]
-"""The versions and checksums of records that exist, by kind and key; the checksum is ``None`` if it is not
-kept."""
+KnownRecord = tuple[int, int | None, Row]
+"""A record that exists: its version, its checksum, which is ``None`` if it is not kept, and the row that was
+read, of a kind of which the commit keeps a field with all columns but the body. There may be thousands at a
+time; the garbage collector does not look at plain tuples again."""
+
+Known = Mapping[tuple[Kind, Key], KnownRecord]
 
 
 def known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, trusting: bool) -> Known:
@@ -65,6 +69,7 @@ def known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, trusting: b
         ops: The operations of the commit.
         trusting: Leave out the records that must not exist: the table's constraint checks that.
     """
+    keeping = {op.kind for op in ops if isinstance(op, Put) and op.keep is not None}
     keys: dict[Kind, list[Key]] = {}
     for op in ops:
         if isinstance(op, Put) and op.expect is Expect.ABSENT:
@@ -74,11 +79,47 @@ def known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, trusting: b
             needed = op.expect is not Expect.ANY or (isinstance(op, Put) and op.kind.grows is None)
         if needed:
             keys.setdefault(op.kind, []).append(op.key)
-    found: dict[tuple[Kind, Key], tuple[int, int | None]] = {}
+    found: dict[tuple[Kind, Key], KnownRecord] = {}
     for kind, wanted in keys.items():
-        for *key, version, checksum in _select(connection, sql.select_versions, kind, t, wanted):
-            found[kind, tuple(key)] = version, checksum
+        statement = _select_headers if kind in keeping else sql.select_versions
+        for row in _select(connection, statement, kind, t, wanted):
+            found[kind, row[: len(kind.key)]] = row[-2], row[-1], row
     return found
+
+
+def with_kept_field(
+    put: Put, before: KnownRecord, thread: CatalogueRow, partition: Partition
+) -> Mapping[str, Any]:
+    """Return the fields that a put writes: those of the operation, with the one that the record keeps.
+
+    Args:
+        put: The put.
+        before: The record that it overwrites.
+        thread: The partition's row of the catalogue.
+        partition: The partition.
+
+    Raises:
+        Corrupt: A field is to be kept of a record that is not what was written.
+    """
+    if put.keep is None:
+        return put.fields
+    kind = put.kind
+    found = sql.header(kind, before[2], partition, required=thread.total is not None)
+    if kind.expires:
+        until = found[_place(kind, str(kind.index))]
+        if until is not None and until <= put.fields[put.keep]:
+            return put.fields
+    return {**put.fields, put.keep: found[_place(kind, put.keep)]}
+
+
+@lru_cache(maxsize=64)
+def _place(kind: Kind, field: str) -> int:
+    """Return the position of a field among the fields of a kind."""
+    return [column.name for column in kind.fields].index(field)
+
+
+def _select_headers(kind: Kind, count: int) -> str:
+    return sql.select_some(kind, count, bodies=False)
 
 
 def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op, known: Known) -> bool:

@@ -20,7 +20,7 @@ from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, EPOCH, Partition
 from perdure.storage.encryption import EncryptedDriver, Keyring
-from perdure.storage.port import CommitLimits, Driver, searches_items
+from perdure.storage.port import CommitLimits, Driver, WrappingDriver
 from perdure.testing.faults import FaultyDriver
 
 R = TypeVar("R")
@@ -80,17 +80,13 @@ class Backend:
         return len(answer)
 
 
-class Narrow:
+class Narrow(WrappingDriver):
     """Driver with limits that a test sets. A request beyond them is an error of the engine."""
 
     def __init__(self, inner: Driver, limits: CommitLimits) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._limits = CommitLimits(min(limits.ops, inner.limits.ops), min(limits.bytes, inner.limits.bytes))
         self.staged = 0
-
-    @property
-    def searches_items(self) -> bool:
-        return searches_items(self._inner)
 
     @property
     def limits(self) -> CommitLimits:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TypeVar
 
 from perdure.model.program import Effect
-from perdure.storage.port import CommitLimits, Driver, searches_items
+from perdure.storage.port import WrappingDriver
 from perdure.testing.conformance.committing import Committing
 from perdure.testing.conformance.concurrency import Concurrency
 from perdure.testing.conformance.documents import Documents
@@ -29,19 +29,8 @@ class DriverContract(Reading, Committing, Partitions, Queues, Items, Documents, 
     """
 
 
-class Blocking:
+class Blocking(WrappingDriver):
     """Driver whose ``perform`` calls the driver's blocking method."""
-
-    def __init__(self, inner: Driver) -> None:
-        self._inner = inner
-
-    @property
-    def searches_items(self) -> bool:
-        return searches_items(self._inner)
-
-    @property
-    def limits(self) -> CommitLimits:
-        return self._inner.limits
 
     def perform(self, effect: Effect[R]) -> R:
         return self._inner.perform(effect)

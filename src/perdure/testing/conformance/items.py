@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from perdure.model.ops import Commit, Delete, Drop, Expect, Fetch, Find, Get, Put, Range
+import pytest
+
+from perdure.model.ops import Commit, Delete, Drop, Expect, Expectation, Fetch, Find, Get, Put, Range
 from perdure.model.records import ITEM, STORE, TAG, Partition
-from perdure.storage.port import Driver
+from perdure.storage.port import Driver, keeps_fields
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.rows import NAMES
 
@@ -38,6 +40,20 @@ LATER = 7_000_000_000_000_000
 """A time far from now: a backend that removes expired items by itself leaves these alone."""
 
 FOREIGN = Partition("bull", "a\x01", STORE)
+
+
+def made_at(
+    key: str,
+    now: int,
+    body: bytes = b"{}",
+    *,
+    expires_at: int | None = None,
+    expect: Expectation = Expect.ANY,
+) -> Put:
+    """Return a put of an item at a time, which keeps the time of creation of the item that it overwrites."""
+    ttl = None if expires_at is None else 60_000_000
+    fields = {"created_at": now, "updated_at": now, "ttl": ttl, "expires_at": expires_at}
+    return Put(ITEM, (key,), fields, body, expect, now, keep="created_at")
 
 
 def item(key: str, body: bytes = b"{}", *, expires_at: int | None = None, version: int = 1) -> Put:
@@ -200,6 +216,56 @@ class Items:
         self._expired(driver, finds, "acme", kept)
         answers = driver.perform(Fetch(SPACE, tuple(Get(ITEM, (key,)) for key in keys)))
         assert [len(answer) for answer in answers] == [1, 0] * 20
+
+    def test_a_put_keeps_a_field_of_the_item_that_it_overwrites(self, driver: Driver) -> None:
+        if not keeps_fields(driver):
+            pytest.skip("the driver keeps no field of a record that it overwrites")
+        first, second = LATER - 50, LATER - 40
+        for n in range(0, 200, 2):
+            rows.stored(driver, made_at(f"k{n}", first + n % 5, b"old"), at=SPACE)
+        puts = [made_at(f"k{n}", second, b"new") for n in range(200)]
+        rows.stored(driver, *puts, item("plain"), at=SPACE)
+        (found,) = driver.perform(Fetch(SPACE, (Range(ITEM),)))
+        of = {record.key[0]: record for record in found}
+        assert len(of) == 201
+        for n in range(200):
+            record = of[f"k{n}"]
+            assert (record.body, record.version, record.fields["updated_at"]) == (b"new", second, second)
+            assert record.fields["created_at"] == (second if n % 2 else first + n % 5)
+        rows.stored(driver, item("k0"), at=SPACE)
+        again = rows.get(driver, ITEM, "k0", at=SPACE)
+        assert again is not None
+        assert again.fields["created_at"] == LATER - 9, "a put that keeps nothing kept something"
+
+    def test_nothing_is_kept_of_an_item_that_has_expired(self, driver: Driver) -> None:
+        if not keeps_fields(driver):
+            pytest.skip("the driver keeps no field of a record that it overwrites")
+        for now, expires_at, created in (
+            (LATER - 50, LATER - 30, LATER - 50),
+            (LATER - 31, LATER - 20, LATER - 50),
+            (LATER - 20, None, LATER - 20),
+            (LATER - 10, LATER - 5, LATER - 20),
+        ):
+            rows.stored(driver, made_at("k", now, expires_at=expires_at), at=SPACE)
+            record = rows.get(driver, ITEM, "k", at=SPACE)
+            assert record is not None
+            assert (record.fields["created_at"], record.fields["updated_at"]) == (created, now)
+            assert record.fields["expires_at"] == expires_at
+
+    def test_a_put_that_keeps_a_field_has_its_expectation(self, driver: Driver) -> None:
+        if not keeps_fields(driver):
+            pytest.skip("the driver keeps no field of a record that it overwrites")
+        born, later = LATER - 50, LATER - 40
+        rows.stored(driver, made_at("k", born), at=SPACE)
+        for expect in (Expect.ABSENT, born + 1):
+            assert not rows.commit(driver, made_at("k", later, b"late", expect=expect), at=SPACE)
+        before = rows.get(driver, ITEM, "k", at=SPACE)
+        assert before is not None
+        assert (before.body, before.version) == (b"{}", born)
+        rows.stored(driver, made_at("k", later, b"new", expect=born), at=SPACE)
+        after = rows.get(driver, ITEM, "k", at=SPACE)
+        assert after is not None
+        assert (after.body, after.version, after.fields["created_at"]) == (b"new", later, born)
 
     def _paged(self, driver: Driver, tenant: str | None, prefix: str, size: int) -> list[tuple[str, str]]:
         out: list[Partition] = []

@@ -1,0 +1,220 @@
+"""Expired threads read as absent: a driver that answers for them as if they were removed.
+
+It wraps the driver of a database, so that every reader and writer above it agrees, whatever it reads. The
+first write to an expired thread removes it, so that a thread of the same name starts without any of its past.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from perdure.engine.expiry import ThreadAtRest, read_at_rest, remove_expired
+from perdure.errors import Corrupt
+from perdure.model.checkpoint_times import time_of
+from perdure.model.ops import Commit, Drop, Fetch, Find, Get, IndexHit, Now, Stage
+from perdure.model.program import Effect, Program, ask
+from perdure.model.records import DOCUMENT, EPOCH, HEAD, OF_THREAD, RESERVED, THREADS, Partition, Record
+from perdure.model.retention_policy import RetentionRules
+from perdure.storage.port import Driver, WrappingDriver, arun, run
+
+R = TypeVar("R")
+
+_FRESH_US = 10_000_000
+"""Time for which a thread is known not to expire: another process may shorten its time to live."""
+
+_KNOWN_MAX = 20_000
+
+_LOOKS = (Get(HEAD, ("",)), Get(EPOCH, ()), Get(DOCUMENT, OF_THREAD))
+
+Clock = Callable[[], int]
+
+
+def host_clock() -> int:
+    """Return the host's time in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+class ExpiringDriver(WrappingDriver):
+    """A driver behind retention rules.
+
+    A thread's first request in ten seconds also reads its head, its open run and its document; no further
+    request is made unless they show that it may have expired. Then the whole decision is made once, by the
+    database's clock.
+    """
+
+    def __init__(self, inner: Driver, rules: RetentionRules, clock: Clock = host_clock) -> None:
+        super().__init__(inner)
+        self._rules = rules
+        self._clock = clock
+        self._alive: OrderedDict[Partition, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def inner(self) -> Driver:
+        """The driver that shows expired threads, for those that remove them."""
+        return self._inner
+
+    def perform(self, effect: Effect[R]) -> R:
+        return run(self._answer(effect), self._inner)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return await arun(self._answer(effect), self._inner)
+
+    def _answer(self, effect: Effect[R]) -> Program[R]:
+        if isinstance(effect, Fetch):
+            if _is_thread(effect.partition) and not self._is_alive(effect.partition):
+                return cast("Program[R]", self._fetch(effect))
+        elif isinstance(effect, Find):
+            if effect.space == THREADS and effect.index in ("threads", "runs", "listed"):
+                return cast("Program[R]", self._find(effect))
+        elif isinstance(effect, Commit | Stage):
+            if _is_thread(effect.partition) and self._is_suspect(effect.partition):
+                return cast("Program[R]", self._write(effect))
+        elif isinstance(effect, Drop):
+            self._forget(effect.partition)
+        return ask(cast("Effect[R]", cast("Effect[Any]", effect)))
+
+    def _fetch(self, effect: Fetch) -> Program[tuple[tuple[Record, ...], ...]]:
+        count = len(effect.items)
+        try:
+            answers = yield from ask(replace(effect, items=(*effect.items, *_LOOKS)))
+        except Corrupt:
+            # What was asked for may be sound; a caller that asks for the damaged record gets the error.
+            return (yield from ask(effect))
+        heads, epochs, documents = answers[count:]
+        if not self._may_be_over(effect.partition, heads, epochs, documents):
+            return answers[:count]
+        if (yield from self._expired(effect.partition)) is None:
+            return answers[:count]
+        return ((),) * count
+
+    def _find(self, effect: Find) -> Program[tuple[IndexHit, ...]]:
+        """Return a page without expired threads. It is shorter than its limit only at the end."""
+        if self._rules.shortest_idle_us is None:
+            return (yield from ask(effect))
+        counts = effect.index == "listed"
+        out: list[IndexHit] = []
+        # Places in the listing are counted: the threads that are skipped have to be looked at as well.
+        page, passed = (replace(effect, skip=0), effect.skip) if counts else (effect, 0)
+        while len(out) < effect.limit:
+            found = yield from ask(page)
+            for hit in found:
+                if len(out) < effect.limit and not (yield from self._is_over(hit)):
+                    if passed:
+                        passed -= 1
+                    else:
+                        out.append(hit)
+            if len(found) < effect.limit or effect.index == "runs":
+                break
+            if counts:
+                page = replace(page, skip=page.skip + len(found))
+            else:
+                page = replace(page, after=found[-1].partition)
+        return tuple(out)
+
+    def _is_over(self, hit: IndexHit) -> Program[bool]:
+        """Return True if a thread of a listing is expired by a policy; one that has its own time to live is
+        found, and reads as absent."""
+        partition, idle = hit.partition, self._rules.shortest_idle_us
+        if idle is None or not _is_thread(partition) or self._is_alive(partition):
+            return False
+        if hit.listed is not None and hit.listed.updated_at + idle > self._clock():
+            return False
+        heads, epochs, documents = yield from ask(Fetch(partition, _LOOKS))
+        if not self._may_be_over(partition, heads, epochs, documents):
+            return False
+        return (yield from self._expired(partition)) is not None
+
+    def _write(self, effect: Commit | Stage) -> Program[Any]:
+        thread = yield from self._expired(effect.partition)
+        if thread is not None and (yield from remove_expired(effect.partition, thread)):
+            self._forget(effect.partition)
+        return (yield from ask(cast("Effect[Any]", effect)))
+
+    def _expired(self, partition: Partition) -> Program[ThreadAtRest | None]:
+        """Return the thread if it is expired by the database's clock."""
+        try:
+            thread = yield from read_at_rest(partition)
+            expires_at = thread.expires_at(self._rules)
+        except (Corrupt, LookupError):
+            # A thread that is damaged, or names an unknown policy, is left to those who report that.
+            self._remember(partition, self._clock() + _FRESH_US)
+            return None
+        now = yield from ask(Now())
+        if expires_at is None or expires_at > now:
+            self._remember(partition, self._clock() + min(_FRESH_US, (expires_at or now + _FRESH_US) - now))
+            return None
+        self._remember(partition, 0)
+        return thread
+
+    def _may_be_over(
+        self,
+        partition: Partition,
+        heads: tuple[Record, ...],
+        epochs: tuple[Record, ...],
+        documents: tuple[Record, ...],
+    ) -> bool:
+        """Return True if these records alone do not show that a thread is not expired."""
+        now = self._clock()
+        until = self._alive_until(now, heads, epochs, documents)
+        if until <= now:
+            return True
+        self._remember(partition, until)
+        return False
+
+    def _alive_until(
+        self,
+        now: int,
+        heads: tuple[Record, ...],
+        epochs: tuple[Record, ...],
+        documents: tuple[Record, ...],
+    ) -> int:
+        fresh = now + _FRESH_US
+        if epochs and epochs[0].fields["open_run"] is not None:
+            return fresh
+        if documents and b'"expires_at"' in documents[0].body:
+            # Its own time to live, which may be shorter than any policy's.
+            return now
+        idle = self._rules.shortest_idle_us
+        if idle is None:
+            return fresh
+        times = [each.fields["updated_at"] for each in documents]
+        if heads:
+            at = time_of(heads[0].fields["checkpoint_id"])
+            if at is None:
+                return now
+            times.append(at)
+        return min(fresh, max(times) + idle) if times else fresh
+
+    def _is_alive(self, partition: Partition) -> bool:
+        return self._alive.get(partition, 0) > self._clock()
+
+    def _is_suspect(self, partition: Partition) -> bool:
+        """Return True if a thread was looked at, and may have expired since."""
+        until = self._alive.get(partition)
+        return until is not None and until <= self._clock()
+
+    def _remember(self, partition: Partition, until: int) -> None:
+        with self._lock:
+            self._alive[partition] = until
+            self._alive.move_to_end(partition)
+            if len(self._alive) > _KNOWN_MAX:
+                self._alive.popitem(last=False)
+
+    def _forget(self, partition: Partition) -> None:
+        with self._lock:
+            self._alive.pop(partition, None)
+
+
+def _is_thread(partition: Partition) -> bool:
+    return partition.space == THREADS and partition != RESERVED
+
+
+def with_expired(driver: Driver) -> Driver:
+    """Return the driver that shows expired threads."""
+    return driver.inner if isinstance(driver, ExpiringDriver) else driver

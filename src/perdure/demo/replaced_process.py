@@ -1,0 +1,72 @@
+"""Child process that serves, which is replaced on the same socket when it is killed.
+
+A user can so kill the server from the page, as a power cut would, and see the conversation go on. The child
+ends with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+Serve = Callable[[socket.socket, bool], int]
+"""Serves on a socket until it is stopped and returns the exit code; true if it replaces a killed process.
+Pickled, so a function of a module or a ``partial`` of one."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+KILLED = -9
+"""Exit code of a process that SIGKILL ended."""
+_STOPPED = 130
+
+
+def serve_replaced(serve: Serve, listener: socket.socket) -> int:
+    """Run ``serve`` in a child process until it is stopped, and return its exit code. SIGINT and SIGTERM stop
+    it; a child that is killed is replaced."""
+    context = multiprocessing.get_context("spawn")
+    stopping = threading.Event()
+    child: BaseProcess | None = None
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+        if child is not None and child.is_alive():
+            child.terminate()
+
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    try:
+        is_again = False
+        while not stopping.is_set():
+            child = context.Process(target=_child, args=(serve, listener, is_again))
+            child.start()
+            if stopping.is_set():
+                child.terminate()
+            child.join()
+            if child.exitcode != KILLED:
+                break
+            is_again = True
+        code = None if child is None else child.exitcode
+        return _STOPPED if code is None or code < 0 else code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _child(serve: Serve, listener: socket.socket, is_again: bool) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        code = serve(listener, is_again)
+    except KeyboardInterrupt:
+        code = _STOPPED
+    raise SystemExit(code)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(_STOPPED)

@@ -1,0 +1,68 @@
+"""Acceptance of a message together with the claim of its run, in one commit, where nothing else is waiting.
+
+The process that accepts the message works on it, so there is nothing to hand over between two commits. If
+that process ends after the commit, the run has a lease like any other, and another worker takes it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+from perdure.engine.inbox import Accept, Accepted
+from perdure.engine.runs import Claim, HeldRun, RememberedInbox
+from perdure.model.ops import Commit, Committed
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN
+from perdure.model.records import LANE
+
+
+class Begun(NamedTuple):
+    """An accepted message, and its run if the same commit claimed it."""
+
+    accepted: Accepted
+    held: HeldRun | None
+
+
+def may_begin(accept: Accept, known: RememberedInbox | None, graphs: Collection[str]) -> bool:
+    """Return True if a message may be claimed by the commit that stores it.
+
+    That is so if its thread is idle, as far as the caller remembers, with no question that the message would
+    close, and the message is due at once.
+
+    Args:
+        accept: the message and its terms.
+        known: the inbox as the caller remembers it.
+        graphs: the graphs that the caller can run.
+    """
+    return (
+        known is not None
+        and known.is_idle
+        and known.lane.waiting is None
+        and accept.message.mode != "answer"
+        and accept.message.graph in graphs
+        and accept.debounce.quiet <= 0
+    )
+
+
+def begin(accept: Accept, claim: Claim, known: RememberedInbox) -> Program[Begun]:
+    """Store a message and claim its run; if the thread is not as it is remembered, store the message only.
+
+    Args:
+        accept: a message for which ``may_begin`` is true.
+        claim: the claimant; the claim is of the same thread and time.
+        known: the inbox as the caller remembers it.
+
+    Raises:
+        PerdureError: as ``Accept.store`` does.
+    """
+    lane = known.lane.accepted(accept.now, accept.debounce)
+    message = replace(accept.message, seq=lane.last, accepted_at=accept.now)
+    planned = claim.of_new(lane, known.epoch or 0, message)
+    outcome = yield from ask(Commit(accept.partition, (*planned.ops, *accept.ops(message))))
+    if isinstance(outcome, Committed):
+        held, over = planned.held, known.lane.version
+        return Begun(Accepted(message.seq, message.id, False, held.lane, message, not over, over), held)
+    is_current = (outcome.kind, outcome.key) != (LANE, (IN,))
+    return Begun((yield from accept.store(known.lane if is_current else None)), None)

@@ -1,0 +1,139 @@
+"""Events that a runtime emits about itself, with names, ids and numbers, but nothing that a user wrote.
+
+An error appears as the name of its type, since its message may quote a user. Times are in microseconds. An
+observer that raises is logged, and the work continues.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Protocol
+
+_LEVELS = {
+    "conversation.repaired": logging.WARNING,
+    "conversation.summary_failed": logging.WARNING,
+    "conversation.summary_shortened": logging.WARNING,
+    "checkpoint.large": logging.WARNING,
+    "cron.disabled": logging.WARNING,
+    "cron.failed": logging.WARNING,
+    "cron.missed": logging.WARNING,
+    "memory.not_tidied": logging.WARNING,
+    "memory.recall_failed": logging.WARNING,
+    "memory.not_handed_over": logging.WARNING,
+    "memory.user_refused": logging.WARNING,
+    "message.refused": logging.WARNING,
+    "message.unreadable": logging.ERROR,
+    "reply.dead": logging.ERROR,
+    "reply.lost": logging.WARNING,
+    "reply.ready": logging.WARNING,
+    "reply.sending": logging.WARNING,
+    "reply.unknown": logging.WARNING,
+    "run.attempt_failed": logging.WARNING,
+    "run.failed": logging.ERROR,
+    "run.handed_over": logging.INFO,
+    "run.lost": logging.WARNING,
+    "run.not_heeded": logging.WARNING,
+    "run.not_renewed": logging.WARNING,
+    "run.not_steered": logging.WARNING,
+    "run.write_refused": logging.WARNING,
+    "run.not_taken_back": logging.WARNING,
+    "state.undeclared": logging.WARNING,
+    "sweep.failed": logging.WARNING,
+    "sweep.finished": logging.INFO,
+    "thread.deleted": logging.INFO,
+    "thread.follow_not_renewed": logging.WARNING,
+    "thread.older": logging.WARNING,
+    "worker.error": logging.ERROR,
+    "worker.failing": logging.WARNING,
+    "worker.left_behind": logging.WARNING,
+    "worker.unavailable": logging.WARNING,
+    "worker.unserved": logging.WARNING,
+}
+_WIDEST = 120
+_log = logging.getLogger("perdure.runtime")
+
+_Leave = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], bool]
+
+
+class Observer(Protocol):
+    """Receiver of events. ``event`` is called when something happened, ``span`` surrounds work that takes
+    time. Neither may raise, block or change ``fields``, which all observers share."""
+
+    def event(self, name: str, fields: dict[str, Any]) -> None: ...
+
+    def span(self, name: str, fields: dict[str, Any]) -> AbstractContextManager[object]: ...
+
+
+class Logs:
+    """Observer that writes events to the logger ``perdure.runtime``: the name and the fields on one line, and
+    the same in ``extra``, as ``event`` and ``perdure_<field>``, for formatters of structured logs."""
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        level = _LEVELS.get(name, logging.DEBUG)
+        if _log.isEnabledFor(level):
+            line = " ".join(f"{key}={_shown(value)}" for key, value in fields.items() if value != "")
+            extra = {"event": name, **{f"perdure_{key}": value for key, value in fields.items()}}
+            _log.log(level, "%s %s", name, line, extra=extra)
+
+    @contextmanager
+    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
+        yield
+
+
+class Observers:
+    """Several observers as one, each isolated from the errors of the others."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def event(self, name: str, **fields: Any) -> None:
+        for observer in self._observers:
+            try:
+                observer.event(name, fields)
+            except Exception:
+                _complain(observer, name)
+
+    @contextmanager
+    def span(self, name: str, **fields: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for observer in self._observers:
+                try:
+                    span = observer.span(name, fields)
+                    span.__enter__()
+                except Exception:
+                    _complain(observer, name)
+                else:
+                    stack.push(_leaving(observer, name, span))
+            yield
+
+
+def _leaving(observer: Observer, name: str, span: AbstractContextManager[object, bool | None]) -> _Leave:
+    """Return the end of a span, which neither raises nor hides the error of the work within."""
+
+    def leave(
+        kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        try:
+            span.__exit__(kind, error, traceback)
+        except Exception:
+            _complain(observer, name)
+        return False
+
+    return leave
+
+
+def _complain(observer: Observer, name: str) -> None:
+    _log.exception("%s failed at %s; the work continues", type(observer).__name__, name)
+
+
+def _shown(value: object) -> str:
+    """Return a field for a log line. Threads and channels have names that callers chose: long ones are cut,
+    and those with a space or line break are quoted, so that no name can pass for another field or line."""
+    text = str(value)
+    text = text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
+    is_plain = text.isprintable() and not any(c in ' "=' for c in text)
+    return text if is_plain else json.dumps(text, ensure_ascii=not text.isprintable())

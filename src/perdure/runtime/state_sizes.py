@@ -1,0 +1,90 @@
+"""Sizes of the state of runs, emitted with every checkpoint by channel, to locate unlimited growth.
+
+Sizes are those of whole serialised values: the data that a step loads, not the data that it adds to the
+database. An unchanged value whose size the saver has dropped from its cache is left out, rather than read
+again.
+
+Savers report from any thread; all their reports are forwarded to the event loop here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from langgraph.constants import START
+
+from perdure.langgraph.large_channels import path_of
+from perdure.model.records import Partition
+from perdure.runtime.observers import Observers
+
+_THREADS_MOST = 4096
+
+FieldsOf = Callable[[Partition], dict[str, Any] | None]
+
+
+class Sizes:
+    """Emits events for checkpoints that a runtime's savers stored, on the event loop on which it was started.
+    ``fields_of`` returns the run that works on a thread in this process; checkpoints outside of runs are
+    ignored."""
+
+    def __init__(self, observers: Observers, warn_bytes: int, fields_of: FieldsOf) -> None:
+        self._observers = observers
+        self._warn_bytes = warn_bytes
+        self._fields_of = fields_of
+        self._warned: OrderedDict[Partition, tuple[str, set[str]]] = OrderedDict()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+
+    def start(self) -> None:
+        """Use the current event loop."""
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def stored(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
+        """Report a durable checkpoint. Graphs that a plain function invokes store theirs in another
+        thread."""
+        self._on_loop(lambda: self._emit(partition, namespace, sizes))
+
+    def older(self, partition: Partition) -> None:
+        """Report a thread whose stored state is older than a known one: the database was restored to an
+        earlier state."""
+        fields = {"tenant": partition.tenant, "thread": partition.thread}
+        self._on_loop(lambda: self._observers.event("thread.older", **fields))
+
+    def undeclared(self, graph: str, node: str, key: str) -> None:
+        """Report a key that a graph dropped."""
+        self._on_loop(lambda: self._observers.event("state.undeclared", graph=graph, node=node, key=key))
+
+    def _on_loop(self, report: Callable[[], None]) -> None:
+        if threading.get_ident() == self._thread:
+            report()
+        elif self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(report)
+
+    def _emit(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
+        fields = self._fields_of(partition)
+        if fields is None:
+            return
+        place = path_of(namespace)
+        # Triggers of a step are channels without a value; a run's input is gone after its first one.
+        channels = {place + name: size for name, size in sizes.items() if size and name != START}
+        self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
+        for channel, size in channels.items():
+            if size > self._warn_bytes and self._is_news(partition, fields["run"], channel):
+                self._observers.event("checkpoint.large", **fields, channel=channel, bytes=size)
+
+    def _is_news(self, partition: Partition, run_id: str, channel: str) -> bool:
+        """Return True the first time that a channel of a run is reported."""
+        warned_run, channels = self._warned.get(partition, ("", set[str]()))
+        if warned_run != run_id:
+            channels = set()
+        self._warned[partition] = run_id, channels
+        self._warned.move_to_end(partition)
+        while len(self._warned) > _THREADS_MOST:
+            self._warned.popitem(last=False)
+        is_news = channel not in channels
+        channels.add(channel)
+        return is_news

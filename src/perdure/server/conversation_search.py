@@ -1,0 +1,124 @@
+"""Search over the conversations that a user may see: all of the words, in a title or in one message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from perdure.errors import Corrupt, OtherGraph, TypeNotAllowed, Unserialisable
+from perdure.runtime.json_encoding import plain
+from perdure.runtime.threads.order import Order
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.server import responses
+from perdure.server.resources import Caller
+from perdure.server.snapshots import snapshot
+
+FOUND_MOST = 20
+"""Maximum number of conversations in one answer."""
+SECONDS = 0.4
+"""Time after which an answer is given, with a cursor for the rest."""
+
+_SHOWN = ["thread_id", "metadata", "status", "updated_at"]
+_EXCERPT = 90
+_BEFORE = 30
+_UNREADABLE = (Corrupt, OtherGraph, TypeNotAllowed, Unserialisable)
+
+
+async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
+    """Return conversations that contain all words, the latest activity first, and the cursor of the rest.
+
+    At least one conversation is examined for each call. Their states are read one by one, so a search takes
+    as long as reading them. Conversations that cannot be read are found by their titles only.
+
+    Args:
+        caller: The user, who may search threads.
+        words: The words, separated by white space; upper and lower case are the same.
+        cursor: Number of conversations to skip, from the last answer; 0 begins.
+    """
+    wanted = words.casefold().split()
+    value: dict[str, Any] = {
+        "metadata": {},
+        "values": {},
+        "status": None,
+        "limit": FOUND_MOST,
+        "offset": cursor,
+    }
+    conditions = await caller.may("threads", "search", value)
+    found: list[dict[str, Any]] = []
+    until = time.monotonic() + SECONDS
+    rows = caller.threads.index.search(
+        metadata=value["metadata"] or None,
+        sees=None if conditions is None else lambda metadata: caller.sees(conditions, metadata),
+        order=Order("updated_at"),
+        skip=cursor,
+    )
+    async with aclosing(rows) as walked:  # type: ignore[type-var]
+        async for row in walked:
+            cursor += 1
+            entry = await _matched(caller, row, wanted)
+            if entry is not None:
+                found.append(entry)
+            if len(found) == FOUND_MOST or time.monotonic() > until:
+                return {"found": found, "cursor": cursor}
+    return {"found": found, "cursor": None}
+
+
+async def _matched(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[str, Any] | None:
+    shown = responses.selected(responses.thread(row, None), _SHOWN)
+    title = row.metadata.get("title")
+    if isinstance(title, str) and _has(title, wanted):
+        return shown
+    if not row.has_state:
+        return None
+    try:
+        state = await snapshot(caller, row)
+    except _UNREADABLE:
+        return None
+    excerpt = await asyncio.to_thread(_excerpt, state.values, wanted)
+    return None if excerpt is None else {**shown, "excerpt": excerpt}
+
+
+def _excerpt(values: Any, wanted: Sequence[str]) -> str | None:
+    """Return the part of the latest matching message around the first word, or None."""
+    messages = values.get("messages") if isinstance(values, Mapping) else None
+    if not isinstance(messages, list):
+        return None
+    for message in reversed(messages):
+        for text in _texts(plain(message)):
+            if _has(text, wanted):
+                line = " ".join(text.split())
+                word = _place(line, wanted[0])
+                at = max(0, word - _BEFORE)
+                if at and " " in line[at:word]:
+                    at = line.index(" ", at) + 1
+                start, end = "…" if at else "", "…" if at + _EXCERPT < len(line) else ""
+                return f"{start}{line[at : at + _EXCERPT]}{end}"
+    return None
+
+
+def _texts(message: Any) -> Iterator[str]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, str):
+        yield content
+    for part in content if isinstance(content, list) else ():
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            yield text
+
+
+def _place(line: str, word: str) -> int:
+    """Return where a word begins in a line; folding can make a character longer, as it does "ß"."""
+    left = line.casefold().find(word)
+    for place, character in enumerate(line):
+        left -= len(character.casefold())
+        if left < 0:
+            return place
+    return 0
+
+
+def _has(text: str, wanted: Sequence[str]) -> bool:
+    folded = text.casefold()
+    return all(word in folded for word in wanted)

@@ -1,0 +1,63 @@
+"""Which process serves the chat page, and its end on request: a view for development.
+
+Only a process that another one replaces can be ended from the page, and only by a browser on the same
+machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from ipaddress import ip_address
+from multiprocessing import parent_process
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.background import BackgroundTask
+
+from perdure.server.auth.identity import Refusal
+from perdure.server.resources import CallerNow
+
+_STARTED_AT = round(time.time() * 1000)
+_HEADERS = {"Cache-Control": "no-store"}
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+def serve_process(app: FastAPI, path: str) -> None:
+    """Serve ``process.json`` and ``process/kill`` under the path of the chat page. The page shows them if its
+    description has ``process``."""
+
+    @app.get(f"{path}/process.json", include_in_schema=False)
+    async def shown(caller: CallerNow, request: Request) -> JSONResponse:
+        return JSONResponse(
+            {"pid": os.getpid(), "started_at": _STARTED_AT, "can_kill": _refusal(request) is None},
+            headers=_HEADERS,
+        )
+
+    @app.post(f"{path}/process/kill", include_in_schema=False)
+    async def kill(caller: CallerNow, request: Request, body: dict[str, Any]) -> JSONResponse:
+        # A JSON body and this check keep other sites' pages from it, also without a guard in front.
+        if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            raise Refusal(403, "Only the page of this server itself may end its process.")
+        if (reason := _refusal(request)) is not None:
+            raise Refusal(403, reason)
+        # Nothing is flushed or handed over: the point is what a crash leaves.
+        return JSONResponse({"pid": os.getpid()}, background=BackgroundTask(_die))
+
+
+def _die() -> None:
+    os.kill(os.getpid(), KILL)
+
+
+def _refusal(request: Request) -> str | None:
+    """Return the reason for which a request may not end this process, or None."""
+    if parent_process() is None:
+        return "No other process would take over: start the server with --processes 2, or perdure demo."
+    try:
+        if request.client is not None and ip_address(request.client.host).is_loopback:
+            return None
+    except ValueError:
+        pass
+    return "A process is ended only from the machine on which it runs."

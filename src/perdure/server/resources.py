@@ -1,0 +1,300 @@
+"""Open resources of a server, and the access of one request to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+from urllib.parse import unquote
+
+from fastapi import Depends, Path, Request
+from langgraph.pregel import Pregel
+from starlette.requests import HTTPConnection
+
+from perdure.channels.chat_channel import ChatChannel
+from perdure.errors import NotFound
+from perdure.model.records import Partition
+from perdure.runtime import Runtime
+from perdure.runtime.graph_factories import Access, Factory
+from perdure.runtime.options import Options
+from perdure.runtime.retention import RetentionLoop
+from perdure.runtime.run_context import is_reserved
+from perdure.runtime.run_user import user_of
+from perdure.runtime.tenant import TenantRuntime
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.runtime.threads.threads import Threads, missing
+from perdure.runtime.worker.attempt import TENANT
+from perdure.server import thread_ids
+from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
+from perdure.server.auth.filters import Filter, matches
+from perdure.server.auth.identity import Gate, Refusal, User
+from perdure.server.config import RequestLimits
+from perdure.server.configurable_headers import NO_HEADERS, Headers
+from perdure.server.limits import Throttle
+from perdure.server.outbound_policy import OutboundPolicy
+
+_log = logging.getLogger("perdure.server")
+
+HEARTBEAT_S = 4.0
+"""Seconds between heartbeats on an idle connection: clients take three times as long a silence for a lost
+connection."""
+
+LOOPBACK = "perdure.loopback"
+"""Key in the scope of a request that the application made in this process."""
+
+RAW = "perdure.raw_path"
+"""Key in the scope of a request whose path is matched before it is decoded."""
+
+
+@dataclass(eq=False)
+class ServerState:
+    """The open resources of a server, one object for all of its requests, at ``app.state.perdure``.
+    ``webhooks`` is the policy for webhooks, None if they are disabled; ``chats`` are the chat channels,
+    ``sweeps`` the process's sweeps of threads."""
+
+    runtime: Runtime
+    gate: Gate
+    assistants: Assistants
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    webhooks: OutboundPolicy | None = None
+    headers: Headers = NO_HEADERS
+    chats: Sequence[ChatChannel] = ()
+    sweeps: RetentionLoop | None = None
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    throttle: Throttle = field(init=False)
+    _apart: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+    def __post_init__(self) -> None:
+        self.throttle = Throttle(self.limits)
+
+    @classmethod
+    def over(
+        cls,
+        runtime: Runtime,
+        gate: Gate,
+        *,
+        limits: RequestLimits | None = None,
+        webhooks: OutboundPolicy | None = None,
+        descriptions: Mapping[str, str] | None = None,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+        headers: Headers = NO_HEADERS,
+    ) -> ServerState:
+        """Return the resources for a runtime.
+
+        Args:
+            runtime: the runtime.
+            gate: authenticates and authorises requests.
+            limits: limits per request and user.
+            webhooks: the policy for webhooks, None to disable them.
+            descriptions: descriptions of graphs, by name.
+            configs: configurations of graphs, by name.
+            headers: patterns of the headers that runs can read.
+        """
+        assistants = Assistants(runtime, descriptions, configs)
+        return cls(runtime, gate, assistants, limits or RequestLimits(), webhooks, headers)
+
+    def apart(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a task that a request started and that continues after its client disconnects."""
+        task = asyncio.create_task(work)
+        self._apart.add(task)
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[Any]) -> None:
+        self._apart.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("a background task of a request failed: %s", type(error).__name__)
+
+    async def close(self) -> None:
+        """End the streams, whose clients reconnect elsewhere, and wait for background tasks, at most 5
+        seconds."""
+        self.closing.set()
+        if self._apart:
+            await asyncio.wait(self._apart, timeout=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The authenticated user of a request, and access to that user's data."""
+
+    host: ServerState
+    user: User
+    runtime: TenantRuntime
+    """The runtime for the threads of the user's tenant."""
+    is_program: bool = False
+    """True for a request of the application itself, which no rule restricts."""
+
+    @property
+    def threads(self) -> Threads:
+        """The threads of the user's tenant."""
+        return self.runtime.threads
+
+    async def may(self, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
+        """Authorise an action of the user.
+
+        Args:
+            resource: the kind of object, such as "threads".
+            action: the action, such as "read".
+            value: the request's arguments, which the gate may change in place.
+
+        Returns:
+            The filter of the objects that the user may touch; None for all of the tenant's.
+
+        Raises:
+            Refusal: the user may not do this.
+        """
+        if self.is_program:
+            return None
+        return await self.host.gate.authorize(self.user, resource, action, value)
+
+    def sees(self, conditions: Filter | None, metadata: Mapping[str, Any]) -> bool:
+        """Return True if an object with this metadata matches the user's filter."""
+        return conditions is None or matches(conditions, metadata)
+
+    async def thread(self, thread_id: str, to: str, **value: Any) -> ThreadRow:
+        """Return a thread on which the user may perform an action. ``NotFound`` if there is none."""
+        return await self.visible(thread_id, await self.may("threads", to, {"thread_id": thread_id, **value}))
+
+    async def visible(self, thread_id: str, conditions: Filter | None) -> ThreadRow:
+        """Return a thread that the user may see. ``NotFound`` if there is none, also for another user's."""
+        row = await self.threads.look(thread_id)
+        if row is None or not self.sees(conditions, row.metadata):
+            raise missing(thread_id)
+        return row
+
+    async def assistant(self, named: str, to: str) -> Assistant:
+        """Return an assistant with which the user may perform an action. ``NotFound`` if there is none."""
+        assistant_id = self.host.assistants.id_of(named) or named
+        return await self.assistant_within(
+            named, await self.may("assistants", to, {"assistant_id": assistant_id})
+        )
+
+    async def assistant_within(self, named: str, conditions: Filter | None) -> Assistant:
+        """Return an assistant that the user may see. ``NotFound`` if there is none, also for another
+        user's."""
+        found = await self.host.assistants.look(self.user.tenant, named)
+        if found is None or not self.sees(conditions, found.metadata):
+            raise no_assistant(named)
+        return found
+
+    async def assistant_to_run(self, named: str) -> Assistant:
+        """Return an assistant to run: a graph's default one, or one that the user may read."""
+        found = await self.host.assistants.find(self.user.tenant, named)
+        if not self.host.assistants.is_own(found.assistant_id):
+            conditions = await self.may("assistants", "read", {"assistant_id": found.assistant_id})
+            if not self.sees(conditions, found.metadata):
+                raise NotFound(NONE_TO_RUN)
+        return found
+
+    def partition(self, thread_id: str) -> Partition:
+        """Return the partition of a thread of this user's tenant."""
+        return Partition(self.user.tenant, thread_id)
+
+    @asynccontextmanager
+    async def graph(
+        self, graph_id: str, access: Access, thread_id: str | None = None
+    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+        """Yield a graph over the threads of this user's tenant.
+
+        Args:
+            graph_id: the graph's name.
+            access: the purpose, for graphs that are made by a factory.
+            thread_id: a thread whose newest run configures a graph made by a factory.
+        """
+        configurable: dict[str, Any] = {}
+        if thread_id is not None:
+            if isinstance(self.host.runtime.graphs[graph_id].graph, Factory):
+                configurable |= await self._configurable(thread_id)
+            configurable["thread_id"] = thread_id
+        config = {"configurable": configurable}
+        user = user_of(self.user.dict())
+        async with self.runtime.opened(graph_id, access, user=user, config=config) as graph:
+            yield graph
+
+    async def _configurable(self, thread_id: str) -> dict[str, Any]:
+        """Return the configurable values of a thread's newest run without the fields of its user."""
+        latest = await self.runtime.messages(thread_id, limit=1)
+        if not latest:
+            return {}
+        configurable = Options.read(latest[0].message.options).config.get("configurable") or {}
+        return {name: held for name, held in configurable.items() if not is_reserved(name)}
+
+
+def server_state(request: HTTPConnection) -> ServerState:
+    """Return the server state of the application that received a request. ``Refusal`` with 503 if it is
+    not open."""
+    held = getattr(request.app.state, "perdure", None)
+    # ``checkpoint_lifespan`` sets the host only with ``serve=True``.
+    host = getattr(held, "host", held)
+    if held is not None and host is None:
+        raise Refusal(503, "The application serves no graphs: its checkpoint_lifespan needs serve=True.")
+    if not isinstance(host, ServerState):
+        raise Refusal(503, "The server is starting or stopping; try again.", {"Retry-After": "1"})
+    return host
+
+
+async def caller_of(connection: HTTPConnection) -> Caller:
+    """Return the user of a request or of a WebSocket. ``Refusal`` if not authenticated."""
+    host = server_state(connection)
+    if connection.scope.get(LOOPBACK):
+        user = User("", TENANT.get(""))
+        return Caller(host, user, host.runtime.for_tenant(user.tenant), is_program=True)
+    user = await host.gate.authenticate(connection)
+    host.throttle.admit(user, connection.scope)
+    return Caller(host, user, host.runtime.for_tenant(user.tenant))
+
+
+async def _caller(request: Request) -> Caller:
+    return await caller_of(request)
+
+
+CallerNow = Annotated[Caller, Depends(_caller)]
+"""The user of a request, as the type of an endpoint's parameter; refused if not authenticated."""
+
+
+def _segment(request: HTTPConnection, name: str) -> str:
+    value = cast(str, request.path_params[name])
+    return unquote(value, errors="strict") if request.scope.get(RAW) else value
+
+
+def thread_in_path(connection: HTTPConnection) -> str:
+    """Return the id of the thread in a path. ``Refusal`` if it cannot be one."""
+    try:
+        return thread_ids.thread_id_of(_segment(connection, "thread_id"))
+    except UnicodeDecodeError:
+        raise Refusal(422, "the thread id in the path is not UTF-8") from None
+
+
+async def _thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
+    in_path = thread_in_path(request)
+    thread_ids.only([in_path, *await thread_ids.in_request(request)])
+    return in_path
+
+
+ThreadId = Annotated[str, Depends(_thread_id)]
+"""The thread in a path, decoded after the path was matched, so that it may have any character. 422 if the
+query or the body names another one."""
+
+
+async def _assistant_name(request: Request, assistant_id: Annotated[str, Path()]) -> str:
+    return _text(request, "assistant_id")
+
+
+async def _namespace(request: Request, namespace: Annotated[str, Path()]) -> str:
+    return _text(request, "namespace")
+
+
+def _text(request: Request, name: str) -> str:
+    try:
+        return _segment(request, name)
+    except UnicodeDecodeError:
+        raise Refusal(422, f"the {name} in the path is not UTF-8") from None
+
+
+AssistantName = Annotated[str, Depends(_assistant_name)]
+"""The assistant in a path, by its id or its graph's name."""
+
+Namespace = Annotated[str, Depends(_namespace)]
+"""The namespace of a subgraph in a path."""

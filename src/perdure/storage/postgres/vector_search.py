@@ -1,0 +1,164 @@
+"""Search by vectors through pgvector: its statements, its HNSW index, and the check of its table."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import psycopg
+
+from perdure.errors import Unavailable
+from perdure.model.ops import Find, IndexHit, RankedItem
+from perdure.model.records import ITEM, Partition
+from perdure.storage.postgres import codec
+from perdure.storage.postgres.schema import quoted
+from perdure.storage.postgres.statements import Statement, call, sent
+from perdure.storage.postgres.url import PostgresUrl
+from perdure.storage.postgres.vector_table import MOST_DIMS, Extension
+
+MOST_DIMS_OF_GRAPH = 2_000
+"""Numbers of a vector that HNSW takes at most; longer ones are all compared."""
+
+EXACT_MOST = 2_000
+"""Vectors of the searched namespaces up to which all are compared, whatever the size of the table."""
+
+_TEXT, _BIGINT, _BYTEA, _FLOATS, _BYTEAS = 25, 20, 17, 1021, 1001
+_ANY = 1 << 62
+_BUILD_MEMORY = "256MB"
+
+Connecting = Callable[[PostgresUrl], AbstractContextManager[psycopg.Connection]]
+"""Opens a connection for statements that only maintenance has."""
+
+
+class VectorSearch:
+    """Search in a schema that has the table of vectors.
+
+    Args:
+        place: The database.
+        extension: The state of pgvector in it.
+        connecting: Opens a connection of its own for maintenance.
+    """
+
+    dims_max = MOST_DIMS
+
+    def __init__(self, place: PostgresUrl, extension: Extension, connecting: Connecting) -> None:
+        self._place = place
+        self._extension = extension
+        self._connecting = connecting
+        self._graphs = set(extension.graphs)
+        self._schema = schema = quoted(place.schema)
+        within = "p.space = 'store' AND p.tenant = $1 AND p.thread >= $2 AND ($3 = '' OR p.thread < $3)"
+        texts = (_TEXT, _TEXT, _TEXT)
+        self._nearest = call(
+            f"SELECT * FROM {schema}.nearest($1, $2, $3, $4, $5, $6, $7, $8)",
+            (*texts, _BIGINT, _FLOATS, _BYTEAS, _BIGINT, _BIGINT),
+            binary=False,
+        )
+        # Three ranges of an index, all of them empty as long as there is one model.
+        others = ("v.model < $4", "v.model > $4 AND v.model < $5", "v.model > $5")
+        outdated = " UNION ALL ".join(
+            f"(SELECT DISTINCT p.tenant, p.thread, p.space, v.item FROM {schema}.vector v"
+            f" JOIN {schema}.thread p ON p.pk = v.t WHERE {models} AND {within} LIMIT $6)"
+            for models in others
+        )
+        self._outdated = call(
+            f"SELECT tenant, thread, space FROM ({outdated}) x LIMIT $6",
+            (*texts, _BYTEA, _BYTEA, _BIGINT),
+            binary=False,
+        )
+
+    def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
+        """Return the statement of a ``Find`` by vectors and its parameters, as text."""
+        query = effect.near
+        if query is None or effect.tenant is None:
+            raise TypeError(f"find {effect.index!r} needs a tenant and a query")
+        where: list[bytes | None] = [sent(effect.tenant), sent(effect.prefix), sent(effect.prefix_end)]
+        if effect.index == "outdated":
+            models = sorted(query.models)
+            return self._outdated, [*where, sent(models[0]), sent(models[-1]), sent(effect.limit)]
+        numbers = struct.unpack(f"<{len(query.vector) // 4}f", query.vector)
+        models_sent = ",".join(f'"\\\\x{model.hex()}"' for model in query.models)
+        exact = _ANY if effect.exact or not self._extension.has_graphs else EXACT_MOST
+        return self._nearest, [
+            *where,
+            sent(effect.until),
+            f"{{{','.join(map(repr, numbers))}}}".encode(),
+            f"{{{models_sent}}}".encode(),
+            sent(effect.limit),
+            sent(exact),
+        ]
+
+    def hit(self, at: Partition, row: Sequence[bytes | None]) -> IndexHit:
+        """Return a row after the columns of its partition."""
+        if not row:
+            return IndexHit(at)
+        *item, distance, content, whole = row
+        (far,) = struct.unpack(">d", distance or b"")
+        ranked = RankedItem(1 - far, content or b"", whole == b"\x01")
+        return IndexHit(at, codec.whole_record(ITEM, item), ranked=ranked)
+
+    def method(self, dims: int) -> str:
+        """Return in words how vectors of a length are compared."""
+        if self._extension.has_graphs and dims in self._graphs:
+            return "by pgvector, through HNSW where many are searched"
+        if not self._extension.has_graphs:
+            return "by pgvector, all of them: HNSW needs its release 0.8 or later"
+        if dims > MOST_DIMS_OF_GRAPH:
+            return f"by pgvector, all of them: HNSW takes {MOST_DIMS_OF_GRAPH:,} dimensions at most"
+        return "by pgvector, all of them, as there is no HNSW index: `perdure store reindex` creates it"
+
+    def prepare(self, dims: int) -> int:
+        """Make vectors anew that are not those of their entries, and create the HNSW index for vectors of a
+        length; return the number of items whose vectors were wrong. Writers need not wait.
+
+        Raises:
+            Unavailable: Another process creates the index.
+        """
+        schema, home = self._schema, quoted(self._extension.home)
+        name = f"vector_hnsw_{dims}"
+        with self._connecting(self._place) as connection:
+            row = connection.execute(
+                f"WITH x AS MATERIALIZED (SELECT * FROM {schema}.vectors_damaged(NULL)), gone AS (DELETE FROM"
+                f" {schema}.vector v USING x WHERE v.t = x.t AND v.item = x.item), again AS (UPDATE"
+                f" {schema}.document d SET updated_at = d.updated_at FROM x WHERE d.t = x.t AND d.collection"
+                " = 'search' AND d.name = '=' || x.item) SELECT count(*) FROM x".encode()
+            ).fetchone()
+            if dims <= MOST_DIMS_OF_GRAPH and self._extension.has_graphs:
+                lock = f"SELECT pg_try_advisory_lock(hashtextextended('{name} ' || %s, 0))".encode()
+                if connection.execute(lock, (self._place.schema,)).fetchone() != (True,):
+                    raise Unavailable(
+                        f"{self._place.name}: another process creates the HNSW index; wait until it is done"
+                    )
+                if not self._has_graph(connection, dims):
+                    connection.execute(f"SET maintenance_work_mem = '{_BUILD_MEMORY}'".encode())
+                    # One whose creation was interrupted is left invalid.
+                    connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {schema}.{name}".encode())
+                    connection.execute(
+                        f"CREATE INDEX CONCURRENTLY {name} ON {schema}.vector USING hnsw"
+                        f" ((embedding::{home}.vector({dims})) {home}.vector_cosine_ops)"
+                        f" WHERE dims = {dims}".encode()
+                    )
+                self._graphs.add(dims)
+        return int(row[0]) if row else 0
+
+    def examine(self, partition: Partition) -> list[str]:
+        """Return the items of a namespace whose vectors are not those of their entries."""
+        with self._connecting(self._place) as connection:
+            found = connection.execute(
+                f"SELECT x.item FROM {self._schema}.thread p, {self._schema}.vectors_damaged(p.pk) x"
+                " WHERE p.space = %s AND p.tenant = %s AND p.thread = %s ORDER BY x.item".encode(),
+                [codec.escaped(part) for part in (partition.space, partition.tenant, partition.thread)],
+            ).fetchall()
+        return [
+            f"the vectors of item {codec.unescaped(item)!r} are not those of its entry in the search index; "
+            "`perdure store reindex` makes them anew"
+            for (item,) in found
+        ]
+
+    def _has_graph(self, connection: psycopg.Connection, dims: int) -> bool:
+        found = connection.execute(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)",
+            (f"{self._schema}.vector_hnsw_{dims}",),
+        ).fetchone()
+        return found == (True,)

@@ -308,6 +308,27 @@ def test_a_stream_begins_with_the_run_that_goes_on(url: str) -> None:
 
 
 @run
+async def _while_waiting(url: str) -> None:
+    thread_id = new()
+    async with place(url) as here, here.http() as http:
+        await start(http, thread_id, "chat", said("one"))
+        ended = await until_ended(heard(http, thread_id, channels=["lifecycle"]))
+    async with place(url, works=False) as here, here.http() as http:
+        await start(http, thread_id, "chat", said("two"))
+        telling = await here.begun(
+            thread_id, until_ended(heard(http, thread_id, channels=["lifecycle", "values"]))
+        )
+        async with place(url):
+            told = await telling
+    assert told[0]["seq"] > ended[-1]["seq"]
+    assert [phase(one) for one in told if phase(one)] == ["running", "completed"]
+
+
+def test_a_stream_begins_with_the_message_that_waits_and_not_with_the_run_that_ended(url: str) -> None:
+    _while_waiting(url)
+
+
+@run
 async def _closed(url: str) -> None:
     async with place(url) as here, here.http() as http:
         thread_id = new()

@@ -131,7 +131,8 @@ class _Start(NamedTuple):
 async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
     """Return the start of a stream for a subscriber without a number: the run that is under way or waits for
     an answer. A run that has just ended is included, as a client learns of its run before it subscribes; but
-    only once, or the next turn would begin with the end of the last."""
+    only once, and not while a later message waits for its run, or the next turn would begin with the end of
+    the last."""
     partition = caller.partition(thread_id)
     through = await caller.runtime.latest_event(thread_id)
     latest = await caller.runtime.messages(thread_id, limit=_LATEST)
@@ -139,6 +140,8 @@ async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
     if run is None:
         return _Start(through)
     if run.state not in (OPEN, WAITING):
+        if any(one.message.seq > run.last and not one.is_over for one in latest):
+            return _Start(through)
         is_late = await caller.host.runtime.now() - run.updated_at > _LATE_S * 1_000_000
         if is_late or _ends(caller.host).was_given(partition, run.id, wanted):
             return _Start(through)

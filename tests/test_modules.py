@@ -38,7 +38,7 @@ def test_a_module_without_tests_is_found() -> None:
     assert not mirrored("perdure.model.unheard_of")
     assert mirrored("perdure.langgraph.allowlist")
     assert mirrored("perdure.server.routes.crons")
-    assert mirrored("perdure.storage.sqlite.faults")
+    assert mirrored("perdure.storage.sqlite.errors")
     assert covers(covered(), "perdure.testing.conformance.lineage")
     assert not covers(covered(), "perdure.testing.conformances")
     assert not covers(covered(), "perdure.model.unheard_of")

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, contextmanager
 
 from langgraph.store.base import IndexConfig
 
-import perdure
 from perdure.config.resolve import make_folder_of, settle
+from perdure.database import opening
 from perdure.database.asynchronous import Database
 from perdure.langgraph.search.index import SearchConfig, SearchIndex
 from perdure.langgraph.store import PerdureStore
@@ -34,7 +34,7 @@ async def store_database(
     if url is None:
         return None
     migrate = development or url.startswith("memory:")
-    return await stack.enter_async_context(perdure.connect(url, migrate=migrate, encryption_key=key))
+    return await stack.enter_async_context(opening.connect(url, migrate=migrate, encryption_key=key))
 
 
 @contextmanager
@@ -67,5 +67,5 @@ def store_of_environment(
     url = settled.store_url() or settled.database_url()
     make_folder_of(url)
     migrate = bool(settled["development"]) or url.startswith("memory:")
-    with perdure.connect_sync(url, tenant=tenant, migrate=migrate, encryption_key=encryption_key) as database:
+    with opening.connect_sync(url, tenant=tenant, migrate=migrate, encryption_key=encryption_key) as database:
         yield database.store(ttl=settled.store_ttl(), index=index)

@@ -25,7 +25,7 @@ from perdure.model.program import Effect
 from perdure.model.records import Partition
 from perdure.storage.port import CommitLimits
 from perdure.storage.sqlite import integrity, rows
-from perdure.storage.sqlite.faults import translated
+from perdure.storage.sqlite.errors import translated
 
 R = TypeVar("R")
 

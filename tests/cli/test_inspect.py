@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import perdure
 from perdure.cli.app import app
-from perdure.errors import BadSetting
+from perdure.errors import BadSetting, NotAllowed
 from tests.cli.processes import PROGRAM
 from tests.cli.test_commands import Shell, shell
 from tests.inspector import staging
@@ -45,22 +45,33 @@ def test_graphs_that_cannot_be_compared_are_refused(given: list[str], reason: st
     assert reason in str(done.exception)
 
 
+def test_one_tenant_and_all_of_them_exclude_each_other() -> None:
+    done = CliRunner().invoke(app, ["inspect", "sqlite:///none.db", "--tenant", "acme", "--all-tenants"])
+    assert isinstance(done.exception, NotAllowed)
+    assert "exclude each other" in str(done.exception)
+
+
 @pytest.mark.slow
 def test_a_process_serves_a_copied_file(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
     with perdure.connect_sync(f"sqlite:///{path}", migrate=True) as database:
         staging.fill(database)
+    with perdure.connect_sync(f"sqlite:///{path}", tenant="acme") as database:
+        staging.say(staging.compiled(database), "theirs", "tides")
     before = hashlib.sha256(path.read_bytes()).hexdigest()
     command = [str(PROGRAM), "inspect", f"sqlite:///{path}", "--port", "0", "--no-browser"]
+    command.append("--all-tenants")
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         found = re.search(r"http://127\.0\.0\.1:\d+/inspect/", process.stderr.readline())
         assert found is not None
         with httpx.Client(trust_env=False, timeout=30) as client:
             listed = client.get(f"{found[0]}api/threads").json()["threads"]
+            others = client.get(f"{found[0]}api/threads", params={"tenant": "acme"}).json()["threads"]
             assert client.get(found[0]).text.startswith("<!doctype html>")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert "Traceback" not in process.stderr.read()
     assert len(listed) == 4
+    assert [each["thread_id"] for each in others] == ["theirs"]
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before

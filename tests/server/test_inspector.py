@@ -15,8 +15,11 @@ import httpx
 import pytest
 
 import perdure
+from perdure.database.base import handle_of
+from perdure.engine import removal
 from perdure.inspector.actions import ACTIONS
 from perdure.inspector.api import VIEWS
+from perdure.model.records import THREADS, Partition
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate
@@ -50,12 +53,19 @@ async def serving(gate: Gate) -> AsyncIterator[Served]:
             yield Served(address, host, app)
 
 
+async def tenants_of(server: Served) -> list[Partition]:
+    handle = handle_of(server.host.runtime.database)
+    return list(await handle.arun(removal.all_partitions(None, THREADS)))
+
+
 def views(names: Names) -> Iterator[tuple[str, dict[str, str]]]:
     """Each view of each of Alice's threads, and each view of a list."""
     for view in VIEWS:
         if view == "scan":
             for what in ("sizes", "dead", "fsck", "retention"):
                 yield view, {"what": what, "keep_last": "1"}
+        elif view == "tenants":
+            continue
         elif view in ("about", "threads", "queue", "care", "log"):
             yield view, {}
         else:
@@ -105,6 +115,14 @@ def test_other_users_see_and_change_nothing(way: str) -> None:
                         if "id" not in asked and "metadata" not in asked:
                             leaked = [name for name in (*names.all(), SECRET_OF_ALICE) if name in answer.text]
                             assert leaked == [], place
+                    # Naming a tenant gives no right to it, whether it exists or not.
+                    for view in ("about", "threads", "queue", "log", "tenants"):
+                        for tenant in {each.tenant for each in await tenants_of(server)} | {"none"}:
+                            answer = await other.get(f"/inspect/api/{view}", params={"tenant": tenant})
+                            assert SECRET_OF_ALICE not in answer.text
+                            assert [name for name in names.all() if name in answer.text] == []
+                            if tenant == "none":
+                                assert answer.status_code == (401 if who in strangers() else 404)
                     for action, body in deeds(names):
                         answer = await other.post(f"/inspect/api/actions/{action}", json=body)
                         expected = 401 if who in strangers() else 404

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import KeyFile, Tenant, err, key_of, url_of
-from perdure.errors import BadSetting, MissingExtra
+from perdure.errors import BadSetting, MissingExtra, NotAllowed
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ def inspect(
     ] = None,
     work: Annotated[bool, typer.Option("--work", help="Run the graphs here, too")] = False,
     tenant: Tenant = "",
+    all_tenants: Annotated[
+        bool, typer.Option("--all-tenants", help="Show every tenant's threads, one tenant at a time")
+    ] = False,
     host: Annotated[str, typer.Option(help="Listen on this address")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one", min=0, max=65535)] = 8770,
     browser: Annotated[bool, typer.Option(help="Open the page in your browser")] = True,
@@ -77,11 +80,16 @@ def inspect(
     found, allowed, places = url_of(url), _permissions(allow or []), _places(graph or [])
     if bool(allowed) != bool(places) or (work and not places):
         raise BadSetting("actions need both: --graph module:graph, and --allow with what may be done")
+    if all_tenants and tenant:
+        raise NotAllowed(
+            f"--all-tenants and the tenant {tenant!r} exclude each other; leave one out (PERDURE_TENANT sets "
+            "the tenant, too)"
+        )
     if compare is not None and REPLAY not in allowed:
         raise BadSetting("--compare is for replays: permit them by --allow replay")
     if work and allowed == frozenset({REPLAY}):
         raise BadSetting("--work runs what actions start, and a replay starts nothing; leave it out")
-    given = _Given(places, _compared(compare, places), allowed, work)
+    given = _Given(places, _compared(compare, places), allowed, work, all_tenants)
     key = key_of(key_file)
     with listening(host, port) as listener:
         try:
@@ -98,12 +106,14 @@ _Place = tuple[socket.socket, str, bool]
 
 
 class _Given(NamedTuple):
-    """The graphs' places by name, that of the graph to compare with, the permissions, and whether to run."""
+    """The graphs' places by name, that of the graph to compare with, the permissions, whether to run, and
+    whether every tenant's threads are shown."""
 
     places: dict[str, str]
     compared: dict[str, str]
     allowed: frozenset[str]
     works: bool
+    all_tenants: bool
 
     @property
     def rights(self) -> str:
@@ -124,6 +134,7 @@ def _reading(url: str, tenant: str, key: bytes | None, given: _Given, place: _Pl
         access = LocalAccess(
             handle_of(database),
             tenant,
+            all_tenants=given.all_tenants,
             url=url,
             replays=LocalReplays(database, agents, next(iter(given.compared), None)) if agents else None,
             allowed=given.allowed,
@@ -151,11 +162,12 @@ async def _acting(url: str, tenant: str, key: bytes | None, given: _Given, place
     agents, compared = await _loaded(given.places), await _loaded(given.compared)
     async with (
         connect(url, tenant=tenant, encryption_key=key) as database,
-        Runtime(database, agents, works=given.works) as runtime,
+        Runtime(database, agents, works=given.works, all_tenants=given.all_tenants) as runtime,
     ):
         access = LocalAccess(
             handle_of(database),
             tenant,
+            all_tenants=given.all_tenants,
             url=url,
             runtime=runtime,
             replays=LocalReplays(database, {**agents, **compared}, next(iter(compared), None)),

@@ -15,6 +15,7 @@ from perdure.errors import NotAllowed, NotFound
 from perdure.model.records import Partition
 from perdure.runtime.agents import Agent
 from perdure.runtime.options import Options
+from perdure.runtime.runtime import Runtime
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow, look
 
@@ -62,6 +63,15 @@ class Access(Protocol):
 
     @property
     def tenant(self) -> str: ...
+
+    @property
+    def all_tenants(self) -> bool:
+        """True if the viewer may see the threads of every tenant."""
+        ...
+
+    def of_tenant(self, tenant: str) -> Access:
+        """Return the viewer's rights to the threads of a tenant; ``NotFound`` if there are none."""
+        ...
 
     @property
     def url(self) -> str | None:
@@ -127,6 +137,7 @@ class LocalAccess:
     Args:
         handle: The database.
         tenant: The tenant whose threads are shown.
+        all_tenants: True to show those of every other tenant on request, too.
         url: The database's URL.
         runtime: Runtime for actions, ``None`` to show only.
         replays: Graphs to replay threads with, ``None`` without them.
@@ -138,18 +149,36 @@ class LocalAccess:
         handle: DatabaseHandle,
         tenant: str,
         *,
+        all_tenants: bool = False,
         url: str | None = None,
-        runtime: TenantRuntime | None = None,
+        runtime: Runtime | None = None,
         replays: LocalReplays | None = None,
         allowed: frozenset[str] = frozenset(),
     ) -> None:
         self.handle = handle
         self.tenant = tenant
+        self.all_tenants = all_tenants
         self.url = url
-        self.runtime = runtime
+        self.runtime = None if runtime is None else runtime.for_tenant(tenant)
         self.who = "local"
+        self._whole_runtime = runtime
         self._allowed = allowed
         self._replays = replays
+
+    def of_tenant(self, tenant: str) -> LocalAccess:
+        if tenant == self.tenant:
+            return self
+        if not self.all_tenants:
+            raise NotFound(no_tenant(tenant))
+        return LocalAccess(
+            self.handle,
+            tenant,
+            all_tenants=True,
+            url=self.url,
+            runtime=self._whole_runtime,
+            replays=self._replays,
+            allowed=self._allowed,
+        )
 
     def graph(
         self, name: str | None, thread_id: str
@@ -200,6 +229,11 @@ class LocalAccess:
         if permission not in await self.permissions():
             raise NotAllowed(not_granted(permission))
         return await self.thread(thread_id)
+
+
+def no_tenant(tenant: str) -> str:
+    """Return the reason for which a viewer is refused the threads of a tenant, whether it exists or not."""
+    return f"there is no tenant {tenant[:40]!r} that you may see"
 
 
 def not_granted(permission: str) -> str:

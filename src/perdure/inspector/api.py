@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from perdure.errors import NotFound
-from perdure.inspector import actions, audit_log, listing, queue, replaying, states, thread_care, timeline
+from perdure.errors import BadSetting, NotFound
+from perdure.inspector import (
+    actions,
+    audit_log,
+    listing,
+    queue,
+    replaying,
+    states,
+    tenant_names,
+    thread_care,
+    timeline,
+)
 from perdure.inspector.access import Access, ReplayGraphs
 
 View = Callable[[Access, Mapping[str, str]], Awaitable[dict[str, Any]]]
@@ -14,11 +24,13 @@ View = Callable[[Access, Mapping[str, str]], Awaitable[dict[str, Any]]]
 
 
 async def about(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the tenant, what the viewer may do, and the graphs to replay threads with."""
+    """Return the tenant, whether others can be chosen, what the viewer may do, and the graphs to replay
+    threads with."""
     permissions = await access.permissions()
     names, compared = access.replay_graphs if "replay" in permissions else ReplayGraphs()
     return {
         "tenant": access.tenant,
+        "all_tenants": access.all_tenants,
         "permissions": sorted(permissions),
         "graphs": list(names),
         "compared": compared,
@@ -27,6 +39,7 @@ async def about(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 VIEWS: Mapping[str, View] = {
     "about": about,
+    "tenants": tenant_names.tenants,
     "threads": listing.threads,
     "thread": timeline.thread,
     "timeline": timeline.timeline,
@@ -49,16 +62,32 @@ async def view(access: Access, name: str, asked: Mapping[str, str]) -> dict[str,
     Args:
         access: The viewer's rights.
         name: The view's name.
-        asked: The request's parameters.
+        asked: The request's parameters; ``tenant`` chooses another tenant than the viewer's own.
 
     Raises:
-        NotFound: There is no such view, or no such thread.
+        NotFound: There is no such view, thread or tenant.
         BadSetting: A parameter cannot be used.
     """
     if name not in VIEWS:
         raise NotFound(f"the inspector has no view {name!r}")
-    return await VIEWS[name](access, asked)
+    return await VIEWS[name](_chosen(access, asked), asked)
 
 
-act = actions.act
-replay = replaying.part
+async def act(access: Access, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Carry out an action, on a thread of the ``tenant`` that is given, if any; otherwise as
+    ``actions.act``."""
+    return await actions.act(_chosen(access, given), name, given)
+
+
+async def replay(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Replay steps of a thread, of the ``tenant`` that is given, if any; otherwise as ``replaying.part``."""
+    return await replaying.part(_chosen(access, given), given)
+
+
+def _chosen(access: Access, given: Mapping[str, Any]) -> Access:
+    tenant = given.get("tenant")
+    if tenant is None:
+        return access
+    if not isinstance(tenant, str):
+        raise BadSetting("tenant has to be the name of a tenant")
+    return access.of_tenant(tenant)

@@ -1,4 +1,7 @@
-// Requests to the API below this page. On a server they carry the token of the chat page's session, if any.
+// Requests to the API below this page, for the tenant of its address. On a server they carry the token of the chat
+// page's session, if any.
+
+import { tenant } from "./address.js";
 
 export class Refused extends Error {
   constructor(status, detail) {
@@ -24,11 +27,12 @@ function headers(more = {}) {
 }
 
 export async function get(view, asked = {}) {
-  const query = new URLSearchParams(Object.entries(asked).filter(([, value]) => value !== null && value !== undefined && value !== ""));
+  const query = new URLSearchParams(Object.entries({ ...asked, tenant: tenant() }).filter(([, value]) => value !== null && value !== undefined && value !== ""));
   return answerOf(await fetch(`api/${view}?${query}`, { headers: headers() }));
 }
 
-async function post(path, body) {
+async function post(path, given) {
+  const body = tenant() ? { ...given, tenant: tenant() } : given;
   const sent = { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body) };
   return answerOf(await fetch(path, sent));
 }

@@ -1,11 +1,13 @@
 // Chooses the view of the address, and shows what went wrong.
 
 import { get, Refused } from "./api.js";
+import { address, tenant } from "./address.js";
 import { at, announce, fill, make } from "./dom.js";
 import { showCare } from "./care.js";
 import { showLog } from "./log.js";
 import { showQueue } from "./queue.js";
 import { showReplay } from "./replay.js";
+import { showTenant } from "./tenant.js";
 import { showThread } from "./thread.js";
 import { showThreads } from "./threads.js";
 
@@ -22,7 +24,7 @@ async function show() {
   if (location.hash === "#main") return;
   const [view, asked] = parts();
   // Within one thread only the selection changes, which its view follows itself.
-  const name = view === "thread" || view === "replay" ? `${view} ${asked.id}` : view;
+  const name = JSON.stringify([tenant(), view, view === "thread" || view === "replay" ? asked.id : ""]);
   if (name === current && view === "thread") {
     dispatchEvent(new CustomEvent("selected", { detail: asked }));
     return;
@@ -31,7 +33,8 @@ async function show() {
   leave();
   leave = () => {};
   for (const link of document.querySelectorAll("nav a")) {
-    const isHere = link.getAttribute("href") === `#/${view === "thread" || view === "replay" ? "threads" : view}`;
+    const isHere = link.dataset.view === (view === "thread" || view === "replay" ? "threads" : view);
+    link.href = address(link.dataset.view);
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
@@ -92,5 +95,5 @@ addEventListener("keydown", (event) => {
   }
 });
 theme(false);
-get("about").then((about) => (at("tenant").textContent = about.tenant ? `tenant ${about.tenant}` : ""), () => {});
+showTenant(at("tenant"));
 show();

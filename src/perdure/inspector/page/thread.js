@@ -18,7 +18,7 @@ export async function showThread(main, asked) {
   const top = make("div");
   const place = make("div.split", {}, left, detail);
   fill(main,
-    make("p", {}, make("a", { href: "#/threads" }, "← Threads")),
+    make("p", {}, make("a", { href: address("threads") }, "← Threads")),
     make("h1.id", {}, id),
     about.permissions.includes("replay") && about.has_state ? make("p", {}, make("a", { href: address("replay", { id }) }, "Replay by a graph")) : null,
     top,

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from perdure.database.base import handle_of
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting, NotFound
-from perdure.inspector import actions, api
-from perdure.inspector.access import PERMISSIONS, ReplayGraphs, ReplaySource, RunStart, Sees
+from perdure.inspector import api
+from perdure.inspector.access import PERMISSIONS, ReplayGraphs, ReplaySource, RunStart, Sees, no_tenant
 from perdure.inspector.pages import PATH, inspector_pages
 from perdure.inspector.web import given, json_response
 from perdure.runtime.agents import Agent
@@ -60,6 +60,15 @@ class ServerAccess:
     @property
     def tenant(self) -> str:
         return self._caller.user.tenant
+
+    @property
+    def all_tenants(self) -> bool:
+        return False
+
+    def of_tenant(self, tenant: str) -> ServerAccess:
+        if tenant != self.tenant:
+            raise NotFound(no_tenant(tenant))
+        return self
 
     @property
     def url(self) -> str | None:
@@ -151,7 +160,7 @@ def serve_inspector(app: FastAPI) -> None:
     @app.post(f"{PATH}/api/actions/{{name}}", include_in_schema=False)
     async def act(caller: CallerNow, request: Request, name: str) -> Response:
         try:
-            found = await actions.act(ServerAccess(caller, request), name, await given(request))
+            found = await api.act(ServerAccess(caller, request), name, await given(request))
         except BadSetting as error:
             raise Refusal(422, str(error)) from error
         return json_response(found)

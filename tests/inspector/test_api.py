@@ -20,7 +20,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
 from perdure.errors import NotAllowed
-from perdure.inspector import diff
+from perdure.inspector import diff, listing
 from perdure.inspector.access import LocalAccess
 from perdure.inspector.web import create_app
 from tests.inspector import staging
@@ -75,6 +75,29 @@ def test_threads_are_listed_by_activity_and_searched(site: Site) -> None:
     assert [each["thread_id"] for each in site.get("threads", id="a/b?")["threads"]] == [HOSTILE_ID]
     assert [each["thread_id"] for each in site.get("threads", status="interrupted")["threads"]] == ["waiting"]
     assert site.get("threads", metadata='{"owner": "nobody else"}')["threads"] == []
+
+
+def test_the_largest_of_the_matching_threads_come_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ordered(**asked: str) -> tuple[list[str], int]:
+        """The threads of all pages by size, and the number of pages."""
+        pages = [site.get("threads", sort="size", **asked)]
+        while (cursor := pages[-1]["cursor"]) is not None:
+            pages.append(site.get("threads", sort="size", cursor=cursor, **asked))
+        assert sum(page["examined"] for page in pages) == (1 if "id" in asked else 4)
+        found = [each for page in pages for each in page["threads"]]
+        sizes = {each["thread_id"]: each["bytes"] for each in found}
+        for name, size in sizes.items():
+            assert size == site.database.measure(name).total
+        return sorted(sizes, key=lambda name: -sizes[name]), len(pages)
+
+    monkeypatch.setattr(listing, "_SECONDS", 60.0)
+    whole = [each["thread_id"] for each in site.get("threads", sort="size")["threads"]]
+    assert whole[0] == "plain"
+    assert ordered() == (whole, 1)
+    monkeypatch.setattr(listing, "_SECONDS", -1.0)
+    assert ordered() == (whole, 5)
+    assert ordered(status="interrupted")[0] == ["waiting"]
+    assert ordered(id="pl")[0] == ["plain"]
 
 
 @pytest.mark.parametrize(

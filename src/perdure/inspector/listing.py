@@ -1,21 +1,30 @@
-"""Pages of a tenant's threads: searched by id, title, metadata and status, ordered by activity or age."""
+"""Pages of a tenant's threads: searched by id, title, metadata and status, ordered by activity, age or size.
+
+No database keeps the sizes of threads, as that would cost every write. So threads are measured for an order
+by size, in parts: each request examines the next threads for a moment and returns the largest of them.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, get_args
 
-from perdure.errors import BadSetting
-from perdure.inspector.access import Access, Sees
-from perdure.inspector.visible_threads import WalkPlace, number, walk
+from perdure.engine.measure import measure
+from perdure.errors import BadSetting, PerdureError
+from perdure.inspector.access import Access
+from perdure.inspector.visible_threads import WalkPlace, WalkStep, number, walk
 from perdure.model.messages import Run
+from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import Status, ThreadRow
+
+Wanted = Callable[[ThreadRow], bool]
+"""Predicate over a thread as it is now."""
 
 PAGE = 50
 _SECONDS = 0.4
@@ -25,6 +34,7 @@ SORTS = {
     "age": Order("created_at", descending=False),
     "newest": Order("created_at"),
 }
+_SIZE = "size"
 _TITLES = ("title", "name")
 """Keys of the metadata that may have a thread's title, the first one that is there."""
 
@@ -36,7 +46,13 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` (the beginning of an id), ``metadata`` (JSON object that a thread's metadata contains),
             ``title`` (a part of a thread's title, in either case), ``status``, ``sort`` (``activity``,
-            ``age`` or ``newest``) and ``cursor``, all optional.
+            ``age``, ``newest`` or ``size``) and ``cursor``, all optional. With an ``id`` the order is that
+            of the ids, unless it is ``size``.
+
+    Returns:
+        ``threads``, and the ``cursor`` of the next page, ``None`` at the end. Ordered by ``size`` they are
+        the largest among the threads that this request ``examined``, each with its ``bytes`` (``None`` if it
+        cannot be measured): the largest of all pages are the largest of all threads.
 
     Raises:
         BadSetting: A value cannot be used.
@@ -45,17 +61,21 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     status = _status(asked.get("status") or None)
     metadata, title = _metadata(asked.get("metadata") or ""), (asked.get("title") or "").casefold()
     sort = asked.get("sort") or "activity"
-    if sort not in SORTS:
-        raise BadSetting(f"sort is one of {sorted(SORTS)}, not {sort!r}")
-    if asked.get("id"):
+    if sort not in (*SORTS, _SIZE):
+        raise BadSetting(f"sort is one of {sorted((*SORTS, _SIZE))}, not {sort[:40]!r}")
+    if asked.get("id") or sort == _SIZE:
 
         def wanted(row: ThreadRow) -> bool:
-            fits = status in (None, row.status) and contains(row.metadata, metadata)
-            return fits and title in title_of(row.metadata).casefold()
+            fits = row.thread_id.startswith(asked.get("id") or "") and status in (None, row.status)
+            return fits and contains(row.metadata, metadata) and title in title_of(row.metadata).casefold()
 
+        # The index takes prefixes that end in an ASCII character.
+        prefix = asked.get("id") or ""
+        while prefix and ord(prefix[-1]) >= _ASCII - 1:
+            prefix = prefix[:-1]
         place = WalkPlace.read(asked.get("cursor") or "")
-        found, cursor = await _by_id(access, sees, asked["id"], place, wanted)
-        return {"threads": [shown(row) for row in found], "cursor": cursor}
+        steps = walk(access, sees, place, prefix=prefix, with_rows=True)
+        return await (_by_size if sort == _SIZE else _by_id)(access, steps, wanted)
     skip = number(asked.get("cursor") or "0", "the cursor")
     index = ThreadIndex(access.handle, access.tenant)
     page: list[ThreadRow] = []
@@ -118,25 +138,42 @@ def run_shown(run: Run) -> dict[str, Any]:
     }
 
 
-async def _by_id(
-    access: Access, sees: Sees | None, beginning: str, place: WalkPlace, wanted: Callable[[ThreadRow], bool]
-) -> tuple[list[ThreadRow], str | None]:
-    """Return the wanted threads whose ids begin with a text, by id, and the cursor of the next page. A page
-    has fewer threads than ``PAGE`` if finding them takes long."""
-    # The index takes prefixes that end in an ASCII character.
-    prefix = beginning
-    while prefix and ord(prefix[-1]) >= _ASCII - 1:
-        prefix = prefix[:-1]
+async def _by_id(access: Access, steps: AsyncGenerator[WalkStep, None], wanted: Wanted) -> dict[str, Any]:
+    """Return a page of the wanted threads by id. It has fewer than ``PAGE`` if finding them takes long."""
     until = time.monotonic() + _SECONDS
-    found: list[ThreadRow] = []
-    async with aclosing(walk(access, sees, place, prefix=prefix, with_rows=True)) as steps:
+    found: list[dict[str, Any]] = []
+    async with aclosing(steps):
         async for step in steps:
-            row = step.row
-            if row is not None and row.thread_id.startswith(beginning) and wanted(row):
-                found.append(row)
+            if step.row is not None and wanted(step.row):
+                found.append(shown(step.row))
             if len(found) == PAGE or time.monotonic() > until:
-                return found, step.place.cursor
-    return found, None
+                return {"threads": found, "cursor": step.place.cursor}
+    return {"threads": found, "cursor": None}
+
+
+async def _by_size(access: Access, steps: AsyncGenerator[WalkStep, None], wanted: Wanted) -> dict[str, Any]:
+    """Return the largest of the wanted threads among those that there is time to examine."""
+    until = time.monotonic() + _SECONDS
+    found: list[dict[str, Any]] = []
+    examined, cursor = 0, None
+    async with aclosing(steps):
+        async for step in steps:
+            examined += step.partition is not None
+            if step.row is not None and wanted(step.row):
+                found.append({**shown(step.row), "bytes": await _size(access, step.row.thread_id)})
+            if time.monotonic() > until:
+                cursor = step.place.cursor
+                break
+    found.sort(key=lambda each: -1 if each["bytes"] is None else each["bytes"], reverse=True)
+    return {"threads": found[:PAGE], "examined": examined, "cursor": cursor}
+
+
+async def _size(access: Access, thread_id: str) -> int | None:
+    try:
+        found = await access.handle.arun(measure(Partition(access.tenant, thread_id), access.handle.digest))
+    except PerdureError:
+        return None  # Its row has the fault.
+    return found.total
 
 
 def _status(text: str | None) -> Status | None:

@@ -1,10 +1,12 @@
 // The list of threads: search, order, pages that load as one scrolls, and news every few seconds.
 
 import { get } from "./api.js";
-import { announce, at, field, fill, make, status, time, whenSeen } from "./dom.js";
+import { announce, bytes, field, fill, make, number, status, time, whenSeen } from "./dom.js";
 import { address } from "./address.js";
 
 const EVERY_MS = 4000;
+const LARGEST = 100;
+const HEADINGS = ["Thread", "Status", "Graph", "Activity", "Created", "Metadata"];
 const STATUSES = ["", "idle", "busy", "interrupted", "error"];
 
 export async function showThreads(main, asked) {
@@ -12,7 +14,7 @@ export async function showThreads(main, asked) {
   const title = make("input", { type: "search", name: "title", value: asked.title || "", autocomplete: "off", placeholder: "a part of it" });
   const metadata = make("input", { type: "search", name: "metadata", value: asked.metadata || "", autocomplete: "off", spellcheck: false, placeholder: 'key=value or {"key": …}' });
   const state = make("select", { name: "status" }, STATUSES.map((name) => make("option", { value: name, selected: name === (asked.status || "") }, name || "any")));
-  const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["newest", "newest first"], ["age", "oldest first"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
+  const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["newest", "newest first"], ["age", "oldest first"], ["size", "largest first"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
   const form = make("form.row", { role: "search" }, field("Id", id), field("Title", title), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search"));
   const go = (event) => {
     event.preventDefault();
@@ -26,23 +28,63 @@ export async function showThreads(main, asked) {
 
   const body = make("tbody");
   const note = make("p.quiet", { role: "status" });
+  const stop = make("button", { type: "button", hidden: true }, "Stop");
   const end = make("p.end");
-  const headings = ["Thread", "Status", "Graph", "Activity", "Created", "Metadata"];
-  const shown = make("table.cards", {}, make("caption.unseen", {}, "Threads"), make("thead", {}, make("tr", {}, headings.map((text) => make("th", { scope: "col" }, text)))), body);
-  fill(main, make("h1", {}, "Threads"), form, note, shown, end);
+  const head = make("tr");
+  const shown = make("table.cards", {}, make("caption.unseen", {}, "Threads"), make("thead", {}, head), body);
+  fill(main, make("h1", {}, "Threads"), form, make("div.row", {}, note, stop), shown, end);
 
   let cursor = null;
   let pages = 0;
-  let turn = 0;
+  let turn = 0; // Of the last search: answers to earlier ones are passed over.
   const query = () => ({ id: id.value, title: title.value.trim(), metadata: asJson(metadata.value), status: state.value, sort: sort.value });
   const failed = (error) => {
     note.textContent = error.message;
     note.className = "problem";
   };
 
+  // Sizes are not kept anywhere: threads are measured a part at a time, and the largest so far are shown.
+  async function measured(mine) {
+    let examined = 0;
+    let place = null;
+    let largest = [];
+    cursor = null;
+    stop.hidden = false;
+    body.replaceChildren();
+    do {
+      const page = await get("threads", { ...query(), cursor: place });
+      if (mine !== turn) return;
+      examined += page.examined;
+      largest = [...largest, ...page.threads].sort((a, b) => (b.bytes ?? -1) - (a.bytes ?? -1)).slice(0, LARGEST);
+      place = page.cursor;
+      const held = body.contains(document.activeElement) ? document.activeElement.closest("tr").dataset.id : null;
+      body.replaceChildren(...largest.map(row));
+      if (held !== null) body.querySelector(`tr[data-id="${CSS.escape(held)}"] a`)?.focus();
+      note.textContent = `${number(examined)} threads measured${place === null ? ", which is all" : " so far"}.${largest.length === LARGEST ? ` The ${LARGEST} largest of them are shown.` : ""}`;
+    } while (place !== null);
+    stop.hidden = true;
+    announce(note.textContent);
+  }
+  stop.onclick = () => {
+    turn += 1;
+    stop.hidden = true;
+    note.textContent += " Stopped.";
+  };
+
   async function load() {
     const mine = ++turn;
     note.className = "quiet";
+    note.textContent = "";
+    stop.hidden = true;
+    fill(head, (sort.value === "size" ? [...HEADINGS, "Size"] : HEADINGS).map((text) => make("th", { scope: "col" }, text)));
+    if (sort.value === "size") {
+      pages = 1;
+      return measured(mine).catch((error) => {
+        if (mine !== turn) return;
+        stop.hidden = true;
+        failed(error);
+      });
+    }
     const page = await get("threads", query());
     if (mine !== turn) return;
     body.replaceChildren(...page.threads.map(row));
@@ -69,14 +111,16 @@ export async function showThreads(main, asked) {
     return true;
   }
 
-  await load();
+  if (sort.value === "size") load();
+  else await load();
   const watcher = whenSeen(end, more);
   const news = setInterval(async () => {
     // Further pages would move under the reader.
-    if (document.hidden || pages > 1 || body.contains(document.activeElement)) return;
+    if (document.hidden || sort.value === "size" || pages > 1 || body.contains(document.activeElement)) return;
     await load().catch(failed);
   }, EVERY_MS);
   return () => {
+    turn += 1;
     clearInterval(news);
     watcher.disconnect();
   };
@@ -91,7 +135,8 @@ function row(thread) {
     time(thread.created_at),
     make("span.metadata", {}, Object.entries(thread.metadata).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join("  ")),
   ];
-  const headings = ["Thread", "Status", "Graph", "Activity", "Created", "Metadata"];
+  if (thread.bytes !== undefined) cells.push(bytes(thread.bytes));
+  const headings = [...HEADINGS, "Size"];
   return make("tr", { "data-id": thread.thread_id }, cells.map((cell, index) => make("td", { "data-label": headings[index] }, cell)));
 }
 

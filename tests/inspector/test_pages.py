@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from langchain_core.messages import HumanMessage, RemoveMessage
+from langgraph.graph import START, MessagesState, StateGraph
 from playwright.sync_api import ViewportSize
 
 import perdure
@@ -36,9 +42,12 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
     with EMPTY[request.param]() as url:
         with perdure.connect_sync(url, migrate=True) as database:
             staging.fill(database)
+        for tenant, thread_id in (("other", "theirs"), (HOSTILE, "of the hostile")):
+            with perdure.connect_sync(url, tenant=tenant) as database:
+                staging.say(staging.compiled(database), thread_id, "secret")
         reading = open_for_reading(url)
         try:
-            with served(LocalAccess(handle_of(reading), "", url=url)) as found:
+            with served(LocalAccess(handle_of(reading), "", all_tenants=True, url=url)) as found:
                 yield found
         finally:
             reading.close()
@@ -83,6 +92,60 @@ def test_a_thread_is_found_and_read(page: Page, address: str) -> None:
     page.get_by_label("Compare with").fill("approved")
     page.get_by_role("button", name="Compare").click()
     page.locator(".channel h3", has_text="facts").wait_for()
+
+
+def test_the_largest_threads_come_first(page: Page, address: str) -> None:
+    page.goto(address)
+    rows(page)
+    page.get_by_label("Order").select_option("size")
+    page.get_by_role("status").get_by_text("4 threads measured, which is all.").wait_for()
+    assert rows(page)[0] == "plain"
+    assert page.locator("th").last.inner_text() == "Size"
+    sizes = page.locator("tbody td:last-child").all_inner_texts()
+    assert all(re.fullmatch(r"[\d.]+ k?B", size) for size in sizes), sizes
+    assert sizes == sorted(sizes, key=lambda size: float(size.split()[0]), reverse=True)
+    page.get_by_label("Status").select_option("interrupted")
+    page.locator('tbody tr[data-id="plain"]').wait_for(state="detached")
+    page.get_by_role("status").get_by_text("4 threads measured, which is all.").wait_for()
+    assert rows(page) == ["waiting"]
+    page.reload()
+    page.get_by_role("status").get_by_text("4 threads measured, which is all.").wait_for()
+    assert findings(page) == []
+    page.set_viewport_size(PHONE)
+    assert findings(page) == []
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_another_tenant_is_chosen_by_keys(page: Page, address: str) -> None:
+    page.goto(address)
+    rows(page)
+    tenant = page.get_by_role("searchbox", name="Tenant").or_(page.get_by_role("combobox", name="Tenant"))
+    tenant.focus()
+    page.keyboard.type("oth")
+    page.locator('datalist option[value="other"]').wait_for(state="attached")
+    page.keyboard.type("er")
+    page.keyboard.press("Enter")
+    page.locator('tbody tr[data-id="theirs"]').wait_for()
+    assert rows(page) == ["theirs"]
+    page.get_by_role("link", name="theirs").press("Enter")
+    page.get_by_role("button", name="State").press("Enter")
+    page.locator(".message.of-human", has_text="secret").wait_for()
+    page.get_by_role("link", name="Queue").press("Enter")
+    page.get_by_text("Nothing is due, and no run is open.").wait_for()
+    assert page.get_by_role("link", name="waiting", exact=True).count() == 0
+    page.go_back()
+    page.get_by_role("link", name="← Threads").press("Enter")
+    page.locator('tbody tr[data-id="theirs"]').wait_for()
+    tenant.fill(HOSTILE)
+    tenant.press("Enter")
+    page.locator('tbody tr[data-id="of the hostile"]').wait_for()
+    assert page.title() == "Perdure inspector"
+    assert page.locator("main img, main script").count() == 0
+    assert findings(page) == []
+    tenant.fill("")
+    tenant.press("Enter")
+    page.locator('tbody tr[data-id="plain"]').wait_for()
+    assert len(rows(page)) == 4
 
 
 def test_a_waiting_thread_shows_its_question(page: Page, address: str) -> None:
@@ -250,3 +313,131 @@ def act(page: Page, site: Site) -> None:
     actions = page.locator("tbody td:nth-child(3)").all_inner_texts()
     assert actions == ["delete", "delete", "edit", "tag", "answer"]
     assert findings(page) == []
+
+
+def single(node: Any) -> Any:
+    return StateGraph(MessagesState).add_node("turn", node).add_edge(START, "turn").compile()
+
+
+async def fails(state: MessagesState) -> None:
+    raise ValueError("it broke")
+
+
+async def waits(state: MessagesState) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_runs_are_started_cancelled_and_discarded_from_the_page(browser: Browser, backend: str) -> None:
+    with EMPTY[backend]() as url:
+        site = Site(url, {"agent": staging.graph().compile(), "fails": single(fails), "waits": single(waits)})
+        try:
+            with browsing(browser, reduced_motion="reduce") as page:
+                page.set_default_timeout(20_000)
+                run_and_end(page, site)
+        finally:
+            site.stop()
+
+
+def run_and_end(page: Page, site: Site) -> None:
+    names = {graph: f"5f0f5b2e-0000-4000-8000-00000000010{n}" for n, graph in enumerate(("fails", "waits"))}
+    names["agent"] = ID
+    given = {"messages": [{"role": "user", "content": HOSTILE}], "notes": [], "facts": {}}
+    for graph, name in names.items():
+        site.ask("POST", "/threads", json={"thread_id": name})
+        site.ask("POST", f"/threads/{name}/runs", json={"assistant_id": graph, "input": given})
+    start = site.page.replace("/chat/", "/inspect/")
+
+    def opened(graph: str, status: str) -> None:
+        for _ in range(200):
+            page.goto(f"{start}#/thread?id={names[graph]}")
+            page.reload()
+            if page.locator(".facts .status").first.inner_text() == status:
+                return
+        pytest.fail(f"the thread of {graph} does not become {status}")
+
+    opened("fails", "error")
+    page.get_by_text("it broke").first.wait_for()
+    page.get_by_text("Discard a failed run").click()
+    page.get_by_role("button", name="Discard", exact=True).click()
+    page.locator("#announcer", has_text="Discard a failed run: done").wait_for(state="attached")
+    page.get_by_role("button", name="Discard", exact=True).wait_for(state="detached")
+
+    opened("waits", "busy")
+    page.get_by_text("Cancel the run").click()
+    page.get_by_label("Remove what it stored").check()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.locator("#announcer", has_text="Cancel the run: done").wait_for(state="attached")
+
+    opened("agent", "idle")
+    page.get_by_text("Run from here").click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.locator("#announcer", has_text="Run from here: done").wait_for(state="attached")
+    opened("agent", "idle")
+    page.get_by_text("Tag", exact=True).click()
+    page.get_by_label("Name").fill(HOSTILE)
+    page.get_by_role("button", name="Tag the checkpoint").click()
+    page.locator("a[data-checkpoint] .tag", has_text="onerror").first.wait_for()
+    page.get_by_text("Tag", exact=True).click()
+    page.get_by_role("button", name="Remove the tag").click()
+    page.locator("a[data-checkpoint] .tag", has_text="onerror").wait_for(state="detached")
+    page.get_by_text("Send a reply again").click()
+    page.get_by_label("Number of the reply").fill("7")
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.get_by_role("alert").get_by_text("7").wait_for()
+    page.get_by_text("Export").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download as JSON").click()
+    found = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
+    assert HOSTILE in json.dumps(found, ensure_ascii=False).replace('\\"', '"')
+    assert page.title() == "Perdure inspector"
+    assert page.locator("main img, main script").count() == 0
+    page.get_by_role("link", name="Log").click()
+    page.locator("tbody tr").first.wait_for()
+    actions = page.locator("tbody td:nth-child(3)").all_inner_texts()
+    assert actions == ["export", "retry", "untag", "tag", "run", "cancel", "discard"]
+
+
+LONG = 2000
+
+
+def test_a_difference_of_two_thousand_messages_is_drawn_within_100_ms(
+    browser: Browser, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/long.db"
+    with perdure.connect_sync(url, migrate=True) as database:
+        graph = staging.compiled(database)
+        every = [HumanMessage(f"message {n}: " + "word " * 60, id=f"m{n}") for n in range(LONG)]
+        graph.update_state(staging.at("long"), {"messages": every}, as_node="plan")
+        changed = [HumanMessage(f"another {n}", id=f"m{n}") for n in range(0, LONG, 2)]
+        gone = [RemoveMessage(f"m{n}") for n in range(1, LONG, 7)]
+        graph.update_state(staging.at("long"), {"messages": [*changed, *gone]}, as_node="plan")
+    reading = open_for_reading(url)
+    try:
+        with (
+            served(LocalAccess(handle_of(reading), "")) as address,
+            browsing(browser, reduced_motion="reduce") as page,
+        ):
+            page.set_default_timeout(20_000)
+            page.goto(f"{address}#/thread?id=long")
+            page.locator(".change.edited").first.wait_for()
+            assert page.get_by_text(re.compile(r"[\d,]+ more edited")).count() == 1
+            took = page.evaluate(
+                """async () => {
+                    const { change } = await import("./values.js");
+                    const found = await (await fetch("api/diff?id=long")).json();
+                    const place = document.querySelector(".tab-body");
+                    const times = [];
+                    for (let turn = 0; turn < 12; turn += 1) {
+                        const began = performance.now();
+                        place.replaceChildren(change("messages", found.channels.messages));
+                        void place.offsetHeight;
+                        times.push(performance.now() - began);
+                    }
+                    return times;
+                }"""
+            )
+            print(f"drawn within {sorted(round(each) for each in took)} ms")
+            assert min(took) < 100
+    finally:
+        reading.close()

@@ -25,6 +25,8 @@ from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, Partition
 from perdure.storage.port import Driver, WrappingDriver
 from tests.inspector import staging
+from tests.inspector.browsing import served
+from tests.server.browsing import browsing, launched
 
 R = TypeVar("R")
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
@@ -163,6 +165,91 @@ def test_all_checkpoints_are_reached_page_by_page(site: Site) -> None:
         if cursor is None:
             break
     assert seen == list(range(CHECKPOINTS, 0, -1))
+
+
+def test_the_largest_threads_are_found_in_parts(site: Site) -> None:
+    cursor, examined, found = "", 0, list[Any]()
+    for _ in range(3 if FULL else 1000):
+        page = site.get("threads", sort="size", cursor=cursor)
+        assert len(page["threads"]) <= 50
+        found += page["threads"]
+        examined += page["examined"]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    assert examined == THREADS + 2 or (FULL and cursor is not None)
+    if cursor is None:
+        assert max(found, key=lambda each: each["bytes"])["thread_id"] == "zz-long"
+
+
+def test_memory_stays_flat(site: Site) -> None:
+    def read() -> None:
+        for before in range(CHECKPOINTS, 0, -CHECKPOINTS // 6):
+            site.get("timeline", id="zz-long", before=before)
+        for skipped in range(0, THREADS, THREADS // 6):
+            site.get("threads", cursor=str(skipped))
+        site.get("checkpoint", id="zz-long")
+        site.get("branches", id="zz-long")
+
+    for _ in range(2):
+        read()
+    before = resident()
+    for _ in range(6):
+        read()
+    assert resident() - before < 16 * 1024 * 1024
+
+
+def resident() -> int:
+    """Bytes that this process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_pages_of_a_large_database_open_at_once(large: Path, chromium: str) -> None:
+    database = open_for_reading(f"sqlite:///{large}")
+    try:
+        with (
+            served(LocalAccess(handle_of(database), "")) as address,
+            launched(chromium) as browser,
+            browsing(browser, reduced_motion="reduce") as page,
+        ):
+            page.set_default_timeout(60_000)
+            page.goto(address)
+            page.locator("tbody tr").first.wait_for()
+            shown = {"threads": "tbody tr", "thread?id=zz-long": "a[data-checkpoint]"}
+            fastest = {
+                view: min(page.evaluate(OPENED, [view, wanted]) for _ in range(5))
+                for view, wanted in shown.items()
+            }
+            print({view: f"{took:.0f} ms" for view, took in fastest.items()})
+            if FULL:
+                assert max(fastest.values()) < 1000
+            # As one scrolls, every checkpoint comes.
+            links = page.locator("a[data-checkpoint]")
+            entries, last = 0, CHECKPOINTS if not FULL else 3000
+            while entries < last:
+                links.last.scroll_into_view_if_needed()
+                page.wait_for_function(
+                    "n => document.querySelectorAll('a[data-checkpoint]').length > n", arg=entries
+                )
+                entries = links.count()
+            assert page.evaluate("() => performance.memory.usedJSHeapSize") < 100 * 1024 * 1024
+    finally:
+        database.close()
+
+
+OPENED = """async ([view, wanted]) => {
+    const isLog = () => document.querySelector("h1")?.textContent === "Log of actions";
+    location.hash = "#/log";
+    while (!isLog()) await new Promise(requestAnimationFrame);
+    const began = performance.now();
+    location.hash = `#/${view}`;
+    while (!document.querySelector(wanted)) await new Promise(requestAnimationFrame);
+    return performance.now() - began;
+}"""
+"""Opens a view from another one; the milliseconds until the first of its entries is there."""
 
 
 def test_the_branches_of_a_long_thread_are_one_chain(site: Site) -> None:

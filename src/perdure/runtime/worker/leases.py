@@ -37,6 +37,23 @@ class Working:
         self.task.cancel()
 
 
+@dataclass(slots=True, eq=False)
+class Starting:
+    """Requests for a run of this process that arrive between its claim and its start.
+
+    Attributes:
+        how: The reason to end it, as in ``Working``.
+        has_message: A message waits that it may take.
+        is_asked: Another process may have asked it to stop.
+        is_followed: Another process follows its thread.
+    """
+
+    how: str = ""
+    has_message: bool = False
+    is_asked: bool = False
+    is_followed: bool = False
+
+
 class Leases:
     """Runs under way by their threads, and their leases. Created by ``Runner``."""
 
@@ -47,6 +64,7 @@ class Leases:
         self._observers = context.observers
         self._renewing: set[asyncio.Task[None]] = set()
         self.working: dict[Partition, Working] = {}
+        self.starting: dict[Partition, Starting] = {}
 
     async def beat(self) -> None:
         """Renew the leases of all runs under way, three times per lease duration."""
@@ -60,6 +78,20 @@ class Leases:
         for working in self.working.values():
             if is_meant(working.held.partition):
                 self._soon(self._renew(working))
+        for partition, starting in self.starting.items():
+            starting.is_asked = starting.is_asked or is_meant(partition)
+
+    def started(self, working: Working) -> None:
+        """Register a run that is under way, and do what was asked for since its claim."""
+        partition = working.held.partition
+        starting = self.starting.pop(partition, Starting())
+        self.working[partition] = working
+        if working.held.lane.pending or starting.has_message:
+            self.message_waits(partition)
+        if starting.is_asked:
+            self._soon(self._renew(working))
+        if starting.how:
+            working.cancel(starting.how)
 
     async def _renew(self, working: Working) -> None:
         loop = asyncio.get_running_loop()
@@ -85,6 +117,9 @@ class Leases:
     def message_waits(self, partition: Partition) -> bool:
         """Look for messages that a run of this process may take while it goes on. Return True if it has a run
         of the thread."""
+        if (starting := self.starting.get(partition)) is not None:
+            starting.has_message = True
+            return True
         working = self.working.get(partition)
         if working is None:
             return False

@@ -50,7 +50,7 @@ from perdure.runtime.worker.attempt import Views, attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.delivery import Channel
 from perdure.runtime.worker.dispatch import Dispatch
-from perdure.runtime.worker.leases import Leases, Working, fields_of
+from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 
 _LAST_MOST = 4096
 _TIDY = 8
@@ -115,14 +115,17 @@ class Runner:
             partition: The thread.
             how: The reason, such as ``ROLLBACK``.
         """
-        working = self._working.get(partition)
-        if working is not None:
+        if (starting := self.leases.starting.get(partition)) is not None:
+            starting.how = starting.how or how
+        elif (working := self._working.get(partition)) is not None:
             working.cancel(how)
 
     def hand_over(self) -> None:
         """Release all runs under way, for other workers."""
         for working in self._working.values():
             working.cancel("drain")
+        for starting in self.leases.starting.values():
+            starting.how = starting.how or "drain"
 
     def keep_buffers(self, is_meant: Callable[[Partition], bool]) -> None:
         """Store the past and future events of the runs of some threads, because another process follows
@@ -130,6 +133,8 @@ class Runner:
         for buffer in self._buffers.values():
             if is_meant(buffer.partition):
                 buffer.keep()
+        for partition, starting in self.leases.starting.items():
+            starting.is_followed = starting.is_followed or is_meant(partition)
 
     def claim(self, partition: Partition, now: int) -> Claim:
         """Return the claim of a thread's next run for this process."""
@@ -147,6 +152,7 @@ class Runner:
     def begun(self, held: HeldRun) -> None:
         """Note a run that was claimed by the commit that accepted its message; ``run_next`` works on it."""
         self._begun[held.partition] = held
+        self.leases.starting[held.partition] = Starting()
 
     # One run
 
@@ -166,11 +172,18 @@ class Runner:
             return None
         if isinstance(held, Unserved):
             return Foreign("graph", held.name)
+        self.leases.starting.setdefault(partition, Starting())
+        try:
+            return await self._next(held, now)
+        finally:
+            self.leases.starting.pop(partition, None)
+
+    async def _next(self, held: HeldRun, now: int) -> bool:
         if self._dispatch.is_stopping:
             await self.handed_over(held)
             return False
         self._emit("run.claimed", held, waited=now - held.messages[0].accepted_at)
-        self._subscriptions.changed(partition)
+        self._subscriptions.changed(held.partition)
         with self._observers.span("run", **fields_of(held)):
             try:
                 return await self._worked(held)
@@ -217,9 +230,7 @@ class Runner:
             name=held.run.id,
         )
         working = Working(held, steering, task, asyncio.get_running_loop().time())
-        self._working[held.partition] = working
-        if held.lane.pending:
-            self.leases.message_waits(held.partition)
+        self.leases.started(working)
         deadline = self._deadline(held)
         asked = asyncio.create_task(working.asked.wait())
         indicator = asyncio.create_task(self._indicate(held))
@@ -322,6 +333,9 @@ class Runner:
         )
         self._buffers[held.run.id] = buffer
         self._subscriptions.opened(buffer)
+        starting = self.leases.starting.get(held.partition)
+        if starting is not None and starting.is_followed:
+            buffer.keep()
         return buffer
 
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:

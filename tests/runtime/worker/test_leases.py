@@ -1,0 +1,134 @@
+"""What is asked of a run between its claim and its start: it is done as soon as the run starts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from perdure.model.messages import INTERRUPTED
+from perdure.runtime import Options, Runtime, StreamOptions
+from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, spoken, working
+from tests.runtime.test_steering import Tools
+
+LONG = settings(lease=600.0)
+"""No renewal of a lease helps within the time of a test."""
+
+
+class Opening:
+    """Holds up each run of a runtime after its claim: ``begun`` is set, and it goes on with ``gate``."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.begun, self.gate = asyncio.Event(), asyncio.Event()
+        runner = runtime._worker.runner
+        opened = runner._open_buffer
+
+        async def late(held: object) -> None:
+            self.begun.set()
+            await self.gate.wait()
+            await opened(held)  # type: ignore[arg-type]
+
+        runner._open_buffer = late  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["claimed later", "claimed at once"])
+@pytest.mark.parametrize("is_far", [False, True], ids=["here", "elsewhere"])
+def test_a_run_that_is_cancelled_before_it_starts_never_does(
+    near: Storage, talk: Talk, is_known: bool, is_far: bool
+) -> None:
+    async def main() -> None:
+        database = near.database()
+        async with (
+            working(database, talk.graph, settings=LONG) as runtime,
+            working(near.database(), talk.graph, works=False) as front,
+        ):
+            if is_known:
+                await runtime.wait(await runtime.accept("ada", "one"), 30)
+            opening = Opening(runtime)
+            ticket = await runtime.accept("ada", "hold two")
+            await opening.begun.wait()
+            assert await (front if is_far else runtime).cancel("ada", ticket.id)
+            if is_far:
+                # What a notification of the database does.
+                runtime._worker.runner.leases.asked(lambda partition: partition.thread == "ada")
+            opening.gate.set()
+            assert (await runtime.wait(ticket, 30)).state == INTERRUPTED
+        assert "echo: hold two" not in await spoken(database, talk.graph, "ada")
+        if not is_far:
+            assert "hold two" not in [text for _, text in talk.calls]
+
+    go(main())
+
+
+def test_a_message_that_steers_is_seen_by_a_run_that_has_not_started(near: Storage) -> None:
+    async def main() -> None:
+        tools = Tools(rounds=1)
+        async with working(near.database(), tools.graph, settings=LONG) as runtime:
+            opening = Opening(runtime)
+            gate = tools.hold("model", 1)
+            first = await runtime.accept("ada", "one")
+            await opening.begun.wait()
+            second = await runtime.accept("ada", "two", strategy="steer")
+            opening.gate.set()
+            await eventually(lambda: tools.at("model", 1))
+            (under_way,) = runtime._worker.runner.leases.working.values()
+            steering = under_way.steering
+            await eventually(lambda: steering.control.is_wanted or steering.taking.taken)
+            gate.set()
+            assert (await runtime.wait(second, 30)).id == first.id
+
+    go(main())
+
+
+def test_a_thread_that_is_followed_before_its_run_starts_is_heard_while_it_goes_on(
+    near: Storage, talk: Talk
+) -> None:
+    async def main() -> None:
+        streams = Options(stream=StreamOptions(modes=("values",), kept=False))
+        async with (
+            working(near.database(), talk.graph, settings=LONG, name="works") as runtime,
+            working(near.database(), talk.graph, works=False) as looks,
+        ):
+            opening = Opening(runtime)
+            said = {"messages": [("user", "hold on")]}
+            ticket = await runtime.submit("ada", said, options=streams)
+            await opening.begun.wait()
+            events = looks.follow_thread("ada", after=0)
+            first = asyncio.ensure_future(anext(events))
+            await eventually(lambda: looks._context.subscriptions._noted)
+            # What a notification of the database does.
+            runtime._worker.runner.keep_buffers(lambda partition: partition.thread == "ada")
+            opening.gate.set()
+            await eventually(lambda: talk.under_way)
+            assert (await asyncio.wait_for(first, 30)).name == "metadata"
+            assert talk.under_way
+            talk.gate.set()
+            await runtime.wait(ticket, 30)
+            await events.aclose()  # type: ignore[attr-defined]
+
+    go(main())
+
+
+def test_a_worker_that_is_stopped_releases_a_run_that_has_not_started(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        heard = Heard()
+        brief = settings(lease=600.0, drain=0.0)
+        async with working(near.database(), talk.graph, settings=brief, observers=[heard]) as runtime:
+            opening = Opening(runtime)
+            runner = runtime._worker.runner
+            hand_over = runner.hand_over
+
+            def handed_over() -> None:
+                hand_over()
+                opening.gate.set()
+
+            runner.hand_over = handed_over  # type: ignore[method-assign]
+            ticket = await runtime.accept("ada", "hold one")
+            await opening.begun.wait()
+        assert heard.count("run.handed_over") == 1
+        assert heard.count("worker.left_behind") == 0
+        talk.gate.set()
+        async with working(near.database(), talk.graph) as runtime:
+            assert (await runtime.wait(ticket, 30)).state == "done"
+
+    go(main())

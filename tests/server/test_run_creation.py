@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,6 +14,9 @@ from langgraph_sdk.errors import BadRequestError
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
+from perdure.runtime import Standing
+from perdure.runtime.tenant import TenantRuntime
+from tests.server.acceptance.serving import eventually
 from tests.server.hosting import run, serving
 
 
@@ -149,3 +153,34 @@ async def test_an_assistant_s_context_and_configuration_are_one(near: str) -> No
         assert changed["config"].get("configurable") == {"searches": 6}
         with pytest.raises(BadRequestError):
             await client.assistants.create("prompted", context={"a": 1}, config={"configurable": {"b": 1}})
+
+
+def test_a_short_run_without_a_thread_is_read_before_its_thread_is_removed(
+    near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = TenantRuntime.find
+
+    async def late(self: TenantRuntime, thread_id: str, run_id: str) -> Standing | None:
+        while (found := await find(self, thread_id, run_id)) is not None and not found.is_over:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for _ in range(50):  # the thread has time to go
+            if (found := await find(self, thread_id, run_id)) is None:
+                break
+            await asyncio.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(TenantRuntime, "find", late)
+
+    @run
+    async def asked() -> None:
+        async with serving(near, of=_graphs()) as served:
+            client = await served.client()
+            made = await client.runs.create(None, "free", input={})
+            assert made["status"] == "pending"
+
+            async def is_gone() -> bool:
+                return not await client.threads.search(ids=[made["thread_id"]])
+
+            await eventually(is_gone)
+
+    asked()

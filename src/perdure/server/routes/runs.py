@@ -92,9 +92,13 @@ def _named(request: Request, new: NewRun) -> str | None:
 
 async def _created(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
     accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=True)
-    if thread_id is None and new.on_completion != "keep":
-        caller.host.apart(removed_after(caller, accepted))
-    shown = responses.run(await _standing(caller, accepted.thread_id, accepted.run_id), accepted.thread_id)
+    try:
+        standing = await _standing(caller, accepted.thread_id, accepted.run_id)
+    finally:
+        # A short run may have ended already: its thread is removed after it was read.
+        if thread_id is None and new.on_completion != "keep":
+            caller.host.apart(removed_after(caller, accepted))
+    shown = responses.run(standing, accepted.thread_id)
     if accepted.is_new:
         # Its status when it was accepted; a worker may have begun it since.
         shown["status"] = "pending"

@@ -22,7 +22,7 @@ from tests.backends import EMPTY
 from tests.inspector import staging
 from tests.inspector.browsing import findings, served
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
-from tests.server.browsing import Site, browsing, launched
+from tests.server.browsing import Site, browsing, launched, wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -56,7 +56,6 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     with browsing(browser, reduced_motion="reduce") as shown:
-        shown.set_default_timeout(20_000)
         yield shown
 
 
@@ -262,7 +261,6 @@ def test_threads_are_changed_from_the_page(browser: Browser, backend: str) -> No
             site.ask("POST", "/threads", json={"thread_id": ID})
             site.ask("POST", f"/threads/{ID}/runs/wait", json={"assistant_id": "agent", "input": sent})
             with browsing(browser, reduced_motion="reduce") as page:
-                page.set_default_timeout(20_000)
                 act(page, site)
         finally:
             site.stop()
@@ -278,13 +276,8 @@ def act(page: Page, site: Site) -> None:
     page.get_by_label("Answer, as JSON or text").fill("yes")
     page.get_by_role("button", name="Answer", exact=True).click()
     page.locator("#announcer", has_text="Answer the interrupt: done").wait_for(state="attached")
-    messages: list[str] = []
-    for _ in range(200):
-        messages = site.said()[0]
-        if len(messages) == 3:
-            break
-        page.wait_for_timeout(100)
-    assert messages[-1] == "sent: yes"
+    wait_for("the answer", lambda: len(site.said()[0]) == 3)
+    assert site.said()[0][-1] == "sent: yes"
 
     page.reload()
     page.locator("a[data-checkpoint]").nth(1).click()

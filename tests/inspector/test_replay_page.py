@@ -56,7 +56,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     with browsing(browser, reduced_motion="reduce") as shown:
-        shown.set_default_timeout(20_000)
         yield shown
 
 

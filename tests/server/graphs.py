@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import operator
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from langchain_core.language_models.fake_chat_models import FakeListChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -15,6 +17,8 @@ from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
+
+from tests.server.gates import opened
 
 AnyGraph = Pregel[Any, Any, Any, Any]
 
@@ -37,11 +41,24 @@ async def _talk(state: MessagesState) -> dict[str, Any]:
 
 
 DRIPPED = "This answer comes letter by letter, and takes its time."
+_DRIPPED_AT_ONCE = 20
+
+
+class _Dripping(FakeListChatModel):
+    """Writes letter by letter; what follows the first ones waits for the gate "drip"."""
+
+    async def _astream(self, *given: Any, **how: Any) -> AsyncIterator[ChatGenerationChunk]:
+        written = 0
+        async for chunk in super()._astream(*given, **how):
+            if written == _DRIPPED_AT_ONCE:
+                await opened("drip")
+            written += 1
+            yield chunk
 
 
 async def _drip(state: MessagesState) -> dict[str, Any]:
-    """Answers letter by letter, over some two seconds."""
-    model = FakeListChatModel(responses=[DRIPPED], sleep=0.04)
+    """Answers letter by letter, with a wait for a gate among them."""
+    model = _Dripping(responses=[DRIPPED], sleep=0.01)
     return {"messages": [await model.ainvoke(state["messages"])]}
 
 
@@ -54,10 +71,12 @@ def _ask(state: MessagesState) -> dict[str, Any]:
 
 
 class Walked(TypedDict, total=False):
-    """A way of ``steps``, ``pause`` seconds each; ``trail`` is where it has been."""
+    """A way of ``steps``, ``pause`` seconds each; ``trail`` is where it has been. The step with the number
+    ``gated`` waits for the gate "walk"."""
 
     steps: int
     pause: float
+    gated: int
     trail: Annotated[list[int], operator.add]
 
 
@@ -67,6 +86,8 @@ def walk() -> AnyGraph:
     async def step(state: Walked) -> dict[str, Any]:
         number = len(state.get("trail", []))
         await asyncio.sleep(state.get("pause", 0.0))
+        if number == state.get("gated"):
+            await opened("walk")
         get_stream_writer()({"step": number})
         return {"trail": [number]}
 
@@ -96,13 +117,15 @@ def patient() -> AnyGraph:
 
 
 def slow() -> AnyGraph:
-    """Two nodes; the second takes as many seconds as what was said last says."""
+    """Two nodes; the second takes as many seconds as what was said last says, or until the gate "slow" opens
+    if that is "gate"."""
 
     def note(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage("noted")]}
 
     async def rest(state: MessagesState) -> dict[str, Any]:
-        await asyncio.sleep(float(state["messages"][-2].text))
+        said = state["messages"][-2].text
+        await (opened("slow") if said == "gate" else asyncio.sleep(float(said)))
         return {"messages": [AIMessage("rested")]}
 
     builder = StateGraph(MessagesState)

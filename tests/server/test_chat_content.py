@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,7 +14,8 @@ from perdure.server.config import RequestLimits
 from tests.inspector.browsing import findings
 from tests.server.acceptance.saying import said
 from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for
-from tests.server.typists import GATES, graphs
+from tests.server.gates import GATES
+from tests.server.typists import graphs
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, FilePayload, Page
@@ -48,11 +49,10 @@ def greet(name):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    GATES.clear()
     folder = tmp_path_factory.mktemp("page")
     served = Site(f"sqlite:///{folder}/page.db", graphs(), limits=RequestLimits(body_bytes=100_000))
     yield served
-    for gate in GATES.values():
-        gate.set()
     served.stop()
 
 
@@ -69,10 +69,10 @@ def attach(page: Page, *files: FilePayload) -> None:
     page.set_input_files("#files", list(files))
 
 
-def content_of(site: Site, page: Page, place: int) -> object:
-    """The stored content of a message of the shown thread."""
+def contents(site: Site, page: Page) -> list[Any]:
+    """The stored contents of the messages of the shown thread."""
     values = site.ask("GET", f"/threads/{page.url.partition('#')[2]}/state")["values"]
-    return values["messages"][place]["content"]
+    return [message["content"] for message in values["messages"]]
 
 
 def test_code_formulas_and_images_are_shown_and_nothing_in_them_runs(page: Page, site: Site) -> None:
@@ -129,7 +129,7 @@ def test_files_are_sent_shown_and_kept_by_an_edit(page: Page, site: Site) -> Non
         {"type": "text", "text": text},
         {"type": "file", "base64": "JVBERi0xLjQ=", "mime_type": "application/pdf", "filename": "paper.pdf"},
     ]
-    assert content_of(site, page, 0) == [{"type": "text", "text": "What are these?"}, *parts]
+    assert contents(site, page)[0] == [{"type": "text", "text": "What are these?"}, *parts]
     page.reload()
     mine = page.locator(".message.user")
     mine.locator("img[alt='dot.png']").wait_for()
@@ -142,7 +142,7 @@ def test_files_are_sent_shown_and_kept_by_an_edit(page: Page, site: Site) -> Non
     page.keyboard.press("Enter")
     page.locator(".branch").wait_for()
     answered(page, 1)
-    assert content_of(site, page, 0) == [{"type": "text", "text": "And now?"}, *parts]
+    assert contents(site, page)[0] == [{"type": "text", "text": "And now?"}, *parts]
     assert page.evaluate("window.ran") is None
 
 
@@ -160,7 +160,7 @@ def test_reasoning_is_folded_and_a_failed_answer_can_be_kept(page: Page, site: S
     page.locator(".message.cut", has_text="Some words").wait_for()
     page.get_by_role("button", name="Keep it as the answer").click()
     page.locator(".message:not(.cut)", has_text="Stopped here").wait_for()
-    assert site.said()[0][-2:] == ["fail Some words", "Some words"]
+    assert contents(site, page)[-2:] == ["fail Some words", "Some words"]
     ask(page, "and on")
     page.locator(".message", has_text="You said: and on").wait_for()
 
@@ -198,7 +198,7 @@ def test_progress_is_shown_and_a_message_joins_the_open_answer(page: Page, site:
     page.locator(".message", has_text="Heard: tides, and moons, and stars").wait_for()
     answered(page, 1)
     assert progress.count() == 0
-    assert len(site.said()[0]) == 6
+    assert len(contents(site, page)) == 6
 
 
 def test_conversations_are_found_by_their_titles_and_messages(page: Page, site: Site) -> None:

@@ -10,7 +10,8 @@ from langgraph.graph import START, StateGraph
 
 from tests.server.acceptance.saying import said
 from tests.server.browsing import Site, answered, ask, bodies, browsing, launched
-from tests.server.typists import GATES, AnyGraph, chat
+from tests.server.gates import GATES
+from tests.server.typists import AnyGraph, chat
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -56,11 +57,10 @@ def loose() -> AnyGraph:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    GATES.clear()
     folder = tmp_path_factory.mktemp("page")
     served = Site(f"sqlite:///{folder}/page.db", {"chat": chat(), "loose": loose()})
     yield served
-    for gate in GATES.values():
-        gate.set()
     served.stop()
 
 

@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import id as ids
 from perdure.server.config import RequestLimits
 from tests.server.acceptance.saying import said
 from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for, written
+from tests.server.gates import GATES
 from tests.server.hosting import owners
 from tests.server.typists import graphs
 
@@ -27,6 +28,7 @@ COUNTED = "1 2 3 4 5"
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
+    GATES.clear()
     served = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs())
     yield served
     served.stop()
@@ -66,16 +68,17 @@ def shown(page: Page, text: str) -> None:
 
 
 def test_an_answer_is_streamed_and_stays(page: Page, site: Site) -> None:
-    ask(page, "count 40")
+    ask(page, "count 40 at 20")
     assert written(page, 5).startswith(COUNTED[:5])
     assert page.locator(".message.user .state").inner_text() in ("Stored", "")
+    GATES["count"].set()
     answered(page, 1)
-    assert bodies(page) == ["count 40", " ".join(map(str, range(1, 41)))]
+    assert bodies(page) == ["count 40 at 20", " ".join(map(str, range(1, 41)))]
     thread = site.ask("POST", "/threads/search", json={})[0]["thread_id"]
     assert page.url == f"{site.page}#{thread}"
     page.reload()
     answered(page, 1)
-    assert bodies(page) == ["count 40", " ".join(map(str, range(1, 41)))]
+    assert bodies(page) == ["count 40 at 20", " ".join(map(str, range(1, 41)))]
     assert page.locator(".thread[aria-current]").inner_text().startswith("count 40")
 
 
@@ -97,16 +100,16 @@ def test_what_a_model_writes_is_text_and_never_markup(page: Page) -> None:
 
 
 def test_stop_ends_the_answer_and_it_can_go_on(page: Page, site: Site) -> None:
-    ask(page, "count 400")
+    ask(page, "count 4000")
     written(page, 20)
     page.keyboard.press("Escape")
     shown(page, "What was written is kept")
     ((asked, kept),) = site.said()
-    assert (asked, kept[:5]) == ("count 400", COUNTED[:5])
+    assert (asked, kept[:5]) == ("count 4000", COUNTED[:5])
     assert page.locator("#notice").get_by_role("button", name="Answer again").is_visible()
     page.reload()
     shown(page, "Stopped here")
-    assert bodies(page) == ["count 400", kept]
+    assert bodies(page) == ["count 4000", kept]
     page.locator("#notice").get_by_role("button", name="Answer again").click()
     written(page, len(kept) + 20)
     page.get_by_role("button", name="Stop the answer").click()
@@ -120,14 +123,15 @@ def test_stop_ends_the_answer_and_it_can_go_on(page: Page, site: Site) -> None:
 
 
 def test_a_reload_and_a_second_tab_follow_the_answer_that_is_written(page: Page) -> None:
-    ask(page, "count 150")
+    ask(page, "count 150 at 60")
     written(page, 20)
     page.reload()
     assert written(page, 20).startswith(COUNTED)
     second = page.context.new_page()
     second.goto(page.url)
     assert written(second, 20).startswith(COUNTED)
-    whole = ["count 150", " ".join(map(str, range(1, 151)))]
+    GATES["count"].set()
+    whole = ["count 150 at 60", " ".join(map(str, range(1, 151)))]
     for tab in (second, page):
         answered(tab, 1)
         assert bodies(tab) == whole
@@ -136,7 +140,7 @@ def test_a_reload_and_a_second_tab_follow_the_answer_that_is_written(page: Page)
 def test_a_message_stands_below_the_answer_that_was_stopped_while_the_server_is_away(
     page: Page, site: Site
 ) -> None:
-    ask(page, "count 400")
+    ask(page, "count 4000")
     written(page, 20)
     page.keyboard.press("Escape")
     shown(page, "What was written is kept")
@@ -152,7 +156,7 @@ def test_a_message_stands_below_the_answer_that_was_stopped_while_the_server_is_
 
 
 def test_messages_wait_their_turn_and_can_be_taken_back(page: Page, site: Site) -> None:
-    ask(page, "count 60")
+    ask(page, "count 60 at 20")
     written(page, 3)
     for text in ("one", "two", "three"):
         ask(page, text)
@@ -166,6 +170,7 @@ def test_messages_wait_their_turn_and_can_be_taken_back(page: Page, site: Site) 
     page.reload()
     page.locator(".message.queued", has_text="three").wait_for()
     assert page.locator(".message.queued .body").all_inner_texts() == ["one", "three"]
+    GATES["count"].set()
     shown(page, "You said: three")
     answered(page, 3)
     assert bodies(page)[2:] == ["one", "You said: one", "three", "You said: three"]
@@ -283,7 +288,7 @@ def test_a_turn_that_was_taken_back_is_no_branch(page: Page, site: Site) -> None
     turn(site, "first")
     page.goto(f"{site.page}#t")
     answered(page, 1)
-    ask(page, "count 400")
+    ask(page, "count 4000")
     written(page, 10)
     page.reload()
     written(page, 10)  # the page knows the run's first checkpoints
@@ -334,7 +339,7 @@ def test_a_question_is_shown_and_answered(page: Page, form: str, presses: list[s
     assert page.locator("#text").is_disabled()
     # The list is read anew once the run has ended; the question is told a moment before.
     when = page.locator(".thread-when").first
-    wait_for("the status in the list", lambda: when.inner_text() == "Waits for you", seconds=10)
+    wait_for("the status in the list", lambda: when.inner_text() == "Waits for you")
     page.reload()
     question = page.locator(".question")
     question.wait_for()
@@ -373,7 +378,7 @@ def test_a_failure_is_said_and_tried_again(page: Page, site: Site) -> None:
 
 
 def test_the_page_outlives_the_server_and_goes_on_when_it_is_back(page: Page, site: Site) -> None:
-    ask(page, "count 100")
+    ask(page, "count 100 at 40")
     written(page, 20)
     site.stop()
     shown(page, "The server does not answer.")
@@ -381,12 +386,13 @@ def test_the_page_outlives_the_server_and_goes_on_when_it_is_back(page: Page, si
     for text in ("are you there?", "hello?"):
         ask(page, text)
         page.locator(".message.user", has_text=text).get_by_text("Waits for the server").wait_for()
-    assert bodies(page) == ["count 100", unfinished, "are you there?", "hello?"]
+    assert bodies(page) == ["count 100 at 40", unfinished, "are you there?", "hello?"]
+    GATES["count"].set()
     site.start()
     shown(page, "You said: hello?")
     answered(page, 3)
     assert page.locator("#notice").is_hidden()
-    assert bodies(page)[0::2] == ["count 100", "are you there?", "hello?"]
+    assert bodies(page)[0::2] == ["count 100 at 40", "are you there?", "hello?"]
     assert site.said() == [bodies(page)]
 
 
@@ -402,8 +408,10 @@ def test_conversations_are_renamed_deleted_and_brought_back(page: Page, site: Si
     page.keyboard.type("Fruit of the garden")
     page.keyboard.press("Enter")
     wait_for("the new name", lambda: "Fruit of the garden" in titles.all_inner_texts())
+    page.clock.install()
     page.reload()
     wait_for("the stored name", lambda: "Fruit of the garden" in titles.all_inner_texts())
+    page.clock.pause_at(time.time() + 1)
     page.locator(".thread", has_text="pears").focus()
     page.keyboard.press("Delete")
     page.get_by_role("button", name="Undo").press("Enter")
@@ -412,6 +420,7 @@ def test_conversations_are_renamed_deleted_and_brought_back(page: Page, site: Si
     page.get_by_role("button", name="Delete pears").click()
     page.locator(".deleted").wait_for()
     assert len(site.said()) == 2
+    page.clock.fast_forward(7_000)
     page.locator(".deleted").wait_for(state="detached")
     assert site.said() == [["apples", "You said: apples"]]
 
@@ -458,7 +467,7 @@ def test_the_reader_who_scrolls_up_is_left_alone(page: Page) -> None:
     page.set_viewport_size({"width": 700, "height": 420})
     ask(page, "markdown")
     answered(page, 1)
-    ask(page, "count 250")
+    ask(page, "count 4000")
     written(page, 30)
     page.mouse.move(350, 200)
     page.mouse.wheel(0, -400)

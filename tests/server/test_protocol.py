@@ -513,6 +513,6 @@ async def test_what_is_sent_to_a_thread_that_waits_is_its_answer(url: str) -> No
 
 
 async def eventually_idle(http: httpx.AsyncClient, thread: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (await http.get(f"/threads/{thread}")).json()["status"] != "idle":  # noqa: ASYNC110
             await asyncio.sleep(0.05)

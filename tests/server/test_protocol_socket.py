@@ -286,7 +286,7 @@ async def _expires(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 if sends:
                     params = {"assistant_id": "chat", "input": said("hi")}
                     await opened.send(json.dumps({"id": 2, "method": "run.start", "params": params}))
-                await asyncio.wait_for(until_closed(opened), 5)
+                await asyncio.wait_for(until_closed(opened), 60)
             assert await here.host.runtime.for_tenant("").threads.look(thread_id) is None
             return opened.close_code or 0
 
@@ -313,7 +313,7 @@ async def _counted(url: str) -> None:
         for number in range(4):
             assert (await command(opened, "no.such", number))["error"] == "unknown_command"
         await opened.send(json.dumps({"id": 9, "method": "no.such"}))
-        await asyncio.wait_for(until_closed(opened), 5)
+        await asyncio.wait_for(until_closed(opened), 60)
         assert opened.close_code == 4429
 
 

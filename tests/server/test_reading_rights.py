@@ -39,7 +39,7 @@ async def _until_cut_off(here: Place, gate: Revocable, named: str, *changed: tup
                 setattr(gate, name, value)
             # A stream that is cut off, and not ended, makes clients connect again.
             with pytest.raises(httpx.RemoteProtocolError):
-                await asyncio.wait_for(opened.aread(), 30)
+                await asyncio.wait_for(opened.aread(), 60)
         finally:
             await opened.aclose()
         return (await http.get(f"/threads/{thread_id}")).status_code
@@ -70,7 +70,7 @@ async def _stays(url: str) -> None:
         try:
             await client.runs.wait(thread_id, "chat", input=said("hi"))
             lines = opened.aiter_lines()
-            assert await asyncio.wait_for(_named(lines, "end"), 30)
+            assert await asyncio.wait_for(_named(lines, "end"), 60)
         finally:
             await opened.aclose()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +15,8 @@ from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
+
+from tests.server.gates import opened
 
 AnyGraph = Pregel[Any, Any, Any, Any]
 
@@ -41,19 +41,11 @@ def greet(name: str) -> str:
 """
 
 
-GATES: defaultdict[str, threading.Event] = defaultdict(threading.Event)
-"""Gates that tests open, by name."""
-
-
-async def opened(gate: str) -> None:
-    """Wait until a test opens a gate."""
-    await asyncio.to_thread(GATES[gate].wait)
-
-
 class Typist(BaseChatModel):
-    """Answers with what it heard. "count N" is answered with N numbers, ``pace`` seconds each; "markdown"
-    with some; "say X" with X; "think X" with X after a thought; "hold X" with X, and no end until its gate
-    opens; "fail X" breaks after X; "break" breaks."""
+    """Answers with what it heard. "count N" is answered with N numbers, ``pace`` seconds each; "count N at M"
+    with as many, of which those after M wait for the gate "count"; "markdown" with some; "say X" with X;
+    "think X" with X after a thought; "hold X" with X, and no end until its gate opens; "fail X" breaks after
+    X; "break" breaks."""
 
     pace: float = 0.03
 
@@ -91,13 +83,16 @@ class Typist(BaseChatModel):
                     await run_manager.on_llm_new_token("", chunk=chunk)
                 yield chunk
             return
-        counted = re.fullmatch(r"count (\d+)", said)
+        counted = re.fullmatch(r"count (\d+)(?: at (\d+))?", said)
         whole = " ".join(map(str, range(1, int(counted[1]) + 1))) if counted else f"You said: {said}"
         if verb in ("say", "hold", "fail"):
             whole = words
-        for piece in re.findall(r"\s*\S+|\s+$", MARKDOWN if said == "markdown" else whole):
-            if counted:
+        pieces = re.findall(r"\s*\S+|\s+$", MARKDOWN if said == "markdown" else whole)
+        for number, piece in enumerate(pieces):
+            if counted and counted[2] is None:
                 await asyncio.sleep(self.pace)
+            elif counted and number == int(counted[2]):
+                await opened("count")
             chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
             if run_manager is not None:
                 await run_manager.on_llm_new_token(piece, chunk=chunk)

@@ -17,7 +17,7 @@ from tests.server.js.node import FOLDER, node
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-_PATIENCE_MS = 30_000
+_PATIENCE_MS = 60_000
 _HTML = '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><div id="root"></div>'
 
 

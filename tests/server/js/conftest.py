@@ -9,6 +9,7 @@ import pytest
 
 from tests.backends import EMPTY
 from tests.server.acceptance.serving import Server
+from tests.server.gates import GATES
 from tests.server.js.browsing import Chat, bundled
 from tests.server.js.node import Client, Node
 
@@ -53,6 +54,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def chat(browser: Browser, pages: str, request: pytest.FixtureRequest) -> Iterator[Chat]:
     """The page that the module names in ``PAGE``, in which nothing may go wrong unseen."""
+    GATES.clear()
     with browser.new_context() as context:
         opened = Chat(context.new_page(), pages, request.module.PAGE)
         yield opened

@@ -109,9 +109,9 @@ async function settled(client, threadId) {
 }
 
 /** A walk whose line is cut in the middle: the steps of which it told, and the ids of the events. */
-export async function walkedOverCuts({ client, line, steps, pause, cuts }) {
+export async function walkedOverCuts({ client, line, threadId, steps, pause, cuts }) {
   const reconnects = [];
-  const thread = client.threads.stream(crypto.randomUUID(), {
+  const thread = client.threads.stream(threadId ?? crypto.randomUUID(), {
     assistantId: "walk",
     onReconnect: ({ attempt }) => reconnects.push(attempt),
   });

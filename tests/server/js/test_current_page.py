@@ -6,6 +6,7 @@ import pytest
 
 from tests.server.acceptance.saying import heard
 from tests.server.acceptance.serving import Server, line_to, near
+from tests.server.gates import GATES
 from tests.server.graphs import DRIPPED
 from tests.server.js.browsing import Chat
 from tests.server.js.node import Client, eventually
@@ -95,6 +96,7 @@ def test_t21_a_reload_in_the_middle_of_a_run_loses_nothing(chat: Chat, server: S
     chat.reload()
     chat.has("#state", "busy")
     assert DRIPPED.startswith(chat.begins(len(before)))
+    GATES["drip"].set()
     chat.shows("go", DRIPPED)
     chat.has("#state", "idle")
     eventually(lambda: js.statuses(chat.thread_id) == ["success"], "the run ends, once")
@@ -107,6 +109,7 @@ def test_t21_a_line_that_is_cut_is_taken_up(chat: Chat, server: Server, js: Clie
         chat.send("go")
         chat.begins(5)
         line.cut()
+        GATES["drip"].set()
         chat.shows("go", DRIPPED)
         chat.has("#state", "idle")
         chat.has("#error", "")

@@ -17,7 +17,7 @@ from tests.server.acceptance.serving import Line, Place, Server, line_to, near
 from tests.server.js.node import Client, Node, eventually
 
 SERVE = "from perdure.cli import main; main()"
-STEPS = 50
+STEPS = 80
 """More than are gone before the server stops, and while it does."""
 
 
@@ -40,12 +40,12 @@ class Doomed(Place):
 
 
 @contextmanager
-def stopped_in_the_middle(doomed: Doomed, line: Line, server: Server) -> Iterator[None]:
+def stopped_in_the_middle(doomed: Doomed, line: Line, server: Server, thread_id: str) -> Iterator[None]:
     """For as long as the block lasts a client is at a walk: the server stops when that has begun."""
 
     def has_begun() -> bool:
-        threads = httpx.post(f"{server.url}/threads/search", json={"status": "busy"}, trust_env=False).json()
-        return any(len((thread["values"] or {}).get("trail", ())) > 3 for thread in threads)
+        answer = httpx.get(f"{server.url}/threads/{thread_id}/state", trust_env=False)
+        return answer.is_success and len((answer.json()["values"] or {}).get("trail", ())) > 3
 
     def stop() -> None:
         eventually(has_begun, "the walk begins")
@@ -79,8 +79,9 @@ def test_t20_a_server_that_stops_hands_its_streams_on(
     with line_to(doomed) as line:
         js = Client(node, line.near.url)
         thread_id = js.new()
-        with stopped_in_the_middle(doomed, line, server):
-            steps = _walked(js, thread_id) if protocol == "runs.stream" else _walked_by_protocol(js)
+        walked = _walked if protocol == "runs.stream" else _walked_by_protocol
+        with stopped_in_the_middle(doomed, line, server, thread_id):
+            steps = walked(js, thread_id)
     assert steps == list(range(STEPS))
     assert "ERROR" not in doomed.said
     assert doomed.process.returncode == 0
@@ -101,8 +102,8 @@ def _walked(js: Client, thread_id: str) -> list[int]:
     return [part["data"]["step"] for part in told if part["event"] == "custom"]
 
 
-def _walked_by_protocol(js: Client) -> list[int]:
-    came = js.talk("walkedOverCuts", steps=STEPS, pause=0.05, cuts=[])
+def _walked_by_protocol(js: Client, thread_id: str) -> list[int]:
+    came = js.talk("walkedOverCuts", threadId=thread_id, steps=STEPS, pause=0.05, cuts=[])
     assert came["reconnects"] >= 1
     assert len(set(came["ids"])) == len(came["ids"])
     assert came["trail"] == list(range(STEPS))

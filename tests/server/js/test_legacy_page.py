@@ -8,6 +8,7 @@ import pytest
 
 from tests.server.acceptance.saying import heard
 from tests.server.acceptance.serving import Server, line_to, near
+from tests.server.gates import GATES
 from tests.server.graphs import DRIPPED
 from tests.server.js.browsing import Chat
 from tests.server.js.node import Client, eventually
@@ -126,6 +127,7 @@ def test_t21_a_reload_in_the_middle_of_a_run_loses_nothing(chat: Chat, server: S
     chat.reload()
     chat.has("#state", "busy")
     assert DRIPPED.startswith(chat.begins(len(before)))
+    GATES["drip"].set()
     chat.shows("go", DRIPPED)
     chat.has("#state", "idle")
     assert js.statuses(chat.thread_id) == ["success"]
@@ -136,9 +138,11 @@ def test_t21_a_reload_in_the_middle_of_a_run_loses_nothing(chat: Chat, server: S
 @near
 def test_t21_what_a_graph_writes_is_told_again_after_a_reload(chat: Chat, server: Server) -> None:
     chat.open(server.url, "walk")
-    chat.send('{"steps": 16, "pause": 0.1}')
+    chat.send('{"steps": 16, "gated": 5}')
     chat.page.wait_for_function("() => document.querySelector('#custom').textContent.includes(':3}')")
     chat.reload()
+    chat.page.wait_for_function("() => document.querySelector('#custom').textContent.includes(':3}')")
+    GATES["walk"].set()
     chat.has("#custom", json.dumps([{"step": n} for n in range(16)], separators=(",", ":")))
     chat.has("#state", "idle")
 
@@ -151,6 +155,7 @@ def test_t21_a_line_that_is_cut_is_taken_up_across_origins(chat: Chat, server: S
         chat.send("go")
         chat.begins(5)
         line.cut()
+        GATES["drip"].set()
         chat.shows("go", DRIPPED)
         chat.has("#state", "idle")
         chat.has("#error", "")

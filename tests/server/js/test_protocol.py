@@ -71,9 +71,9 @@ def test_t20_a_question_of_a_subgraph_is_answered_there(js: Client) -> None:
 
 
 def test_t20_events_go_on_where_a_cut_line_left_them(js: Client) -> None:
-    came = js.talk("walkedOverCuts", steps=14, pause=0.08, cuts=[3, 8])
-    assert came["seen"] == list(range(14))
-    assert came["trail"] == list(range(14))
+    came = js.talk("walkedOverCuts", steps=40, pause=0.05, cuts=[3, 8])
+    assert came["seen"] == list(range(40))
+    assert came["trail"] == list(range(40))
     assert len(set(came["ids"])) == len(came["ids"])
     assert came["reconnects"] >= 2
 

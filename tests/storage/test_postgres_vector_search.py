@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
@@ -18,6 +19,7 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.engine.items import nearest_stored
 from perdure.langgraph.search.index import SearchIndex
+from perdure.langgraph.store import PerdureStore
 from perdure.model.ops import Find, NearQuery
 from perdure.model.program import Effect
 from perdure.storage.port import run
@@ -129,6 +131,36 @@ def test_all_of_a_small_table_are_found_by_one_request() -> None:
         program = nearest_stored(find, lambda _, r: r.body, offset=0, limit=40, everything=True)
         assert len(run(program, driver)) == 30
     assert [each.exact for each in asked] == [False]
+
+
+def test_namespaces_that_the_index_passes_over_are_asked_for_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The vectors nearest to the query are others', more than the walk through HNSW passes."""
+
+    def two(texts: Sequence[str]) -> list[list[float]]:
+        angles = [float(text) for text in texts]
+        return [[math.cos(angle), math.sin(angle)] for angle in angles]
+
+    asked: list[Find] = []
+
+    def watch(_: int, effect: Effect[Any]) -> None:
+        if isinstance(effect, Find) and effect.index == "nearest":
+            asked.append(effect)
+
+    monkeypatch.setattr(vector_search, "EXACT_MOST", 0)
+    monkeypatch.setenv("PGOPTIONS", "-c hnsw.max_scan_tuples=1 -c enable_sort=off")
+    index = SearchIndex({"dims": 2, "embed": two, "fields": ["text"], "name": "two"})
+    with opened(index, 0) as database:
+        driver = handle_of(database).driver
+        store = PerdureStore(FaultyDriver(driver, on_effect=watch), index=index)
+        near = [PutOp(("others",), f"k{n}", {"text": str(n / 10_000)}) for n in range(800)]
+        far = [PutOp(("own",), f"k{n:03}", {"text": str(1 + n / 10_000)}) for n in range(300)]
+        store.batch([*near, *far])
+        index.prepare(driver)
+        found = store.search(("own",), query="0", limit=5)
+    assert [hit.key for hit in found] == [f"k{n:03}" for n in range(5)]
+    assert [each.exact for each in asked] == [False, True]
 
 
 @pytest.mark.slow

@@ -89,21 +89,34 @@ class _Arrays:
                 self.b.extend(values)
 
     def values(self, counts: list[int]) -> Values:
-        pack, length = _NUMBER.pack, _LENGTH.pack
-        texts = [None if s is None else escaped(s).encode() for s in self.s]
-        return (
-            _array(_NUMBERS, len(counts), b"".join([pack(8, c) for c in counts])),
-            _array(_NUMBERS, len(self.n), b"".join([_NULL if v is None else pack(8, v) for v in self.n])),
-            _array(_TEXTS, len(texts), b"".join([_NULL if v is None else length(len(v)) + v for v in texts])),
-            _array(
-                _BYTES,
-                len(self.b),
-                b"".join(chain.from_iterable((_NULL,) if v is None else (length(len(v)), v) for v in self.b)),
-            ),
-        )
+        return numbers(counts), numbers(self.n), texts(self.s), blobs(self.b)
 
 
-def _array(oid: int, count: int, items: bytes) -> bytes:
+def numbers(values: Sequence[int | None]) -> bytes:
+    """Return an array of integers in binary."""
+    pack = _NUMBER.pack
+    return array_of(_NUMBERS, len(values), b"".join([_NULL if v is None else pack(8, v) for v in values]))
+
+
+def texts(values: Sequence[str | None]) -> bytes:
+    """Return an array of texts in binary."""
+    sent = [None if s is None else escaped(s).encode() for s in values]
+    return _bytes(_TEXTS, sent)
+
+
+def blobs(values: Sequence[bytes | None]) -> bytes:
+    """Return an array of bytes in binary."""
+    return _bytes(_BYTES, values)
+
+
+def _bytes(oid: int, values: Sequence[bytes | None]) -> bytes:
+    length = _LENGTH.pack
+    parts = chain.from_iterable((_NULL,) if v is None else (length(len(v)), v) for v in values)
+    return array_of(oid, len(values), b"".join(parts))
+
+
+def array_of(oid: int, count: int, items: bytes) -> bytes:
+    """Return an array in binary, of a type by its number; each of ``items`` begins with its length."""
     return _HEADER.pack(1, 1, oid, count, 1) + items if count else _EMPTY.pack(0, 0, oid)
 
 

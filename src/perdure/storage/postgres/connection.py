@@ -267,11 +267,12 @@ def translated(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
     """Return the error for a refused statement."""
     state = error.sqlstate or ""
     message = error.diag.message_primary or type(error).__name__
-    if state in ("42P01", "42883", "3F000", "42703"):
+    is_of_vectors = state == "42883" and "vectors_sent" in message
+    if state in ("42P01", "42883", "3F000", "42703") and not is_of_vectors:
         return MigrationRequired(
             f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`"
         )
-    if state in ("42704", "42601", "42804"):
+    if state in ("42704", "42601", "42804") or is_of_vectors:
         # Of the functions that keep the vectors: those of our own statements are there.
         return MigrationRequired(
             f"{place.name}: pgvector was dropped from the database or moved within it ({message}); "

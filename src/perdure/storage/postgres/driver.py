@@ -201,12 +201,13 @@ class PostgresDriver:
         self._each(jobs, lambda job: self._settle(job, _written(later[id(job)])))
 
     def _commit(self, writes: Sequence[codec.Write]) -> list[Any]:
+        with_vectors = None if self._vectors is None else self._vectors.commit(writes)
+        statement, vectors = with_vectors or (self._sql.commit, ())
+
         def once() -> list[int]:
             link = self._connected()
-            values = codec.pack_writes(writes, link.deadline())
-            return link.ask(
-                self._sql.commit, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")
-            )
+            values = [*codec.pack_writes(writes, link.deadline()), *vectors]
+            return link.ask(statement, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b""))
 
         refusals = self._repeated(once)
         return [_outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]

@@ -11,11 +11,11 @@ import psycopg
 from perdure.errors import Unavailable
 from perdure.model.ops import Find, IndexHit, RankedItem
 from perdure.model.records import ITEM, Partition
-from perdure.storage.postgres import codec
-from perdure.storage.postgres.schema import quoted
+from perdure.storage.postgres import codec, vector_rows
+from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
 from perdure.storage.postgres.statements import Statement, call, sent
 from perdure.storage.postgres.url import PostgresUrl
-from perdure.storage.postgres.vector_table import MOST_DIMS, Extension
+from perdure.storage.postgres.vector_table import MOST_DIMS, SENT, Extension
 
 MOST_DIMS_OF_GRAPH = 2_000
 """Numbers of a vector that HNSW takes at most; longer ones are all compared."""
@@ -24,6 +24,7 @@ EXACT_MOST = 2_000
 """Vectors of the searched namespaces up to which all are compared, whatever the size of the table."""
 
 _TEXT, _BIGINT, _BYTEA, _FLOATS, _BYTEAS = 25, 20, 17, 1021, 1001
+_INFERRED = 0
 _ANY = 1 << 62
 _BUILD_MEMORY = "256MB"
 
@@ -67,6 +68,18 @@ class VectorSearch:
             (*texts, _BYTEA, _BYTEA, _BIGINT),
             binary=False,
         )
+        self._commit = call(
+            f"SELECT {schema}.vectors_sent(c.z, $1, $2, $3, $5, $6, $7, $8)"
+            f" FROM (SELECT set_config('{SENT}', 'on', true),"
+            f" {schema}.commit_{SCHEMA_VERSION}($1, $2, $3, $4) AS z OFFSET 0) c",
+            (*codec.ARRAYS, *codec.ARRAYS[1:], _INFERRED),
+        )
+
+    def commit(self, writes: Sequence[codec.Write]) -> tuple[Statement, vector_rows.Values] | None:
+        """Return the statement that executes requests and adds the vectors of the entries that they put, and
+        its parameters after those of ``commit_N``; ``None`` if there are no vectors to be sent."""
+        values = vector_rows.pack_vectors(writes, self._extension.type_id)
+        return None if values is None else (self._commit, values)
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
         """Return the statement of a ``Find`` by vectors and its parameters, as text."""

@@ -13,13 +13,20 @@ from typing import NamedTuple
 from perdure.model.records import ITEM
 from perdure.storage.postgres.schema import granted, quoted
 
+SENT = "perdure.vectors"
+"""The setting of a transaction that is on where the commit itself sends the vectors of its entries. Reading
+them from an entry costs PostgreSQL more than the rest of a put."""
+
 MOST_DIMS = 16_000
 """Numbers that pgvector stores of one vector at most."""
 
 EF_SEARCH = 200
 """Candidates that a search through HNSW holds: above the default of 40, for a recall of 0.95."""
 
-_ENTRIES = "collection = 'search' AND {row}.name <> ''"
+COLLECTION = "search"
+"""The collection of the entries, and of the record without a name that is none."""
+
+_ENTRIES = f"collection = '{COLLECTION}' AND {{row}}.name <> ''"
 
 
 class Extension(NamedTuple):
@@ -31,6 +38,7 @@ class Extension(NamedTuple):
         may_be_created: It is not installed, and this user may install it.
         has_parts: The table of vectors exists, or what keeps it.
         is_sound: All of it serves the extension as it is now: it was not dropped or moved since.
+        type_id: The number of the type ``vector``, 0 if it is not installed.
         graphs: The lengths of vectors for which there is an HNSW index.
     """
 
@@ -39,6 +47,7 @@ class Extension(NamedTuple):
     may_be_created: bool
     has_parts: bool
     is_sound: bool
+    type_id: int = 0
     graphs: Sequence[int] = ()
 
 
@@ -58,7 +67,11 @@ STATE = (
     " JOIN pg_attribute a ON a.atttypid = y.oid AND a.attname = 'embedding' AND NOT a.attisdropped"
     " JOIN pg_proc f ON f.oid = to_regprocedure(%(kept)s)"
     " WHERE e.extname = 'vector' AND a.attrelid = to_regclass(%(table)s)"
-    " AND position('\"' || replace(n.nspname, '\"', '\"\"') || '\".vector FROM' IN f.prosrc) > 0),"
+    " AND position('\"' || replace(n.nspname, '\"', '\"\"') || '\".vector FROM' IN f.prosrc) > 0"
+    " AND EXISTS (SELECT FROM pg_proc s WHERE s.pronamespace = f.pronamespace"
+    " AND s.proname = 'vectors_sent')),"
+    " coalesce((SELECT y.oid::bigint FROM pg_extension e JOIN pg_type y ON y.typnamespace = e.extnamespace"
+    " AND y.typname = 'vector' WHERE e.extname = 'vector'), 0),"
     " ARRAY(SELECT substr(c.relname, 13)::int FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid"
     " WHERE x.indrelid = to_regclass(%(table)s) AND x.indisvalid AND c.relname ~ '^vector_hnsw_[0-9]+$')"
 )
@@ -68,6 +81,7 @@ _FUNCTIONS = (
     "vectors_kept()",
     "vectors_damaged(bigint)",
     "nearest(text, text, text, bigint, real[], bytea[], bigint, bigint)",
+    "vectors_sent",
     "vectors_of(bytea)",
     "vector_array(bytea, integer)",
     "vector_numbers(bytea)",
@@ -112,6 +126,7 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
         _array(schema),
         _entry(schema),
         _kept(schema, home),
+        _sent(schema, home),
         _nearest(schema, home),
         _damage(schema),
         *triggers,
@@ -229,18 +244,47 @@ END $perdure$"""
 
 
 def _kept(schema: str, home: str) -> str:
-    """Return the function of the triggers."""
+    """Return the function of the triggers. It adds no vectors in a commit that sends them itself, for
+    ``vectors_sent``."""
     return f"""\
 CREATE FUNCTION {schema}.vectors_kept() RETURNS trigger LANGUAGE plpgsql AS $perdure$
 BEGIN
   IF TG_OP <> 'INSERT' THEN
     DELETE FROM {schema}.vector v WHERE v.t = OLD.t AND v.item = substr(OLD.name, 2);
   END IF;
-  IF TG_OP <> 'DELETE' THEN
+  IF TG_OP <> 'DELETE' AND current_setting('{SENT}', true) IS DISTINCT FROM 'on' THEN
     INSERT INTO {schema}.vector SELECT NEW.t, substr(NEW.name, 2), e.place, e.model, e.content, e.dims,
       e.numbers::{home}.vector FROM {schema}.vectors_of(NEW.body) e;
   END IF;
   RETURN NULL;
+END $perdure$"""
+
+
+def _sent(schema: str, home: str) -> str:
+    """Return ``vectors_sent(outcomes, counts, numbers, texts, rows, items, digests, vectors)``: adds the
+    vectors of the entries that a commit has put, and returns the outcomes.
+
+    The outcomes are those of ``commit_N``, the next three its arguments. The others have the vectors: for
+    each the number of its job, its place and its length; its item; the digests of its model and of its item's
+    value.
+    """
+    return f"""\
+CREATE FUNCTION {schema}.vectors_sent(_z bigint[], _c bigint[], _n bigint[], _s text[], _r bigint[],
+  _items text[], _b bytea[], _v {home}.vector[]) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET plan_cache_mode = force_generic_plan SET jit = off
+AS $perdure$
+DECLARE
+  _p int := _c[1];
+  _k int := cardinality(_items);
+BEGIN
+  INSERT INTO {schema}.vector (t, item, place, model, content, dims, embedding)
+    SELECT h.pk, u.item, u.place, u.model, u.content, u.dims, u.embedding
+    FROM unnest(_r[1:_k], _r[_k+1:2*_k], _r[2*_k+1:3*_k], _items, _b[1:_k], _b[_k+1:2*_k], _v)
+      AS u(job, place, dims, item, model, content, embedding)
+    CROSS JOIN LATERAL (SELECT pk FROM {schema}.thread h WHERE h.space = _s[2*_p+_n[u.job]]
+      AND h.tenant = _s[_n[u.job]] AND h.thread = _s[_p+_n[u.job]] OFFSET 0) h
+    WHERE _z[u.job] = 0;
+  RETURN _z;
 END $perdure$"""
 
 

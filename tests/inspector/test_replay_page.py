@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
+from langgraph.graph import START, StateGraph
 
 import perdure
 from perdure.database.base import handle_of
@@ -94,6 +95,53 @@ def test_it_works_by_keys_alone_and_shows_hostile_texts_as_text(page: Page, addr
     )
     assert page.locator("main img, main script").count() == 0
     assert page.title() == "Perdure inspector"
+
+
+def hostile(*, changed: bool = False) -> Any:
+    """A graph whose channels, nodes, questions and errors have hostile names and texts."""
+    typed_dict: Any = TypedDict
+    state = typed_dict("state", {"messages": list[Any], HOSTILE: Any})
+
+    def write(held: Any) -> dict[str, Any]:
+        return {HOSTILE: {HOSTILE: [HOSTILE * 2 if changed else HOSTILE]}}
+
+    def fail(held: Any) -> dict[str, Any]:
+        if changed:
+            raise ValueError(HOSTILE)
+        return {HOSTILE: HOSTILE}
+
+    builder: Any = StateGraph(state)
+    builder.add_node(HOSTILE, write)
+    builder.add_node(f"{HOSTILE} again", fail)
+    builder.add_edge(START, HOSTILE)
+    builder.add_edge(HOSTILE, f"{HOSTILE} again")
+    return builder
+
+
+def test_hostile_names_errors_and_graphs_are_only_shown(browser: Browser) -> None:
+    with perdure.connect_sync("memory://") as database:
+        graph = recorded(hostile().compile(checkpointer=database.checkpointer()))
+        graph.invoke({"messages": []}, {"configurable": {"thread_id": HOSTILE_ID}})
+        graphs = {HOSTILE: Agent(hostile().compile()), "new": Agent(hostile(changed=True).compile())}
+        replays = LocalReplays(database, graphs, "new")
+        access = LocalAccess(handle_of(database), "", replays=replays, allowed=frozenset({"replay"}))
+        with served(access) as address, browsing(browser, reduced_motion="reduce") as page:
+            page.set_default_timeout(20_000)
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(address)
+            page.get_by_role("link", name=HOSTILE_ID).click()
+            page.get_by_role("link", name="Replay by a graph").click()
+            page.get_by_label("every step that differs").check()
+            page.get_by_role("button", name="Replay", exact=True).click()
+            page.get_by_text("2 differ.").wait_for()
+            assert page.locator("main").inner_text().count(HOSTILE) > 5
+            assert page.locator("main img, main script").count() == 0
+            assert page.title() == "Perdure inspector"
+            assert [url for url in asked if not url.startswith(address)] == []
+            page.get_by_label("Context").fill(HOSTILE)
+            page.get_by_role("button", name="Replay", exact=True).click()
+            page.get_by_role("alert").get_by_text("The context is not JSON.").wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

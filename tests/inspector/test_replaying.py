@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from perdure.inspector.web import create_app
 from perdure.model.records import Partition
 from perdure.replay import recorded
 from perdure.runtime import Agent
+from tests.inspector.staging import HOSTILE
 from tests.replay.agents import Counted
 
 BASE = "http://127.0.0.1:8770"
@@ -64,14 +66,17 @@ class Site:
         self.app = create_app(LocalAccess(handle_of(database), "", replays=replays, allowed=allowed))
 
     def post(self, expected: int = 200, /, **given: Any) -> Any:
+        response = self.send(json={"id": THREAD, **given})
+        assert response.status_code == expected, response.text
+        return response.json()
+
+    def send(self, **how: Any) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
-                return await client.post("/inspect/api/replay", json={"id": THREAD, **given})
+                return await client.post("/inspect/api/replay", **how)
 
-        response = asyncio.run(send())
-        assert response.status_code == expected, response.text
-        return response.json()
+        return asyncio.run(send())
 
     def parts(self, **given: Any) -> list[Any]:
         found = [self.post(**given)]
@@ -149,3 +154,68 @@ def test_a_replay_needs_its_permission(lived: perdure.SyncDatabase) -> None:
     site = Site(lived, frozenset())
     assert "may not replay" in site.post(403, graphs=["same"])["detail"]
     assert site.models[0].calls == []
+
+
+JSON = {"content-type": "application/json"}
+BODY = {"id": THREAD, "graphs": ["same"]}
+
+
+@pytest.mark.parametrize(
+    ("status", "how"),
+    [
+        (422, {"content": json.dumps(BODY)}),
+        (422, {"data": {"id": THREAD, "graphs": "same"}}),
+        (422, {"content": json.dumps(BODY), "headers": {"content-type": "text/plain"}}),
+        (403, {"json": BODY, "headers": {"origin": "http://elsewhere.example"}}),
+        (403, {"json": BODY, "headers": {"host": "rebound.example"}}),
+        (403, {"json": BODY, "headers": {"sec-fetch-site": "cross-site"}}),
+        (422, {"content": "[" * 100_000, "headers": JSON}),
+        (422, {"content": json.dumps({**BODY, "context": {"x": "y" * 5_000_000}}), "headers": JSON}),
+        (422, {"json": {**BODY, "last": 0}}),
+        (422, {"json": {**BODY, "last": -(10**30)}}),
+        (422, {"json": {**BODY, "last": True}}),
+        (422, {"json": {**BODY, "last": 1.5}}),
+        (422, {"json": {**BODY, "cursor": "' OR 1=1 --"}}),
+        (422, {"json": {**BODY, "cursor": "\x00"}}),
+        (422, {"json": {**BODY, "cursor": ["x"]}}),
+        (422, {"json": {**BODY, "id": ["t"]}}),
+        (422, {"json": {**BODY, "id": ""}}),
+        (404, {"json": {**BODY, "id": "../t"}}),
+        (404, {"json": {**BODY, "id": HOSTILE}}),
+        (404, {"json": {**BODY, "graphs": ["os.system"]}}),
+        (404, {"json": {**BODY, "graphs": ["__class__"]}}),
+        (404, {"json": {**BODY, "graphs": ["tests/replay/agents.py:graph"]}}),
+        (422, {"json": {**BODY, "graphs": ["same", "same"]}}),
+        (422, {"json": {**BODY, "graphs": [{"same": 1}]}}),
+        (422, {"json": {**BODY, "ignore": {"messages": 1}}}),
+        (404, {"json": {**BODY, "tenant": "other"}}),
+    ],
+)
+def test_an_attack_on_a_replay_is_refused_and_runs_nothing(
+    lived: perdure.SyncDatabase, status: int, how: dict[str, Any]
+) -> None:
+    site, before = Site(lived), admin.digest_of(lived, Partition("", THREAD))
+    response = site.send(**how)
+    assert response.status_code == status, response.text
+    assert len(response.content) < 1000
+    assert "Traceback" not in response.text
+    assert [each.calls for each in site.models] == [[], [], []]
+    assert admin.digest_of(lived, Partition("", THREAD)) == before
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\x00b", "x" * 100_000])
+def test_a_name_that_cannot_be_stored_is_refused(lived: perdure.SyncDatabase, text: str) -> None:
+    site = Site(lived)
+    for given in ({"id": text}, {"graphs": [text]}, {"cursor": text}, {"tenant": text}):
+        response = site.send(content=json.dumps({**BODY, **given}), headers=JSON)
+        assert response.status_code in (404, 422), f"{list(given)}: {response.status_code} {response.text}"
+
+
+def test_a_cursor_of_another_thread_is_none_of_this_one(lived: perdure.SyncDatabase) -> None:
+    with perdure.connect_sync("memory://") as database:
+        graph = recorded(chat("Be kind.").compile(checkpointer=database.checkpointer()))
+        for name in (THREAD, "other"):
+            graph.invoke({"messages": [("user", name)]}, {"configurable": {"thread_id": name}})
+        (newest, *_) = graph.get_state_history({"configurable": {"thread_id": "other"}})
+        cursor = newest.config["configurable"]["checkpoint_id"]
+        assert "begin again" in Site(database).post(422, graphs=["same"], cursor=cursor)["detail"]

@@ -24,6 +24,7 @@ from perdure.model.ops import Commit, Expect, Fetch, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, Partition
 from perdure.storage.port import Driver, WrappingDriver
+from tests.backends import EMPTY
 from tests.inspector import staging
 from tests.inspector.browsing import served
 from tests.server.browsing import browsing, launched
@@ -57,11 +58,16 @@ class Counting(WrappingDriver):
             self.records += sum(len(each) if type(each) is tuple else 1 for each in answer)
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with many threads, and one that has many checkpoints."""
-    path = tmp_path_factory.mktemp("large") / "threads.db"
-    with perdure.connect_sync(f"sqlite:///{path}", migrate=True) as database:
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def large(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database with many threads, and one that has many checkpoints."""
+    with EMPTY[request.param]() as url:
+        fill(url)
+        yield url
+
+
+def fill(url: str) -> None:
+    with perdure.connect_sync(url, migrate=True) as database:
         staging.say(staging.compiled(database), "model", "tides")
         driver = handle_of(database).driver
         found = driver.perform(Fetch(Partition("", "model"), tuple(Range(kind) for kind in KINDS)))
@@ -78,7 +84,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         asyncio.run(copies())
         _lengthen(handle_of(database), [CheckpointRecord.read(each) for each in found[2]])
-    return path
 
 
 def _lengthen(handle: DatabaseHandle, records: list[CheckpointRecord]) -> None:
@@ -99,8 +104,8 @@ def _lengthen(handle: DatabaseHandle, records: list[CheckpointRecord]) -> None:
 
 
 class Site:
-    def __init__(self, path: Path) -> None:
-        self.database = open_for_reading(f"sqlite:///{path}")
+    def __init__(self, url: str) -> None:
+        self.database = open_for_reading(url)
         handle = handle_of(self.database)
         self.driver = handle.driver = Counting(handle.driver)
         self.app = create_app(LocalAccess(handle, ""))
@@ -125,7 +130,7 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(large: Path) -> Iterator[Site]:
+def site(large: str) -> Iterator[Site]:
     made = Site(large)
     yield made
     made.database.close()
@@ -207,8 +212,8 @@ def resident() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_pages_of_a_large_database_open_at_once(large: Path, chromium: str) -> None:
-    database = open_for_reading(f"sqlite:///{large}")
+def test_the_pages_of_a_large_database_open_at_once(large: str, chromium: str) -> None:
+    database = open_for_reading(large)
     try:
         with (
             served(LocalAccess(handle_of(database), "")) as address,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from langchain_core.messages.utils import convert_to_messages
 from langgraph_sdk import get_sync_client
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -26,6 +28,8 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Open, User
 from perdure.server.config import Cors, Http, RequestLimits
 from perdure.server.resources import ServerState
+from tests.backends import EMPTY
+from tests.chaos import fleet, talker
 from tests.server.acceptance.saying import said
 from tests.server.acceptance.serving import run
 from tests.server.graphs import graphs
@@ -365,6 +369,73 @@ async def _restart(url: str) -> None:
 
 def test_events_go_on_after_a_restart_of_the_server(url: str) -> None:
     _restart(url)
+
+
+class Working(fleet.Server):
+    """A server process that works on the runs that it accepts."""
+
+    def __init__(self, database: str, folder: Path) -> None:
+        super().__init__("server", database, folder)
+        shutil.copy(talker.__file__, folder / "agents.py")
+        (folder / "perdure.toml").write_text("[runtime]\nlease = 2.0\npoll = 0.1\n")
+        self._words = tuple(word for word in self._words if word != "--no-work")
+
+
+async def whole_log(address: str, thread_id: str) -> list[Told]:
+    """The events of a thread from the first to the end of its run."""
+    async with socket(address, thread_id) as opened:
+        await command(opened, "subscription.subscribe", channels=["lifecycle", "messages", "values"], since=0)
+        return await until(opened, "completed")
+
+
+@run
+async def _kill(url: str, folder: Path) -> None:
+    server, thread_id, told = Working(url, folder), new(), list[Told]()
+    channels = ["lifecycle", "messages", "values"]
+    server.start()
+    try:
+        await server.ready()
+        async with socket(server.url, thread_id) as opened:
+            await command(opened, "subscription.subscribe", channels=channels)
+            question = said(f"{talker.LENGTHY}tides")
+            await command(opened, "run.start", 2, assistant_id=fleet.GRAPH, input=question)
+            with suppress(ConnectionClosed):
+                while True:
+                    told.append(json.loads(await opened.recv()))
+                    if sum(event["method"] == "messages" for event in told) == 5:
+                        server.kill()
+        assert not any(phase(event) == "completed" for event in told)
+        server.start()
+        await server.ready()
+        async with socket(server.url, thread_id) as opened:
+            since = told[-1]["seq"]
+            await command(opened, "subscription.subscribe", channels=channels, since=since)
+            rest = await until(opened, "completed")
+        heard = [(event["seq"], event["event_id"]) for event in (*told, *rest)]
+        assert heard == sorted(set(heard)), "an event came twice, or out of order"
+        # What was told last before the kill need not have been stored.
+        whole = await asyncio.wait_for(whole_log(server.url, thread_id), 60)
+        stored = [(event["seq"], event["event_id"]) for event in whole]
+        assert [event for event in heard if event in set(stored)] == stored, "a stored event was not heard"
+        assert set(heard) - set(stored) <= {(event["seq"], event["event_id"]) for event in told[2:]}
+        async with server.client() as client:
+            values: Any = (await client.threads.get_state(thread_id))["values"]
+        texts = [message.text for message in convert_to_messages(values["messages"])]
+        assert texts == [f"{talker.LENGTHY}tides", talker.reply_to(f"{talker.LENGTHY}tides")]
+        assert talker.repeated((folder / "notes").read_text()) == []
+        assert await server.stop() == 0
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_a_subscription_goes_on_where_a_killed_process_left_it(backend: str, tmp_path: Path) -> None:
+    with EMPTY[backend]() as url:
+        with perdure.connect_sync(url, migrate=True):
+            """Only its schema is wanted."""
+        _kill(url, tmp_path)
 
 
 @run

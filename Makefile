@@ -20,7 +20,7 @@ DB ?= sqlite:///$(NAME).db
 BACKENDS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test test-all chaos suites clients lint bench soak docs clean
+.PHONY: help demo example test test-all chaos suites clients uis lint bench soak docs clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ suites: $(OWN_UV) ## Run the test suites of LangGraph and LangChain on Perdure's
 
 clients: $(OWN_UV) ## Run suites of clients and other servers on Perdure's; ARGS=--reference asks LangGraph's, too
 	$(RUN) --group test --all-extras python -m tools.foreign_clients $(ARGS)
+
+uis: $(OWN_UV) ## Drive chat interfaces written elsewhere over Perdure's server, in Chromium
+	$(RUN) --group test --all-extras python -m tools.foreign_uis $(ARGS)
 
 lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 	$(UV) sync --quiet --inexact --no-default-groups --group lint --group test --all-extras

@@ -33,7 +33,7 @@ def serving(server: str, python: Path, config: Path, folder: Path, model: str = 
     Raises:
         NotStarted: It does not answer; the message ends with the last lines of its log.
     """
-    port = _free_port()
+    port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     if server == "perdure":
         database = f"sqlite:///{folder / 'threads.db'}"
@@ -62,10 +62,10 @@ def serving(server: str, python: Path, config: Path, folder: Path, model: str = 
             start_new_session=True,
         )
     try:
-        _until_ready(process, f"{url}/ok", log)
+        until_ready(process, f"{url}/ok", log)
         yield url
     finally:
-        _stop(process)
+        stop(process)
 
 
 def ask(url: str) -> None:
@@ -74,14 +74,20 @@ def ask(url: str) -> None:
         return
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
 
 
-def _until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    """Wait until a server that was started answers.
+
+    Raises:
+        NotStarted: It does not; the message ends with the last lines of its log.
+    """
     end = time.monotonic() + _READY_S
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -93,7 +99,8 @@ def _until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise NotStarted(f"the server at {url} does not answer; the last lines of {log}:\n" + "\n".join(last))
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process, by force if it does not end by itself."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

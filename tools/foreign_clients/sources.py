@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from tools.foreign_suites import places
 from tools.foreign_suites.places import Unobtainable, last_line
@@ -17,8 +18,22 @@ from .catalogue import GRAPHS, NODE, PORTED, REFERENCE, TESTS, Suite
 _PINNED = ("langgraph", "langchain-core")
 
 
-def checkout(suite: Suite, work: Path, given: Path | None) -> Path:
-    """The root of the suite's repository: the one of that name in the folder that was given, or a clone.
+class Checkout(Protocol):
+    """What is taken from a repository at one commit."""
+
+    @property
+    def repository(self) -> str: ...
+
+    @property
+    def commit(self) -> str: ...
+
+    @property
+    def copied(self) -> Sequence[tuple[str, str]]:
+        """The folders that it has to hold, and what each is called where it is copied to."""
+
+
+def checkout(suite: Checkout, work: Path, given: Path | None) -> Path:
+    """The root of a repository: the one of that name in the folder that was given, or a clone.
 
     Raises:
         Unobtainable: There is none, and none can be cloned.

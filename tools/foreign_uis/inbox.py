@@ -1,0 +1,122 @@
+"""What a person does in agent-inbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from urllib.parse import urlencode
+
+from .driving import Unfulfilled, Visit
+
+_INBOX = "tried"
+_VIEW = {"agent_inbox": _INBOX, "inbox": "interrupted", "limit": "10", "offset": "0"}
+
+
+def _waiting(visit: Visit, about: str) -> str:
+    """A new thread that asks a person about something."""
+    thread_id: str = visit.ask("POST", "/threads", {})["thread_id"]
+    said = {"messages": [{"type": "human", "content": about}]}
+    visit.ask("POST", f"/threads/{thread_id}/runs/wait", {"assistant_id": "inbox", "input": said})
+    return thread_id
+
+
+def _open(visit: Visit, thread_id: str = "") -> None:
+    """The list, or one thread, in a browser that knows the inbox already."""
+    held = [
+        {"id": _INBOX, "graphId": "inbox", "deploymentUrl": visit.server, "name": "Tried", "selected": True}
+    ]
+    kept = f"localStorage.setItem('inbox:agent_inboxes', {json.dumps(json.dumps(held))})"
+    visit.page.add_init_script(kept)
+    view = {**_VIEW, "view_state_thread_id": thread_id} if thread_id else _VIEW
+    visit.page.goto(f"{visit.address}/?{urlencode(view)}")
+
+
+def _ended(visit: Visit, thread_id: str, told: str) -> None:
+    """Wait until the thread rests, and its last message is this."""
+    visit.until("the thread rests", lambda: visit.ask("GET", f"/threads/{thread_id}")["status"] == "idle")
+    values = visit.ask("GET", f"/threads/{thread_id}/state")["values"]
+    if values["messages"][-1]["content"] != told:
+        raise Unfulfilled(f"the thread ends with {values['messages'][-1]['content']!r}, not with {told!r}")
+
+
+def add(visit: Visit) -> None:
+    """Name the server and the graph in the page's own form, and see what waits."""
+    _waiting(visit, "a first look")
+    visit.page.goto(visit.address)
+    form = visit.page.get_by_role("dialog")
+    form.locator("#graph-id").fill("inbox")
+    form.locator("#deployment-url").fill(visit.server)
+    form.get_by_role("button", name="Add Inbox").click()
+    visit.sees("An e-mail about a first look")
+
+
+def _answered(visit: Visit, about: str, act: Callable[[Visit], None], told: str) -> None:
+    thread_id = _waiting(visit, about)
+    _open(visit, thread_id)
+    visit.sees("Respond to assistant")
+    act(visit)
+    _ended(visit, thread_id, told)
+
+
+def _accept(visit: Visit) -> None:
+    visit.page.get_by_role("button", name="Accept", exact=True).click()
+
+
+def _change(visit: Visit) -> None:
+    visit.page.locator("textarea").first.fill("another subject")
+    visit.page.get_by_role("button", name="Submit", exact=True).click()
+
+
+def _respond(visit: Visit) -> None:
+    visit.page.get_by_placeholder("Your response here...").fill("not today")
+    visit.page.get_by_role("button", name="Send Response").click()
+
+
+def _ignore(visit: Visit) -> None:
+    visit.page.get_by_role("button", name="Ignore", exact=True).click()
+
+
+def resolve(visit: Visit) -> None:
+    """Mark a thread as resolved: it ends where it is."""
+    thread_id = _waiting(visit, "to be resolved")
+    _open(visit, thread_id)
+    visit.page.get_by_role("button", name="Mark as Resolved").click()
+    visit.until("the thread rests", lambda: visit.ask("GET", f"/threads/{thread_id}")["status"] == "idle")
+
+
+def listed(visit: Visit) -> None:
+    """Open a thread from the list, and find it gone from there once it is answered."""
+    thread_id = _waiting(visit, "the list")
+    _open(visit)
+    row = visit.page.get_by_text("An e-mail about the list").first
+    row.wait_for()
+    # The page reads its address again when it knows its inboxes: what was clicked before is forgotten.
+    visit.page.wait_for_load_state("networkidle")
+    row.click()
+    visit.sees("Respond to assistant")
+    _accept(visit)
+    _ended(visit, thread_id, "accept: the list")
+    visit.page.get_by_text("An e-mail about the list").wait_for(state="detached")
+
+
+def reload(visit: Visit) -> None:
+    """Reload with an answer half written, and answer then."""
+    thread_id = _waiting(visit, "a reload")
+    _open(visit, thread_id)
+    visit.page.get_by_placeholder("Your response here...").fill("lost")
+    visit.page.reload()
+    _respond(visit)
+    _ended(visit, thread_id, "response: not today")
+
+
+ACTIONS: dict[str, Callable[[Visit], None]] = {
+    "add the inbox": add,
+    "list": listed,
+    "accept": partial(_answered, about="accepting", act=_accept, told="accept: accepting"),
+    "change": partial(_answered, about="changing", act=_change, told="edit: another subject"),
+    "respond": partial(_answered, about="responding", act=_respond, told="response: not today"),
+    "ignore": partial(_answered, about="ignoring", act=_ignore, told="ignore: None"),
+    "resolve": resolve,
+    "reload": reload,
+}

@@ -30,7 +30,8 @@ def begin(
     message = Message("new", "hello", graph, dedupe=dedupe_digest(key) if key else b"")
     accept = Accept(HERE, message, queue.now, Debounce(), "enqueue", 100, queue.fresh)
     claim = Claim(HERE, "w", ("g",), queue.now, TTL, 100, queue.fresh)
-    begun: Begun = queue.run(accept_and_claim.begin(accept, claim, known), between)
+    planned = accept_and_claim.plan(accept, claim, known)
+    begun: Begun = queue.run(accept_and_claim.begin(accept, planned, known), between)
     return begun
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import NotFound, QueueFull, TooLarge, Unserialisable
+from perdure.errors import NotFound, QueueFull, TooLarge, Unavailable, Unserialisable
 from perdure.model.messages import MESSAGE_MAX
-from perdure.model.ops import Commit
+from perdure.model.ops import Commit, Now
 from perdure.model.program import Effect
-from perdure.model.records import INBOX, LANE
+from perdure.model.records import INBOX, LANE, RUN
 from perdure.runtime import Runtime, Ticket
 from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, spoken, working
 
@@ -251,6 +251,77 @@ def test_a_runtime_ends_after_what_it_claims_for_a_caller_that_left(memory: Stor
             asyncio.get_running_loop().call_later(0.1, go_on.set)
         (lane,) = memory.rows("ada", LANE, tenant="acme")
         assert (lane.fields["owner"], lane.fields["bound"], lane.fields["last"]) == (None, 2, 2)
+
+    go(main())
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+def test_a_claim_whose_answer_was_lost_is_worked_on_at_once(
+    memory: Storage, talk: Talk, requests: int
+) -> None:
+    async def main() -> None:
+        database, line = memory.open()
+        quick = settings(lease=3600.0, poll=0.05)
+        async with working(database, talk.graph, settings=quick) as runtime:
+            await runtime.wait(await runtime.accept("ada", "one"))
+            lost = 0
+
+            def lose(at: int, when: str) -> None:
+                nonlocal lost
+                if when == "after" and not lost:
+                    lost = line.count
+                    line.failing = lambda number: number < lost + requests
+                    raise Unavailable("the answer was lost")
+
+            line.on_commit = lose
+            with pytest.raises(Unavailable):
+                await runtime.accept("ada", "two")
+            assert len(memory.rows("ada", INBOX)) == 2
+            await eventually(lambda: [text for _, text in talk.calls] == ["one", "two"])
+            await eventually(lambda: memory.rows("ada", LANE)[0].fields["run_id"] is None)
+        runs = memory.rows("ada", RUN)
+        assert [run.fields["attempts"] for run in runs] == [1, 1]
+
+    go(main())
+
+
+def test_a_claim_that_was_not_stored_leaves_nothing_behind(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = memory.open()
+        async with working(database, talk.graph, settings=settings(lease=3600.0)) as runtime:
+            await runtime.wait(await runtime.accept("ada", "one"))
+            line.failing = lambda number: True
+            with pytest.raises(Unavailable):
+                await runtime.accept("ada", "two")
+            line.failing = lambda number: False
+            await runtime.wait(await runtime.accept("ada", "three"))
+            await eventually(lambda: not runtime._worker.runner._doubted)
+        assert [text for _, text in talk.calls] == ["one", "three"]
+
+    go(main())
+
+
+def test_a_run_that_was_claimed_begins_without_the_database_clock(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = memory.open()
+        async with working(database, talk.graph, settings=settings(lease=3600.0)) as runtime:
+            await runtime.wait(await runtime.accept("ada", "one"))
+            failed: list[Effect[Any]] = []
+            clock = runtime._context.clock
+
+            async def away(effect: Effect[Any]) -> None:
+                if isinstance(effect, Now) and not failed:
+                    failed.append(effect)
+                    raise Unavailable("the clock is away for a moment")
+
+            def stale(at: int, when: str) -> None:
+                if when == "after" and line.before is None:
+                    clock._asked_at = None
+                    line.before = away
+
+            line.on_commit = stale
+            await runtime.accept("ada", "two")
+            await eventually(lambda: [text for _, text in talk.calls] == ["one", "two"])
 
     go(main())
 

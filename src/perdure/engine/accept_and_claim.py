@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from perdure.engine.inbox import Accept, Accepted
-from perdure.engine.runs import Claim, HeldRun, RememberedInbox
+from perdure.engine.runs import Claim, HeldRun, PlannedClaim, RememberedInbox
 from perdure.model.ops import Commit, Committed
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN
@@ -46,20 +46,32 @@ def may_begin(accept: Accept, known: RememberedInbox | None, graphs: Collection[
     )
 
 
-def begin(accept: Accept, claim: Claim, known: RememberedInbox) -> Program[Begun]:
-    """Store a message and claim its run; if the thread is not as it is remembered, store the message only.
+def plan(accept: Accept, claim: Claim, known: RememberedInbox) -> PlannedClaim:
+    """Return the claim of the run of a message that ``begin`` stores.
 
     Args:
         accept: a message for which ``may_begin`` is true.
         claim: the claimant; the claim is of the same thread and time.
         known: the inbox as the caller remembers it.
-
-    Raises:
-        PerdureError: as ``Accept.store`` does.
     """
     lane = known.lane.accepted(accept.now, accept.debounce)
     message = replace(accept.message, seq=lane.last, accepted_at=accept.now)
-    planned = claim.of_new(lane, known.epoch or 0, message)
+    return claim.of_new(lane, known.epoch or 0, message)
+
+
+def begin(accept: Accept, planned: PlannedClaim, known: RememberedInbox) -> Program[Begun]:
+    """Store a message and claim its run; if the thread is not as it is remembered, store the message only.
+
+    Args:
+        accept: a message for which ``may_begin`` is true.
+        planned: what ``plan`` returned for it.
+        known: the inbox as the caller remembers it.
+
+    Raises:
+        PerdureError: as ``Accept.store`` does. After ``Unavailable`` the run may be claimed; the planned one
+            is then held if ``runs.renew`` can renew its lease.
+    """
+    (message,) = planned.held.messages
     outcome = yield from ask(Commit(accept.partition, (*planned.ops, *accept.ops(message))))
     if isinstance(outcome, Committed):
         held, over = planned.held, known.lane.version

@@ -11,7 +11,7 @@ from perdure.engine.inbox import Accept, Accepted, Strategy
 from perdure.engine.preconditions import AlreadyCreated, Precondition
 from perdure.engine.runs import RememberedInbox
 from perdure.engine.steering import STEER
-from perdure.errors import PerdureError, QueueFull
+from perdure.errors import PerdureError, QueueFull, Unavailable
 from perdure.model.messages import Message
 from perdure.model.ops import Expect, Put
 from perdure.model.program import Program
@@ -117,9 +117,14 @@ class Acceptance:
         """Store a message and claim its run in one commit; only store it if the thread is not as it is
         remembered."""
         partition, dispatch, runner = accept.partition, self._worker.dispatch, self._worker.runner
-        claim = runner.claim(partition, accept.now)
         try:
-            accepted, held = await self._stored(accept, accept_and_claim.begin(accept, claim, known))
+            planned = accept_and_claim.plan(accept, runner.claim(partition, accept.now), known)
+            try:
+                accepted, held = await self._stored(accept, accept_and_claim.begin(accept, planned, known))
+            except Unavailable:
+                runner.doubted(planned.held)
+                dispatch.serve_reserved((partition, IN))
+                raise
             if held is None:
                 dispatch.release((partition, IN))
                 return await self._scheduled(accept, terms, accepted)

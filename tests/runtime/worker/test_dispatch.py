@@ -5,6 +5,7 @@ Covers perdure.runtime.worker.worker.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 
@@ -12,10 +13,12 @@ import pytest
 
 from perdure.model.messages import Message
 from perdure.model.ops import Commit, Put
-from perdure.model.queue import LATER
+from perdure.model.queue import IN, LATER
 from perdure.model.records import DOCUMENT, EPOCH, Partition
+from perdure.runtime import Runtime
+from perdure.runtime.worker.dispatch import Dispatch
 from perdure.testing.conformance import rows
-from tests.runtime.graphs import Heard, Storage, Talk, go, settings, stored, working
+from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, stored, working
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 POISONED = 40
@@ -122,5 +125,36 @@ def test_threads_of_other_workers_hold_up_nobody_and_are_reported(
         assert heard.count("worker.unserved") == 1, "it is told once a minute"
         rest = [row for n in range(0, foreign, 97) for row in near.rows(f"foreign{n}")]
         assert len(rest) == 2 * len(range(0, foreign, 97))
+
+    go(main())
+
+
+def test_a_worker_that_stops_waits_for_what_was_claimed_while_its_queue_was_served(
+    memory: Storage, talk: Talk
+) -> None:
+    async def main() -> None:
+        begun: list[asyncio.Event] = []
+
+        async def serve(partition: Partition) -> bool:
+            begun.append(asyncio.Event())
+            await begun[-1].wait()
+            return False
+
+        dispatch = Dispatch(Runtime(memory.database(), talk.graph)._context)
+        dispatch.start({IN: serve})
+        due = (Partition("", "ada"), IN)
+        assert dispatch.reserve(due)
+        dispatch.soon(due)
+        dispatch.serve_reserved(due)
+        await eventually(lambda: len(begun) == 1)
+        dispatch.stop()
+        idle = asyncio.create_task(dispatch.idle(60))
+        await asyncio.sleep(0)
+        begun[0].set()
+        await eventually(lambda: len(begun) == 2)
+        assert await dispatch.idle(0) == 1
+        assert not idle.done()
+        begun[1].set()
+        assert await idle == 0
 
     go(main())

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
@@ -72,10 +73,12 @@ class Dispatch:
 
     async def idle(self, within: float) -> int:
         """Wait at most ``within`` seconds until no queue is served, and return how many still are."""
-        if not (serving := set(self._serving.values())):
-            return 0
-        _, left = await asyncio.wait(serving, timeout=within)
-        return len(left)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                # One that was claimed while it was served is served again, also by a worker that stops.
+                while self._serving:
+                    await asyncio.wait(set(self._serving.values()))
+        return len(self._serving)
 
     async def settled(self, within: float) -> bool:
         """Wait at most ``within`` seconds until every queue that is known to be due has been served. Return
@@ -158,6 +161,12 @@ class Dispatch:
         delay = (lane.due_at - now) / 1_000_000
         if delay <= 0:
             self.soon(due)
+        else:
+            self.later(due, delay)
+
+    def later(self, due: Due, delay: float) -> None:
+        """Serve a queue in ``delay`` seconds, as soon as there is a free slot then."""
+        if self.is_stopping:
             return
         loop = asyncio.get_running_loop()
         self._timers = {t for t in self._timers if not t.cancelled() and t.when() > loop.time()}

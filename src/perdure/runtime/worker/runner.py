@@ -32,7 +32,7 @@ from perdure.errors import (
 )
 from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run, error_note
 from perdure.model.ops import Put
-from perdure.model.queue import OUT, ROLLBACK
+from perdure.model.queue import IN, OUT, ROLLBACK
 from perdure.model.records import Partition
 from perdure.runtime.conversations import Conversations
 from perdure.runtime.effects import EffectJournal
@@ -87,6 +87,8 @@ class Runner:
         self.leases = Leases(context)
         self._working = self.leases.working
         self._begun: dict[Partition, HeldRun] = {}
+        # Runs that may have been claimed, with the time of the event loop at which their leases end.
+        self._doubted: dict[Partition, tuple[HeldRun, float]] = {}
         self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
         self._buffers: dict[str, EventBuffer] = {}
         self.conversations = Conversations(context.database, context.clock, context.observers)
@@ -154,6 +156,12 @@ class Runner:
         self._begun[held.partition] = held
         self.leases.starting[held.partition] = Starting()
 
+    def doubted(self, held: HeldRun) -> None:
+        """Note a run that the commit which accepted its message has claimed if it was applied, as its answer
+        was lost. ``run_next`` asks the database, and works on the run if it is held."""
+        until = asyncio.get_running_loop().time() + self._settings.lease_us / 1_000_000
+        self._doubted[held.partition] = held, until
+
     # One run
 
     async def run_next(self, partition: Partition) -> bool | Foreign | None:
@@ -163,10 +171,9 @@ class Runner:
             True if another run is due, ``None`` if there was none, or the graph that this worker does not
                 serve.
         """
-        now = await self._clock.now()
-        held: HeldRun | Unserved | None = self._begun.pop(partition, None)
+        held: HeldRun | Unserved | None = self._begun.pop(partition, None) or await self._resolved(partition)
         if held is None:
-            claim = self.claim(partition, now)
+            claim = self.claim(partition, await self._clock.now())
             held = await self._database.arun(claim.take(self._queues.known(partition)))
         if held is None and (held := self._begun.pop(partition, None)) is None:
             return None
@@ -174,15 +181,15 @@ class Runner:
             return Foreign("graph", held.name)
         self.leases.starting.setdefault(partition, Starting())
         try:
-            return await self._next(held, now)
+            return await self._next(held)
         finally:
             self.leases.starting.pop(partition, None)
 
-    async def _next(self, held: HeldRun, now: int) -> bool:
+    async def _next(self, held: HeldRun) -> bool:
         if self._dispatch.is_stopping:
             await self.handed_over(held)
             return False
-        self._emit("run.claimed", held, waited=now - held.messages[0].accepted_at)
+        self._emit("run.claimed", held, waited=held.run.updated_at - held.messages[0].accepted_at)
         self._subscriptions.changed(held.partition)
         with self._observers.span("run", **fields_of(held)):
             try:
@@ -194,6 +201,27 @@ class Runner:
             finally:
                 if (buffer := self._buffers.pop(held.run.id, None)) is not None:
                     self._subscriptions.closed(buffer, None)
+
+    async def _resolved(self, partition: Partition) -> HeldRun | None:
+        """Return the thread's ``doubted`` run, with a renewed lease, if it was claimed.
+
+        Raises:
+            Unavailable: The database cannot tell; it is asked again as long as the lease may last.
+        """
+        doubted = self._doubted.pop(partition, None)
+        if doubted is None:
+            return None
+        held, until = doubted
+        try:
+            now = await self._clock.now()
+            return await self._database.arun(runs.renew(held, now, self._settings.lease_us))
+        except Fenced:
+            return None
+        except Unavailable:
+            if asyncio.get_running_loop().time() < until:
+                self._doubted[partition] = doubted
+                self._dispatch.later((partition, IN), self._settings.poll)
+            raise
 
     async def _worked(self, held: HeldRun) -> bool:
         message = held.messages[0]

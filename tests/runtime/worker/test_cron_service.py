@@ -192,6 +192,26 @@ def test_a_cron_of_another_process_waits_for_it_and_delays_no_other(world: World
     asyncio.run(main())
 
 
+def test_a_page_of_crons_that_others_start_is_not_read_again_at_once(world: World) -> None:
+    async def main() -> None:
+        schedule = Schedule("* * * * *")._asdict()
+        for _ in range(40):
+            one = await world.crons().create({"schedule": schedule}, world.clock.time)
+            claimed = Due(one.body, one.due_at, world.clock.time + SECOND)
+            await world.context.database.arun(
+                crons.change(crons.place(""), one.id, lambda _, to=claimed: to, world.clock.time, 1)  # type: ignore[misc]
+            )
+        service = world.service()
+        service.serve(world.fire, lambda cron: True)
+        assert await service.start_due(crons.place("")) is False
+        world.dice.random = lambda: 1.0  # type: ignore[method-assign]
+        world.clock.time += SECOND
+        assert await service.start_due(crons.place("")) is True
+        assert len(world.accepted) == 32
+
+    asyncio.run(main())
+
+
 def test_one_that_fails_delays_no_other_and_is_reported(world: World) -> None:
     async def main() -> None:
         world.dice.random = lambda: 1.0  # type: ignore[method-assign]

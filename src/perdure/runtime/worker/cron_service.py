@@ -106,12 +106,13 @@ class CronService:
         now = await context.clock.now()
         found = await context.database.arun(crons.due(partition, now, _PAGE))
         first: Exception | None = found.fault
-        left = 0
+        left = tried = 0
         for cron in found.crons:
             try:
                 if not self._serves(cron):
                     left += 1
                 elif cron.claimed_until <= now:
+                    tried += 1
                     await self._start(self._fire, cron, partition, now)
             except Exception as error:
                 # One that cannot be started must not keep the others from it.
@@ -120,7 +121,8 @@ class CronService:
             raise first
         if left:
             return Foreign("service", CRONS)
-        return found.may_be_more
+        # Others start those that they have claimed; to look again at once would find the same ones.
+        return found.may_be_more and tried > 0
 
     async def _start(self, fire: Fire, cron: Cron, partition: Partition, now: int) -> None:
         """Start a cron unless another process does."""

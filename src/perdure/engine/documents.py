@@ -139,20 +139,12 @@ def change(
     Raises as ``put`` does, and ``Contention`` if others change it all the time.
     """
 
-    def load() -> Program[tuple[Document | None]]:
-        return ((yield from get(partition, collection, name)),)
-
-    def attempt(view: tuple[Document | None]) -> Program[tuple[Document | None] | None]:
-        (before,) = view
-        body = change(before)
-        if body is None:
-            return view
+    def store(before: Document | None, body: Mapping[str, Any]) -> Program[tuple[Document] | None]:
         expect: Expectation = before.version if before is not None else Expect.ABSENT
         after = yield from put(partition, collection, name, body, now, expect, fresh=fresh)
         return None if after is None else (after,)
 
-    (document,) = yield from retrying(partition, None, load, attempt)
-    return document
+    return (yield from _changed(partition, collection, name, change, store))
 
 
 def change_of_thread(
@@ -161,14 +153,7 @@ def change_of_thread(
     """As ``change``, for a document that is a part of a thread: ``None`` if the thread is not known to
     clients, or not any more, and nothing is stored then."""
 
-    def load() -> Program[tuple[Document | None]]:
-        return ((yield from get(partition, collection, name)),)
-
-    def attempt(view: tuple[Document | None]) -> Program[tuple[Document | None] | None]:
-        (before,) = view
-        body = change(before)
-        if body is None:
-            return view
+    def store(before: Document | None, body: Mapping[str, Any]) -> Program[tuple[Document | None] | None]:
         if before is None:
             write, _ = draft(collection, name, body, now, fresh)
         else:
@@ -178,6 +163,26 @@ def change_of_thread(
         if isinstance(outcome, Committed):
             return (_written(write),)
         return (None,) if (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD) else None
+
+    return (yield from _changed(partition, collection, name, change, store))
+
+
+_Store = Callable[[Document | None, Mapping[str, Any]], Program[tuple[Document | None] | None]]
+
+
+def _changed(
+    partition: Partition, collection: str, name: str, change: Change, store: _Store
+) -> Program[Document | None]:
+    """Read a document, compute its new body and ``store`` it, which returns ``None`` on a conflict; then all
+    of it is repeated."""
+
+    def load() -> Program[tuple[Document | None]]:
+        return ((yield from get(partition, collection, name)),)
+
+    def attempt(view: tuple[Document | None]) -> Program[tuple[Document | None] | None]:
+        (before,) = view
+        body = change(before)
+        return view if body is None else (yield from store(before, body))
 
     (document,) = yield from retrying(partition, None, load, attempt)
     return document

@@ -21,6 +21,7 @@ from perdure.errors import BadSetting, NotAllowed
 from tests.cli.processes import PROGRAM
 from tests.cli.test_commands import Shell, shell
 from tests.inspector import staging
+from tests.web.heads import is_cut_off
 
 __all__ = ["shell"]
 
@@ -69,6 +70,7 @@ def test_a_process_serves_a_copied_file(tmp_path: Path) -> None:
             listed = client.get(f"{found[0]}api/threads").json()["threads"]
             others = client.get(f"{found[0]}api/threads", params={"tenant": "acme"}).json()["threads"]
             assert client.get(found[0]).text.startswith("<!doctype html>")
+        assert is_cut_off(found[0])
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert "Traceback" not in process.stderr.read()

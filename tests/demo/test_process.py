@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.demo.process import command, free_port, need_the_parts, running, saying, wait_for
+from tests.web.heads import is_cut_off
 
 LONG = "Tell me a story of five sentences about a lighthouse keeper and the sea."
 
@@ -39,6 +40,7 @@ def test_once_prints_the_answer_and_nothing_else_to_stdout(tmp_path: Path) -> No
     with running(tmp_path / "demo.db", free_port()) as demo:
         assert demo.threads() == [found[1]]
         messages = demo.said(found[1])
+        assert is_cut_off(demo.address)
     assert [kind for kind, _ in messages] == ["human", "ai"] * 2
     assert [text for _, text in messages] == [
         "What is the capital of France?",

@@ -95,6 +95,7 @@ async def _serve(serving: _Serving, listener: socket.socket, is_again: bool) -> 
     from perdure.demo.running import opened
     from perdure.demo.web import create_app
     from perdure.server.hosting.process import Server
+    from perdure.web.connections import LimitedConnection
 
     console = Console(highlight=False)
     url, host, port = serving.url, serving.host, serving.port
@@ -116,7 +117,11 @@ async def _serve(serving: _Serving, listener: socket.socket, is_again: bool) -> 
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
         settings = uvicorn.Config(
-            app, log_level="warning", lifespan="off", timeout_graceful_shutdown=STOPPING_SECONDS
+            app,
+            http=LimitedConnection,
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=STOPPING_SECONDS,
         )
         await Server(settings, ready, demo.host.close).serve(sockets=[listener])
     console.print("Stopped. Every accepted message is stored.")

@@ -12,6 +12,7 @@ import uvicorn
 
 from perdure.inspector.access import Access
 from perdure.inspector.web import create_app
+from perdure.web.connections import LimitedConnection
 
 _STOPPING_S = 2
 
@@ -52,6 +53,7 @@ async def serve(access: Access, listener: socket.socket, shown: Presentation) ->
 
     config = uvicorn.Config(
         create_app(access, loopback=shown.loopback),
+        http=LimitedConnection,
         log_level="warning",
         lifespan="off",
         ws="none",

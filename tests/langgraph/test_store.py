@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -20,7 +21,8 @@ from langgraph.store.base import BaseStore, Op, PutOp
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.errors import DecryptionError, Unavailable, Unserialisable
+from perdure.database.opening import open_for_reading
+from perdure.errors import DecryptionError, NotAllowed, Unavailable, Unserialisable
 from perdure.langgraph.store import PerdureStore, _side_by_side
 from perdure.model.ops import Commit
 from perdure.storage.memory import MemoryDriver
@@ -434,3 +436,22 @@ def test_a_batch_of_which_one_fails_ends_what_is_under_way_and_begins_nothing_mo
         assert ended == [0, 1, 2]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_database_for_reading_only_returns_items_with_a_time_to_live(
+    tmp_path: Path, is_sealed: bool
+) -> None:
+    url, key = f"sqlite:///{tmp_path / 'threads.db'}", KEY if is_sealed else None
+    with perdure.connect_sync(url, migrate=True, encryption_key=key) as db:
+        db.store().put(HOME, "k", {"n": 1}, ttl=5)
+    before = (tmp_path / "threads.db").read_bytes()
+    with closing(open_for_reading(url, encryption_key=key)) as reading:
+        store = reading.store()
+        found = store.get(HOME, "k")
+        assert found is not None
+        assert found.value == {"n": 1}
+        assert keys(store.search(HOME)) == ["k"]
+        with pytest.raises(NotAllowed):
+            store.put(HOME, "k", {"n": 2})
+    assert (tmp_path / "threads.db").read_bytes() == before

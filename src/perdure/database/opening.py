@@ -49,7 +49,8 @@ def open_for_reading(
 ) -> SyncDatabase:
     """Open a database that is only read, e.g. a copied file; the caller closes it.
 
-    Arguments and errors are those of ``connect``. A write raises ``NotAllowed``.
+    Arguments and errors are those of ``connect``. A write raises ``NotAllowed``. A read of an item of the
+    store does not postpone its expiry.
     """
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
     driver = open_read_only(url)

@@ -40,7 +40,16 @@ from perdure.model.items import Condition, Labels, Write, labels_of, partition_o
 from perdure.model.json_values import is_same, pack, unpack
 from perdure.model.program import Effect, Program
 from perdure.model.records import Partition, Record
-from perdure.storage.port import Driver, arun, has_threads, keeps_fields, removes_expired, run, searches_items
+from perdure.storage.port import (
+    Driver,
+    arun,
+    has_threads,
+    is_read_only,
+    keeps_fields,
+    removes_expired,
+    run,
+    searches_items,
+)
 
 __all__ = ["PerdureStore", "TTLConfig"]
 
@@ -204,9 +213,10 @@ class PerdureStore(BaseStore):
         now = self._clock.now()
         results += [None] * len(ops)
         touched: dict[Partition, dict[str, Record]] = {}
+        renews = not is_read_only(self._driver)
 
         def touch(partition: Partition, record: Record) -> None:
-            if record.fields["ttl"] is not None:
+            if renews and record.fields["ttl"] is not None:
                 touched.setdefault(partition, {})[record.key[0]] = record
 
         def read(partition: Partition, asked: list[tuple[int, GetOp]]) -> Program[None]:

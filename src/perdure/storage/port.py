@@ -111,6 +111,11 @@ def removes_expired(driver: Driver) -> bool:
     return getattr(driver, "removes_expired", False)
 
 
+def is_read_only(driver: Driver) -> bool:
+    """Return True if a driver refuses every write."""
+    return getattr(driver, "is_read_only", False)
+
+
 def has_threads(driver: Driver) -> bool:
     """Return False if a driver is of a process that cannot start threads, as in a Worker of Cloudflare."""
     return getattr(driver, "has_threads", True)
@@ -158,6 +163,10 @@ class WrappingDriver:
     @property
     def removes_expired(self) -> bool:
         return removes_expired(self._inner)
+
+    @property
+    def is_read_only(self) -> bool:
+        return is_read_only(self._inner)
 
     def vector_method(self, dims: int) -> str:
         return vector_method(self._inner, dims)

@@ -17,6 +17,10 @@ class ReadOnlyDriver(WrappingDriver):
     """Passes reads on and raises ``NotAllowed`` for writes."""
 
     @property
+    def is_read_only(self) -> bool:
+        return True
+
+    @property
     def removes_expired(self) -> bool:
         # What a search would remove has to be written.
         return False

@@ -272,6 +272,18 @@ ID = "5f0f5b2e-0000-4000-8000-000000000001"
 def act(page: Page, site: Site) -> None:
     page.goto(f"{site.page.replace('/chat/', '/inspect/')}#/thread?id={ID}")
     page.locator(".facts .status", has_text="interrupted").wait_for()
+    forms = page.locator(".actions summary")
+    for form in forms.all():
+        form.press("Enter")
+    assert page.locator(".actions form:visible").count() == forms.count()
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size(PHONE)
+        assert findings(page) == []
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
+        page.set_viewport_size({"width": 1280, "height": 800})
+        assert findings(page) == []
+    page.reload()
     page.get_by_text("Answer the interrupt").click()
     page.get_by_label("Answer, as JSON or text").fill("yes")
     page.get_by_role("button", name="Answer", exact=True).click()

@@ -15,6 +15,7 @@ from perdure.database.opening import open_for_reading
 from perdure.inspector.access import LocalAccess, LocalReplays
 from perdure.replay import recorded
 from perdure.runtime import Agent
+from tests.backends import EMPTY
 from tests.inspector.browsing import findings, served
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
 from tests.inspector.test_replaying import chat
@@ -33,25 +34,27 @@ def browser(chromium: str) -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The pages over a recorded file that nobody may write, with an older and a newer graph."""
-    path: Path = tmp_path_factory.mktemp("replay") / "threads.db"
-    with perdure.connect_sync(f"sqlite:///{path}", migrate=True) as database:
-        graph = recorded(chat("Be kind.").compile(checkpointer=database.checkpointer()))
-        for name, texts in (("t", ("tides", "cats")), (HOSTILE_ID, (HOSTILE,))):
-            for text in texts:
-                graph.invoke({"messages": [("user", text)]}, {"configurable": {"thread_id": name}})
-    path.chmod(0o444)
-    database = open_for_reading(f"sqlite:///{path}")
-    graphs = {"old": Agent(chat("Be kind.").compile()), "new": Agent(chat("Be kind.", shouts=True).compile())}
-    replays = LocalReplays(database, graphs, "new")
-    access = LocalAccess(handle_of(database), "", replays=replays, allowed=frozenset({"replay"}))
-    try:
-        with served(access) as found:
-            yield found
-    finally:
-        database.close()
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The pages over recorded threads that are only read, with an older and a newer graph."""
+    with EMPTY[request.param]() as url:
+        with perdure.connect_sync(url, migrate=True) as database:
+            graph = recorded(chat("Be kind.").compile(checkpointer=database.checkpointer()))
+            for name, texts in (("t", ("tides", "cats")), (HOSTILE_ID, (HOSTILE,))):
+                for text in texts:
+                    graph.invoke({"messages": [("user", text)]}, {"configurable": {"thread_id": name}})
+        if request.param == "sqlite":
+            # A file that nobody may write.
+            Path(url.removeprefix("sqlite:///")).chmod(0o444)
+        database = open_for_reading(url)
+        old, new = chat("Be kind.").compile(), chat("Be kind.", shouts=True).compile()
+        replays = LocalReplays(database, {"old": Agent(old), "new": Agent(new)}, "new")
+        access = LocalAccess(handle_of(database), "", replays=replays, allowed=frozenset({"replay"}))
+        try:
+            with served(access) as found:
+                yield found
+        finally:
+            database.close()
 
 
 @pytest.fixture

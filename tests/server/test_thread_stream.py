@@ -19,6 +19,7 @@ from langgraph_sdk.errors import NotFoundError
 from perdure.runtime.events import publisher
 from tests.server.acceptance.saying import parts, said
 from tests.server.acceptance.serving import run
+from tests.server.gates import GATES
 from tests.server.hosting import owners
 from tests.server.listening import heard, phase, place, until_ended
 
@@ -117,6 +118,12 @@ def test_a_client_says_what_it_wants_under_either_name(url: str) -> None:
     _modes(url)
 
 
+async def steps_of(client: LangGraphClient, thread_id: str) -> int:
+    """How many steps of a walk are stored."""
+    values: Any = (await client.threads.get_state(thread_id))["values"]
+    return len(values.get("trail", ()))
+
+
 @run
 async def _too_much(url: str, held: pytest.MonkeyPatch) -> None:
     async with (
@@ -145,15 +152,18 @@ async def _too_much(url: str, held: pytest.MonkeyPatch) -> None:
                 to += [line] if is_data else []
 
         # Nobody keeps what it tells, and it tells more than is held, to those who come in the middle of it.
-        walk = {"steps": 30, "pause": 0.05}
+        walk = {"steps": 30, "gated": 15, "pause": 0.05}
         walking = asyncio.create_task(
             parts(alice.runs.stream(thread_id, "walk", input=walk, stream_mode=ALL))
         )
-        await asyncio.sleep(0.4)
+        async with asyncio.timeout(60):
+            while await steps_of(alice, thread_id) < 15:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         listening = [
-            asyncio.create_task(listen(owner, told["alice"])),
-            asyncio.create_task(listen(stranger, told["bob"])),
+            await here.begun(thread_id, listen(owner, told["alice"])),
+            await here.begun(thread_id, listen(stranger, told["bob"])),
         ]
+        GATES["walk"].set()
         # The stream of the run itself tells too much as well, and breaks off before the run has ended.
         await walking
         (walked,) = await alice.runs.list(thread_id)
@@ -179,6 +189,7 @@ async def _too_much(url: str, held: pytest.MonkeyPatch) -> None:
 def test_a_stranger_does_not_learn_that_a_thread_tells_too_much(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    GATES.clear()
     monkeypatch.setattr(publisher, "_HELD_BYTES", 300)
     _too_much(url, monkeypatch)
 

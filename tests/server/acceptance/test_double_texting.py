@@ -7,19 +7,22 @@ from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEnti
 
 from tests.server.acceptance.saying import heard, new, parts, rests, said, statuses
 from tests.server.acceptance.serving import Server, eventually, run
+from tests.server.gates import GATES
 
 
 @run
 async def test_t08_enqueue_keeps_the_order_and_gives_each_message_a_turn(server: Server) -> None:
+    GATES.clear()
     async with server.client() as client:
         thread_id = await new(client)
-        await client.runs.create(thread_id, "slow", input=said("0.5"))
+        await client.runs.create(thread_id, "slow", input=said("gate"))
         made = [await client.runs.create(thread_id, "chat", input=said(text)) for text in "abcd"]
         assert len(await client.runs.list(thread_id, status="pending")) >= 4
         assert (await client.threads.get(thread_id))["status"] == "busy"
+        GATES["slow"].set()
         values = await client.runs.join(thread_id, made[-1]["run_id"])
         turns = [text for letter in "abcd" for text in (letter, f"echo {letter}")]
-        assert heard(values) == ["0.5", "noted", "rested", *turns]
+        assert heard(values) == ["gate", "noted", "rested", *turns]
         assert await statuses(client, thread_id) == ["success"] * 5
         values = await client.runs.join(thread_id, made[1]["run_id"])
         assert heard(values)[-1] in ("echo b", "echo d")

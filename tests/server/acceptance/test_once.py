@@ -11,6 +11,7 @@ from langgraph_sdk.errors import ConflictError, UnprocessableEntityError
 
 from tests.server.acceptance.saying import heard, names, new, parts, said
 from tests.server.acceptance.serving import Server, near, run
+from tests.server.gates import GATES
 
 
 @run
@@ -101,13 +102,15 @@ async def test_x02_what_waits_together_becomes_one_run(server: Server, how: str)
         if how == "header"
         else {"metadata": {"multitask_strategy": "coalesce"}}
     )
+    GATES.clear()
     async with server.client() as client:
         thread_id = await new(client)
-        going = await client.runs.create(thread_id, "slow", input=said("0.7"))
+        going = await client.runs.create(thread_id, "slow", input=said("gate"))
         made = [await client.runs.create(thread_id, "chat", input=said(text), **given) for text in "abc"]
         assert len({one["run_id"] for one in made}) == 1
         assert made[0]["run_id"] != going["run_id"]
         assert {one["status"] for one in made} == {"pending"}
+        GATES["slow"].set()
         values = await client.runs.join(thread_id, made[2]["run_id"])
         assert heard(values)[-4:] == ["a", "b", "c", "echo a + b + c"]
         listed = await client.runs.list(thread_id)
@@ -119,14 +122,11 @@ async def test_x02_what_waits_together_becomes_one_run(server: Server, how: str)
 @run
 async def test_x02_a_run_waits_until_no_more_comes(server: Server, how: str) -> None:
     given: dict[str, Any] = (
-        {"headers": {"X-Debounce-Ms": "600"}} if how == "header" else {"metadata": {"debounce_ms": 600}}
+        {"headers": {"X-Debounce-Ms": "1500"}} if how == "header" else {"metadata": {"debounce_ms": 1500}}
     )
     async with server.client() as client:
         thread_id = await new(client)
-        made: list[Any] = []
-        for text in "abc":
-            made.append(await client.runs.create(thread_id, "chat", input=said(text), **given))
-            await asyncio.sleep(0.1)
+        made = [await client.runs.create(thread_id, "chat", input=said(text), **given) for text in "abc"]
         assert len({one["run_id"] for one in made}) == 1
         assert (await client.runs.get(thread_id, made[0]["run_id"]))["status"] == "pending"
         values = await client.runs.join(thread_id, made[0]["run_id"])

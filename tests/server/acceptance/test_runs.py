@@ -14,6 +14,7 @@ from langgraph_sdk.errors import ConflictError, NotFoundError
 
 from tests.server.acceptance.saying import detail, heard, is_time, new, rests, said, statuses
 from tests.server.acceptance.serving import Server, eventually, near, run
+from tests.server.gates import GATES
 
 RUN = {
     "run_id",
@@ -173,14 +174,16 @@ async def test_t09_a_run_is_interrupted_as_soon_as_its_end_is_asked_for(server: 
 
 @run
 async def test_t09_a_pending_run_is_cancelled_and_never_begins(server: Server) -> None:
+    GATES.clear()
     async with server.client() as client, server.http() as http:
         thread_id = await new(client)
-        going = await client.runs.create(thread_id, "slow", input=said("1"))
+        going = await client.runs.create(thread_id, "slow", input=said("gate"))
         waiting = await client.runs.create(thread_id, "chat", input=said("never"))
         answer = await http.post(f"/threads/{thread_id}/runs/{waiting['run_id']}/cancel")
         assert (answer.status_code, answer.content) == (202, b"")
         assert (await client.runs.get(thread_id, waiting["run_id"]))["status"] == "interrupted"
-        assert heard(await client.runs.join(thread_id, going["run_id"])) == ["1", "noted", "rested"]
+        GATES["slow"].set()
+        assert heard(await client.runs.join(thread_id, going["run_id"])) == ["gate", "noted", "rested"]
         values = await client.runs.join(thread_id, waiting["run_id"])
         assert "never" not in heard(values)
         assert await statuses(client, thread_id) == ["success", "interrupted"]

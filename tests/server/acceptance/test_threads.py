@@ -153,7 +153,7 @@ async def test_t01_the_first_run_writes_whose_thread_it_is(server: Server) -> No
         assistant = str(uuid.uuid5(uuid.UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8"), "chat"))
         assert thread["metadata"]["assistant_id"] == assistant
         for asked in ({"graph_id": "chat"}, {"assistant_id": assistant}):
-            found = await client.threads.search(metadata=asked, limit=1)
+            found = await client.threads.search(metadata=asked, ids=[thread_id])
             assert [t["thread_id"] for t in found] == [thread_id]
         assert heard(thread["values"]) == ["hello", "echo hello"]
 
@@ -161,13 +161,13 @@ async def test_t01_the_first_run_writes_whose_thread_it_is(server: Server) -> No
 @run
 async def test_t01_threads_are_copied_and_pruned(server: Server) -> None:
     async with server.client() as client:
-        thread_id = await new(client)
+        mark = {"mark": str(uuid.uuid4())}
+        thread_id = (await client.threads.create(metadata=mark))["thread_id"]
         for text in ("one", "two"):
             await client.runs.wait(thread_id, "chat", input=said(text))
         await client.threads.copy(thread_id)
-        copies = await client.threads.search(metadata={"graph_id": "chat"}, limit=1)
-        copy_id = copies[0]["thread_id"]
-        assert copy_id != thread_id
+        found = {t["thread_id"] for t in await client.threads.search(metadata=mark)}
+        (copy_id,) = found - {thread_id}
         before = await client.threads.get_history(thread_id, limit=50)
         after = await client.threads.get_history(copy_id, limit=50)
         assert [s["checkpoint_id"] for s in after] == [s["checkpoint_id"] for s in before]

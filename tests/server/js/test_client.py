@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.acceptance.saying import heard, said
 from tests.server.acceptance.serving import near
+from tests.server.gates import GATES
 from tests.server.js.node import Client, Failed, eventually
 
 Parts = list[dict[str, Any]]
@@ -159,14 +160,16 @@ def test_t20_a_state_edited_in_the_past_is_a_fork_that_a_run_goes_on(js: Client)
 
 @near
 def test_t20_a_run_is_rejected_or_waits_its_turn(js: Client) -> None:
+    GATES.clear()
     thread_id = js.new()
-    going = js.call("runs.create", thread_id, "slow", {"input": said("0.3")})
+    going = js.call("runs.create", thread_id, "slow", {"input": said("gate")})
     with pytest.raises(Failed) as refused:
         js.call("runs.create", thread_id, "chat", {"input": said("no"), "multitaskStrategy": "reject"})
     assert refused.value.status == 409
     made = [js.call("runs.create", thread_id, "chat", {"input": said(text)}) for text in "ab"]
+    GATES["slow"].set()
     values = js.call("runs.join", thread_id, made[-1]["run_id"])
-    assert heard(values) == ["0.3", "noted", "rested", "a", "echo a", "b", "echo b"]
+    assert heard(values) == ["gate", "noted", "rested", "a", "echo a", "b", "echo b"]
     assert js.call("runs.get", thread_id, going["run_id"])["status"] == "success"
 
 

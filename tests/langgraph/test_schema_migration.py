@@ -149,3 +149,57 @@ def test_time_travel_into_an_older_version_forks_from_it(db: perdure.SyncDatabas
     assert graph.invoke(None, parked.config)["subject"] == "x"
     assert graph.invoke(Command(resume="+"), config())["subject"] == "x+"
     assert db.fsck("t") == []
+
+
+def test_time_travel_reaches_the_checkpoints_of_every_older_version(db: perdure.SyncDatabase) -> None:
+    class First(TypedDict, total=False):
+        topic: str
+
+    class Second(TypedDict, total=False):
+        subject: str
+
+    class Third(TypedDict, total=False):
+        titles: list[str]
+
+    schema = Schema(
+        3,
+        [
+            rename_channel(2, "topic", "subject"),
+            rename_node(2, "ask", "question"),
+            rename_channel(3, "subject", "titles"),
+            convert(3, "titles", lambda title: [title]),
+            rename_node(3, "question", "inquiry"),
+        ],
+    )
+
+    def graph(version: int) -> Any:
+        state: Any = (First, Second, Third)[version - 1]
+        channel, node = (("topic", "ask"), ("subject", "question"), ("titles", "inquiry"))[version - 1]
+
+        def ask(held: Any) -> Any:
+            answer = interrupt("why?")
+            return {channel: held[channel] + (answer if version < 3 else [answer])}
+
+        builder = StateGraph(state).add_node(node, ask).add_edge(START, node)
+        return builder.compile(checkpointer=db.checkpointer(schema=schema.at(version)))
+
+    for version, given in enumerate(({"topic": "1"}, {"subject": "2"}, {"titles": ["3"]}), 1):
+        graph(version).invoke(given, config())
+        graph(version).invoke(Command(resume="!"), config())
+    present = graph(3)
+    history = list(present.get_state_history(config()))
+    assert [(s.values, s.next) for s in history if s.values and s.next != ("__start__",)] == [
+        ({"titles": ["3", "!"]}, ()),
+        ({"titles": ["3"]}, ("inquiry",)),
+        ({"titles": ["2!"]}, ()),
+        ({"titles": ["2"]}, ("inquiry",)),
+        ({"titles": ["1!"]}, ()),
+        ({"titles": ["1"]}, ("inquiry",)),
+    ]
+    for parked in (state for state in history if state.next == ("inquiry",)):
+        # Each is gone on from under the present names, and by the older application no more.
+        assert "__interrupt__" in present.invoke(None, parked.config)
+        assert present.invoke(Command(resume="?"), config()) == {"titles": [*parked.values["titles"], "?"]}
+        with pytest.raises(SchemaTooNew):
+            graph(2).get_state(config())
+    assert db.fsck("t") == []

@@ -24,7 +24,7 @@ from bench.desk import Desk
 from bench.environment import describe
 from bench.plan import FULL, QUICK
 from bench.savers import CANDIDATES
-from bench.workloads import growth, network, race, runtime, server, shapes, store, throughput
+from bench.workloads import growth, network, race, runtime, search, server, shapes, store, throughput
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -55,13 +55,14 @@ WORKLOADS: dict[str, Workload] = {
     "runtime": Workload("runtime", runtime.units, runtime.run),
     "server": Workload("server", server.units, server.run),
     "store": Workload("store", store.units, store.run),
+    "search": Workload("search", search.units, search.run),
 }
 GROUPS = {
     "sqlite": [name for name, workload in WORKLOADS.items() if workload.backend == "sqlite"],
     "postgresql": ["postgres"],
 }
 
-NOT_COMPARED = ("runtime", "server", "store")
+NOT_COMPARED = ("runtime", "server", "store", "search")
 """Sections that are driven through more of the package than its savers, which may differ between commits."""
 
 console = Console()

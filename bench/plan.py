@@ -42,6 +42,10 @@ class Plan:
     store_operations: int
     store_searches: int
     store_repeats: int
+    search_items: int
+    search_dims: int
+    searches: int
+    search_puts: int
 
     @property
     def window(self) -> int:
@@ -85,6 +89,10 @@ FULL = Plan(
     store_operations=60_000,
     store_searches=20,
     store_repeats=5,
+    search_items=100_000,
+    search_dims=256,
+    searches=100,
+    search_puts=300,
 )
 
 QUICK = Plan(
@@ -121,4 +129,8 @@ QUICK = Plan(
     store_operations=5000,
     store_searches=5,
     store_repeats=1,
+    search_items=3000,
+    search_dims=256,
+    searches=20,
+    search_puts=40,
 )

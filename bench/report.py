@@ -8,6 +8,7 @@ from typing import Any
 from bench.figures import median_ratio
 from bench.report_backends import backends
 from bench.report_runtime import runtime
+from bench.report_search import search
 from bench.report_server import server
 from bench.report_store import store
 from bench.savers import CANDIDATES, OURS
@@ -28,6 +29,7 @@ def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
         *runtime(results),
         *server(results),
         *store(results),
+        *search(results),
         _method(results),
     ]
     return "\n\n".join(sections) + "\n"

@@ -41,13 +41,16 @@ class Subject:
         self.scenario = scenario
         self.place = place
         folder = place.folder
+        # What is no saver, such as a store, is no candidate.
+        candidate = CANDIDATES.get(name)
+        twin, tree = (candidate.twin_of, candidate.tree) if candidate else ("", None)
         self._complaints = (folder.parent / f"{folder.name}.stderr").open("a+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, CANDIDATES[name].twin_of or name, scenario, str(folder)],
+            [sys.executable, "-m", module, twin or name, scenario, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
-            env={**os.environ, **_code(CANDIDATES[name].tree), URL_VARIABLE: place.url},
+            env={**os.environ, **_code(tree), URL_VARIABLE: place.url},
         )
         try:
             self._read()

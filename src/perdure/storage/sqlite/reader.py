@@ -41,7 +41,8 @@ class SqliteReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._limits = CommitLimits(ops=1, bytes=1)
+        # Those of a driver that writes: a write is refused for what it is, not for its size.
+        self._limits = CommitLimits(ops=1_000_000, bytes=256 << 20)
         self._free: list[apsw.Connection] = [open_connection(path)]
         self._lock = threading.Lock()
         self._closed = False

@@ -13,10 +13,13 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import END, START, StateGraph
 
 from perdure import SyncDatabase
+from perdure.engine.steering import Taking
 from perdure.errors import Unavailable
-from perdure.model.ops import Commit, Put, Refused
-from perdure.model.program import Effect
-from perdure.model.records import HEAD, WRITE
+from perdure.langgraph.loop_state import ThreadId
+from perdure.model.messages import OPEN, Message, Run
+from perdure.model.ops import Commit, Op, Put, Refused
+from perdure.model.program import Effect, Program
+from perdure.model.records import HEAD, WRITE, Partition
 from perdure.storage.port import Driver, WrappingDriver
 from tests.backends import BACKENDS
 from tests.langgraph.graphs import STATES
@@ -171,6 +174,52 @@ def test_no_call_returns_before_the_commit_is_durable(opened: tuple[SyncDatabase
         driver.before = None
         assert await step.stored() == (["one", "two"], True)
         assert (step.saver._steps._held, step.saver._steps._puts) == ({}, {})
+
+    within(60, body())
+
+
+class _Bound(Taking):
+    """Messages of which nothing is left to be bound to the run."""
+
+    def ops(self) -> Program[tuple[Op, ...]]:
+        yield from ()
+        return ()
+
+
+def taking(held: tuple[Message, ...]) -> Taking:
+    run = Run("run", 1, 1, OPEN, "graph", "", 1, 1, None, 0, 0)
+    return _Bound(Partition("", "t"), run, lambda message: True, 8, task_id="task", held=held)
+
+
+@pytest.mark.parametrize("held", [(), (Message("two", {}, "graph", mode="steer", seq=2),)])
+def test_writes_wait_for_nothing_where_a_task_holds_messages(
+    opened: tuple[SyncDatabase, Watched], held: tuple[Message, ...]
+) -> None:
+    db, driver = opened
+
+    async def body() -> None:
+        step = Step(db)
+        await step.begin()
+        asked, gate = asyncio.Event(), asyncio.Event()
+
+        async def before(effect: Effect[Any]) -> None:
+            asked.set()
+            await gate.wait()
+
+        driver.before = before
+        driver.effects.clear()
+        put = step.put()
+        await asked.wait()
+        thread = ThreadId.of(step.at["configurable"]["thread_id"], taking=taking(held))
+        step.at = config(thread, checkpoint_ns="", checkpoint_id=step.next["id"])
+        written = step.put_writes()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(driver.effects) == 1 + len(held)
+        gate.set()
+        await asyncio.gather(put, written)
+        driver.before = None
+        assert (await step.stored())[0] == ["task"]
 
     within(60, body())
 

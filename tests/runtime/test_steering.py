@@ -14,7 +14,9 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 
-from perdure.model.records import INBOX
+from perdure.model.ops import Commit, Put
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT, INBOX, RUN, WRITE, Kind
 from perdure.runtime import Agent, Event, Options, Standing, StreamOptions
 from tests.runtime.graphs import (
     Heard,
@@ -117,6 +119,33 @@ def wanted(runtime: Any, thread: str) -> bool:
         for partition, working in runtime._worker.runner.leases.working.items()
         if partition.thread == thread
     )
+
+
+def test_a_run_that_takes_nothing_up_stores_each_step_by_one_commit(storage: Storage) -> None:
+    """Commits as pairs: the checkpoints in it, and whether it has writes of tasks."""
+    asked: list[Commit] = []
+
+    async def note(effect: Effect[Any]) -> None:
+        if isinstance(effect, Commit):
+            asked.append(effect)
+
+    def puts(commit: Commit, kind: Kind) -> int:
+        return sum(isinstance(op, Put) and op.kind is kind for op in commit.ops)
+
+    async def main() -> None:
+        database, line = storage.open()
+        tools = Tools(rounds=1)
+        async with working(database, tools.graph, settings=settings(lease=3600.0)) as runtime:
+            await runtime.wait(await runtime.accept("ada", "one"))
+            line.before, tools.rounds = note, 2
+            await runtime.wait(await runtime.accept("ada", "two"))
+        accepted, *_, ended = asked
+        found = [(puts(commit, CHECKPOINT), puts(commit, WRITE) > 0) for commit in asked]
+        assert found == [(0, False), (2, True), *[(1, True)] * 3, (0, False)]
+        assert (puts(accepted, RUN), puts(ended, RUN)) == (1, 1)
+        assert database.fsck("ada") == []
+
+    go(main())
 
 
 def test_it_waits_until_open_calls_have_their_results(near: Storage) -> None:

@@ -327,10 +327,10 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return plan
 
     def _may_be_held(self, at: Address, plan: WritesPlan) -> bool:
-        """Return True if writes may wait a moment for the checkpoint that follows: those of a loop that takes
-        no messages with them, as the put of the checkpoint would take the same."""
-        is_taking = at.thread is not None and at.thread.taking is not None
-        return plan.loop is not None and not self._fork and not is_taking
+        """Return True if writes may wait a moment for the checkpoint that follows: those of a loop in which
+        no task holds messages, as what is stored when a task ends decides which commit takes these."""
+        taking = None if at.thread is None else at.thread.taking
+        return plan.loop is not None and not self._fork and (taking is None or not taking.held)
 
     def _with_calls(
         self, recorder: CallRecorder, writes: Sequence[tuple[str, Any]], task_id: str

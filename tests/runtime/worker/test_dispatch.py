@@ -6,6 +6,7 @@ Covers perdure.runtime.worker.worker.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from perdure.model.ops import Commit, Put
 from perdure.model.queue import IN, LATER
 from perdure.model.records import DOCUMENT, EPOCH, Partition
 from perdure.runtime import Runtime
+from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.testing.conformance import rows
 from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, stored, working
@@ -156,5 +158,26 @@ def test_a_worker_that_stops_waits_for_what_was_claimed_while_its_queue_was_serv
         assert not idle.done()
         begun[1].set()
         assert await idle == 0
+
+    go(main())
+
+
+def test_what_comes_as_a_thread_was_served_waits_for_no_poll(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(near.database(), talk.graph, settings=settings(poll=3600.0)) as runtime:
+            dispatch, go_on = runtime._worker.dispatch, asyncio.Event()
+            serve = dispatch._work[IN]
+
+            async def end_late(partition: Partition) -> bool | Foreign | None:
+                more = await serve(partition)
+                await go_on.wait()
+                return more
+
+            dispatch._work = {**dispatch._work, IN: end_late}
+            await runtime.wait(await runtime.accept("ada", "one"))
+            second = await runtime.accept("ada", "two")
+            dispatch._backlog.looked_at = -math.inf
+            go_on.set()
+            assert (await runtime.wait(second, 30)).state == "done"
 
     go(main())

@@ -246,9 +246,10 @@ class Dispatch:
         if due in self._again:
             self._again.discard(due)
             self._backlog.add(due)
-        if asyncio.get_running_loop().time() - self._backlog.looked_at < _STALE_S:
+        is_fresh = asyncio.get_running_loop().time() - self._backlog.looked_at < _STALE_S
+        if is_fresh:
             self._fill()
-        if was_full and self._slots > 0:
+        if self._slots > 0 and (was_full or (self._backlog and not is_fresh)):
             self._wake.set()
 
     async def run(self) -> None:

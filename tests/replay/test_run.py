@@ -147,7 +147,7 @@ def test_a_connection_is_refused_and_named(db: perdure.SyncDatabase, whole_proce
         address = listener.getsockname()
 
         def fetch(state: MessagesState) -> dict[str, Any]:
-            urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/", timeout=5)
+            urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/", timeout=60)
             return {}
 
         options = ReplayOptions(whole_process=whole_process)

@@ -128,7 +128,7 @@ def test_a_run_that_another_worker_takes(registry: CollectorRegistry, noticed_by
             )
             assert await handle_of(db).arun(thief.take(None)) is not None
             try:
-                await asyncio.sleep(5 if noticed_by == "the renewal" else 0)
+                await asyncio.sleep(60 if noticed_by == "the renewal" else 0)
             finally:
                 lost.set()
             return {"messages": [AIMessage("too late")]}
@@ -140,7 +140,7 @@ def test_a_run_that_another_worker_takes(registry: CollectorRegistry, noticed_by
             Runtime(db, graph, settings=settings, observers=[Metrics(registry)]) as runtime,
         ):
             await runtime.accept("ada", "hello")
-            await asyncio.wait_for(lost.wait(), 10)
+            await asyncio.wait_for(lost.wait(), 50)
 
     during: list[float | None] = []
     asyncio.run(main())

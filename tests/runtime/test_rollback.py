@@ -161,7 +161,7 @@ def test_a_tag_on_a_run_does_not_hold_the_head_at_it(near: Storage, talk: Talk) 
 def test_a_worker_that_lost_a_run_does_not_take_back_what_another_finished(near: Storage, talk: Talk) -> None:
     async def main() -> None:
         (first, line), (second, later) = near.open(), near.open()
-        slow = settings(lease=1.0, attempts=1, on_failure="rollback")
+        slow = settings(attempts=1, on_failure="rollback")
         async with working(first, talk.graph, settings=slow) as losing:
             await turns(losing, 1)
             deafen(losing)
@@ -170,7 +170,7 @@ def test_a_worker_that_lost_a_run_does_not_take_back_what_another_finished(near:
             # The second process takes the run over and finishes it; then the first one's attempt fails.
             other = Talk()
             other.gate.set()
-            later.ahead_us = 10_000_000
+            later.ahead_us = 60_000_000
             async with working(second, other.graph, settings=settings(attempts=5)) as taking:
                 assert (await taking.wait(run, 30)).state == "done"
                 talk.error = RuntimeError("late")

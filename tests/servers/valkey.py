@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count, islice
@@ -127,14 +127,19 @@ def cluster() -> tuple[Server, ...]:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", edges[n], edges[n + 1] - 1)
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port)
-    until = time.monotonic() + 30
+    _wait_until_formed(servers)
+    return tuple(servers)
+
+
+def _wait_until_formed(servers: Sequence[Server]) -> None:
+    """Wait until every node serves: one that was killed needs a moment to be known as alive again."""
+    until = time.monotonic() + 60
     for server in servers:
         with server.client() as client:
             while "cluster_state:ok" not in (info := _info(client)) or "cluster_known_nodes:3" not in info:
                 if time.monotonic() > until:
                     raise TimeoutError("the cluster did not form")
                 time.sleep(0.05)
-    return tuple(servers)
 
 
 def _info(client: Any) -> str:
@@ -155,6 +160,7 @@ def empty() -> Iterator[str]:
 @contextmanager
 def empty_on_cluster() -> Iterator[str]:
     """The same on the cluster."""
+    _wait_until_formed(cluster())
     prefix = f"p{next(_NUMBERS)}"
     yield f"redis+cluster://127.0.0.1:{cluster()[0].port}?prefix={prefix}"
     for server in cluster():

@@ -20,6 +20,7 @@ import pytest
 from perdure.errors import MigrationRequired, TooLarge, Unavailable, Unserialisable
 from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Refused, Stage
 from perdure.model.records import CHUNK, HEAD, KINDS, TAG, WRITE, Partition
+from perdure.storage.batching import Batcher, PendingRequest
 from perdure.storage.d1 import driver as backend
 from perdure.storage.d1 import writing
 from perdure.storage.d1.columns import Rows
@@ -451,13 +452,25 @@ def test_no_statement_passes_the_limits_of_d1(bench: Bench) -> None:
             assert all(p is None or len(p.encode()) <= 2_000_000 for p in given)
 
 
-def test_commits_that_wait_share_a_request_within_the_limits(bench: Bench) -> None:
-    release = threading.Event()
+def test_commits_that_wait_share_a_request_within_the_limits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, submitted = threading.Event(), threading.Semaphore(0)
+    batcher = bench.driver._batcher
+    assert isinstance(batcher, Batcher)
+    submit = batcher._submit
+
+    def noted(job: PendingRequest) -> None:
+        submit(job)
+        submitted.release()
+
+    monkeypatch.setattr(batcher, "_submit", noted)
     bench.proxy.judging.acquire()
     try:
         with ThreadPoolExecutor(64) as pool:
             jobs = [pool.submit(rows.commit, bench.driver, rows.tag(f"t{n}")) for n in range(64)]
-            time.sleep(0.3)
+            for _ in jobs:
+                assert submitted.acquire(timeout=60)
             bench.proxy.judging.release()
             release.set()
             assert all(job.result() for job in jobs)

@@ -203,7 +203,7 @@ def test_a_server_that_is_away_hurts_nobody(url: str, caplog: pytest.LogCaptureF
         began = time.monotonic()
         for n in range(2000):
             of(driver).ring([f"lost{n}"])
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 10, "whoever rings waits for the server"
         relay = Lossy(port, at=relay.port)
         until_heard(of(driver), heard, "after")
         assert "notifications are back" in caplog.text
@@ -379,15 +379,29 @@ def test_words_that_are_rung_together_leave_together() -> None:
     bell = ServerNotifier(pipe, name="a pipe")
     heard: Queue[str] = Queue()
     bell.listen(heard.put)
-    rung = {f"w{n % 50}" for n in range(200)}
+    # However long a busy machine takes to ring: what leaves leaves that long after what left before it.
+    began = time.monotonic()
     for n in range(200):
         bell.ring([f"w{n % 50}"])
         time.sleep(0.001)
-    eventually(lambda: set(heard.queue) == rung)
+    eventually(lambda: set(heard.queue) == {f"w{n}" for n in range(50)})
+    took = time.monotonic() - began
     moments = [at for at, _ in pipe.said]
     bell.close()
-    assert len(moments) < 100
+    assert len(moments) < 2 + took / 0.005
     assert all(later - at >= 0.005 for at, later in pairwise(moments))
+
+
+def test_words_that_are_rung_while_one_leaves_leave_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bells, "_BETWEEN_S", 60.0)
+    pipe = Pipe()
+    bell = ServerNotifier(pipe, name="a pipe")
+    bell.ring(["first"])
+    eventually(lambda: pipe.said)
+    for n in range(200):
+        bell.ring([f"w{n % 50}"])
+    bell.close()
+    assert [set(text.split()) for _, text in pipe.said] == [{"first"}, {f"w{n}" for n in range(50)}]
 
 
 def test_what_waits_is_said_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -381,13 +381,13 @@ def test_all_who_share_a_trip_hear_after_one_wait_that_the_server_is_away(
     commits = [Commit(at, (Put(GC, (), version=1),)) for at in ats]
     fetches = [Fetch(at, (Get(GC, ()),)) for at in ats]
     effects: list[Effect[Any]] = [*commits] if what == "commits" else [*fetches]
-    with through_lossy(single + "&patience=1") as (driver, relay):
+    with through_lossy(single + "&patience=2") as (driver, relay):
         if connected:
             driver.perform(effects[0])
         relay.close()
         began = time.monotonic()
         outcomes = together(driver, effects)
-        assert time.monotonic() - began < 4, "callers wait one after the other"
+        assert time.monotonic() - began < 9, "callers wait one after the other"
         assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
 
 

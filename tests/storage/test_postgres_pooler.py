@@ -69,7 +69,7 @@ def test_a_pooler_that_is_killed_under_load_loses_nothing_that_was_acknowledged(
     with pgbouncer.pooled(server) as bouncer, postgres.empty(server, notify="off", pool=8) as direct:
         url = direct.replace(f":{server.port}/", f":{bouncer.port}/")
         stop = threading.Event()
-        counts: dict[int, int] = {}
+        counts = dict.fromkeys(range(6), 0)
         with closing(open_driver(url, migrate=True)) as driver:
 
             def count(writer: int) -> None:
@@ -82,20 +82,29 @@ def test_a_pooler_that_is_killed_under_load_loses_nothing_that_was_acknowledged(
                         (found,) = driver.perform(Fetch(at, (Get(TAG, ("n",)),)))
                         stored = found[0].version if found else 0
                         assert stored in (held, held + 1)
-                        held = stored
+                        counts[writer] = held = stored
                         continue
                     assert answer == Committed()
                     held += 1
-                counts[writer] = held
+                    counts[writer] = held
+
+            def go_on() -> None:
+                """Wait until every writer has written once more."""
+                before, until = dict(counts), time.monotonic() + 60
+                while any(counts[writer] <= before[writer] for writer in before):
+                    assert time.monotonic() < until, "writes do not go on"
+                    time.sleep(0.01)
 
             with ThreadPoolExecutor(6) as pool:
                 writers = [pool.submit(count, n) for n in range(6)]
-                for _ in range(4):
-                    time.sleep(0.25)
-                    bouncer.stop()
-                    bouncer.start()
-                time.sleep(0.25)
-                stop.set()
+                try:
+                    for _ in range(4):
+                        go_on()
+                        bouncer.stop()
+                        bouncer.start()
+                    go_on()
+                finally:
+                    stop.set()
                 for writer in writers:
                     writer.result(60)
             for writer, held in counts.items():

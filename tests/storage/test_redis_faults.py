@@ -37,7 +37,6 @@ from perdure.model.ops import (
     Get,
     IndexHit,
     Now,
-    Put,
     Range,
     Refused,
 )
@@ -50,6 +49,7 @@ from perdure.testing.conformance import rows
 from tests.servers import valkey
 from tests.servers.lossy import Lossy
 from tests.servers.valkey import Server
+from tests.storage.climbers import climb, eventually, height, step
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
@@ -78,34 +78,6 @@ def server() -> Iterator[Server]:
     server.stop()
 
 
-def step(n: int) -> tuple[Put, ...]:
-    """The n-th write of a thread: the next version, and a checkpoint that only it writes."""
-    return rows.gc(n, n - 1 or Expect.ABSENT), rows.checkpoint(f"c{n}", n, body=b"%d" % n)
-
-
-def height(driver: RedisDriver, at: Partition) -> int:
-    """The version that a thread has; every checkpoint up to it has to be there, and none beyond."""
-    gc, checkpoints = driver.perform(Fetch(at, (Get(GC, ()), Range(rows.CHECKPOINT, ("",), "seq"))))
-    version = gc[0].version if gc else 0
-    assert [r.fields["seq"] for r in checkpoints] == list(range(1, version + 1))
-    return version
-
-
-def climb(driver: RedisDriver, at: Partition, stop: Event) -> tuple[int, int]:
-    """Write step after step alone on a thread: how far it came, and how often an outcome was unknown."""
-    n, unknown = height(driver, at), 0
-    while not stop.is_set():
-        try:
-            answer = driver.perform(Commit(at, step(n + 1)))
-        except perdure.Unavailable:
-            unknown += 1
-            n = max(n, height(driver, at))
-            continue
-        assert isinstance(answer, Committed), "a lone writer was refused: its own write came twice"
-        n += 1
-    return n, unknown
-
-
 # Killed, paused
 
 
@@ -115,19 +87,21 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed_and_the_driver_r
     backend.migrate(server.url)
     stop = Event()
     threads = [Partition("", f"t{n}") for n in range(8)]
+    reached = dict.fromkeys(threads, 0)
     with closing(backend.open_driver(server.url)) as driver, ThreadPoolExecutor(8) as pool:
-        climbers = [pool.submit(climb, driver, at, stop) for at in threads]
-        for _ in range(5):
-            time.sleep(0.3)
-            server.kill()
-            time.sleep(0.05)
-            server.start()
-        time.sleep(0.3)
-        stop.set()
+        climbers = [pool.submit(climb, driver, at, stop, reached) for at in threads]
+        try:
+            for kills in range(6):
+                eventually(lambda higher=5 * (kills + 1): min(reached.values()) >= higher)  # type: ignore[misc]
+                if kills < 5:
+                    server.kill()
+                    time.sleep(0.05)
+                    server.start()
+        finally:
+            stop.set()
         told = [climber.result(timeout=60) for climber in climbers]
-        reached = [height(driver, at) for at in threads]
-    assert all(version > 20 for version in reached)
-    assert reached == [n for n, _ in told]
+        heights = [height(driver, at) for at in threads]
+    assert heights == [n for n, _ in told]
     assert sum(unknown for _, unknown in told) == 0, "the server was back in time for every request"
 
 
@@ -209,16 +183,19 @@ def test_many_writers_behind_a_bad_line_lose_and_double_nothing(url: str) -> Non
     relay = Lossy(valkey.shared().port)
     stop = Event()
     threads = [Partition("", f"t{n}") for n in range(8)]
+    reached = dict.fromkeys(threads, 0)
     with closing(relay), closing(backend.open_driver(_through(url, relay))) as driver:
         with ThreadPoolExecutor(8) as pool:
-            climbers = [pool.submit(climb, driver, at, stop) for at in threads]
-            for _ in range(40):
-                time.sleep(0.03)
-                relay.losing = 1
-            stop.set()
+            climbers = [pool.submit(climb, driver, at, stop, reached) for at in threads]
+            try:
+                for _ in range(40):
+                    time.sleep(0.01)
+                    relay.losing = 1
+                    eventually(lambda: not relay.losing)
+            finally:
+                stop.set()
             told = [climber.result(timeout=60) for climber in climbers]
-        relay.losing = 0
-        assert relay.lost > 20
+        assert relay.lost == 40
         assert [(height(driver, at), 0) for at in threads] == told
 
 
@@ -360,7 +337,7 @@ def test_a_host_out_of_reach_is_said_at_once() -> None:
     for scheme in ("redis", "redis+cluster"):
         with pytest.raises(perdure.Unavailable, match="cannot be reached; check host and port"):
             backend.open_driver(f"{scheme}://127.0.0.1:{valkey.free_port()}/0")
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < backend.PATIENCE
 
 
 def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:
@@ -485,7 +462,7 @@ def test_a_slot_that_moves_is_followed() -> None:
         with closing(backend.open_driver(url)) as driver, ThreadPoolExecutor(1) as pool:
             assert driver.perform(Commit(AT, step(1))) == Committed()
             slot = driver._space.place(AT).slot
-            climber = pool.submit(climb, driver, AT, stop)
+            climber = pool.submit(climb, driver, AT, stop, {})
             for _ in range(3):
                 valkey.move(slot, *_owner_and_other(nodes, slot))
                 time.sleep(0.2)
@@ -577,15 +554,19 @@ def test_a_node_that_is_killed_comes_back_with_everything() -> None:
     with valkey.empty_on_cluster() as url:
         backend.migrate(url)
         stop = Event()
+        reached = dict.fromkeys(threads, 0)
         with closing(backend.open_driver(url)) as driver, ThreadPoolExecutor(8) as pool:
-            climbers = [pool.submit(climb, driver, at, stop) for at in threads]
-            for node in nodes[1:]:
-                time.sleep(0.3)
-                node.kill()
-                time.sleep(0.2)
-                node.start()
-            time.sleep(1)
-            stop.set()
+            climbers = [pool.submit(climb, driver, at, stop, reached) for at in threads]
+            try:
+                for kills, node in enumerate(nodes[1:], 1):
+                    eventually(lambda higher=5 * kills: min(reached.values()) >= higher)  # type: ignore[misc]
+                    node.kill()
+                    time.sleep(0.2)
+                    node.start()
+                after = dict(reached)
+                eventually(lambda: all(reached[at] > n + 5 for at, n in after.items()))
+            finally:
+                stop.set()
             told = [climber.result(timeout=60) for climber in climbers]
             assert [height(driver, at) for at in threads] == [n for n, _ in told]
             assert sum(unknown for _, unknown in told) == 0

@@ -95,16 +95,17 @@ def test_the_next_attempt_tells_behind_what_the_first_one_told(storage: Storage)
         database, line = storage.open()
         first, second = Talk("first"), Talk("second")
         second.gate.set()
-        lease = settings(lease=1.0)
         async with working(storage.database(), second.graph, works=False) as looks:
             async with asyncio.timeout(60):
-                lost = Runtime(database, {"agent": first.graph}, settings=lease, observers=())
+                lost = Runtime(database, {"agent": first.graph}, settings=settings(), observers=())
                 await lost.__aenter__()
                 ticket = await say(looks, "hold on")
                 await eventually(lambda: first.under_way)
-                await asyncio.sleep(0.3)
+                await eventually(lambda: storage.rows("ada", EVENT))
                 vanish(lost, line)
-            async with Runtime(storage.database(), {"agent": second.graph}, settings=lease, observers=()):
+            taking, later = storage.open()
+            later.ahead_us = HOUR_US
+            async with Runtime(taking, {"agent": second.graph}, settings=settings(), observers=()):
                 heard, standing = await told(looks, ticket)
         attempts = [json.loads(e.data)["attempt"] for e in heard if e.name == "metadata"]
         assert attempts == [1, 2]

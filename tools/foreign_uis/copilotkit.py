@@ -28,6 +28,8 @@ def _open(visit: Visit) -> str:
     thread_id = str(uuid.uuid4())
     visit.page.goto(f"{visit.address}/?thread={thread_id}")
     visit.page.get_by_placeholder("Say something").wait_for()
+    # What is said before the page knows its runtime is lost.
+    visit.page.wait_for_load_state("networkidle")
     return thread_id
 
 

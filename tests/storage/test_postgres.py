@@ -351,6 +351,27 @@ def test_a_user_without_rights_a_read_only_one_and_one_without_connections(
             admin.execute(f"DROP ROLE {role}".encode())
 
 
+def test_a_migration_without_rights_names_those_that_it_needs(url: str, admin: psycopg.Connection) -> None:
+    schema = parse_url(url).schema
+    admin.execute(b"DROP ROLE IF EXISTS maker")
+    admin.execute(b"CREATE ROLE maker LOGIN")
+    by_maker = url.replace("postgres@", "maker@")
+    try:
+        with pytest.raises(Unavailable, match=r"permission denied for database.*CREATE on the database"):
+            backend.migrate(by_maker)
+        admin.execute(f"CREATE SCHEMA {schema}".encode())
+        admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO maker".encode())
+        with pytest.raises(Unavailable, match=r"permission denied for schema.*CREATE .* on the schema"):
+            backend.migrate(by_maker)
+        admin.execute(f"GRANT CREATE ON SCHEMA {schema} TO maker".encode())
+        assert backend.migrate(by_maker) == 0
+        with closing(open_driver(by_maker)) as driver:
+            assert driver.perform(Fetch(AT, (Get(GC, ()),))) == ((),)
+    finally:
+        admin.execute(b"DROP OWNED BY maker")
+        admin.execute(b"DROP ROLE maker")
+
+
 def exists(admin: psycopg.Connection, role: str) -> bool:
     return admin.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is not None
 

@@ -63,7 +63,7 @@ def pending(url: str) -> list[str]:
 def migrate(url: str) -> int:
     """Create or upgrade the schema, once for all concurrent callers; return the version that it had."""
     place = parse_url(url)
-    with _connected(place) as connection, connection.transaction():
+    with _connected(place) as connection, _explained(place), connection.transaction():
         connection.execute(f"SET LOCAL lock_timeout = '{_MIGRATION_TIMEOUT_S}s'".encode())
         connection.execute("SET LOCAL statement_timeout = 0")
         lock = int.from_bytes(sha256(f"perdure {place.schema}".encode()).digest()[:8], "big", signed=True)
@@ -74,10 +74,27 @@ def migrate(url: str) -> int:
         found = _version(connection, place)
         if found > SCHEMA_VERSION:
             _refuse_other(place, found)
+        there = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quoted(place.schema),))
+        has_schema = there.fetchone() == (True,)
         for statement in schema.pending(place.schema, found):
-            connection.execute(statement.encode())
+            # PostgreSQL demands CREATE on the database for this one, also if there is nothing to create.
+            if not (has_schema and statement.startswith("CREATE SCHEMA ")):
+                connection.execute(statement.encode())
         _add_vectors(connection, place)
     return found
+
+
+@contextmanager
+def _explained(place: PostgresUrl) -> Iterator[None]:
+    """Name the rights that a migration needs if one is missing; the application needs less."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise Unavailable(
+            f"{place.name}: the user may not create or upgrade schema {place.schema!r} "
+            f"({error.diag.message_primary}); run `{place.migrate}` as a user with CREATE on the "
+            "database, or on the schema if an administrator created it, to whom its tables belong"
+        ) from error
 
 
 def _add_vectors(connection: psycopg.Connection, place: PostgresUrl) -> None:

@@ -76,7 +76,7 @@ docs: $(OWN_UV) ## Build the documentation into site/
 	$(RUN) --only-group docs mkdocs build --strict
 
 clean: ## Remove everything that make has made; your databases stay
-	rm -rf .venv .uv uv.lock tests/servers/d1/node_modules tests/server/js/node_modules site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .uv uv.lock tests/servers/d1/node_modules tests/server/js/node_modules tests/server/agui/node_modules site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 .uv/bin/uv:

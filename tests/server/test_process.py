@@ -1,20 +1,24 @@
-"""Protection of a server without authentication from pages of other sites."""
+"""Protection of a server without authentication from pages of other sites, and what its stop logs."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import socket
 from contextlib import closing
 
 import httpx
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Cors
-from perdure.server.hosting.process import guarded
+from perdure.server.hosting.process import Server, guarded
 from perdure.web.listening import listening
 from tests.server.hosting import owners
 
@@ -57,3 +61,24 @@ def test_pages_of_other_origins_may_not_write_unless_they_are_allowed() -> None:
 def test_a_server_that_authenticates_or_is_reached_from_elsewhere_answers_to_every_name() -> None:
     assert status(gate=owners(), host="agents.example") == 200
     assert status(address="0.0.0.0", host="agents.example") == 200  # noqa: S104
+
+
+def test_streams_that_end_with_the_server_are_no_error_from_the_signal_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def nothing() -> None:
+        """Neither before the start nor before the stop."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers nothing."""
+
+    log = logging.getLogger("uvicorn.error")
+    server = Server(uvicorn.Config(app, log_config=None), nothing, nothing)
+    aborted = "ASGI callable returned without completing response."
+    with server.capture_signals():
+        log.error(aborted)
+        signal.raise_signal(signal.SIGTERM)
+        log.error(aborted)
+        log.error("something else")
+    log.error(aborted)
+    assert [record.getMessage() for record in caplog.records] == [aborted, "something else", aborted]

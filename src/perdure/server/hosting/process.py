@@ -38,6 +38,9 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     """Application that is never called."""
 
 
+_ABORTED = "ASGI callable returned without completing response."
+
+
 class Server(uvicorn.Server):
     """uvicorn's server with hooks for its start and stop: streams have to end before it can stop."""
 
@@ -56,13 +59,8 @@ class Server(uvicorn.Server):
         await self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        log = logging.getLogger("uvicorn.error")
-        log.addFilter(_is_not_about_aborted_stream)
-        try:
-            await self._stopping()
-            await super().shutdown(sockets)
-        finally:
-            log.removeFilter(_is_not_about_aborted_stream)
+        await self._stopping()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,16 +68,19 @@ class Server(uvicorn.Server):
         before = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
         }
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(self._is_worth_logging)
         try:
             yield
         finally:
+            log.removeFilter(self._is_worth_logging)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-
-def _is_not_about_aborted_stream(record: logging.LogRecord) -> bool:
-    """Drop uvicorn's error message about streams that the server aborts on purpose."""
-    return record.getMessage() != "ASGI callable returned without completing response."
+    def _is_worth_logging(self, record: logging.LogRecord) -> bool:
+        """Drop uvicorn's error message about streams that end with the server: from the signal on, which is
+        some time before the shutdown begins."""
+        return not self.should_exit or record.getMessage() != _ABORTED
 
 
 def guarded(app: ASGIApp, gate: Gate, cors: Cors, listener: socket.socket) -> ASGIApp:

@@ -116,7 +116,7 @@ def test_what_an_upgrade_makes_is_what_a_new_database_has(url: str, admin: psyco
     assert old == {"commit_1", "fetch_1", "drop_1"}
     upgraded["functions"] = [row for row in upgraded["functions"] if row[0] not in old]
     assert upgraded == whole
-    assert len(whole["functions"]) == 14
+    assert len(whole["functions"]) == 15
     assert len(whole["columns"]) > 100
 
 

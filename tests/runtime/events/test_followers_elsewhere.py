@@ -171,7 +171,7 @@ def test_a_run_of_a_thread_that_nobody_follows_makes_no_more_requests(memory: St
     go(main())
 
 
-COST = (8, 7)
+COST = (6, 5)
 """Requests and commits of one run, with the commits of its graph."""
 
 

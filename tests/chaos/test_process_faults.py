@@ -274,7 +274,7 @@ def test_a_kill_at_any_storage_effect_breaks_no_promise(
 ) -> None:
     quiet = live(launchers[0], backend, Point(scenario))
     assert not quiet.wrong, quiet.wrong
-    assert quiet.effects > 20
+    assert quiet.effects > 15
     points = visited(backend, scenario, quiet.effects)
     killed, wrong = visit(launchers, backend, points, quiet.stored)
     figures = {"backend": backend, "scenario": scenario, "points": len(points), "killed": killed}

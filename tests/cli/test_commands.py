@@ -6,22 +6,25 @@ Covers perdure.cli.database, perdure.cli.threads, perdure.langgraph.plain_readin
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
+from typer.main import get_command
 
 import perdure
 from perdure.cli import main
+from perdure.cli.app import app
 
 Shell = Callable[..., "Done"]
 
@@ -259,6 +262,18 @@ def test_help_teaches(shell: Shell) -> None:
         assert done.returncode == 0
         assert "Usage" in done.stdout
     assert shell("--version").stdout.strip()
+
+
+def test_no_help_has_words_in_brackets_which_would_be_taken_for_markup() -> None:
+    def texts(command: Any, name: str) -> Iterator[tuple[str, str]]:
+        yield name, command.help or ""
+        yield from ((name, getattr(each, "help", None) or "") for each in command.params)
+        for called, under in getattr(command, "commands", {}).items():
+            yield from texts(under, f"{name} {called}")
+
+    shown = [(name, text) for name, text in texts(get_command(app), "perdure") if text]
+    assert len(shown) > 100
+    assert [each for each in shown if re.search(r"\[[a-z#/@].*?\]", each[1])] == []
 
 
 def test_the_installed_program_refuses_in_one_sentence(tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def run_(
 ) -> None:
     """Sweep all threads: remove expired ones, and old checkpoints of the others.
 
-    The policy is that of the flags, or of [retention] in perdure.toml and PERDURE_RETENTION_*. Safe beside
-    live runs, and to interrupt: the next sweep continues. One process sweeps a database at a time; another
-    one exits with code 0 and changes nothing.
+    The policy is that of the flags, or of the table "retention" in perdure.toml and PERDURE_RETENTION_*.
+    Safe beside live runs, and to interrupt: the next sweep continues. One process sweeps a database at a
+    time; another one exits with code 0 and changes nothing.
     """
     if dry_run and not once:
         once = True

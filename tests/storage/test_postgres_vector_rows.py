@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import ormsgpack
 import pytest
 
 from perdure.engine.search_index import IndexEntry, entry_op, generation_op, pack, removal
@@ -40,6 +41,10 @@ def test_the_vectors_of_all_entries_are_sent() -> None:
         (generation_op(1), removal("a")),
         (put("a", VECTOR), entry_op("b", b"\xf5\x01sealed", 1)),
         (put("a", VECTOR), entry_op("b", b"\x94\xc1", 1)),
+        (put("a", VECTOR), entry_op("b", ormsgpack.packb([1, b"", None, [VECTOR]]), 1)),
+        (put("a", VECTOR), entry_op("b", ormsgpack.packb([b"", "", None, [VECTOR]]), 1)),
+        (put("a", VECTOR), entry_op("b", ormsgpack.packb([b"", b"", None, 7]), 1)),
+        (put("a", VECTOR), entry_op("b", ormsgpack.packb([b"", b"", None, [7]]), 1)),
         (put("a", VECTOR), put("b", b"")),
         (put("a", VECTOR), put("b", bytes(4 * 16_001))),
         (put("a", VECTOR), put("b", model=b"")),

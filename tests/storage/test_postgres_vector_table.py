@@ -244,6 +244,30 @@ def test_an_extension_that_was_dropped_or_moved_is_followed_by_migrate(change: s
             root.execute("DROP DATABASE changed_vectors WITH (FORCE)")
 
 
+def test_a_process_that_is_open_follows_an_extension_that_was_created_again() -> None:
+    server = postgres.shared()
+    with psycopg.connect(server.url(), autocommit=True) as root:
+        root.execute("CREATE DATABASE vectors_anew")
+    # Prepared statements know the functions by their numbers.
+    url = f"{server.url('vectors_anew', pool=2)}&prepare=1"
+    try:
+        with perdure.connect_sync(url, migrate=True) as database:
+            store = database.store(index=new_index())
+            store.put(HOME, "a", {"text": "tea"})
+            with psycopg.connect(url.partition("?")[0], autocommit=True) as admin:
+                admin.execute("DROP EXTENSION vector CASCADE")
+            with pytest.raises(MigrationRequired, match="pgvector was dropped from the database"):
+                store.put(HOME, "b", {"text": "coffee"})
+            backend.migrate(url)
+            store.put(HOME, "b", {"text": "coffee"})
+            store.put(HOME, "a", {"text": "cold tea"})
+            assert [hit.key for hit in store.search(HOME, query="coffee")] == ["b", "a"]
+            assert handle_of(database).examine(partition_of("", HOME)) == []
+    finally:
+        with psycopg.connect(server.url(), autocommit=True) as root:
+            root.execute("DROP DATABASE vectors_anew WITH (FORCE)")
+
+
 def test_an_encrypted_database_compares_in_the_process(caplog: pytest.LogCaptureFixture) -> None:
     with postgres.empty() as url, caplog.at_level("INFO", "perdure.langgraph"):
         with perdure.connect_sync(url, migrate=True, encryption_key=bytes(32)) as database:

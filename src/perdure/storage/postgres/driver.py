@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from psycopg import pq
 
-from perdure.errors import PerdureError, TooLarge, Unavailable, Unserialisable
+from perdure.errors import Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable, Unserialisable
 from perdure.model.ops import (
     Check,
     Commit,
@@ -40,7 +40,7 @@ from perdure.storage.port import CommitLimits, Notifier
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.connection import ConnectionLost, ServerConnection, StatementRolledBack
 from perdure.storage.postgres.notify import PostgresListener
-from perdure.storage.postgres.statements import Statements
+from perdure.storage.postgres.statements import Statement, Statements
 from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.postgres.vector_search import VectorSearch
 
@@ -202,11 +202,23 @@ class PostgresDriver:
 
     def _commit(self, writes: Sequence[codec.Write]) -> list[Any]:
         with_vectors = None if self._vectors is None else self._vectors.commit(writes)
-        statement, vectors = with_vectors or (self._sql.commit, ())
+        if self._vectors is None or with_vectors is None:
+            return self._committed(writes, self._sql.commit)
+        try:
+            return self._committed(writes, *with_vectors)
+        except (MigrationRequired, Corrupt):
+            # pgvector was dropped, or created again, since this process began. The database reads by itself
+            # what is not sent, or refuses it for its own reason.
+            outcomes = self._committed(writes, self._sql.commit)
+            self._vectors.stop_sending()
+            return outcomes
 
+    def _committed(
+        self, writes: Sequence[codec.Write], statement: Statement, more: Sequence[bytes] = ()
+    ) -> list[Any]:
         def once() -> list[int]:
             link = self._connected()
-            values = [*codec.pack_writes(writes, link.deadline()), *vectors]
+            values = [*codec.pack_writes(writes, link.deadline()), *more]
             return link.ask(statement, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b""))
 
         refusals = self._repeated(once)

@@ -83,10 +83,13 @@ def _vectors(job: int, item: str, body: bytes) -> Iterator[_Row | None]:
     except ValueError:
         yield None
         return
+    if not (isinstance(model, bytes) and isinstance(content, bytes) and isinstance(vectors, list)):
+        yield None
+        return
     if not vectors and not model and paths != []:
         yield None
     for place, vector in enumerate(vectors, 1):
-        is_plain = len(vector) % 4 == 0 and 0 < len(vector) <= 4 * MOST_DIMS
+        is_plain = isinstance(vector, bytes) and len(vector) % 4 == 0 and 0 < len(vector) <= 4 * MOST_DIMS
         yield _Row(job, place, item, model, content, vector) if is_plain else None
 
 

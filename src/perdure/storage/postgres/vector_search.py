@@ -48,6 +48,7 @@ class VectorSearch:
         self._extension = extension
         self._connecting = connecting
         self._graphs = set(extension.graphs)
+        self._sends = True
         self._schema = schema = quoted(place.schema)
         within = "p.space = 'store' AND p.tenant = $1 AND p.thread >= $2 AND ($3 = '' OR p.thread < $3)"
         texts = (_TEXT, _TEXT, _TEXT)
@@ -78,8 +79,14 @@ class VectorSearch:
     def commit(self, writes: Sequence[codec.Write]) -> tuple[Statement, vector_rows.Values] | None:
         """Return the statement that executes requests and adds the vectors of the entries that they put, and
         its parameters after those of ``commit_N``; ``None`` if there are no vectors to be sent."""
+        if not self._sends:
+            return None
         values = vector_rows.pack_vectors(writes, self._extension.type_id)
         return None if values is None else (self._commit, values)
+
+    def stop_sending(self) -> None:
+        """Leave the vectors to the database from now on, as pgvector is not the one that this process met."""
+        self._sends = False
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
         """Return the statement of a ``Find`` by vectors and its parameters, as text."""

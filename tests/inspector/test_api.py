@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ import pytest
 import perdure
 from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
-from perdure.errors import NotAllowed
+from perdure.engine.measure import Measure
+from perdure.errors import Contention, NotAllowed, PerdureError, Unavailable
 from perdure.inspector import diff, listing
 from perdure.inspector.access import LocalAccess
 from perdure.inspector.web import create_app
+from perdure.model.program import Program
 from tests.inspector import staging
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
 
@@ -98,6 +101,21 @@ def test_the_largest_of_the_matching_threads_come_first(site: Site, monkeypatch:
     assert ordered() == (whole, 5)
     assert ordered(status="interrupted")[0] == ["waiting"]
     assert ordered(id="pl")[0] == ["plain"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(Unavailable, 503), (Contention, 200)])
+def test_a_database_that_is_away_is_no_thread_without_a_size(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: type[PerdureError], status: int
+) -> None:
+    def fail(*_: object) -> Program[Measure]:
+        raise error("no answer")
+        yield
+
+    monkeypatch.setattr(listing, "measure", fail)
+    response = site.response("/inspect/api/threads", params={"sort": "size"})
+    assert response.status_code == status
+    if status == HTTPStatus.OK:
+        assert [each["bytes"] for each in response.json()["threads"]] == [None] * 4
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tests.inspector.staging import HOSTILE, HOSTILE_ID
 from tests.server.browsing import Site, browsing, launched, wait_for
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PHONE = ViewportSize(width=390, height=844)
@@ -113,6 +113,25 @@ def test_the_largest_threads_come_first(page: Page, address: str) -> None:
     page.set_viewport_size(PHONE)
     assert findings(page) == []
     assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_no_more_threads_are_called_the_largest_than_an_answer_has(page: Page, address: str) -> None:
+    page.goto(address)
+    rows(page)
+    shown = page.evaluate("async () => (await (await fetch('api/threads')).json()).threads[0]")
+
+    def answer(route: Route) -> None:
+        # Each has the largest 50 of many: of those left out of the first, some are larger than the second's.
+        is_last = "cursor=" in route.request.url
+        sizes = range(50) if is_last else range(1000, 1050)
+        found = [{**shown, "thread_id": f"t{size}", "bytes": size} for size in reversed(sizes)]
+        route.fulfill(json={"threads": found, "examined": 500, "cursor": None if is_last else "0:x"})
+
+    page.route("**/api/threads?*sort=size*", answer)
+    page.get_by_label("Order").select_option("size")
+    page.get_by_role("status").get_by_text("1,000 threads measured, which is all.").wait_for()
+    assert rows(page) == [f"t{size}" for size in reversed(range(1000, 1050))]
+    assert "The 50 largest of them are shown." in page.get_by_role("status").first.inner_text()
 
 
 def test_another_tenant_is_chosen_by_keys(page: Page, address: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Any, get_args
 
 from perdure.engine.measure import measure
-from perdure.errors import BadSetting, PerdureError
+from perdure.errors import BadSetting, PerdureError, Unavailable
 from perdure.inspector.access import Access
 from perdure.inspector.visible_threads import WalkPlace, WalkStep, number, walk
 from perdure.model.messages import Run
@@ -171,6 +171,8 @@ async def _by_size(access: Access, steps: AsyncGenerator[WalkStep, None], wanted
 async def _size(access: Access, thread_id: str) -> int | None:
     try:
         found = await access.handle.arun(measure(Partition(access.tenant, thread_id), access.handle.digest))
+    except Unavailable:
+        raise  # Of the database, not of the thread.
     except PerdureError:
         return None  # Its row has the fault.
     return found.total

@@ -5,7 +5,7 @@ import { announce, bytes, field, fill, make, number, status, time, whenSeen } fr
 import { address } from "./address.js";
 
 const EVERY_MS = 4000;
-const LARGEST = 100;
+const LARGEST = 50; // As many as an answer has: those that it leaves out are smaller.
 const HEADINGS = ["Thread", "Status", "Graph", "Activity", "Created", "Metadata"];
 const STATUSES = ["", "idle", "busy", "interrupted", "error"];
 

@@ -24,7 +24,6 @@ from langgraph.types import Command
 
 import perdure
 from perdure.database.blocking import SyncDatabase
-from perdure.langgraph.first_step import DURABILITY
 from perdure.langgraph.saver import PerdureSaver
 from perdure.testing.faults import ALL, WRITES, Action, Fault, fail, faulty, kill, refuse
 from tests.backends import EMPTY
@@ -168,8 +167,8 @@ def as_text(values: Any) -> str:
 
 
 def watched(database: SyncDatabase, journal: Journal) -> PerdureSaver:
-    """A checkpointer that notes each write when it is acknowledged, and not before. In durability ``async`` a
-    run's input is acknowledged by whatever its run writes on it."""
+    """A checkpointer that notes each write when it is acknowledged, and not before. To a loop that awaits its
+    writes, a run's input is acknowledged by whatever the run writes on it: no node begins before."""
     saver = database.checkpointer()
     put, put_writes, aput, aput_writes = saver.put, saver.put_writes, saver.aput, saver.aput_writes
     carried: dict[str, str] = {}
@@ -200,8 +199,7 @@ def watched(database: SyncDatabase, journal: Journal) -> PerdureSaver:
     async def watched_aput(at: Any, checkpoint: Any, metadata: Any, versions: Any) -> Any:
         out = await aput(at, checkpoint, metadata, versions)
         note_carried(at)
-        place = at["configurable"]
-        if metadata["source"] == "input" and not place["checkpoint_ns"] and place[DURABILITY] == "async":
+        if metadata["source"] == "input" and not at["configurable"]["checkpoint_ns"]:
             carried[checkpoint["id"]] = as_text(checkpoint["channel_values"])
         else:
             note_put(at, checkpoint)

@@ -195,7 +195,7 @@ class Acceptance:
         context.queues.accepted(partition, accepted)
         context.subscriptions.changed(partition)
         if lane.stop is not None:
-            self._control.stop_asked(partition, lane.stop)
+            self._control.stop_asked(partition, lane.stop, lane.run_id)
         if terms.strategy == STEER and lane.run_id is not None:
             self._control.message_waits(partition)
         if context.works:

@@ -26,7 +26,7 @@ class Control:
         now = await self._context.clock.now()
         stopping = await self._database.arun(runs.stop(partition, run_id, how, now))
         if stopping:
-            self.stop_asked(partition, how)
+            self.stop_asked(partition, how, run_id)
             self._context.notifications.due(partition)
         return stopping
 
@@ -69,8 +69,13 @@ class Control:
 
     async def delete(self, partition: Partition) -> None:
         """Remove a thread with everything in it. A current run, in any process, can store nothing more."""
+        leases = self._worker.runner.leases
+        run_id = leases.run_of(partition)
         await self._database.arun(removal.delete_thread(partition))
-        self.stop_asked(partition, DELETED)
+        self.stop_asked(partition, DELETED, run_id)
+        if leases.run_of(partition) not in (None, run_id):
+            # Claimed meanwhile: before the removal, or on a new thread of this name.
+            leases.asked(lambda other: other == partition)
         self._removed(partition)
 
     async def remove_resting(self, partition: Partition) -> bool:
@@ -87,9 +92,9 @@ class Control:
             await self._database.take_back(partition, run.id)
         await self._database.arun(queue_retention.remove(partition, run, self._database.limits.ops))
 
-    def stop_asked(self, partition: Partition, how: str) -> None:
+    def stop_asked(self, partition: Partition, how: str, run_id: str | None) -> None:
         """Notify the worker of a thread's run that the run has to end."""
-        self._worker.runner.stop_asked(partition, how)
+        self._worker.runner.stop_asked(partition, how, run_id)
         self._context.notifications.stop(partition)
 
     def _removed(self, partition: Partition) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from perdure.model.messages import INTERRUPTED
+from perdure.model.ops import Commit, Drop, Put
+from perdure.model.program import Effect
+from perdure.model.records import LANE
 from perdure.runtime import Options, Runtime, StreamOptions
-from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, spoken, working
+from tests.runtime.graphs import Heard, Line, Storage, Talk, eventually, go, settings, spoken, working
 from tests.runtime.test_steering import Tools
 
 LONG = settings(lease=600.0)
@@ -130,5 +134,71 @@ def test_a_worker_that_is_stopped_releases_a_run_that_has_not_started(near: Stor
         talk.gate.set()
         async with working(near.database(), talk.graph) as runtime:
             assert (await runtime.wait(ticket, 30)).state == "done"
+
+    go(main())
+
+
+class Late:
+    """Holds up the answer to the first request of a line that asks a run to stop, or drops its thread:
+    ``stored`` is set when it is applied, and it goes on with ``gate``."""
+
+    def __init__(self, line: Line) -> None:
+        self.stored, self.gate = asyncio.Event(), asyncio.Event()
+        perform = line.aperform
+
+        async def late(effect: Effect[Any]) -> Any:
+            answer = await perform(effect)
+            if self._is_meant(effect) and not self.stored.is_set():
+                self.stored.set()
+                await self.gate.wait()
+            return answer
+
+        line.aperform = late  # type: ignore[method-assign]
+
+    @staticmethod
+    def _is_meant(effect: Effect[Any]) -> bool:
+        if isinstance(effect, Drop):
+            return True
+        ops = effect.ops if isinstance(effect, Commit) else ()
+        return any(isinstance(op, Put) and op.kind is LANE and op.fields.get("stop") for op in ops)
+
+
+@pytest.mark.parametrize("is_started", [False, True], ids=["starting", "under way"])
+@pytest.mark.parametrize("how", ["cancel", "interrupt", "delete"])
+def test_a_request_to_stop_ends_no_later_run(memory: Storage, talk: Talk, how: str, is_started: bool) -> None:
+    """A run is asked to stop, and the answer of the database comes when the next run has begun."""
+
+    async def main() -> None:
+        database, line = memory.open()
+        async with working(database, talk.graph, settings=LONG) as runtime:
+            first = await runtime.accept("ada", "hold one")
+            await eventually(lambda: talk.under_way)
+            late = Late(line)
+            asking: asyncio.Task[Any] = asyncio.create_task(
+                runtime.cancel("ada", first.id)
+                if how == "cancel"
+                else runtime.accept("ada", "hold two", strategy="interrupt")
+                if how == "interrupt"
+                else runtime.delete("ada")
+            )
+            await late.stored.wait()
+            opening = Opening(runtime)
+            talk.gate.set()
+            if how != "delete":
+                assert (await runtime.wait(first, 30)).state == "done"
+            await eventually(lambda: not runtime._worker.runner.leases.working)
+            talk.gate.clear()
+            second = await runtime.accept("ada", "hold two") if how != "interrupt" else None
+            await opening.begun.wait()
+            if is_started:
+                opening.gate.set()
+                await eventually(lambda: talk.under_way)
+            late.gate.set()
+            second = second or await asking
+            await asking
+            opening.gate.set()
+            talk.gate.set()
+            assert (await runtime.wait(second, 30)).state == "done"
+            assert not runtime._worker.runner.leases.starting
 
     go(main())

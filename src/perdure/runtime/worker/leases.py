@@ -42,12 +42,14 @@ class Starting:
     """Requests for a run of this process that arrive between its claim and its start.
 
     Attributes:
+        run_id: The run.
         how: The reason to end it, as in ``Working``.
         has_message: A message waits that it may take.
         is_asked: Another process may have asked it to stop.
         is_followed: Another process follows its thread.
     """
 
+    run_id: str
     how: str = ""
     has_message: bool = False
     is_asked: bool = False
@@ -84,7 +86,7 @@ class Leases:
     def started(self, working: Working) -> None:
         """Register a run that is under way, and do what was asked for since its claim."""
         partition = working.held.partition
-        starting = self.starting.pop(partition, Starting())
+        starting = self.starting.pop(partition, Starting(working.held.run.id))
         self.working[partition] = working
         if working.held.lane.pending or starting.has_message:
             self.message_waits(partition)
@@ -92,6 +94,13 @@ class Leases:
             self._soon(self._renew(working))
         if starting.how:
             working.cancel(starting.how)
+
+    def run_of(self, partition: Partition) -> str | None:
+        """Return the id of the run of a thread that this process works on, or is about to."""
+        if (starting := self.starting.get(partition)) is not None:
+            return starting.run_id
+        working = self.working.get(partition)
+        return None if working is None else working.held.run.id
 
     async def _renew(self, working: Working) -> None:
         loop = asyncio.get_running_loop()

@@ -110,13 +110,22 @@ class Runner:
         run, messages = self._last.get(partition, (None, ()))
         return run if message_id in messages else None
 
-    def stop_asked(self, partition: Partition, how: str) -> None:
+    def stop_asked(self, partition: Partition, how: str, run_id: str | None) -> None:
         """Cancel a run of this process that was asked to stop, without waiting for the renewal of its lease.
 
         Args:
             partition: The thread.
             how: The reason, such as ``ROLLBACK``.
+            run_id: The run. By the time at which the database has answered, the thread may have another one.
         """
+        if run_id is not None and run_id == self.leases.run_of(partition):
+            self._cancel(partition, how)
+
+    def release(self, partition: Partition) -> None:
+        """Release the run of a thread, for other workers."""
+        self._cancel(partition, "drain")
+
+    def _cancel(self, partition: Partition, how: str) -> None:
         if (starting := self.leases.starting.get(partition)) is not None:
             starting.how = starting.how or how
         elif (working := self._working.get(partition)) is not None:
@@ -154,7 +163,7 @@ class Runner:
     def begun(self, held: HeldRun) -> None:
         """Note a run that was claimed by the commit that accepted its message; ``run_next`` works on it."""
         self._begun[held.partition] = held
-        self.leases.starting[held.partition] = Starting()
+        self.leases.starting[held.partition] = Starting(held.run.id)
 
     def doubted(self, held: HeldRun) -> None:
         """Note a run that the commit which accepted its message has claimed if it was applied, as its answer
@@ -179,7 +188,7 @@ class Runner:
             return None
         if isinstance(held, Unserved):
             return Foreign("graph", held.name)
-        self.leases.starting.setdefault(partition, Starting())
+        self.leases.starting.setdefault(partition, Starting(held.run.id))
         try:
             return await self._next(held)
         finally:

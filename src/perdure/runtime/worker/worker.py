@@ -95,7 +95,7 @@ class Worker:
                 ready = [lane for lane in lanes if lane.is_due(now)]
                 left = None if until is None else max(0.0, until - loop.time())
                 for lane in ready:
-                    give_up = functools.partial(self.runner.stop_asked, partition, "drain")
+                    give_up = functools.partial(self.runner.release, partition)
                     done = await self.dispatch.serve((partition, lane.name), give_up, left)
                     if isinstance(done, Foreign):
                         raise NotFound(

@@ -268,6 +268,29 @@ def test_a_process_that_is_open_follows_an_extension_that_was_created_again() ->
             root.execute("DROP DATABASE vectors_anew WITH (FORCE)")
 
 
+def test_pgvector_in_a_schema_that_the_user_may_not_use_is_left_out() -> None:
+    server = postgres.shared()
+    with psycopg.connect(server.url(), autocommit=True) as root:
+        root.execute("CREATE DATABASE vectors_apart")
+        root.execute("CREATE ROLE apart LOGIN")
+    url = server.url("vectors_apart", pool=2)
+    by_apart = url.replace("postgres@", "apart@")
+    try:
+        with psycopg.connect(url.partition("?")[0], autocommit=True) as admin:
+            admin.execute("CREATE SCHEMA hidden; CREATE EXTENSION vector SCHEMA hidden")
+            admin.execute("CREATE SCHEMA perdure; GRANT USAGE, CREATE ON SCHEMA perdure TO apart")
+        backend.migrate(by_apart)
+        assert backend.pending(by_apart) == []
+        with perdure.connect_sync(by_apart) as database:
+            store = database.store(index=new_index())
+            store.put(HOME, "a", {"text": "tea"})
+            assert [hit.key for hit in store.search(HOME, query="tea")] == ["a"]
+    finally:
+        with psycopg.connect(server.url(), autocommit=True) as root:
+            root.execute("DROP DATABASE vectors_apart WITH (FORCE)")
+            root.execute("DROP ROLE apart")
+
+
 def test_an_encrypted_database_compares_in_the_process(caplog: pytest.LogCaptureFixture) -> None:
     with postgres.empty() as url, caplog.at_level("INFO", "perdure.langgraph"):
         with perdure.connect_sync(url, migrate=True, encryption_key=bytes(32)) as database:

@@ -115,7 +115,12 @@ def _add_vectors(connection: psycopg.Connection, place: PostgresUrl) -> None:
 
 def _extension(connection: psycopg.Connection, place: PostgresUrl) -> Extension:
     row = connection.execute(vector_table.STATE, vector_table.names(place.schema)).fetchone()
-    return Extension(*row) if row else Extension("", False, False, False, False)
+    found = Extension(*row) if row else Extension("", False, False, False, False)
+    if found.home and not found.has_parts:
+        may_use = connection.execute("SELECT has_schema_privilege(%s, 'USAGE')", (found.home,)).fetchone()
+        if may_use != (True,):
+            return found._replace(home="")  # For this user it is as if it were not installed.
+    return found
 
 
 def _refuse_other(place: PostgresUrl, found: int) -> None:

@@ -117,11 +117,12 @@ def misled(partition: Partition, how: str) -> Corrupt:
 
 
 def _clear(partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], version: int) -> int:
-    values: list[Any] = [*partition, kind.name, *key, version]
     if kind.grows is None:
-        values += fields
+        values = [*partition, kind.name, *key, version, *fields]
         while values[-1] is None:
             values.pop()
+    else:
+        values = [*partition, kind.name, *key, version]
     try:
         return crc32(packb(values))
     except TypeError:

@@ -6,7 +6,7 @@ by the key, by a prefix of it, or by a declared order: there is no statement tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -212,31 +212,35 @@ def upsert(kind: Kind, count: int = 1) -> str:
 def checksum(op: Put, partition: Partition) -> int:
     """Return the checksum of the record that an operation writes."""
     kind = op.kind
-    fields = [op.fields[name] for name in _names(kind)]
-    return checksums.checksum(
-        partition, kind, op.key, fields, op.version if kind.versioned else 0, op.body if kind.body else b""
-    )
+    version, body = op.version if kind.versioned else 0, op.body if kind.body else b""
+    return checksums.checksum(partition, kind, op.key, fields(op), version, body)
 
 
-def row(op: Put, fields: Mapping[str, Any], t: int, partition: Partition) -> tuple[Any, ...]:
+def fields(op: Put) -> list[Any]:
+    """Return the fields of an operation in the order of their declaration."""
+    return list(map(op.fields.__getitem__, _names(op.kind)))
+
+
+def row(op: Put, fields: Sequence[Any], t: int, partition: Partition) -> tuple[Any, ...]:
     """Return the values of one record, its checksum last, for ``insert`` and ``upsert``.
 
     Args:
         op: The operation.
-        fields: The fields, which may differ from the operation's in one that the record keeps.
+        fields: What ``fields`` returned for it; one that the record keeps may differ.
         t: The partition's number.
         partition: The partition.
     """
-    kind = op.kind
-    values = [fields[name] for name in _names(kind)]
-    version = op.version if kind.versioned else 0
-    body = op.body if kind.body else b""
-    of = checksums.checksum(partition, kind, op.key, values, version, body)
+    kind, key, _, body, _, version, _ = op
+    if not kind.versioned:
+        version = 0
+    if not kind.body:
+        body = b""
+    of = checksums.checksum(partition, kind, key, fields, version, body)
+    if kind.versioned and kind.body:
+        return (t, *key, *fields, version, body, of)
     if kind.versioned:
-        values.append(version)
-    if kind.body:
-        values.append(body)
-    return (t, *op.key, *values, of)
+        return (t, *key, *fields, version, of)
+    return (t, *key, *fields, body, of) if kind.body else (t, *key, *fields, of)
 
 
 @lru_cache(maxsize=64)

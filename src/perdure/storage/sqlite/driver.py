@@ -216,10 +216,10 @@ class SqliteDriver:
             new = 0
             if isinstance(op, Put):
                 before = known.get((op.kind, op.key))
-                fields = op.fields
+                fields = sql.fields(op)
                 if before is not None:
                     old = before[1]
-                    fields = rows.with_kept_field(op, before, thread, partition)
+                    rows.keep_field(fields, op, before, thread, partition)
                 row = sql.row(op, fields, t, partition)
                 new = row[-1]
                 puts.setdefault((op.kind, op.expect is Expect.ABSENT), []).append(row)

@@ -87,12 +87,13 @@ def known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, trusting: b
     return found
 
 
-def with_kept_field(
-    put: Put, before: KnownRecord, thread: CatalogueRow, partition: Partition
-) -> Mapping[str, Any]:
-    """Return the fields that a put writes: those of the operation, with the one that the record keeps.
+def keep_field(
+    fields: list[Any], put: Put, before: KnownRecord, thread: CatalogueRow, partition: Partition
+) -> None:
+    """Replace the field that a put keeps, if any, by that of the record.
 
     Args:
+        fields: The fields of the put, in the order of their declaration.
         put: The put.
         before: The record that it overwrites.
         thread: The partition's row of the catalogue.
@@ -102,20 +103,19 @@ def with_kept_field(
         Corrupt: A field is to be kept of a record that is not what was written.
     """
     if put.keep is None:
-        return put.fields
-    kind = put.kind
-    found = sql.header(kind, before[2], partition, required=thread.total is not None)
-    if kind.expires:
-        until = found[_place(kind, str(kind.index))]
-        if until is not None and until <= put.fields[put.keep]:
-            return put.fields
-    return {**put.fields, put.keep: found[_place(kind, put.keep)]}
+        return
+    found = sql.header(put.kind, before[2], partition, required=thread.total is not None)
+    kept, expiry = _places(put.kind, put.keep)
+    until = None if expiry is None else found[expiry]
+    if until is None or until > fields[kept]:
+        fields[kept] = found[kept]
 
 
 @lru_cache(maxsize=64)
-def _place(kind: Kind, field: str) -> int:
-    """Return the position of a field among the fields of a kind."""
-    return [column.name for column in kind.fields].index(field)
+def _places(kind: Kind, field: str) -> tuple[int, int | None]:
+    """Return the positions, among the fields of a kind, of one field and of the time of expiry, if any."""
+    names = [column.name for column in kind.fields]
+    return names.index(field), names.index(str(kind.index)) if kind.expires else None
 
 
 def _select_headers(kind: Kind, count: int) -> str:

@@ -61,7 +61,7 @@ def is_indexed(write: Write) -> bool:
 def overwriting(writes: Iterable[Write]) -> tuple[Op, ...]:
     """Return the operations of writes that are not indexed, for drivers that keep the creation time."""
     return tuple(
-        Put(ITEM, (w.key,), _fields(w, w.at), w.body or b"", version=w.version, keep="created_at")
+        Put(ITEM, (w.key,), _fields(w, w.at), w.body or b"", Expect.ANY, w.version, "created_at")
         for w in writes
     )
 
@@ -160,7 +160,7 @@ def _fields(write: Write, created_at: int) -> dict[str, int | None]:
         "created_at": created_at,
         "updated_at": write.at,
         "ttl": write.ttl,
-        "expires_at": expiry(write.ttl, write.at),
+        "expires_at": None if write.ttl is None else expiry(write.ttl, write.at),
     }
 
 

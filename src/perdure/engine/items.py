@@ -96,8 +96,12 @@ def write(
             )
         return ops, size
 
-    # All of them are weighed before the first is written.
-    for batch in list(split(writes, weigh, budget, reserve=1)):
+    whole = list(writes)
+    size = sum(len(w.body or b"") + len(w.entry or b"") for w in whole)
+    # Most batches fit one commit at two operations a write; otherwise all are weighed before the first is
+    # written.
+    fits = size <= budget.bytes and 2 * len(whole) < budget.ops
+    for batch in [whole] if fits and whole else list(split(whole, weigh, budget, reserve=1)):
         if keeps and not any(map(item_writes.is_indexed, batch)):
             yield from ask(Commit(partition, item_writes.overwriting(batch)))
         else:

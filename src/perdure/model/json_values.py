@@ -22,7 +22,6 @@ _LEAVES = frozenset((str, int, bool, type(None)))
 _SEQUENCES = (list, tuple)
 _CONTAINERS = frozenset((dict, list))
 _KNOWN = _LEAVES | _CONTAINERS | {float}
-_KEYS = frozenset((str,))
 _CONTAINERS_MOST = 10_000
 _DIGITS_AS_ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
 _LONG_NUMBER = b"0" * 19
@@ -44,12 +43,11 @@ def _packed_quickly(value: dict[Any, Any]) -> bytes | None:
     ``None`` for any other, and for one that is refused."""
     containers: list[Any] = [value]
     for container in containers:
-        parts = container
-        if type(container) is dict:
-            if not _KEYS.issuperset(map(type, container)):
-                return None
-            parts = container.values()
+        # orjson itself refuses keys that are not of the type str.
+        parts = container.values() if type(container) is dict else container
         types = set(map(type, parts))
+        if types <= _LEAVES:
+            continue
         if not types <= _KNOWN or (float in types and not all(map(_has_one_form, parts))):
             return None
         if not types.isdisjoint(_CONTAINERS):

@@ -181,3 +181,18 @@ def test_what_comes_as_a_thread_was_served_waits_for_no_poll(near: Storage, talk
             assert (await runtime.wait(second, 30)).state == "done"
 
     go(main())
+
+
+def test_a_runtime_that_was_not_entered_accepts_without_a_try_to_work(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        heard = Heard()
+        database = memory.database()
+        runtime = Runtime(database, talk.graph, observers=[heard])
+        ticket = await runtime.accept("ada", "one")
+        dispatch = runtime._worker.dispatch
+        assert await dispatch.idle(30) == 0
+        assert heard.count("worker.error") == 0
+        async with working(database, talk.graph) as worker:
+            assert (await worker.wait(ticket, 30)).state == "done"
+
+    go(main())

@@ -207,7 +207,10 @@ class Dispatch:
         """Serve a queue as soon as there is a free slot."""
         if self.is_stopping:
             return
-        if due in self._serving:
+        if not self._work:
+            # A runtime that was not entered accepts messages, too; the next worker finds them.
+            self._notifications.due(due[0])
+        elif due in self._serving:
             self._again.add(due)
         elif self._slots > 0 and self._may_run(due[0].tenant):
             self._serve(due)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure.errors import Unavailable
 from perdure.model.messages import Message
 from perdure.model.ops import Commit, Put
 from perdure.model.queue import IN, LATER
@@ -158,6 +159,30 @@ def test_a_worker_that_stops_waits_for_what_was_claimed_while_its_queue_was_serv
         assert not idle.done()
         begun[1].set()
         assert await idle == 0
+
+    go(main())
+
+
+def test_what_was_claimed_while_a_caller_had_its_queue_served_is_served_after_a_failure(
+    memory: Storage, talk: Talk
+) -> None:
+    async def main() -> None:
+        dispatch = Dispatch(Runtime(memory.database(), talk.graph)._context)
+        due, begun = (Partition("", "ada"), IN), list[Partition]()
+
+        async def serve(partition: Partition) -> bool:
+            begun.append(partition)
+            if len(begun) == 1:
+                dispatch.serve_reserved(due)
+                raise Unavailable("the database is away")
+            return False
+
+        dispatch.start({IN: serve})
+        assert dispatch.reserve(due)
+        with pytest.raises(Unavailable):
+            await dispatch.serve(due, lambda: None, None)
+        await eventually(lambda: len(begun) == 2)
+        assert await dispatch.idle(60) == 0
 
     go(main())
 

@@ -144,7 +144,7 @@ class Dispatch:
             raise
         finally:
             mark.cancel()
-            del self._serving[due]
+            self._leave(due)
 
     def schedule(self, partition: Partition, lane: Lane, now: int, *, is_known_free: bool = True) -> None:
         """Schedule a queue whose due time is known, without a poll of the database.
@@ -238,13 +238,7 @@ class Dispatch:
 
     def _done(self, due: Due) -> None:
         was_full = self._slots <= 0
-        del self._serving[due]
-        if due in self._pressing:
-            # It was claimed meanwhile; also a worker that stops has to release it.
-            self._pressing.discard(due)
-            self._serve(due)
-            return
-        if self.is_stopping:
+        if self._leave(due) or self.is_stopping:
             return
         if due in self._again:
             self._again.discard(due)
@@ -254,6 +248,16 @@ class Dispatch:
             self._fill()
         if self._slots > 0 and (was_full or (self._backlog and not is_fresh)):
             self._wake.set()
+
+    def _leave(self, due: Due) -> bool:
+        """Note that a queue is not served any more. Return True if it is served again, as it was claimed
+        meanwhile: also a worker that stops has to release it."""
+        del self._serving[due]
+        is_claimed = due in self._pressing
+        if is_claimed:
+            self._pressing.discard(due)
+            self._serve(due)
+        return is_claimed
 
     async def run(self) -> None:
         """Poll for due queues until it is cancelled or stopped."""

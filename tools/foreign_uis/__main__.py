@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.server.browsing import FLAGS
 from tools.foreign_clients.servers import NotStarted, serving
 from tools.foreign_suites.arguments import parser_of
 from tools.foreign_suites.places import Unobtainable
 
 from . import assistant_ui, building, chat_ui, copilotkit, inbox
 from .catalogue import AGENT_INBOX, ASSISTANT_UI, CHAT_UI, COPILOTKIT, Application, Pages
-from .driving import FLAGS, Failures, Unfulfilled, Visit, visiting
+from .driving import Failures, Unfulfilled, Visit, visiting
 from .report import Outcome, Told
 
 if TYPE_CHECKING:

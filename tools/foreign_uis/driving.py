@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Request as Asked
 
 PATIENCE_S = 90.0
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 _OWN = "127.0.0.1"
 
 

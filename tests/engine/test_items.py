@@ -11,10 +11,10 @@ from perdure.engine import items
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge, Unavailable
 from perdure.langgraph.store import PerdureStore
-from perdure.model.items import Write, name_of, partition_of
 from perdure.model.ops import Commit, Delete, Expect, Fetch, Find, Get, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, ITEM, Record
+from perdure.model.store_items import Write, name_of, partition_of
 from perdure.storage.encryption import EncryptedDriver, Keyring
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, Driver, WrappingDriver, run

@@ -304,9 +304,9 @@ def test_a_database_with_items_in_the_clear_takes_no_key(tmp_path: Path) -> None
 
 
 def test_an_item_that_was_moved_or_stripped_is_refused() -> None:
-    from perdure.model.items import partition_of
     from perdure.model.ops import Commit, Fetch, Put, Range
     from perdure.model.records import ITEM
+    from perdure.model.store_items import partition_of
     from perdure.storage.encryption import Keyring
     from perdure.storage.memory import MemoryDriver
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from langgraph.store.base import GetOp, ListNamespacesOp, MatchCondition, Op, PutOp, SearchItem, SearchOp
 from langgraph.store.memory import InMemoryStore
 
-from perdure.model.items import MINUTE
+from perdure.model.store_items import MINUTE
 from perdure.storage.encryption import Keyring
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.expiry import Hand

@@ -17,7 +17,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.engine.search_index import IndexEntry, pack
 from perdure.errors import MigrationRequired
 from perdure.langgraph.search.index import SearchIndex
-from perdure.model.items import partition_of
+from perdure.model.store_items import partition_of
 from perdure.storage.postgres import backend, schema, vector_table
 from perdure.storage.postgres.vector_table import Extension
 from perdure.testing.conformance.meaning import new_index

@@ -207,7 +207,7 @@ def _one(
 
 def label(partition: Partition) -> str:
     """Return the name of a thread, a namespace of the store or a server's list, for the screen."""
-    from perdure.model.items import labels_of
+    from perdure.model.store_items import labels_of
 
     tenant = f" of tenant {partition.tenant!r}" if partition.tenant else ""
     if partition.space == STORE:

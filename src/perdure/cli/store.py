@@ -51,7 +51,7 @@ def reindex(
     from perdure.engine.items import namespaces
     from perdure.langgraph.search.reindex import Reindexed
     from perdure.langgraph.search.reindex import reindex as indexing
-    from perdure.model.items import labels_of
+    from perdure.model.store_items import labels_of
 
     key = key_of(key_file)
     url, index = _settings(config, db, key is not None)

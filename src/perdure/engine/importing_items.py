@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from perdure.engine.transact import Budget, batches
 from perdure.errors import Contention
-from perdure.model.items import LAST, is_over, labels_of
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Partition, Record
+from perdure.model.store_items import LAST, is_over, labels_of
 
 ATTEMPTS = 8
 

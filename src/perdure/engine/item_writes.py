@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from perdure.engine import search_index
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.errors import Contention, TooLarge
-from perdure.model.items import Write, expiry, is_over, labels_of
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Partition, Record
+from perdure.model.store_items import Write, expiry, is_over, labels_of
 
 EXACT = 8
 """Times that a write is planned again to keep the creation time; after that the last write wins."""

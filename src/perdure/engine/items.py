@@ -15,18 +15,6 @@ from perdure.engine import item_writes, search_index
 from perdure.engine.item_writes import weight, weight_of_write
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
-from perdure.model.items import (
-    Condition,
-    Labels,
-    Write,
-    common_prefix,
-    is_over,
-    labels_of,
-    matches,
-    name_after,
-    name_of,
-    renewed,
-)
 from perdure.model.ops import (
     Bound,
     Commit,
@@ -43,6 +31,18 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, STORE, Key, Partition, Record
+from perdure.model.store_items import (
+    Condition,
+    Labels,
+    Write,
+    common_prefix,
+    is_over,
+    labels_of,
+    matches,
+    name_after,
+    name_of,
+    renewed,
+)
 
 _WHOLE = 64
 _SPARE = 2

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import ormsgpack
 
 from perdure.errors import Corrupt, TooLarge
-from perdure.model.items import labels_of
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, ITEM, Key, Partition, Record
+from perdure.model.store_items import labels_of
 
 _COLLECTION = "search"
 _GENERATION: Key = (_COLLECTION, "")

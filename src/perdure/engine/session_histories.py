@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from perdure.engine.transact import Budget, batches
 from perdure.errors import Corrupt, TooLarge, Unserialisable
-from perdure.model.items import LAST, expiry, is_over
 from perdure.model.messages import MESSAGE_MAX, decode_object, dedupe_digest
 from perdure.model.ops import (
     Check,
@@ -37,6 +36,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, SESSIONS, Partition, Record
+from perdure.model.store_items import LAST, expiry, is_over
 
 TAIL = 128 * 1024
 """Bytes of JSON up to which messages are in the head of a session."""

@@ -19,10 +19,10 @@ from perdure.engine.paging import read_all
 from perdure.engine.thread_digest import ATTEMPTS, Digest, Report, silent
 from perdure.engine.transfer import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt
-from perdure.model.items import is_over, labels_of
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
+from perdure.model.store_items import is_over, labels_of
 
 MARGIN = 5_000_000
 """Tolerance in microseconds: an item that expires within it of a comparison may be missing, so that neither

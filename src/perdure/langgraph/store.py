@@ -36,10 +36,10 @@ from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
 from perdure.langgraph.store_arguments import as_seen, checked_ttl, together, validate_all
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
-from perdure.model.items import Condition, Labels, Write, labels_of, partition_of, span
 from perdure.model.json_values import is_same, pack, unpack
 from perdure.model.program import Effect, Program
 from perdure.model.records import Partition, Record
+from perdure.model.store_items import Condition, Labels, Write, labels_of, partition_of, span
 from perdure.storage.port import (
     Driver,
     arun,

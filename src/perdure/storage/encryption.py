@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import ormsgpack
 
 from perdure.errors import DecryptionError, MissingExtra
-from perdure.model.items import labels_of
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, IndexHit, Op, Put, Stage
 from perdure.model.program import Effect
 from perdure.model.records import (
@@ -34,6 +33,7 @@ from perdure.model.records import (
     Partition,
     Record,
 )
+from perdure.model.store_items import labels_of
 from perdure.storage.port import (
     CommitLimits,
     Driver,

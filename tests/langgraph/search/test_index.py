@@ -23,10 +23,10 @@ from perdure.langgraph.search.cache import MOST_BYTES, IndexCache
 from perdure.langgraph.search.index import VECTOR_WEIGHT, SearchIndex
 from perdure.langgraph.search.reindex import Reindexed, reindex
 from perdure.langgraph.store import Clock, PerdureStore
-from perdure.model.items import partition_of
 from perdure.model.ops import Commit, Committed, Delete, Fetch
 from perdure.model.program import Effect
 from perdure.model.records import ITEM
+from perdure.model.store_items import partition_of
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import WrappingDriver, run
 from perdure.storage.read_only import ReadOnlyDriver

@@ -18,8 +18,8 @@ from zlib import crc32
 from ormsgpack import packb
 
 from perdure.errors import Corrupt
-from perdure.model.items import labels_of
 from perdure.model.records import HEAD, SERVER, SESSIONS, STORE, Key, Kind, Partition
+from perdure.model.store_items import labels_of
 
 NAME = "checksum"
 """The name of the column."""

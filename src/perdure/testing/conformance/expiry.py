@@ -6,10 +6,10 @@ from typing import Any
 
 from langgraph.store.base import GetOp, PutOp, SearchOp
 
-from perdure.model.items import MINUTE
 from perdure.model.ops import Commit, Delete
 from perdure.model.program import Effect
 from perdure.model.records import ITEM
+from perdure.model.store_items import MINUTE
 from perdure.testing.conformance.backend import Backend
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.conformance.items import LATER

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from langgraph.store.base import MatchCondition
 from langgraph.store.memory import _does_match
 
-from perdure.model.items import (
+from perdure.model.records import ITEM, Record
+from perdure.model.store_items import (
     LAST,
     MINUTE,
     Condition,
@@ -24,7 +25,6 @@ from perdure.model.items import (
     renewed,
     span,
 )
-from perdure.model.records import ITEM, Record
 
 # Few characters, so that look-alikes are common: terminators, escapes, separators that others use.
 CHARACTERS = st.sampled_from("\x00\x01\x02\x03\x04./*ab é\U0010ffff")

@@ -43,7 +43,7 @@ from perdure.runtime.effects import ReplayedEffects
 from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import saver_for
 from perdure.runtime.run_context import context_of
-from perdure.runtime.task_names import with_places
+from perdure.runtime.stable_task_names import with_places
 
 _PASSES_MAX = 200
 _LOOP = "loop"

@@ -26,7 +26,7 @@ from perdure.errors import NotAllowed, UnrecordedCall
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import encode
 from perdure.model.records import Key, Partition
-from perdure.runtime.task_names import once_a_try, task_name
+from perdure.runtime.stable_task_names import once_a_try, task_name
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -34,8 +34,8 @@ from perdure.runtime.model_calls import Emit, ModelCalls
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
 from perdure.runtime.run_context import context_of, mirrored
 from perdure.runtime.run_user import USER, user_of
+from perdure.runtime.stable_task_names import with_places
 from perdure.runtime.steering import STEERING, Steering
-from perdure.runtime.task_names import with_places
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 """Tenant of the current run."""

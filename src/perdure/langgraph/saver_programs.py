@@ -36,8 +36,8 @@ from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
 from perdure.langgraph.call_records import CallRecord, CallRecorder, channel_of, visible
 from perdure.langgraph.codecs import Codec
+from perdure.langgraph.commit_plans import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.datatypes import Allow
-from perdure.langgraph.drafts import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.first_step import Openings
 from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain

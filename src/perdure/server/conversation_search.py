@@ -14,7 +14,7 @@ from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import responses
 from perdure.server.resources import Caller
-from perdure.server.snapshots import snapshot
+from perdure.server.state_snapshots import snapshot
 
 FOUND_MOST = 20
 """Maximum number of conversations in one answer."""

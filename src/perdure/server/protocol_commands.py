@@ -28,7 +28,7 @@ from perdure.server.checkpoint_references import NoCheckpoint
 from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.run_creation import submit
-from perdure.server.snapshots import config_of, graph_id_of, snapshot
+from perdure.server.state_snapshots import config_of, graph_id_of, snapshot
 
 _MODES: tuple[StreamMode, ...] = ("protocol",)
 _FORBIDDEN = (401, 403)

@@ -10,7 +10,7 @@ from langgraph.types import StateSnapshot
 from perdure.model.messages import Run
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
-from perdure.server.snapshots import config_of
+from perdure.server.state_snapshots import config_of
 
 _EARLIER = 20
 """Number of earlier runs that are searched for the values that a run without checkpoints started from."""

@@ -1,6 +1,6 @@
 """States of threads as they are and were, and edited, driven by LangGraph's own client.
 
-Covers perdure.server.routes.states, perdure.server.snapshots.
+Covers perdure.server.routes.states, perdure.server.state_snapshots.
 """
 
 from __future__ import annotations

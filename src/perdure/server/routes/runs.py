@@ -26,7 +26,7 @@ from perdure.server.requests import RUN_MODES, Body, NewRun, Page
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
 from perdure.server.run_creation import AcceptedRun, submit
-from perdure.server.snapshots import config_of, snapshot
+from perdure.server.state_snapshots import config_of, snapshot
 from perdure.server.temporary_threads import ended, removed, removed_after
 from perdure.server.thread_ids import NAMES
 

@@ -15,7 +15,7 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoint_references import NoCheckpoint, require
 from perdure.server.resources import CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.snapshots import config_of, graph_id_of, snapshot
+from perdure.server.state_snapshots import config_of, graph_id_of, snapshot
 
 router = APIRouter(tags=["threads"])
 

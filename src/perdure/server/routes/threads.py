@@ -33,7 +33,7 @@ from perdure.server.graph_owners import keeps_apart, require_owner_kept
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.snapshots import graph_id_of, snapshot
+from perdure.server.state_snapshots import graph_id_of, snapshot
 
 router = APIRouter(tags=["threads"])
 

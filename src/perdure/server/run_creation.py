@@ -27,12 +27,12 @@ from perdure.server.auth.claims import (
 )
 from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.checkpoint_references import require_start, start_of
-from perdure.server.graph_owners import has_run, keeps_apart, require_own
 from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.responses import given
 from perdure.server.run_headers import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK
+from perdure.server.thread_graphs import has_run, keeps_apart, require_own
 from perdure.server.webhooks import TASK
 
 _NOT_KWARGS = {

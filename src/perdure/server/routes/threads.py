@@ -29,11 +29,11 @@ from perdure.server import thread_ids as naming
 from perdure.server.auth.claims import with_verified
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
-from perdure.server.graph_owners import keeps_apart, require_owner_kept
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
 from perdure.server.state_snapshots import graph_id_of, snapshot
+from perdure.server.thread_graphs import keeps_apart, require_owner_kept
 
 router = APIRouter(tags=["threads"])
 

@@ -10,8 +10,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 import perdure
+from perdure.langgraph.call_recording import recorded
 from perdure.langgraph.call_records import CHANNEL, CallRecord, digest, prompt_parts, slot_of
-from perdure.langgraph.recorded_graphs import recorded
 from tests.replay.agents import build, parts
 
 CONFIG: Any = {"configurable": {"thread_id": "one"}}

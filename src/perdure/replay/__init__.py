@@ -4,7 +4,7 @@
 >>> assert report.is_same, report.differences[0]
 """
 
-from perdure.langgraph.recorded_graphs import recorded
+from perdure.langgraph.call_recording import recorded
 from perdure.replay.comparison import Difference
 from perdure.replay.run import ReplayOptions, ReplayReport, replay, replay_sync
 

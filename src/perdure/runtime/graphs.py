@@ -15,8 +15,8 @@ from perdure.database.asynchronous import Database
 from perdure.database.base import DatabaseBase
 from perdure.database.blocking import SyncDatabase
 from perdure.errors import GraphLoadError
+from perdure.langgraph.call_recording import recorded
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
-from perdure.langgraph.recorded_graphs import recorded
 from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore

@@ -75,7 +75,7 @@ def _history(where: str) -> Source:
 
 
 def _plain(where: str) -> Source:
-    from perdure.imports.plain import of_d1, of_file
+    from perdure.imports.plain_tables import of_d1, of_file
 
     if not where.startswith("d1://"):
         return of_file(Path(where.removeprefix("sqlite:///")))

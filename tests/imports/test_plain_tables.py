@@ -19,7 +19,7 @@ import perdure
 from perdure.errors import BadUrl
 from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.kinds import SourceKind, open_source
-from perdure.imports.plain import PlainSource, of_file
+from perdure.imports.plain_tables import PlainSource, of_file
 from perdure.imports.sqlite_rows import SqliteRows
 from tests.imports import parity, threads
 from tests.imports.test_conversations import chat

@@ -15,6 +15,9 @@ from langgraph.pregel import Pregel
 from langgraph.types import RetryPolicy, interrupt
 
 from perdure.errors import NotAllowed
+from perdure.model.ops import Commit, Put
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT, RUN, WRITE
 from perdure.runtime import Agent, Options, steered, steered_sync
 from perdure.runtime.options import Durability
 from tests.runtime.graphs import (
@@ -219,6 +222,56 @@ def test_of_parallel_nodes_one_gets_them(near: Storage) -> None:
         state = await values(database, builder.compile(), "ada")
         assert sorted(state["log"]) == ["0", "1"]
         assert [message.text for message in state["messages"]] == ["one", "two"]
+
+    go(main())
+
+
+def test_no_commit_of_a_step_is_shared_while_a_node_holds_messages(memory: Storage) -> None:
+    """Each task's writes are stored as it ends, and the checkpoint alone: what is bound to the run in the
+    meantime changes no commit that was planned before."""
+
+    async def main() -> None:
+        gate, took, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        under_way: list[str] = []
+
+        async def holder(state: Asked) -> dict[str, Any]:
+            under_way.append("holder")
+            await gate.wait()
+            came = (await steered()).get("messages", [])
+            took.set()
+            await ended.wait()
+            return {"messages": came, "log": ["holder"]}
+
+        async def other(state: Asked) -> dict[str, Any]:
+            under_way.append("other")
+            await took.wait()
+            ended.set()
+            return {"log": ["other"]}
+
+        builder = StateGraph(Asked)
+        for name, node in {"holder": holder, "other": other}.items():
+            builder.add_node(name, node)  # type: ignore[call-overload]
+            builder.add_edge(START, name)
+        database, line = memory.open()
+        commits: list[tuple[int, int, int]] = []
+
+        async def count(effect: Effect[Any]) -> None:
+            puts = [op.kind for op in effect.ops if isinstance(op, Put)] if isinstance(effect, Commit) else []
+            if WRITE in puts or CHECKPOINT in puts:
+                commits.append((puts.count(CHECKPOINT), min(1, puts.count(WRITE)), puts.count(RUN)))
+
+        async with working(database, Agent(builder.compile(), steer_before=())) as runtime:
+            await runtime.accept("ada", "one")
+            await eventually(lambda: len(under_way) == 2)
+            second = await runtime.accept("ada", "two", strategy="steer")
+            line.before = count
+            gate.set()
+            assert (await runtime.wait(second, 30)).first == 1
+        assert commits == [(0, 1, 0), (0, 1, 1), (1, 0, 0)]
+        state = await values(database, builder.compile(), "ada")
+        assert sorted(state["log"]) == ["holder", "other"]
+        assert [message.text for message in state["messages"]] == ["one", "two"]
+        assert database.fsck("ada") == []
 
     go(main())
 

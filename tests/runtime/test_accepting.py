@@ -255,6 +255,44 @@ def test_a_runtime_ends_after_what_it_claims_for_a_caller_that_left(memory: Stor
     go(main())
 
 
+def test_a_runtime_ends_after_it_has_settled_a_claim_in_doubt(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = memory.open()
+        options = {"settings": settings(lease=3600.0), "all_tenants": True}
+        async with working(database, talk.graph, **options) as whole:
+            runtime = whole.for_tenant("acme")
+            await runtime.wait(await runtime.accept("ada", "one"))
+            asked, go_on, looking, answered = (asyncio.Event() for _ in range(4))
+
+            async def held_up(effect: Effect[Any]) -> None:
+                if isinstance(effect, Commit) and not asked.is_set():
+                    asked.set()
+                    await go_on.wait()
+                elif go_on.is_set():
+                    # To look the claim up takes longer than the rest of the runtime's end.
+                    if not looking.is_set():
+                        asyncio.get_running_loop().call_later(0.1, answered.set)
+                        looking.set()
+                    await answered.wait()
+
+            def lose(at: int, when: str) -> None:
+                if when == "after":
+                    line.on_commit = lambda at, when: None
+                    raise Unavailable("the answer was lost")
+
+            line.before, line.on_commit = held_up, lose
+            sending = asyncio.create_task(runtime.accept("ada", "two"))
+            await asked.wait()
+            sending.cancel()
+            await asyncio.wait([sending])
+            asyncio.get_running_loop().call_later(0.1, go_on.set)
+        (lane,) = memory.rows("ada", LANE, tenant="acme")
+        assert (lane.fields["owner"], lane.fields["bound"], lane.fields["last"]) == (None, 2, 2)
+        assert [text for _, text in talk.calls] == ["one"]
+
+    go(main())
+
+
 @pytest.mark.parametrize("requests", [1, 4])
 def test_a_claim_whose_answer_was_lost_is_worked_on_at_once(
     memory: Storage, talk: Talk, requests: int

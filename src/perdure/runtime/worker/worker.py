@@ -118,13 +118,16 @@ class Worker:
         self.dispatch.stop()
         for loop in self._loops[1:]:
             loop.cancel()
-        if await self.dispatch.idle(within):
+        behind = await self.dispatch.idle(within)
+        if behind:
             self.runner.hand_over()
-            if behind := await self.dispatch.idle(HEED_S):
-                self._context.observers.event("worker.left_behind", runs=behind)
+            behind = await self.dispatch.idle(HEED_S)
         if self.beginning:
-            # They release what they have claimed.
+            # They release what they have claimed, or have it served if that is in doubt.
             await asyncio.wait(set(self.beginning), timeout=HEED_S)
+            behind = await self.dispatch.idle(HEED_S)
+        if behind:
+            self._context.observers.event("worker.left_behind", runs=behind)
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)

@@ -97,6 +97,17 @@ async def test_each_assistant_is_a_tool_and_a_call_is_a_run(mode: str) -> None:
         assert await api.threads.count() == 0, "the thread of a call is removed after it"
 
 
+@run
+async def test_a_reply_with_an_image_has_it_as_content() -> None:
+    def draw(state: MessagesState) -> dict[str, Any]:
+        image = {"type": "image", "base64": "aGVsZA==", "mime_type": "image/png"}
+        return {"messages": [AIMessage([{"type": "text", "text": "a cup"}, image])]}
+
+    async with serving("memory://", of={"draw": _only(draw)}) as served, tools(served) as client:
+        result = await client.call_tool("draw", HELLO)
+        assert [one.type for one in result.content] == ["text", "image"]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @run
 async def test_errors_have_names(mode: str) -> None:

@@ -42,6 +42,7 @@ from perdure.runtime.json_encoding import encoded
 from perdure.server import error_handlers, responses
 from perdure.server.auth.claims import with_verified
 from perdure.server.auth.identity import Refusal
+from perdure.server.mcp.replies import reply_of
 from perdure.server.mcp.tools import assistant_of, input_of, tool_names, visible
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
@@ -169,31 +170,14 @@ class _Exchange:
                 "with what it asks for, or talk to it over A2A or the API of threads",
             )
         structured = values if isinstance(values, dict) else {"output": values}
-        text = _reply(values)
-        if text is None:
-            text = json.dumps(values, ensure_ascii=False)
-        return CallToolResult(content=[TextContent(text=text)], structured_content=structured)
+        content = reply_of(values) or [TextContent(text=json.dumps(values, ensure_ascii=False))]
+        return CallToolResult(content=content, structured_content=structured)
 
 
 async def _abandoned(caller: Caller, accepted: AcceptedRun) -> None:
     """Cancel the run of a call whose client has left, and remove its thread."""
     await caller.runtime.cancel(accepted.thread_id, accepted.run_id)
     await removed_after(caller, accepted)
-
-
-def _reply(values: Any) -> str | None:
-    """Return the text of the last message of an agent, None if it does not end with one."""
-    messages = values.get("messages") if isinstance(values, dict) else None
-    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
-        return None
-    last = messages[-1]
-    if last.get("type") != "ai":
-        return None
-    content = last.get("content")
-    if isinstance(content, str):
-        return content
-    parts = [one["text"] for one in content or () if isinstance(one, dict) and one.get("type") == "text"]
-    return "".join(parts) if parts else None
 
 
 def _without_values(fault: Any) -> str:

@@ -1,0 +1,76 @@
+"""An agent's reply as content of a tool's result: its text, images, audio and files, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+_FILES = frozenset({"image", "audio", "video", "file", "text-plain"})
+
+
+def reply_of(values: Any) -> list[ContentBlock]:
+    """Return the content of the last message of an agent, nothing if its values do not end with one."""
+    messages = values.get("messages") if isinstance(values, dict) else None
+    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
+        return []
+    last = messages[-1]
+    if last.get("type") != "ai":
+        return []
+    content = last.get("content")
+    if isinstance(content, str):
+        return [TextContent(text=content)]
+    return list(_blocks([one for one in content or () if isinstance(one, dict)]))
+
+
+def _blocks(content: list[dict[str, Any]]) -> Iterator[ContentBlock]:
+    """Yield what can be shown; parts of text that follow each other are one text, as a model writes it."""
+    text = ""
+    for number, block in enumerate(content, 1):
+        if block.get("type") == "text":
+            text += str(block.get("text", ""))
+            continue
+        made = _file(block, number)
+        if made is None:
+            continue
+        if text:
+            yield TextContent(text=text)
+            text = ""
+        yield made
+    if text:
+        yield TextContent(text=text)
+
+
+def _file(block: Mapping[str, Any], number: int) -> ContentBlock | None:
+    """Return a block that is a file of some kind; None for reasoning, calls, and a file that lies with the
+    model's provider, which the client could not get."""
+    kind = str(block.get("type"))
+    if kind not in _FILES:
+        return None
+    given = {name: held for name, held in block.items() if isinstance(held, str) and held}
+    media_type = given.get("mime_type")
+    name = given.get("filename") or given.get("title") or f"{kind}-{number}"
+    if "url" in given:
+        return ResourceLink(name=name, uri=given["url"], mime_type=media_type)
+    uri = f"attachment:{quote(name)}"
+    if kind == "text-plain" and "text" in given:
+        text = TextResourceContents(uri=uri, mime_type=media_type or "text/plain", text=given["text"])
+        return EmbeddedResource(resource=text)
+    data = given.get("base64") or given.get("data")
+    if data is None:
+        return None
+    if kind in ("image", "audio") and media_type is not None:
+        made = ImageContent if kind == "image" else AudioContent
+        return made(data=data, mime_type=media_type)
+    return EmbeddedResource(resource=BlobResourceContents(uri=uri, mime_type=media_type, blob=data))

@@ -10,7 +10,7 @@ import pytest
 from tools.foreign_clients import sources
 from tools.foreign_clients.catalogue import PORTED, REASONS, SUITES
 from tools.foreign_clients.report import Comparison
-from tools.foreign_clients.running import NotRun, read_junit, read_vitest
+from tools.foreign_clients.running import NotRun, read_junit, read_scenarios, read_vitest
 from tools.foreign_suites.arguments import parser_of
 from tools.foreign_suites.places import Unobtainable
 from tools.foreign_suites.reasons import read_entries, read_unsteady
@@ -52,6 +52,27 @@ def test_outcomes_of_vitest(tmp_path: Path) -> None:
     file.write_text(json.dumps({"testResults": [broken]}))
     with pytest.raises(NotRun, match=r"x\.mts: no module"):
         read_vitest(file)
+
+
+def test_outcomes_of_scenarios(tmp_path: Path) -> None:
+    checks = [
+        {"id": "listed", "status": "SUCCESS"},
+        {"id": "fits", "status": "FAILURE", "errorMessage": "why\nwhere"},
+        {"id": "retry", "status": "WARNING", "errorMessage": "is recommended"},
+        {"id": "sent", "status": "INFO"},
+    ]
+    for name in (
+        "server-tools-list-2026-11-23T22-08-19-222Z",
+        "server-server-initialize-2026-11-23T22-08-18-953Z",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checks.json").write_text(json.dumps(checks if "list" in name else checks[:1]))
+    assert read_scenarios(tmp_path) == {
+        "server-initialize::listed": Outcome("passed"),
+        "tools-list::listed": Outcome("passed"),
+        "tools-list::fits": Outcome("failed", "why"),
+        "tools-list::retry": Outcome("skipped", "is recommended"),
+    }
 
 
 def test_what_fails_without_a_reason_is_noticed() -> None:

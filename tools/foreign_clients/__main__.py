@@ -19,7 +19,7 @@ from tools.foreign_suites.reasons import read_entries, read_unsteady
 from tools.foreign_suites.running import Outcome
 
 from . import running, servers, sources
-from .catalogue import REASONS, SUITES, Suite
+from .catalogue import NODE, REASONS, SCENARIOS, SUITES, Suite
 from .report import Comparison
 from .servers import NotStarted, serving
 
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 def _outcomes(suite: Suite, server: str, options: argparse.Namespace) -> dict[str, Outcome]:
     work = options.work.resolve()
-    root = sources.checkout(suite, work, options.sources)
+    root = sources.checkout(suite, work, options.sources) if suite.repository else None
     folder = sources.copied(suite, root, work / "runs" / f"{suite.name}-{server}")
     python = sources.python_of(server, work, suite.needs)
     with serving(server, python, folder / suite.config, folder / "server", suite.model) as url:
@@ -55,7 +55,9 @@ def _outcomes(suite: Suite, server: str, options: argparse.Namespace) -> dict[st
             servers.ask(url + suite.asked_first)
         if suite.kind == "pytest":
             return running.run_pytest(suite, folder, sources.python_of("perdure", work, suite.needs), url)
-        return running.run_vitest(suite, folder, sources.modules_of(work))
+        if suite.kind == "vitest":
+            return running.run_vitest(suite, folder, sources.modules_of(work / "node", NODE))
+        return running.run_scenarios(suite, folder, sources.modules_of(work / "scenarios", SCENARIOS), url)
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:

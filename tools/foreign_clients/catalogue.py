@@ -39,20 +39,25 @@ NODE = {
 }
 
 
+SCENARIOS = {"@modelcontextprotocol/conformance": "0.1.16"}
+"""The tool that tries servers of the Model Context Protocol. It needs Node 22."""
+
+
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One suite, from its repository at one commit."""
+    """One suite, from its repository at one commit, or in a package of npm."""
 
     name: str
     repository: str
+    """Empty for one that comes in a package."""
     commit: str
     copied: tuple[tuple[str, str], ...]
     """What is copied to run in: each folder of the repository, and what it is called there."""
     tests: str
-    """What is run, below the copy."""
+    """What is run, below the copy; of scenarios, the path of the server that they ask."""
     config: str
     """The ``langgraph.json`` that the server is started with, below the copy."""
-    kind: Literal["pytest", "vitest"]
+    kind: Literal["pytest", "vitest", "scenarios"]
     ported: str = ""
     """The folder of ``PORTED`` whose files are put into the copy."""
     address: str = ""
@@ -86,6 +91,8 @@ _A2A = (
     "protobuf",
     "pytest-html",
 )
+
+_MCP = ("jsonschema>=4.20", "mcp>=2.3,<3")
 
 _AEGRA = "https://github.com/ibbybuilds/aegra"
 _AEGRA_COMMIT = "7eaca0b8d275c21bbff7a098e58f527f46ca8d91"
@@ -166,5 +173,16 @@ SUITES = (
         needs=_A2A,
         arguments=("--sut-host={url}", "--transport=jsonrpc", "--webhook-host=127.0.0.1"),
         asked_first="/.well-known/agent-card.json",
+    ),
+    Suite(
+        "mcp-conformance",
+        "",
+        "",
+        (),
+        "/mcp",
+        "langgraph.json",
+        "scenarios",
+        ported="mcp",
+        needs=_MCP,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,6 +14,9 @@ from .catalogue import Suite
 
 _SUITE_S = 1200
 _TEST_S = 40
+_DATED = re.compile(r"-\d{4}-\d\d-\d\dT[\d-]+Z$")
+_CHECKED = {"SUCCESS": "passed", "WARNING": "skipped", "SKIPPED": "skipped", "FAILURE": "failed"}
+"""What becomes of a check; a warning is of what the protocol recommends, others are notes."""
 
 
 class NotRun(Exception):
@@ -68,6 +72,39 @@ def read_vitest(path: Path) -> dict[str, Outcome]:
         for case in file["assertionResults"]:
             result = case["status"] if case["status"] in ("passed", "failed") else "skipped"
             found[case["fullName"]] = Outcome(result, _first("".join(case["failureMessages"][:1])))
+    return found
+
+
+def run_scenarios(suite: Suite, folder: Path, modules: Path, url: str) -> dict[str, Outcome]:
+    """Run scenarios of a protocol, which ask the server themselves."""
+    tool = modules / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
+    written = folder / "outcomes"
+    # Pending ones too.
+    command = [
+        "node",
+        str(tool),
+        "server",
+        "--url",
+        f"{url}{suite.tests}",
+        "--suite",
+        "all",
+        "-o",
+        str(written),
+    ]
+    _run(command, folder, {})
+    return read_scenarios(_existing(written))
+
+
+def read_scenarios(folder: Path) -> dict[str, Outcome]:
+    """The outcomes in a folder as the tool writes it: of each scenario its checks."""
+    found: dict[str, Outcome] = {}
+    for file in sorted(folder.glob("*/checks.json")):
+        # Their folders are named by the time, too.
+        scenario = _DATED.sub("", file.parent.name).removeprefix("server-")
+        for check in json.loads(file.read_text(encoding="utf-8")):
+            if (result := _CHECKED.get(check["status"])) is not None:
+                outcome = Outcome(result, _first(check.get("errorMessage", "")))
+                found[f"{scenario}::{check['id']}"] = outcome
     return found
 
 

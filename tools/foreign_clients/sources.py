@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from tools.foreign_suites import places
 from tools.foreign_suites.places import Unobtainable, last_line
 
-from .catalogue import GRAPHS, NODE, PORTED, REFERENCE, TESTS, Suite
+from .catalogue import GRAPHS, PORTED, REFERENCE, TESTS, Suite
 
 # Not all of LangChain: the suites' graphs need newer integrations than Perdure's own tests.
 _PINNED = ("langgraph", "langchain-core")
@@ -65,12 +65,14 @@ def checkout(suite: Checkout, work: Path, given: Path | None) -> Path:
     return root
 
 
-def copied(suite: Suite, root: Path, folder: Path) -> Path:
-    """A copy of what the suite needs, to run in, with what stands beside it."""
+def copied(suite: Suite, root: Path | None, folder: Path) -> Path:
+    """A copy of what the suite needs, to run in, with what stands beside it; ``root`` is None for one without
+    a repository."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for held, name in suite.copied:
-        shutil.copytree(root / held, folder / name)
+    if root is not None:
+        for held, name in suite.copied:
+            shutil.copytree(root / held, folder / name)
     if suite.ported:
         # The folder is no package: its files are imported by their own names.
         unused = shutil.ignore_patterns("__pycache__")
@@ -98,10 +100,9 @@ def python_of(server: str, work: Path, needs: Sequence[str] = ()) -> Path:
     return places.environment([*GRAPHS, *REFERENCE, *needs], work, pinned=_PINNED)
 
 
-def modules_of(work: Path) -> Path:
-    """The ``node_modules`` that the suites in JavaScript need, installed once."""
-    folder = work / "node"
-    wanted = json.dumps({"private": True, "type": "module", "dependencies": NODE}, indent=1)
+def modules_of(folder: Path, packages: Mapping[str, str]) -> Path:
+    """The ``node_modules`` with some packages, installed once."""
+    wanted = json.dumps({"private": True, "type": "module", "dependencies": packages}, indent=1)
     manifest = folder / "package.json"
     installed = folder / "node_modules"
     if installed.is_dir() and manifest.exists() and manifest.read_text(encoding="utf-8") == wanted:

@@ -6,16 +6,17 @@ newest ``MOST`` of a tenant are kept; every action is also reported by the logge
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.errors import BadSetting
-from perdure.inspector.access import Access
+from perdure.inspector.access import Access, Sees
 from perdure.inspector.visible_threads import WalkPlace
 from perdure.model.ops import Commit, Delete, Expect, Fetch, Now, Range
 from perdure.model.program import Program, ask
@@ -98,16 +99,23 @@ async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     if place.passed > 2 * MOST:
         raise BadSetting("the cursor is not one of this log")
     page = await access.handle.arun(_older(access.tenant, place))
+    names = {body["thread_id"] for entry in page if (body := entry.body).get("who") != access.who}
+    seen = set() if sees is None else await _seen(access, names, sees)
     for entry in page:
         body = dict(entry.body)
-        if sees is not None and body.get("who") != access.who:
-            row = await access.handle.arun(look(Partition(access.tenant, body["thread_id"])))
-            if row is None or not sees(row.metadata):
-                place = place._replace(passed=place.passed + 1)
-                continue
+        if sees is not None and body.get("who") != access.who and body["thread_id"] not in seen:
+            place = place._replace(passed=place.passed + 1)
+            continue
         found.append(body)
         place = WalkPlace(entry.name)
     return {"entries": found, "cursor": place.cursor if len(page) == _PAGE else None}
+
+
+async def _seen(access: Access, names: Collection[str], sees: Sees) -> set[str]:
+    """Return those of the threads that the viewer may see."""
+    looks = (access.handle.arun(look(Partition(access.tenant, name))) for name in names)
+    rows = await asyncio.gather(*looks)
+    return {row.thread_id for row in rows if row is not None and sees(row.metadata)}
 
 
 async def _now(access: Access) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -40,12 +41,8 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     sees = await access.listed()
     now, hits = await access.handle.arun(_due(access.tenant))
     names = list(dict.fromkeys(partition for partition, lane in hits if lane in _QUEUES))
-    work: list[dict[str, Any]] = []
-    for partition in names[:_THREADS]:
-        row = await access.handle.arun(look(partition))
-        if row is None or (sees is not None and not sees(row.metadata)):
-            continue
-        work.append({**shown(row), **await access.handle.arun(_of_thread(partition))})
+    looked = await asyncio.gather(*(_work_of(access, partition, sees) for partition in names[:_THREADS]))
+    work = [each for each in looked if each is not None]
     holders = Counter(each["queue"]["owner"] for each in work if each["queue"]["owner"])
     return {
         "now": now,
@@ -55,6 +52,14 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         "failed": await _with_status(access, "error", sees),
         "is_whole": len(hits) < _DUE and len(names) <= _THREADS,
     }
+
+
+async def _work_of(access: Access, partition: Partition, sees: Sees | None) -> dict[str, Any] | None:
+    """Return a thread with its queues, ``None`` if the viewer may not see it."""
+    row = await access.handle.arun(look(partition))
+    if row is None or (sees is not None and not sees(row.metadata)):
+        return None
+    return {**shown(row), **await access.handle.arun(_of_thread(partition))}
 
 
 async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def _of_thread(partition: Partition) -> Program[dict[str, Any]]:
 async def _with_status(access: Access, status: Any, sees: Sees | None) -> list[dict[str, Any]]:
     index = ThreadIndex(access.handle, access.tenant)
     out: list[dict[str, Any]] = []
-    async for row in index.search(status=status, sees=sees):
+    async for row in index.search(status=status, sees=sees, enough=_THREADS):
         out.append(shown(row))
         if len(out) == _THREADS:
             break

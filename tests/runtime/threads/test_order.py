@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from perdure.model.ops import Fetch
+from perdure.model.ops import Fetch, Find
 from perdure.runtime import Runtime
 from perdure.runtime.threads.order import Order, SortBy
 from perdure.runtime.threads.rows import Status
@@ -79,8 +79,11 @@ def test_a_page_far_down_is_read_without_those_above_it(talk: Talk) -> None:
             for n in range(300):
                 await threads.create(f"t{n:03}", {})
             fetched: set[str] = set()
+            searched: list[str] = []
 
             async def note(effect: Any) -> None:
+                if isinstance(effect, Find) and effect.index == "listed":
+                    searched.append(effect.index)
                 if isinstance(effect, Fetch) and effect.partition.thread.startswith("t"):
                     fetched.add(effect.partition.thread)
 
@@ -93,6 +96,13 @@ def test_a_page_far_down_is_read_without_those_above_it(talk: Talk) -> None:
                     first = 99 if order.descending else 200
                     assert page == [f"t{first - n if order.descending else first + n:03}" for n in range(5)]
                     assert len(fetched - {"threads"}) <= 40
+            searched.clear()
+            fetched.clear()
+            rows = threads.index.search(skip=200, enough=70)
+            assert len([row async for row, _ in _first(rows, 70)]) == 70
+            assert (len(searched), len(fetched - {"threads"})) == (1, 70)
+            # More are there for a caller that reads on.
+            assert len([row async for row in threads.index.search(enough=7)]) == 300
             fetched.clear()
             assert await threads.index.count(status="idle") == 300
             assert not fetched - {"threads"}

@@ -23,6 +23,7 @@ from perdure.runtime.threads.rows import Status, ThreadRow
 
 _COLLECTION = "threads"
 _FIRST_BATCH, _BATCH = 32, 500
+_GROWTH = 4
 
 Sees = Callable[[Mapping[str, Any]], bool]
 """Predicate over a thread's metadata."""
@@ -103,6 +104,7 @@ class ThreadIndex:
         sees: Sees | None = None,
         order: Order | None = None,
         skip: int = 0,
+        enough: int | None = None,
     ) -> AsyncIterator[ThreadRow]:
         """Yield threads, each as it is now; the ones with the latest activity first by default.
 
@@ -113,6 +115,8 @@ class ThreadIndex:
             sees: predicate over a thread's metadata.
             order: the sort order.
             skip: number of threads to leave out at the beginning.
+            enough: number of threads after which the caller is likely to stop, so that no more are read
+                than it needs.
         """
 
         def matches(held: Mapping[str, Any]) -> bool:
@@ -123,18 +127,21 @@ class ThreadIndex:
 
         order = order or Order()
         if ids is not None:
-            found = [
+            named = [
                 SortedThread(Partition(self._tenant, name), ListedThread(0, 0, ""))
                 for name in dict.fromkeys(ids)
             ]
-            asked = [row for row in sort_rows(await rows(self._database, found), order) if is_asked_for(row)]
+            asked = [row for row in sort_rows(await rows(self._database, named), order) if is_asked_for(row)]
             for row in asked[skip:]:
                 yield row
             return
         needs_metadata = bool(metadata) or sees is not None
         # Without a condition on metadata skipped threads need not be read.
         passed = 0 if needs_metadata else skip
-        async for batch in _batches(places(self._database, self._tenant, order, status, passed)):
+        # Of those that a condition on metadata passes over, an unknown number has to be looked at.
+        enough = None if needs_metadata else enough
+        found = places(self._database, self._tenant, order, status, passed, enough)
+        async for batch in _batches(found, enough or _FIRST_BATCH):
             wanted = batch
             if needs_metadata:
                 entries = await self._entries(batch)
@@ -226,15 +233,15 @@ def _same_number(a: Any, b: Any) -> bool:
     return numbers and not isinstance(a, bool) and not isinstance(b, bool) and a == b
 
 
-async def _batches(found: AsyncIterator[SortedThread]) -> AsyncIterator[list[SortedThread]]:
-    """Yield places in groups of growing size: the first is answered soon, the later ones need few
-    requests."""
+async def _batches(found: AsyncIterator[SortedThread], first: int) -> AsyncIterator[list[SortedThread]]:
+    """Yield places in groups of growing size, the first of ``first`` places: it is answered soon, the later
+    ones need few requests."""
     batch: list[SortedThread] = []
-    size = _FIRST_BATCH
+    size = min(first, _BATCH)
     async for place in found:
         batch.append(place)
         if len(batch) == size:
             yield batch
-            batch, size = [], _BATCH
+            batch, size = [], min(size * _GROWTH, _BATCH)
     if batch:
         yield batch

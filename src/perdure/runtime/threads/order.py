@@ -43,7 +43,12 @@ class Order(NamedTuple):
 
 
 async def places(
-    database: DatabaseHandle, tenant: str, order: Order, status: Status | None = None, skip: int = 0
+    database: DatabaseHandle,
+    tenant: str,
+    order: Order,
+    status: Status | None = None,
+    skip: int = 0,
+    enough: int | None = None,
 ) -> AsyncIterator[SortedThread]:
     """Yield the places of a tenant's threads in order.
 
@@ -53,6 +58,7 @@ async def places(
         order: the sort order.
         status: the status that a thread has to have, or None for any.
         skip: number of threads to leave out at the beginning.
+        enough: number of places after which the caller is likely to stop.
     """
     if not database.has_listing:
         every = sorted(
@@ -70,7 +76,7 @@ async def places(
         for place in sorted(every, key=_key(order.by), reverse=order.descending)[skip:]:
             yield place
         return
-    async for place in _listed(database, tenant, order, status, skip):
+    async for place in _listed(database, tenant, order, status, skip, enough):
         yield place
 
 
@@ -116,7 +122,12 @@ def sort_rows(found: Sequence[ThreadRow], order: Order) -> list[ThreadRow]:
 
 
 async def _listed(
-    database: DatabaseHandle, tenant: str, order: Order, status: Status | None, skip: int = 0
+    database: DatabaseHandle,
+    tenant: str,
+    order: Order,
+    status: Status | None,
+    skip: int = 0,
+    enough: int | None = None,
 ) -> AsyncIterator[SortedThread]:
     """Yield places from the listing. Threads whose status is unsure are read, and merged in order."""
     unsure: list[SortedThread] = []
@@ -132,7 +143,7 @@ async def _listed(
     passed = below
     sign = -1 if order.descending else 1
     by = _key(order.by)
-    async for place in _pages(database, tenant, order, status or "", below):
+    async for place in _pages(database, tenant, order, status or "", below, enough):
         while unsure and sign * by(unsure[0]) < sign * by(place):
             if passed >= skip:
                 yield unsure[0]
@@ -146,10 +157,10 @@ async def _listed(
 
 
 async def _pages(
-    database: DatabaseHandle, tenant: str, order: Order, status: str, skip: int
+    database: DatabaseHandle, tenant: str, order: Order, status: str, skip: int, enough: int | None = None
 ) -> AsyncIterator[SortedThread]:
     by: Literal["updated_at", "created_at"] = "created_at" if order.by == "created_at" else "updated_at"
-    size = _FIRST_PAGE
+    size = min(enough or _FIRST_PAGE, _PAGE)
     seen: set[Partition] = set()
     while True:
         find = Find("listed", tenant, status, by=by, reverse=order.descending, skip=skip, limit=size)

@@ -247,7 +247,8 @@ async def _found(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence
     skip = 0 if asked.values else asked.offset
     end = asked.offset + asked.limit - skip
     rows: list[ThreadRow] = []
-    async for row in _matching(caller, asked, conditions, order, skip):
+    enough = None if asked.values else end + 1
+    async for row in _matching(caller, asked, conditions, order, skip, enough):
         rows.append(row)
         if len(rows) > end:
             break
@@ -260,6 +261,7 @@ async def _matching(
     conditions: Filter | None,
     order: Order | None = None,
     skip: int = 0,
+    enough: int | None = None,
 ) -> AsyncIterator[ThreadRow]:
     found = caller.threads.index.search(
         metadata=asked.metadata,
@@ -268,6 +270,7 @@ async def _matching(
         sees=_seen_by(caller, conditions),
         order=order,
         skip=skip,
+        enough=enough,
     )
     async for row in found:
         if asked.values:

@@ -113,7 +113,9 @@ def test_views_actions_and_replays_are_those_of_the_chosen_tenant() -> None:
             await shown(access, "actions/edit", json=edit)
             ran = await shown(access, "actions/run", json={"id": "t", "tenant": "zeta"})
             assert (await runtime.for_tenant("zeta").find("t", ran["run_id"])) is not None
-            await shown(access, "actions/delete", json={"id": "t", "tenant": "zeta", "confirm": "t"})
+            other = await answer(access, "replay?tenant=zeta", json={"id": "t", "tenant": ""})
+            assert (other.status_code, "another tenant" in other.text) == (422, True)
+            await shown(access, "actions/delete?tenant=zeta", json={"id": "t", "confirm": "t"})
             assert (await shown(access, "threads", tenant="zeta"))["threads"] == []
             assert [each["thread_id"] for each in (await shown(access, "threads"))["threads"]] == ["t"]
             assert (await shown(access, "log"))["entries"] == []
@@ -131,7 +133,8 @@ def test_another_tenant_is_as_unknown_as_none_to_those_who_see_one() -> None:
                 handle_of(database), "", runtime=runtime, replays=replays, allowed=frozenset(PERMISSIONS)
             )
             before = await database.export("t")
-            assert (await answer(access, "tenants")).status_code == 403
+            refused = await answer(access, "tenants")
+            assert (refused.status_code, "--all-tenants" in refused.text) == (403, True)
             for tenant in ("zeta", "none"):
                 for view in VIEWS:
                     asked = {"id": "t", "channel": "messages", "what": "sizes", "tenant": tenant}

@@ -148,6 +148,12 @@ def test_a_user_sees_and_changes_the_own_threads() -> None:
                 assert answer.status_code == 200, answer.text
                 return answer.json()
 
+            refused = await alice.get("/inspect/api/tenants")
+            assert refused.status_code == 403
+            # There is no such option for a server.
+            assert "own tenant" in refused.text
+            assert "--" not in refused.text
+
             async def act(action: str, thread_id: str, **given: Any) -> Any:
                 answer = await alice.post(f"/inspect/api/actions/{action}", json={"id": thread_id, **given})
                 assert answer.status_code == 200, answer.text

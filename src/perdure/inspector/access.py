@@ -69,6 +69,10 @@ class Access(Protocol):
         """True if the viewer may see the threads of every tenant."""
         ...
 
+    def require_all_tenants(self) -> None:
+        """Raise ``NotAllowed`` unless the viewer may see the threads of every tenant."""
+        ...
+
     def of_tenant(self, tenant: str) -> Access:
         """Return the viewer's rights to the threads of a tenant; ``NotFound`` if there are none."""
         ...
@@ -164,6 +168,10 @@ class LocalAccess:
         self._whole_runtime = runtime
         self._allowed = allowed
         self._replays = replays
+
+    def require_all_tenants(self) -> None:
+        if not self.all_tenants:
+            raise NotAllowed("the threads of one tenant are shown here; see others with --all-tenants")
 
     def of_tenant(self, tenant: str) -> LocalAccess:
         if tenant == self.tenant:

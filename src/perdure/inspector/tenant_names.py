@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.errors import NotAllowed
 from perdure.inspector.access import Access
 from perdure.model.ops import Find
 from perdure.model.program import Program, ask
@@ -29,8 +28,7 @@ async def tenants(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         NotAllowed: The viewer may see one tenant only.
     """
-    if not access.all_tenants:
-        raise NotAllowed("the threads of one tenant are shown here; see others with --all-tenants")
+    access.require_all_tenants()
     names = await access.handle.arun(_names(asked.get("beginning") or ""))
     return {"tenants": names[:_MOST], "is_whole": len(names) <= _MOST}
 

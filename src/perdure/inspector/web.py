@@ -78,7 +78,8 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
 
 
 async def given(request: Request) -> Mapping[str, Any]:
-    """Return the JSON object that a request has as its body; raise ``BadSetting`` for anything else."""
+    """Return the JSON object that a request has as its body, with the ``tenant`` that its address names, if
+    any; raise ``BadSetting`` for anything else."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         # Forms, which other pages may send, have other types.
         raise BadSetting("send the content type application/json")
@@ -93,6 +94,9 @@ async def given(request: Request) -> Mapping[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise BadSetting("the body has to be a JSON object")
+    tenant = request.query_params.get("tenant")
+    if tenant is not None and found.setdefault("tenant", tenant) != tenant:
+        raise BadSetting("the address names another tenant than the body")
     return found
 
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from perdure.database.base import handle_of
 from perdure.database.handle import DatabaseHandle
-from perdure.errors import BadSetting, NotFound
+from perdure.errors import BadSetting, NotAllowed, NotFound
 from perdure.inspector import api
 from perdure.inspector.access import PERMISSIONS, ReplayGraphs, ReplaySource, RunStart, Sees, no_tenant
 from perdure.inspector.pages import PATH, inspector_pages
@@ -64,6 +64,9 @@ class ServerAccess:
     @property
     def all_tenants(self) -> bool:
         return False
+
+    def require_all_tenants(self) -> None:
+        raise NotAllowed("a server shows its users the threads of their own tenant only")
 
     def of_tenant(self, tenant: str) -> ServerAccess:
         if tenant != self.tenant:

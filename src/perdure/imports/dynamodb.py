@@ -29,6 +29,9 @@ from perdure.storage.dynamodb.client import target_of
 
 PACKAGE = "langgraph-checkpoint-aws"
 _CHECKPOINTS, _WRITES = "CHECKPOINT_", "WRITES_"
+_PAGE = 32
+_BATCH = 100
+"""Keys of one request: DynamoDB's limit."""
 R = TypeVar("R")
 
 
@@ -67,6 +70,7 @@ class DynamoSource:
         except (aws.BotoCoreError, ValueError) as error:
             raise BadUrl(f"{self.name} cannot be used: {type(error).__name__}") from error
         self._check()
+        self._slots: tuple[str, dict[CheckpointEntry, list[tuple[WriteSlot, str]]]] = ("", {})
         self._saver = self._stock_saver(target.region, target.endpoint)
         self.verifier = PACKAGE if self._saver is not None else self.name
 
@@ -112,11 +116,12 @@ class DynamoSource:
             parent = item.get("parent_checkpoint_id", {}).get("S")
             outline.checkpoints.append(CheckpointEntry(item["ns"]["S"], item["id"]["S"], parent or None))
         outline.checkpoints.sort(key=lambda entry: entry.id)
-        for entry in outline.checkpoints:
-            outline.writes += [slot for slot, _ in self._slots(thread, entry)]
+        by_entry = {entry: self._read_slots(thread, entry) for entry in outline.checkpoints}
+        outline.writes = [slot for slots in by_entry.values() for slot, _ in slots]
+        self._slots = (thread, by_entry)
         return outline
 
-    def _slots(self, thread: str, entry: CheckpointEntry) -> list[tuple[WriteSlot, str]]:
+    def _read_slots(self, thread: str, entry: CheckpointEntry) -> list[tuple[WriteSlot, str]]:
         """Return the writes of a checkpoint in the saver's order, each with the path of its task."""
         key = f"{_WRITES}{thread}#{entry.namespace}#{entry.id}"
         return [
@@ -127,33 +132,40 @@ class DynamoSource:
             for item in self._query(key, "task_id, idx, task_path")
         ]
 
+    def _slots_of(self, thread: str, entry: CheckpointEntry) -> list[tuple[WriteSlot, str]]:
+        """Return the writes of a checkpoint as the thread's last outline has them."""
+        held, by_entry = self._slots
+        return by_entry[entry] if held == thread and entry in by_entry else self._read_slots(thread, entry)
+
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
-        for entry in wanted:
-            item = self._item(_CHECKPOINTS + thread, f"{entry.namespace}#{entry.id}")
-            found = loaded(*self._payload(item))
+        keys = [(_CHECKPOINTS + thread, f"{entry.namespace}#{entry.id}") for entry in wanted]
+        for entry, (_, kind, body) in zip(wanted, self._payloads(keys), strict=True):
+            found = loaded(kind, body)
             if not isinstance(found, dict) or not isinstance(found.get("checkpoint"), dict):
                 raise Corrupt(f"checkpoint {entry.id} is damaged at the source")
             yield SourceCheckpoint(entry, found["checkpoint"], dict(found.get("metadata") or {}))
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order."""
-        for slot in wanted:
-            key = f"{_WRITES}{thread}#{slot.namespace}#{slot.checkpoint_id}"
-            item = self._item(key, f"{slot.task_id}#{slot.idx}")
+        keys = [
+            (f"{_WRITES}{thread}#{slot.namespace}#{slot.checkpoint_id}", f"{slot.task_id}#{slot.idx}")
+            for slot in wanted
+        ]
+        for slot, (item, kind, body) in zip(wanted, self._payloads(keys), strict=True):
             path = item.get("task_path", {}).get("S", "")
-            yield SourceWrite(slot, path, item["channel"]["S"], *payload(*self._payload(item)))
+            yield SourceWrite(slot, path, item["channel"]["S"], *payload(kind, body))
 
     def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as the saver returns them, or as they are read here without its package. The
         saver orders writes by the text of their keys; here they are in LangGraph's order."""
+        if self._saver is None:
+            for found in self.checkpoints(thread, wanted):
+                slots = [slot for slot, _ in self._slots_of(thread, found.entry)]
+                yield as_tuple(thread, found, self.writes(thread, slots), SERDE)
+            return
         for entry in wanted:
-            slots = self._slots(thread, entry)
-            if self._saver is None:
-                (found,) = self.checkpoints(thread, [entry])
-                yield as_tuple(thread, found, self.writes(thread, [slot for slot, _ in slots]), SERDE)
-                continue
-            yield self._stock(thread, entry, slots)
+            yield self._stock(thread, entry, self._slots_of(thread, entry))
 
     @_reading
     def _stock(
@@ -196,29 +208,57 @@ class DynamoSource:
                 return
             start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
-    def _item(self, key: str, sort: str) -> Mapping[str, Any]:
-        answer = self._call("get_item", Key={"PK": {"S": key}, "SK": {"S": sort}}, ConsistentRead=True)
-        if "Item" not in answer:
-            raise Contention(f"an item of {key!r} is gone from {self.name}")
-        found: Mapping[str, Any] = answer["Item"]
+    def _payloads(self, keys: Sequence[tuple[str, str]]) -> Iterator[tuple[Mapping[str, Any], str, bytes]]:
+        """Yield the items of keys in the given order, each with the form and the bytes of its payload."""
+        for start in range(0, len(keys), _PAGE):
+            page = keys[start : start + _PAGE]
+            there = self._items(page)
+            items = [there[key] for key in page]
+            for item in items:
+                if item["ref_loc"]["S"] != "DYNAMODB":
+                    raise Unserialisable(
+                        "a value was moved to S3, which this command does not read. Load the thread in your "
+                        "own program with DynamoDBSaver(s3_offload_config=…), and put it with "
+                        "db.checkpointer()"
+                    )
+            places = [(item["ref_key"]["S"], "CHUNK") for item in items]
+            bodies = self._items(places)
+            for item, place in zip(items, places, strict=True):
+                yield item, item["type"]["S"], _unpacked(item, bodies[place]["payload"]["B"])
+
+    def _items(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Mapping[str, Any]]:
+        """Return items by key; raise ``Contention`` if one is gone."""
+        found: dict[tuple[str, str], Mapping[str, Any]] = {}
+        rest: list[Any] = [{"PK": {"S": key}, "SK": {"S": sort}} for key, sort in dict.fromkeys(keys)]
+        while rest:
+            asked, rest = rest[:_BATCH], rest[_BATCH:]
+            answer = self._batch(asked)
+            for item in answer["Responses"].get(self._table, ()):
+                found[item["PK"]["S"], item["SK"]["S"]] = item
+            # What is too much for one answer, or for the table's capacity, is asked for again.
+            rest += answer.get("UnprocessedKeys", {}).get(self._table, {}).get("Keys", ())
+        for key in keys:
+            if key not in found:
+                raise Contention(f"an item of {key[0]!r} is gone from {self.name}")
         return found
+
+    @_reading
+    def _batch(self, keys: Sequence[Any]) -> dict[str, Any]:
+        wanted = {self._table: {"Keys": keys, "ConsistentRead": True}}
+        answer: dict[str, Any] = self._client.batch_get_item(RequestItems=wanted)
+        return answer
 
     @_reading
     def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         answer: dict[str, Any] = getattr(self._client, operation)(TableName=self._table, **parameters)
         return answer
 
-    def _payload(self, item: Mapping[str, Any]) -> tuple[str, bytes]:
-        """Return the form and the bytes of an item's payload."""
-        if item["ref_loc"]["S"] != "DYNAMODB":
-            raise Unserialisable(
-                "a value was moved to S3, which this command does not read. Load the thread in your own "
-                "program with DynamoDBSaver(s3_offload_config=…), and put it with db.checkpointer()"
-            )
-        body: bytes = self._item(item["ref_key"]["S"], "CHUNK")["payload"]["B"]
-        if item.get("compression", {}).get("S"):
-            try:
-                body = gzip.decompress(body)
-            except (OSError, EOFError, zlib.error) as error:
-                raise Corrupt("a compressed value is damaged at the source") from error
-        return item["type"]["S"], body
+
+def _unpacked(item: Mapping[str, Any], body: bytes) -> bytes:
+    """Return an item's payload as it was before it was compressed, if it was."""
+    if not item.get("compression", {}).get("S"):
+        return body
+    try:
+        return gzip.decompress(body)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Corrupt("a compressed value is damaged at the source") from error

@@ -1,12 +1,9 @@
-"""Imports that are killed, of long threads, and of many rows."""
+"""Imports of long threads, and of many rows."""
 
 from __future__ import annotations
 
 import json
-import signal
 import sqlite3
-import subprocess
-import sys
 import tracemalloc
 from contextlib import closing
 from pathlib import Path
@@ -20,62 +17,8 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 import perdure
 from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.sqlite import SqliteSource
-from perdure.testing.faults import faulty
 from tests.imports import parity, threads
 from tests.imports.test_conversations import chat
-
-CHILD = """
-import sys
-from pathlib import Path
-from perdure.imports.importer import Importer, ImportOptions
-from perdure.imports.sqlite import SqliteSource
-from perdure.testing.faults import Fault, faulty, kill
-
-source, target, at, when = sys.argv[1:]
-with faulty(target, Fault(int(at), kill, when)) as (db, driver):
-    opened = SqliteSource(Path(source))
-    importer = Importer(opened, db, ImportOptions())
-    for thread in opened.threads():
-        importer.thread(thread)
-"""
-
-
-@pytest.mark.slow  # `test_sqlite` fails the same import at its effects, in one process
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("points", [20])
-def test_an_import_that_is_killed_again_and_again_gets_there(points: int, tmp_path: Path) -> None:
-    path, target = tmp_path / "old.db", f"sqlite:///{tmp_path}/new.db"
-    with SqliteSaver.from_conn_string(str(path)) as stock:
-        made = threads.fill(stock, 6)
-        source = SqliteSource(path)
-        with faulty("memory://") as (db, driver):
-            parity.imported(source, db)
-            effects = driver.count
-        with perdure.connect_sync(target, migrate=True):
-            pass
-        killed = 0
-        for kill in range(points):
-            # Later ones find more at the target, and would end before a later effect.
-            at = 1 + kill * max(1, effects // (2 * points))
-            words = [sys.executable, "-c", CHILD, str(path), target, str(at), ("before", "after")[kill % 2]]
-            done = subprocess.run(words, timeout=60, check=False)
-            assert done.returncode in (-signal.SIGKILL, 0)
-            killed += done.returncode != 0
-            with perdure.connect_sync(target) as db:
-                saver = db.checkpointer()
-                for thread in made:
-                    found, expected = (s.get_tuple(threads.config(thread)) for s in (saver, stock))
-                    assert expected is not None
-                    assert found is None or found.checkpoint["id"] == expected.checkpoint["id"]
-        assert killed > points // 4
-        with perdure.connect_sync(target) as db:
-            parity.imported(source, db)
-            assert {r.state for r in parity.imported(source, db)} == {"unchanged"}
-            for thread, shape in made.items():
-                assert threads.seen(db.checkpointer(), thread, shape) == threads.seen(stock, thread, shape)
-                assert threads.raw(db.checkpointer(), thread) == threads.raw(stock, thread)
-                assert db.fsck(thread) == []
-        source.close()
 
 
 @pytest.mark.slow

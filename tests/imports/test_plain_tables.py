@@ -6,13 +6,11 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 import perdure
@@ -22,14 +20,11 @@ from perdure.imports.kinds import SourceKind, open_source
 from perdure.imports.plain_tables import PlainSource, of_file
 from perdure.imports.sqlite_rows import SqliteRows
 from tests.imports import parity, threads
+from tests.imports.stocks import PLAIN_TABLES
 from tests.imports.test_conversations import chat
 from tests.servers import d1
 
 IDS = [f"1f0e0000-0000-6000-8000-{n:012d}" for n in range(4)]
-TABLES = (
-    "CREATE TABLE checkpoints (thread_id TEXT, checkpoint_id TEXT, parent_id TEXT, state, created_at)",
-    "CREATE TABLE writes (thread_id TEXT, checkpoint_id TEXT, task_id TEXT, idx INT, channel TEXT, value)",
-)
 
 
 def packed(value: Any) -> bytes:
@@ -49,7 +44,7 @@ ROWS: list[tuple[Any, ...]] = [
 def path(tmp_path: Path) -> Path:
     found = tmp_path / "plain.db"
     with closing(sqlite3.connect(found)) as connection, connection:
-        for table in TABLES:
+        for table in PLAIN_TABLES:
             connection.execute(table)
         connection.executemany("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?)", ROWS)
         connection.execute(
@@ -100,7 +95,7 @@ def test_rows_of_d1_become_threads_that_go_on(cloud: str) -> None:
     from perdure.storage.d1.url import D1Url
 
     with D1Url.of(cloud).session() as transport:
-        transport.batch([(table, ()) for table in TABLES])
+        transport.batch([(table, ()) for table in PLAIN_TABLES])
         for thread, name, parent, state, created in ROWS:
             value = "unhex(?4)" if isinstance(state, bytes) else "?4"
             text = state.hex() if isinstance(state, bytes) else state
@@ -117,72 +112,6 @@ def test_rows_of_d1_become_threads_that_go_on(cloud: str) -> None:
         )
     source = open_source(SourceKind.PLAIN, cloud)
     check(source)
-    source.close()
-
-
-WHOLE = 200 if parity.FULL else 2
-
-
-def whole(saver: InMemorySaver) -> tuple[dict[str, threads.Shape], list[tuple[str, tuple[Any, ...]]]]:
-    """Threads made by LangGraph's saver, and the statements that store their whole checkpoints and writes."""
-    made = {
-        f"{name} {n}": threads.SHAPES[name]
-        for n, name in zip(range(WHOLE), cycle(["parked", "finished"]), strict=False)
-    }
-    rows: list[tuple[str, tuple[Any, ...]]] = []
-    for thread, shape in made.items():
-        shape.make(shape.graph(saver), thread)
-        for found in saver.list(threads.config(thread)):
-            name = found.checkpoint["id"]
-            parent = (found.parent_config or {"configurable": {}})["configurable"].get("checkpoint_id")
-            values = (thread, name, parent, packed(found.checkpoint).hex(), found.checkpoint["ts"])
-            rows.append(("INSERT INTO checkpoints VALUES (?1, ?2, ?3, unhex(?4), ?5)", values))
-            for n, (task, channel, value) in enumerate(found.pending_writes or ()):
-                at = -3 if channel == "__interrupt__" else n
-                write = (thread, name, task, str(at), channel, packed(value).hex())
-                rows.append(("INSERT INTO writes VALUES (?1, ?2, ?3, ?4, ?5, unhex(?6))", write))
-    return made, rows
-
-
-def check_whole(source: Any, stock: InMemorySaver, made: dict[str, threads.Shape]) -> None:
-    with perdure.connect_sync("memory://") as db:
-        reports = {r.thread: r.state for r in parity.imported(source, db)}
-        assert {thread: reports[thread] for thread in made} == dict.fromkeys(made, "imported")
-        saver = db.checkpointer()
-        for thread, shape in made.items():
-            here, there = (shape.graph(s).get_state(threads.config(thread)) for s in (saver, stock))
-            assert (here.values, here.next) == (there.values, there.next)
-            asked = [] if thread.startswith("finished") else ["go on?"]
-            assert [i.value for i in here.interrupts] == [i.value for i in there.interrupts] == asked
-            assert threads.go_on(saver, thread, shape) == threads.go_on(stock, thread, shape)
-            assert db.fsck(thread) == []
-
-
-def test_whole_checkpoints_of_langgraph_s_keep_their_versions(path: Path) -> None:
-    stock = InMemorySaver()
-    made, rows = whole(stock)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.create_function("unhex", 1, bytes.fromhex)
-        for statement, values in rows:
-            connection.execute(statement, values)
-    source = of_file(path)
-    check_whole(source, stock, made)
-    source.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_whole_checkpoints_in_d1_keep_their_versions(cloud: str) -> None:
-    from perdure.storage.d1.url import D1Url
-
-    stock = InMemorySaver()
-    made, rows = whole(stock)
-    with D1Url.of(cloud).session() as transport:
-        transport.batch([(table, ()) for table in TABLES])
-        for at in range(0, len(rows), 20):
-            transport.batch(rows[at : at + 20])
-    source = open_source(SourceKind.PLAIN, cloud)
-    check_whole(source, stock, made)
     source.close()
 
 
@@ -257,7 +186,7 @@ def test_ids_that_are_no_text_are_refused(path: Path) -> None:
 def test_a_long_thread_is_outlined_once_and_its_steps_are_counted_in_one_pass(tmp_path: Path) -> None:
     path, count = tmp_path / "long.db", 700
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(TABLES[0])
+        connection.execute(PLAIN_TABLES[0])
         for n in range(count):
             ids = (f"{n:032x}", f"{n - 1:032x}" if n else None)
             connection.execute("INSERT INTO checkpoints VALUES ('ada', ?, ?, ?, ?)", (*ids, '{"n": 1}', n))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from pathlib import Path
 
-import psycopg
 import pytest
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.store.postgres import PostgresStore
@@ -17,15 +15,12 @@ from perdure.imports.importer import ImportOptions
 from perdure.imports.items import ItemImporter
 from perdure.imports.postgres import PostgresSource
 from tests.imports import parity, threads
-from tests.servers import postgres
+from tests.imports.stocks import postgres_url
 
 
 @pytest.fixture
 def url() -> str:
-    server, name = postgres.shared(), f"stock_{secrets.token_hex(6)}"
-    with psycopg.connect(server.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return server.url(name)
+    return postgres_url()
 
 
 def test_an_import_keeps_every_promise(url: str, tmp_path: Path) -> None:

@@ -187,15 +187,20 @@ def seen(saver: BaseCheckpointSaver[Any], thread: str, shape: Shape) -> list[Any
 def raw(saver: BaseCheckpointSaver[Any], thread: str) -> dict[tuple[str, str], Any]:
     """Every checkpoint of every namespace as the saver lists it."""
     return {
-        (t.config["configurable"]["checkpoint_ns"], t.checkpoint["id"]): (
-            _plain_config(t.parent_config),
-            dict(t.metadata),
-            {k: v for k, v in translated(t.checkpoint).items() if v},
-            # DynamoDBSaver has them in the order of its keys' text.
-            sorted(t.pending_writes or (), key=repr),
-        )
+        (t.config["configurable"]["checkpoint_ns"], t.checkpoint["id"]): raw_of(t)
         for t in saver.list(config(thread))
     }
+
+
+def raw_of(found: Any) -> tuple[Any, ...]:
+    """A checkpoint's parent, metadata, content and pending writes."""
+    return (
+        _plain_config(found.parent_config),
+        dict(found.metadata),
+        {k: v for k, v in translated(found.checkpoint).items() if v},
+        # DynamoDBSaver has them in the order of its keys' text.
+        sorted(found.pending_writes or (), key=repr),
+    )
 
 
 def _snapshot(state: Any) -> Any:

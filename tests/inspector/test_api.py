@@ -76,6 +76,9 @@ def test_threads_are_listed_by_activity_and_searched(site: Site) -> None:
     assert [each["thread_id"] for each in site.get("threads", sort="age")["threads"]] == names[::-1]
     assert [each["thread_id"] for each in site.get("threads", id="pl")["threads"]] == ["plain"]
     assert [each["thread_id"] for each in site.get("threads", id="a/b?")["threads"]] == [HOSTILE_ID]
+    for asked in ({"sort": "id"}, {"sort": "id", "id": "a"}, {"id": "a"}):
+        named = [HOSTILE_ID, "answered"] if "id" in asked else sorted(names)
+        assert [each["thread_id"] for each in site.get("threads", **asked)["threads"]] == named
     assert [each["thread_id"] for each in site.get("threads", status="interrupted")["threads"]] == ["waiting"]
     assert site.get("threads", metadata='{"owner": "nobody else"}')["threads"] == []
 
@@ -123,6 +126,8 @@ def test_a_database_that_is_away_is_no_thread_without_a_size(
     [
         ("threads", {"status": "asleep"}, 422),
         ("threads", {"sort": "colour"}, 422),
+        ("threads", {"sort": "activity", "id": "p"}, 422),
+        ("threads", {"sort": "age", "id": "p"}, 422),
         ("threads", {"metadata": "[1]"}, 422),
         ("threads", {"cursor": "-1"}, 422),
         ("threads", {"cursor": "1" * 5000}, 422),

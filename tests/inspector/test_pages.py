@@ -115,6 +115,28 @@ def test_the_largest_threads_come_first(page: Page, address: str) -> None:
     assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+def test_threads_that_are_searched_by_id_come_by_id(page: Page, address: str) -> None:
+    page.goto(address)
+    by_age = rows(page)[::-1]
+    order, id_ = page.get_by_label("Order"), page.get_by_label("Id", exact=True)
+    order.select_option("age")
+    page.locator(f'tbody tr:first-child[data-id="{by_age[0]}"]').wait_for()
+    id_.fill("w")
+    id_.press("Enter")
+    page.locator('tbody tr[data-id="plain"]').wait_for(state="detached")
+    assert rows(page) == ["waiting"]
+    assert order.input_value() == "id"
+    assert order.locator("option:disabled").count() == 3
+    page.reload()
+    assert rows(page) == ["waiting"]
+    assert page.get_by_text("sort is").count() == 0
+    # Without the id the order is the one that was chosen.
+    id_.fill("")
+    id_.press("Enter")
+    page.locator('tbody tr[data-id="plain"]').wait_for()
+    assert (order.input_value(), rows(page)) == ("age", by_age)
+
+
 def test_no_more_threads_are_called_the_largest_than_an_answer_has(page: Page, address: str) -> None:
     page.goto(address)
     rows(page)

@@ -36,7 +36,7 @@ SORTS = {
     "age": Order("created_at", descending=False),
     "newest": Order("created_at"),
 }
-_SIZE = "size"
+_ID, _SIZE = "id", "size"
 _TITLES = ("title", "name")
 """Keys of the metadata that may have a thread's title, the first one that is there."""
 
@@ -48,8 +48,8 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` (the beginning of an id), ``metadata`` (JSON object that a thread's metadata contains),
             ``title`` (a part of a thread's title, in either case), ``status``, ``sort`` (``activity``,
-            ``age``, ``newest`` or ``size``) and ``cursor``, all optional. With an ``id`` the order is that
-            of the ids, unless it is ``size``.
+            ``age``, ``newest``, ``id`` or ``size``) and ``cursor``, all optional. With an ``id`` the order
+            is that of the ids, unless it is ``size``; no other can be asked for then.
 
     Returns:
         ``threads``, and the ``cursor`` of the next page, ``None`` at the end. Ordered by ``size`` they are
@@ -62,10 +62,8 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     sees = await access.listed()
     status = _status(asked.get("status") or None)
     metadata, title = _metadata(asked.get("metadata") or ""), (asked.get("title") or "").casefold()
-    sort = asked.get("sort") or "activity"
-    if sort not in (*SORTS, _SIZE):
-        raise BadSetting(f"sort is one of {sorted((*SORTS, _SIZE))}, not {sort[:40]!r}")
-    if asked.get("id") or sort == _SIZE:
+    sort = _sort(asked.get("sort") or None, has_id=bool(asked.get("id")))
+    if sort in (_ID, _SIZE):
 
         def wanted(row: ThreadRow) -> bool:
             fits = row.thread_id.startswith(asked.get("id") or "") and status in (None, row.status)
@@ -193,6 +191,17 @@ async def _size(access: Access, thread_id: str) -> int | None:
     except PerdureError:
         return None  # Its row has the fault.
     return found.total
+
+
+def _sort(text: str | None, *, has_id: bool) -> str:
+    if text is None:
+        return _ID if has_id else "activity"
+    if text not in (*SORTS, _ID, _SIZE):
+        raise BadSetting(f"sort is one of {sorted((*SORTS, _ID, _SIZE))}, not {text[:40]!r}")
+    if has_id and text in SORTS:
+        # They are found in the order of their ids, so each order by time would need all of them.
+        raise BadSetting(f"with an id, sort is {_ID!r} or {_SIZE!r}, not {text!r}")
+    return text
 
 
 def _status(text: str | None) -> Status | None:

@@ -14,17 +14,27 @@ export async function showThreads(main, asked) {
   const title = make("input", { type: "search", name: "title", value: asked.title || "", autocomplete: "off", placeholder: "a part of it" });
   const metadata = make("input", { type: "search", name: "metadata", value: asked.metadata || "", autocomplete: "off", spellcheck: false, placeholder: 'key=value or {"key": …}' });
   const state = make("select", { name: "status" }, STATUSES.map((name) => make("option", { value: name, selected: name === (asked.status || "") }, name || "any")));
-  const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["newest", "newest first"], ["age", "oldest first"], ["size", "largest first"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
+  const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["newest", "newest first"], ["age", "oldest first"], ["size", "largest first"], ["id", "by id"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
+  let chosen = sort.value; // Threads that are searched by id come by id or by size, whatever was chosen before.
+  const orders = () => {
+    for (const option of sort.options) option.disabled = Boolean(id.value) && !["id", "size"].includes(option.value);
+    sort.value = id.value && chosen !== "size" ? "id" : chosen;
+  };
+  orders();
   const form = make("form.row", { role: "search" }, field("Id", id), field("Title", title), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search"));
   const go = (event) => {
     event.preventDefault();
-    const next = address("threads", { id: id.value, title: title.value, metadata: metadata.value, status: state.value, sort: sort.value === "activity" ? "" : sort.value });
+    const next = address("threads", { id: id.value, title: title.value, metadata: metadata.value, status: state.value, sort: chosen === "activity" ? "" : chosen });
     history.replaceState(null, "", next);
     load().catch(failed);
   };
   form.addEventListener("submit", go);
   state.addEventListener("change", go);
-  sort.addEventListener("change", go);
+  sort.addEventListener("change", (event) => {
+    chosen = sort.value;
+    go(event);
+  });
+  id.addEventListener("input", orders);
 
   const body = make("tbody");
   const note = make("p.quiet", { role: "status" });

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-OPENAI = ChatOpenAI(
-    model="gpt-5", api_key=SecretStr("-"), base_url="http://127.0.0.1:9", use_responses_api=False
-)
-ANTHROPIC = ChatAnthropic(
-    model_name="claude-sonnet-4-5",
-    api_key=SecretStr("-"),
-    base_url="http://127.0.0.1:9",
-    timeout=None,
-    stop=None,
-)
+if TYPE_CHECKING:
+    from langchain_anthropic import ChatAnthropic
+    from langchain_openai import ChatOpenAI
+
+
+# Imported by the first test that needs them: every test process collects every file, and these packages have
+# thousands of modules.
+@cache
+def openai_client() -> ChatOpenAI:
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(
+        model="gpt-5", api_key=SecretStr("-"), base_url="http://127.0.0.1:9", use_responses_api=False
+    )
+
+
+@cache
+def anthropic_client() -> ChatAnthropic:
+    from langchain_anthropic import ChatAnthropic
+
+    return ChatAnthropic(
+        model_name="claude-sonnet-4-5",
+        api_key=SecretStr("-"),
+        base_url="http://127.0.0.1:9",
+        timeout=None,
+        stop=None,
+    )
+
 
 WORDS = (
     "yes",
@@ -45,11 +62,11 @@ def how_many(few: int, full: int) -> int:
 
 
 def openai_body(messages: Sequence[BaseMessage]) -> dict[str, Any]:
-    return OPENAI._get_request_payload(list(messages))
+    return openai_client()._get_request_payload(list(messages))
 
 
 def anthropic_body(messages: Sequence[BaseMessage]) -> dict[str, Any]:
-    return ANTHROPIC._get_request_payload(list(messages))
+    return anthropic_client()._get_request_payload(list(messages))
 
 
 class Histories:

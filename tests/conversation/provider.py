@@ -14,9 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
-from langchain_openai import ChatOpenAI
 
 from tests.conversation.rules import anthropic_faults, openai_faults
 
@@ -39,7 +37,11 @@ class Provider:
         """The genuine client of a provider, without retries."""
         given: dict[str, Any] = {"api_key": "-", "max_retries": 0, "timeout": 20}
         if name == "openai":
+            from langchain_openai import ChatOpenAI
+
             return ChatOpenAI(model="gpt-5", base_url=f"{self.url}/v1", use_responses_api=False, **given)
+        from langchain_anthropic import ChatAnthropic
+
         return ChatAnthropic(model="claude-test", max_tokens=1000, base_url=self.url, **given)
 
     def answer(self, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:

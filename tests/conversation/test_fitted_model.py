@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field
 
 from perdure.conversation import Limit, Window, counter_of, fitted
 from perdure.errors import MessageTooLong
-from tests.conversation.histories import ANTHROPIC
+from tests.conversation.histories import anthropic_client
 from tests.conversation.models import Scripted
 
 
@@ -194,7 +194,8 @@ def test_the_model_s_own_counter_is_used_on_request_and_once_a_message() -> None
 def test_a_model_without_a_counter_of_its_own_is_refused() -> None:
     with pytest.raises(ValueError, match="Scripted has no token counter of its own"):
         fitted(Scripted(), 100, counter="model")
-    assert counter_of(ANTHROPIC) == ANTHROPIC.get_num_tokens_from_messages
+    client = anthropic_client()
+    assert counter_of(client) == client.get_num_tokens_from_messages
 
 
 def test_the_real_clients_take_it() -> None:

@@ -13,6 +13,7 @@ import pytest
 import perdure
 from perdure.cli import main
 from tests.cli.processes import Workers
+from tests.forking import ForkServer
 
 BROKEN = """
 from langgraph.graph import MessagesState, StateGraph
@@ -92,8 +93,15 @@ def perdure_worker(
         del sys.modules[name]
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def workers(nothing_is_set: None, tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path)
+def workers(nothing_is_set: None, tmp_path: Path, fork_server: ForkServer) -> Iterator[Workers]:
+    made = Workers(tmp_path, fork_server)
     yield made
     made.close()

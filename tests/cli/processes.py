@@ -22,7 +22,9 @@ from perdure.model.program import ask
 from perdure.model.queue import IN
 from perdure.model.records import LANE, Partition
 from perdure.runtime import Runtime, Settings, Ticket
+from tests.forking import Forked, ForkServer
 
+Process = subprocess.Popen[bytes] | Forked
 PROGRAM = Path(sys.executable).with_name("perdure")
 WITHIN = 100.0
 """How long anything may take before the test has failed, in seconds."""
@@ -108,30 +110,44 @@ def _program(without: Sequence[str]) -> list[str]:
 class Workers:
     """Worker processes over one database and folder; those still running at the end are killed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fork_server: ForkServer) -> None:
         self.folder = folder
+        self._fork_server = fork_server
         self.url = f"sqlite:///{folder / 'threads.db'}"
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[Process] = []
         (folder / "app.py").write_text(APP)
         with perdure.connect_sync(self.url, migrate=True):
             """Only its schema is wanted."""
 
-    def start(self, *words: str, lease: float = LEASE) -> subprocess.Popen[bytes]:
+    def start(self, *words: str, lease: float = LEASE, is_forked: bool = True) -> Process:
         """A worker of this database that is ready."""
-        return self.ready(*words, "--db", self.url, "--lease", str(lease), "--poll", "0.1")
+        more = ("--db", self.url, "--lease", str(lease), "--poll", "0.1")
+        return self.ready(*words, *more, is_forked=is_forked)
 
     def ready(
-        self, *words: str, folder: Path | None = None, without: Sequence[str] = (), **environ: str
-    ) -> subprocess.Popen[bytes]:
+        self,
+        *words: str,
+        folder: Path | None = None,
+        without: Sequence[str] = (),
+        is_forked: bool = True,
+        **environ: str,
+    ) -> Process:
         """A worker that is told no more than these words and variables, and is ready; its log is in a file of
-        its own. These packages are not installed where it runs."""
+        its own. Its interpreter is new if it is not forked, or if these packages are not installed where it
+        runs."""
         log = self._log(len(self._started))
+        cwd, env = folder or self.folder, {**os.environ, **environ}
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*_program(without), "worker", *words],
-                cwd=folder or self.folder, env={**os.environ, **environ},
-                stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-            )  # fmt: skip
+            process: Process
+            if is_forked and not without:
+                process = self._fork_server.start(
+                    ["worker", *words], cwd=cwd, environ=env, stdout=file.fileno(), stderr=file.fileno()
+                )
+            else:
+                process = subprocess.Popen(
+                    [*_program(without), "worker", *words],
+                    cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                )  # fmt: skip
         self._started.append(process)
         self.until(lambda: " runs " in log.read_text() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
@@ -150,18 +166,18 @@ class Workers:
         assert last.startswith("perdure: "), done.stderr
         return last.removeprefix("perdure: ")
 
-    def log(self, process: subprocess.Popen[bytes]) -> str:
+    def log(self, process: Process) -> str:
         return self._log(self._started.index(process)).read_text()
 
     def _log(self, number: int) -> Path:
         return self.folder / f"worker-{number}.log"
 
-    def ask_to_stop(self, process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
+    def ask_to_stop(self, process: Process, number: int = signal.SIGTERM) -> None:
         """The first signal; it has been taken note of when this returns."""
         process.send_signal(number)
         self.until(lambda: "claims nothing more" in self.log(process))
 
-    def ended(self, process: subprocess.Popen[bytes]) -> int:
+    def ended(self, process: Process) -> int:
         return process.wait(WITHIN)
 
     def until(self, holds: Callable[[], bool]) -> None:

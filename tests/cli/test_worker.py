@@ -22,7 +22,8 @@ Run_ = Callable[..., tuple[int, str, str]]
 def test_a_worker_answers_what_another_process_accepted(workers: Workers) -> None:
     before = [(f"before-{n}", f"word-{n}") for n in range(5)]
     tickets = workers.accept(*before, channel="pigeon")
-    process = workers.start("app:graph", "--channels", "app:channels", "--log-level", "debug")
+    words = ("app:graph", "--channels", "app:channels", "--log-level", "debug")
+    process = workers.start(*words, is_forked=False)
     after = [(f"after-{n}", f"word-{n}") for n in range(5)]
     tickets += workers.accept(*after, channel="pigeon")
     assert [(run.state, run.note.get("error")) for run in workers.wait(tickets)] == [(DONE, None)] * 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -17,10 +16,10 @@ from prometheus_client import REGISTRY, Gauge
 
 from perdure.model.messages import DONE
 from perdure.runtime.metrics import served
-from tests.cli.processes import WITHIN, Workers
+from tests.cli.processes import WITHIN, Process, Workers
 
 
-def page_of(workers: Workers, process: subprocess.Popen[bytes]) -> str:
+def page_of(workers: Workers, process: Process) -> str:
     (url,) = re.findall(r"metrics are at (http://\S+/metrics)\n", workers.log(process))
     return str(url)
 

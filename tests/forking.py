@@ -1,0 +1,137 @@
+"""Processes of the command ``perdure`` without the cost of their imports.
+
+One process has imported what the commands need, and forks once a command. What a fork does not show is how
+a new interpreter starts: a test about that starts one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+LARGEST = 1 << 20
+"""More than a request takes, in bytes: the words of a command, and its environment."""
+
+
+class Forked:
+    """A process of a command, with those methods of ``subprocess.Popen`` that tests use."""
+
+    def __init__(self, pid: int, ends: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ends = ends
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("perdure", timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        # Until its end is acknowledged nobody else can get its pid.
+        if self._ended(0) is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._ends], [], [], timeout)[0]:
+            with self._ends:
+                self.returncode = int(self._ends.recv(100))
+                self._ends.sendall(b"!")
+        return self.returncode
+
+
+class ForkServer:
+    """The test's end of the connection. Not safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forking", str(other.fileno())],
+                cwd=ROOT, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def start(
+        self, words: Sequence[str], *, cwd: Path, environ: Mapping[str, str], stdout: int, stderr: int
+    ) -> Forked:
+        """Start ``perdure`` with these words, in a folder, with these variables and no others."""
+        ends, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = json.dumps({"words": list(words), "cwd": str(cwd), "environ": dict(environ)}).encode()
+        with others:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
+            socket.send_fds(self._socket, [request], [others.fileno(), stdout, stderr])
+        return Forked(int(ends.recv(100)), ends)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(60)
+
+
+def _serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request. Returns in each forked process, with what it has to do, and at the end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        request, fds, _, _ = socket.recv_fds(requests, LARGEST, 3)
+        if not request:
+            return None
+        if os.fork() == 0:
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if child := os.fork():
+                _tell_the_end(child, fds)
+                os._exit(0)
+            os.close(fds[0])
+            for number, fd in enumerate(fds[1:], 1):
+                os.dup2(fd, number)
+                os.close(fd)
+            asked: dict[str, Any] = json.loads(request)
+            return asked
+        for fd in fds:
+            os.close(fd)
+
+
+def _tell_the_end(child: int, fds: Sequence[int]) -> None:
+    """Tell the test the pid of a process and how it ended; no other gets the pid before the test knows."""
+    for fd in fds[1:]:
+        os.close(fd)
+    with socket.socket(fileno=fds[0]) as test:
+        test.sendall(b"%d" % child)
+        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        test.sendall(b"%d" % code)
+        test.recv(1)
+
+
+def _run() -> None:
+    from perdure.cli import main, worker, worker_process  # noqa: F401
+    from perdure.storage.sqlite import driver  # noqa: F401
+
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        asked = _serve(requests)
+    if asked is not None:
+        os.chdir(asked["cwd"])
+        os.environ.clear()
+        os.environ.update(asked["environ"])
+        sys.argv = ["perdure", *asked["words"]]
+        sys.path[0] = str(Path(sys.executable).parent)
+        main()
+
+
+if __name__ == "__main__":
+    _run()

@@ -144,29 +144,33 @@ def dynamodb_table() -> Iterator[tuple[str, Any]]:
         )
         client.close()
         saver = DynamoDBSaver(name, enable_checkpoint_compression=True, **where)
-        _remember_items(saver.client)
+        _remember_answers(saver.client)
         yield url, saver
 
 
-def _remember_items(client: Any) -> None:
-    """Let a client read each item once: the saver reads one a request, and the whole history again each time.
-    Nobody else writes, and what the client writes is forgotten."""
-    held: dict[tuple[str, str], Any] = {}
-    get, put = client.get_item, client.put_item
+def _remember_answers(client: Any) -> None:
+    """Let a client ask for the same once: the saver reads an item a request, and a whole history each time.
+    Nobody else writes, and what was read under a partition key is forgotten when the client writes there."""
+    held: dict[str, dict[str, Any]] = {}
+    get, query, put = client.get_item, client.query, client.put_item
 
-    def get_item(**asked: Any) -> Any:
-        key = (asked["Key"]["PK"]["S"], asked["Key"]["SK"]["S"])
-        if "ProjectionExpression" in asked:
-            return get(**asked)
-        if key not in held:
-            held[key] = get(**asked)
-        return held[key]
+    def answer(ask: Any, key: str, asked: dict[str, Any]) -> Any:
+        answers = held.setdefault(key, {})
+        name = repr(asked)
+        if name not in answers:
+            answers[name] = ask(**asked)
+        return answers[name]
 
     def put_item(**asked: Any) -> Any:
-        held.pop((asked["Item"]["PK"]["S"], asked["Item"]["SK"]["S"]), None)
-        return put(**asked)
+        done = put(**asked)
+        held.pop(asked["Item"]["PK"]["S"], None)
+        return done
 
-    client.get_item, client.put_item = get_item, put_item
+    client.get_item = lambda **asked: answer(get, asked["Key"]["PK"]["S"], asked)
+    client.query = lambda **asked: answer(
+        query, next(iter(asked["ExpressionAttributeValues"].values()))["S"], asked
+    )
+    client.put_item = put_item
 
 
 @contextmanager

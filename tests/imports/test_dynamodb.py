@@ -26,7 +26,7 @@ def table() -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.slow
-# At full size the saver makes over 100,000 requests to the emulator, one for each item that it reads.
+# At full size the saver makes tens of thousands of requests to the emulator, one for each item.
 @pytest.mark.timeout(7200)
 def test_an_import_keeps_every_promise(table: tuple[str, Any], tmp_path: Path) -> None:
     url, stock = table

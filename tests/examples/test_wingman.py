@@ -20,9 +20,11 @@ import perdure
 from examples.wingman.agent import DEFAULT_CRITERIA, MAX_TURNS, SPENT, Verdict, Wingman, first_state
 from examples.wingman.app import create_app
 from examples.wingman.models import wingman
+from perdure.database import opening
 from perdure.database.opening import open_database
 from perdure.history import NeutralMessage, SessionHistory, TaskBudget
 from tests import backends
+from tests.servers.dynamodb_wire import watched
 
 Script = Sequence[str]
 MET, ASKS, POOR = "met", "asks", "poor"
@@ -203,6 +205,38 @@ def test_racing_requests_lose_nothing(backend: str, racers: int) -> None:
                 assert rows[-5]["content"] == f"q{n}"
 
     with backends.EMPTY[backend]() as url:
+        asyncio.run(drive(url))
+
+
+@pytest.mark.slow
+def test_a_message_on_dynamodb_is_one_strong_read_and_one_conditional_write() -> None:
+    made: list[Any] = []
+
+    async def drive(url: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            of_url = opening.open_driver  # type: ignore[attr-defined]
+            patch.setattr(opening, "open_driver", lambda *a, **k: made.append(of_url(*a, **k)) or made[-1])
+            app = create_app(url)
+            transport = httpx.ASGITransport(app)
+            async with (
+                app.router.lifespan_context(app),
+                httpx.AsyncClient(transport=transport, base_url="http://wingman") as http,
+            ):
+                asked = {"session_id": "s1", "message": "hi"}
+                (await http.post("/api/chat", json=asked)).raise_for_status()
+                with watched(made[-1]) as wire:
+                    for _ in range(5):
+                        (await http.post("/api/chat", json=asked)).raise_for_status()
+        assert wire.count() == {"BatchGetItem": 5, "TransactWriteItems": 5}
+        for call in wire.calls:
+            if call.operation == "BatchGetItem":
+                assert all(one["ConsistentRead"] for one in call.parameters["RequestItems"].values())
+            else:
+                actions = [each for action in call.parameters["TransactItems"] for each in action.values()]
+                assert all("ConditionExpression" in each for each in actions)
+
+    with backends.EMPTY["dynamodb"]() as url:
+        open_database(url, migrate=True).close()
         asyncio.run(drive(url))
 
 

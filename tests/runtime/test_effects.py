@@ -506,7 +506,11 @@ def work_on(url: str, folder: str, shape: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["loop", "two calls of a plain graph"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "shape",
+    ISOLATED if os.environ.get("PERDURE_CHAOS") == "full" else ["loop", "two calls of a plain graph"],
+)
 def test_a_worker_killed_inside_an_isolated_graph_leaves_its_effect_to_the_next(
     shape: str, tmp_path: Path
 ) -> None:

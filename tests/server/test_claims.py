@@ -236,6 +236,7 @@ async def test_a_run_knows_and_stores_the_verified_user_alone(route: str, by: st
     assert set(told["context"]) & set(NAMES) <= set(VERIFIED)
     clean({"graph": json.dumps(told), **shown})
     clean({"stored": " ".join(stored)})
+    assert "Bearer" not in " ".join([json.dumps(told), *stored]), "a token went further than to its check"
     if route not in ("/runs/batch",):
         assert HARMLESS in " ".join(stored), "the other values are stored, and can be read here"
     assert "ada@verified" in " ".join(stored)

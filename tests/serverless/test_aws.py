@@ -32,6 +32,8 @@ from tests.serverless.lambda_api import ROOT, SCHEDULE, Died, LambdaContainer, T
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 LEASE_S = 1.0
+PATIENCE_S = 29.0 if FULL else 1.0
+"""Seconds after which a client gives up; 29 are those of API Gateway."""
 
 Make = Callable[..., LambdaContainer]
 
@@ -40,31 +42,31 @@ class Function:
     """A function over one database, of which a test may start any number of containers."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.url, self._folder = url, folder
+        self.url, self.folder = url, folder
         self._containers: list[LambdaContainer] = []
         open_database(url, migrate=True).close()
 
     def container(self, name: str = "handler", *, timeout: float = 60.0, **variables: str) -> LambdaContainer:
         environ = {
             "URL": self.url,
-            "JOURNAL": str(self._folder / "journal"),
+            "JOURNAL": str(self.folder / "journal"),
             "LEASE": str(LEASE_S),
             **variables,
         }
         container = LambdaContainer(
-            f"tests.serverless.functions.{name}", environ, timeout=timeout, log=self._folder / "log"
+            f"tests.serverless.functions.{name}", environ, timeout=timeout, log=self.folder / "log"
         )
         self._containers.append(container)
         return container
 
     def sleep(self, seconds: float) -> None:
         """Let the graph's node take this long from now on."""
-        (self._folder / "journal.sleep").write_text(str(seconds))
+        (self.folder / "journal.sleep").write_text(str(seconds))
 
     @property
     def calls(self) -> list[str]:
         """What the graph's node was called with."""
-        journal = self._folder / "journal"
+        journal = self.folder / "journal"
         return journal.read_text().splitlines() if journal.exists() else []
 
     @property
@@ -145,12 +147,13 @@ def test_a_request_that_does_not_fit_its_time_is_released_and_finished_by_the_ne
 @pytest.mark.slow
 def test_a_client_that_gives_up_and_sends_again_has_one_turn(function: Function) -> None:
     first, second = function.container(), function.container()
-    function.sleep(3)
+    function.sleep(PATIENCE_S + 2)
     answers: list[str] = []
     waiting = threading.Thread(target=lambda: answers.append(said(first.call(run_event("hi", "k")))))
     waiting.start()
     while not function.calls:
         time.sleep(0.05)
+    time.sleep(PATIENCE_S)
     answers.append(said(second.call(run_event("hi", "k"))))
     waiting.join()
     assert answers == ["echo: hi"] * 2
@@ -183,6 +186,38 @@ def test_a_container_killed_at_any_request_to_the_database_costs_no_turn(when: s
             finally:
                 function.close()
     assert steps > 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_call_whose_time_is_over_at_any_await_costs_no_turn(function: Function) -> None:
+    """The container goes on with the next call, as one does that answered in time."""
+    container = function.container("cut", CUTS="yes")
+    said_of: list[str] = []
+    outcomes: list[int] = []
+
+    def call(text: str, rounds: int) -> Any:
+        (function.folder / "journal.cut").write_text(str(rounds))
+        return container.call(run_event(text, text))
+
+    said(call("first", 0))
+    at = 0
+    while True:
+        at += 1
+        text = f"hi {at}"
+        answer = call(text, at)
+        outcomes.append(answer["statusCode"])
+        said_of.append(text)
+        if answer["rounds_left"] > 0:
+            assert answer["statusCode"] == 200, "it needed fewer rounds"
+            break
+        assert answer["statusCode"] in (200, 504)
+        assert said(call(text, 0)) == f"echo: {text}"
+    print(f"cut at {len(outcomes) - 1} of {at} rounds, {outcomes.count(504)} calls were too long")
+    assert outcomes.count(504) > 2
+    assert container.starts == 1
+    assert function.owner is None
+    assert function.messages == [t for text in ("first", *said_of) for t in (text, f"echo: {text}")]
 
 
 @pytest.mark.slow

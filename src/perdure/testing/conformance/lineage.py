@@ -185,6 +185,16 @@ class Lineage:
             assert found.pending_writes == [("t", "x", values)]
             other.delete_thread(THREAD)
 
+    def test_who_still_writes_to_a_deleted_thread_is_refused(self, backend: Backend) -> None:
+        saver = backend.saver()
+        put(saver, put(saver, at(), "c1"), "c2")
+        step = load(saver).config
+        backend.saver().delete_thread(THREAD)
+        refused(HeadConflict, lambda: saver.put_writes(step, [("x", "late")], "task"))
+        refused(HeadConflict, lambda: put(saver, step, "c3"))
+        assert backend.saver().get_tuple(at()) is None
+        assert backend.chunks() == 0
+
     def test_no_generation_of_a_deleted_thread_comes_back(self, backend: Backend) -> None:
         """Chunks of a generation, however often raised, are not taken for stored in a later thread."""
         values = {"x": long("text")}

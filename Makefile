@@ -13,8 +13,10 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Each process takes one part of the files, so that what a file shares is set up once, and helps when it is done.
 SPREAD = -n $(WORKERS) --dist worksteal
 ARGS ?=
-# What the examples need, and the database of `make example`.
-EXAMPLE = --group examples --extra server --extra postgres --extra d1 --extra a2a --extra mcp
+WITH ?=
+# What the examples need, with a package of your choice, and the database of `make example`.
+EXAMPLE = --group examples --extra server --extra postgres --extra dynamodb --extra d1 --extra a2a --extra mcp \
+	$(if $(WITH),--with "$(WITH)")
 DB ?= sqlite:///$(NAME).db
 # Which sections `make bench` measures; all when it is empty.
 BACKENDS ?=

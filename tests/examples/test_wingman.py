@@ -212,10 +212,15 @@ def test_racing_requests_lose_nothing(backend: str, racers: int) -> None:
 def test_a_message_on_dynamodb_is_one_strong_read_and_one_conditional_write() -> None:
     made: list[Any] = []
 
+    of_url = opening.open_driver  # type: ignore[attr-defined]
+
+    def kept(*args: Any, **options: Any) -> Any:
+        made.append(of_url(*args, **options))
+        return made[-1]
+
     async def drive(url: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            of_url = opening.open_driver  # type: ignore[attr-defined]
-            patch.setattr(opening, "open_driver", lambda *a, **k: made.append(of_url(*a, **k)) or made[-1])
+            patch.setattr(opening, "open_driver", kept)
             app = create_app(url)
             transport = httpx.ASGITransport(app)
             async with (

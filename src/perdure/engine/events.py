@@ -130,6 +130,11 @@ def append(
     """Store events of a held run, in as many commits as the budget needs.
 
     Args:
+        partition: the thread.
+        run_id: the run that the events are of.
+        events: the events, in order.
+        epoch: the epoch under which the run is held.
+        budget: the room of a commit.
         again: true if the events, or some of them, may be stored already.
 
     Raises:

@@ -176,6 +176,7 @@ def accepted_before(partition: Partition, digest: bytes, found: Record) -> Progr
     """Return the acceptance of the message that holds a dedupe key; ``None`` if the key was removed.
 
     Args:
+        partition: the thread.
         digest: the dedupe key as it is stored.
         found: the key's record.
 

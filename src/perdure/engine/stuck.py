@@ -60,6 +60,7 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
     """Find the stuck work of a tenant, or of all tenants without one.
 
     Args:
+        tenant: the tenant, ``None`` for all.
         older: microseconds for which work must have been due to count as waiting.
         most: most queues to examine, those due longest first.
     """

@@ -57,6 +57,7 @@ class Digest:
 
     @property
     def hex(self) -> str:
+        """Return the digest as hexadecimal digits."""
         return self.value.hex()
 
     def agrees(self, other: Digest) -> bool:
@@ -81,6 +82,7 @@ class Pace:
         self._size = 4 * _FEW
 
     def slices(self, names: list[bytes]) -> Iterator[list[bytes]]:
+        """Divide names into parts that are read at once, each sized by what the ones before it took."""
         at = 0
         while at < len(names):
             some = names[at : at + self._size]
@@ -104,6 +106,7 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
     """Read a thread without its payloads.
 
     Args:
+        partition: the thread.
         source: names the thread's chunks where it is read.
         target: names them where it is written.
 
@@ -155,6 +158,8 @@ def digest_thread(
     """Compute the digest of a thread as it stands.
 
     Args:
+        partition: the thread.
+        digest: names the thread's chunks.
         report: called with the size of each payload read.
         root: stands in for the root's head, for a thread that has not arrived yet.
         check: called with the contents; may raise.

@@ -98,14 +98,17 @@ class PerdureSaver(SaverPrograms):
         return self._loops.conflicts(thread_id)
 
     def get_next_version(self, current: Version | None, channel: None) -> Version:
+        """Return the version that follows a channel's current one."""
         return next_version(current)
 
     # Reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that a config names, or the latest one of its thread."""
         return run(self._get(config), self._driver)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that a config names, or the latest one of its thread."""
         return await arun(self._get(config), self._driver)
 
     def list(
@@ -151,11 +154,13 @@ class PerdureSaver(SaverPrograms):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the writes from which the values of DeltaChannels are replayed."""
         return run(self._delta(config, channels), self._driver)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the writes from which the values of DeltaChannels are replayed."""
         return await arun(self._delta(config, channels), self._driver)
 
     def moved_interrupts(self, config: RunnableConfig) -> dict[str, str]:
@@ -176,6 +181,7 @@ class PerdureSaver(SaverPrograms):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
+        """Store a checkpoint and return the config that names it."""
         at = self._address(config)
         put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
         run(self._store(put, plan), self._driver)
@@ -188,6 +194,7 @@ class PerdureSaver(SaverPrograms):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
+        """Store a checkpoint and return the config that names it."""
         at = self._address(config)
         with self._steps.putting(at, checkpoint["id"]):
             await self._aput(at, config, checkpoint, metadata, new_versions)
@@ -222,6 +229,7 @@ class PerdureSaver(SaverPrograms):
         task_id: str,
         task_path: str = "",
     ) -> None:
+        """Store the writes of a task on the checkpoint at which its step began."""
         plan = self._plan_writes(config, writes, task_id, task_path)
         run(self._put_writes(config, plan), self._driver)
         plan.raise_refused()
@@ -233,6 +241,7 @@ class PerdureSaver(SaverPrograms):
         task_id: str,
         task_path: str = "",
     ) -> None:
+        """Store the writes of a task on the checkpoint at which its step began."""
         plan = self._plan_writes(config, writes, task_id, task_path)
         at = self._address(config)
         opening = self._openings.of(at)
@@ -254,9 +263,11 @@ class PerdureSaver(SaverPrograms):
     # Removing and copying
 
     def delete_thread(self, thread_id: str) -> None:
+        """Remove a thread with all its checkpoints and writes."""
         run(self._delete_thread(thread_id), self._driver)
 
     async def adelete_thread(self, thread_id: str) -> None:
+        """Remove a thread with all its checkpoints and writes."""
         await arun(self._delete_thread(thread_id), self._driver)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -272,9 +283,11 @@ class PerdureSaver(SaverPrograms):
         await arun(removal.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread under another id."""
         run(self._copy(source_thread_id, target_thread_id), self._driver)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread under another id."""
         await arun(self._copy(source_thread_id, target_thread_id), self._driver)
 
     def prune(

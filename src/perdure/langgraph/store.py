@@ -121,6 +121,7 @@ class PerdureStore(BaseStore):
         self._batched = CallBatcher(self._abatch)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Perform operations together and return their results in the same order."""
         results: list[Result] = []
         asked = list(ops)
         validate_all(asked, self._index is not None)

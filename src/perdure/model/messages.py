@@ -75,6 +75,7 @@ class Message:
         return replace(self, mode="withdrawn", options={**self.options, "stop": how})
 
     def put(self, expect: Expectation = Expect.ABSENT) -> Put:
+        """Return the operation that stores the message."""
         fields = {
             "graph": self.graph,
             "channel": self.channel,
@@ -87,6 +88,7 @@ class Message:
 
     @classmethod
     def read(cls, record: Record) -> Message:
+        """Read a message from its record."""
         content, fields = decode_object(record, id=str, payload=object, options=dict), record.fields
         return cls(
             content["id"],
@@ -146,6 +148,7 @@ class Run:
 
     @classmethod
     def read(cls, record: Record) -> Run:
+        """Read a run from its record."""
         fields = record.fields
         return cls(
             record.key[0],
@@ -202,6 +205,7 @@ class Reply:
 
     @classmethod
     def read(cls, record: Record) -> Reply:
+        """Read a reply from its record."""
         content, fields = decode_object(record, payload=object, error=(str, NoneType)), record.fields
         return cls(
             record.key[0],

@@ -43,6 +43,7 @@ class EffectJournal:
 
     @classmethod
     def of(cls, database: DatabaseHandle, held: HeldRun) -> EffectJournal:
+        """Return the journal of a held run."""
         return cls(database, held.partition, held.run.id, held.epoch)
 
     async def arecall(self, name: str, number: int) -> bytes | None:
@@ -61,9 +62,11 @@ class ReplayedEffects(EffectJournal):
     results: Mapping[Key, bytes]
 
     async def arecall(self, name: str, number: int) -> bytes | None:
+        """Return the recorded result of an effect."""
         return self.recall(name, number)
 
     def recall(self, name: str, number: int) -> bytes | None:
+        """Return the recorded result of an effect, and raise ``UnrecordedCall`` if there is none."""
         body = journal.among(self.results, self.run_id, name, number)
         if body is None:
             raise UnrecordedCall(
@@ -105,7 +108,9 @@ async def effect(call: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwa
 def effects(
     call: Callable[P, Awaitable[R]], *, label: str | None = None, number: int = 0
 ) -> Callable[P, Awaitable[R]]:
-    """Return ``effect`` for a function under a name of its own: ``await effects(charge, number=n)(amount)``.
+    """Return ``effect`` for a function under a name of its own.
+
+    A call is written as ``await effects(charge, number=n)(amount)``.
 
     Args:
         call: The function.

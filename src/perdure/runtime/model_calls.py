@@ -65,6 +65,7 @@ class ModelCalls(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        """Begin a call of a chat model."""
         self._start(run_id, serialized, metadata, kwargs)
 
     def on_llm_start(
@@ -76,12 +77,15 @@ class ModelCalls(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        """Begin a call of a text model."""
         self._start(run_id, serialized, metadata, kwargs)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """End a call with its response."""
         self._end(run_id, response)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """End a call that failed."""
         self._end(run_id, None, error)
 
     def _start(

@@ -63,9 +63,11 @@ class Observer(Protocol):
     """Receiver of events. ``event`` is called when something happened, ``span`` surrounds work that takes
     time. Neither may raise, block or change ``fields``, which all observers share."""
 
-    def event(self, name: str, fields: dict[str, Any]) -> None: ...
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """Take note of what happened."""
 
-    def span(self, name: str, fields: dict[str, Any]) -> AbstractContextManager[object]: ...
+    def span(self, name: str, fields: dict[str, Any]) -> AbstractContextManager[object]:
+        """Return a context that surrounds work that takes time."""
 
 
 class Logs:
@@ -73,6 +75,7 @@ class Logs:
     the same in ``extra``, as ``event`` and ``perdure_<field>``, for formatters of structured logs."""
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
+        """Log an event at the level of its name."""
         level = _LEVELS.get(name, logging.DEBUG)
         if _log.isEnabledFor(level):
             line = " ".join(f"{key}={_shown(value)}" for key, value in fields.items() if value != "")
@@ -81,6 +84,7 @@ class Logs:
 
     @contextmanager
     def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
+        """Log nothing."""
         yield
 
 
@@ -91,6 +95,7 @@ class Observers:
         self._observers = tuple(observers)
 
     def event(self, name: str, **fields: Any) -> None:
+        """Tell every observer what happened."""
         for observer in self._observers:
             try:
                 observer.event(name, fields)
@@ -99,6 +104,7 @@ class Observers:
 
     @contextmanager
     def span(self, name: str, **fields: Any) -> Iterator[None]:
+        """Enter the span of every observer."""
         with ExitStack() as stack:
             for observer in self._observers:
                 try:

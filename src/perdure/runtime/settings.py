@@ -104,6 +104,7 @@ class Settings:
 
     @property
     def lease_us(self) -> int:
+        """Return the duration of a lease in microseconds."""
         return round(self.lease * 1_000_000)
 
     def debounce_for(self, debounce: float | None = None, max_wait: float | None = None) -> Debounce:

@@ -77,6 +77,7 @@ class StepControl(RunControl):
 
     @property
     def drain_requested(self) -> bool:
+        """Return True if the graph has to stop before its next step, to take up messages."""
         # LangGraph asks once before each step of a graph, and of each of its subgraphs.
         if _task_config() is not None:
             return False

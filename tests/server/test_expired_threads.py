@@ -18,6 +18,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.resources import ServerState
+from tests.backends import BACKENDS, EMPTY
 from tests.care.test_expiring_driver import Kept, wait
 from tests.server.attempts import OWN, Attempt, attempts
 from tests.server.graphs import graphs
@@ -82,10 +83,14 @@ async def ask(http: httpx.AsyncClient, one: Attempt) -> tuple[int, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.anyio
-async def test_every_route_answers_as_for_a_thread_that_never_was(wait: Callable[[float], None]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_every_route_answers_as_for_a_thread_that_never_was(
+    backend: str, wait: Callable[[float], None]
+) -> None:
     rule = Retention(idle="1h", keep_tagged=False)
-    with perdure.connect_sync("memory://", retention=rule) as opened:
+    with EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True, retention=rule) as opened:
         kept = Kept(opened, wait, rule)
         async with Runtime(
             kept.db, graphs(), settings=Settings(poll=0.1, shared_threads=True), all_tenants=True

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from langgraph_checkpoint_aws import DynamoDBStore
 
 import perdure
 from perdure.errors import BadUrl
 from perdure.imports.dynamodb import DynamoSource
+from perdure.imports.importer import ImportOptions
+from perdure.imports.items import ItemImporter
 from tests.imports import parity, threads
 from tests.imports.stocks import dynamodb_table
+from tests.imports.test_items import ODD
 from tests.servers import dynamodb
 
 
@@ -86,6 +92,34 @@ def test_values_are_read_many_a_request_and_asked_for_again_where_an_answer_lack
         for thread in made:
             assert threads.raw(db.checkpointer(), thread) == threads.raw(stock, thread)
     source.close()
+
+
+def test_the_items_of_a_store_come_along_with_their_times_to_live() -> None:
+    with dynamodb.empty() as url, perdure.connect_sync("memory://") as db:
+        name = url.removeprefix("dynamodb://").partition("?")[0]
+        stock = DynamoDBStore(name, region_name=dynamodb.REGION, endpoint_url=dynamodb.endpoint())
+        stock.setup()
+        value = {"is": [1, None, "x", True], "part": {"half": Decimal("0.5")}}
+        for namespace in ODD:
+            stock.put(namespace, "two/ž", value)
+        stock.put(("users",), "short", {"n": 1}, ttl=60)
+        stock.put(("users",), "bytes", {"raw": b"x"})
+        source = DynamoSource(url)
+        assert list(source.threads()) == []
+        for written in (len(ODD) + 1, 0):
+            counts = ItemImporter(db, ImportOptions(), time.time_ns() // 1000).run(source.items())
+            assert (counts.written, counts.written + counts.unchanged) == (written, len(ODD) + 1)
+            assert ["item 'bytes'" in why for why in counts.skipped] == [True]
+        source.close()
+        for namespace, key in (*((each, "two/ž") for each in ODD), (("users",), "short")):
+            here, there = db.store().get(namespace, key), stock.get(namespace, key)
+            assert here is not None
+            assert there is not None
+            assert (here.value, here.created_at, here.updated_at) == (
+                there.value,
+                there.created_at,
+                there.updated_at,
+            )
 
 
 def test_another_table_is_refused_by_name() -> None:

@@ -1,4 +1,5 @@
-"""Reads the table of langgraph-checkpoint-aws's DynamoDBSaver: checkpoints, payloads and pending writes."""
+"""Reads the tables of langgraph-checkpoint-aws: DynamoDBSaver's checkpoints, payloads and pending writes, and
+DynamoDBStore's items."""
 
 from __future__ import annotations
 
@@ -6,9 +7,12 @@ import functools
 import gzip
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from boto3.dynamodb.types import TypeDeserializer
 from boto3.session import Session
 from botocore import exceptions as aws
 from botocore.config import Config
@@ -18,7 +22,9 @@ from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisa
 from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
 from perdure.imports.source import (
+    DAMAGED,
     CheckpointEntry,
+    DamagedItem,
     Outline,
     SourceCheckpoint,
     SourceItem,
@@ -32,6 +38,7 @@ _CHECKPOINTS, _WRITES = "CHECKPOINT_", "WRITES_"
 _PAGE = 32
 _BATCH = 100
 """Keys of one request: DynamoDB's limit."""
+_DESERIALIZER = TypeDeserializer()
 R = TypeVar("R")
 
 
@@ -50,13 +57,14 @@ def _reading(method: Callable[..., R]) -> Callable[..., R]:
 
 
 class DynamoSource:
-    """A table of DynamoDBSaver, opened for reading. Payloads that were moved to S3 are refused by name.
+    """A table of DynamoDBSaver or of DynamoDBStore, opened for reading. Payloads that were moved to S3 are
+    refused by name.
 
     Args:
         url: ``dynamodb://table?region=…``, as for Perdure's own tables.
 
     Raises:
-        BadUrl: The URL cannot be used, or the table is not one of the saver's.
+        BadUrl: The URL cannot be used, or the table is not one of the package's.
         Unavailable: The service does not answer.
     """
 
@@ -78,7 +86,7 @@ class DynamoSource:
     def _check(self) -> None:
         keys = self._client.describe_table(TableName=self._table)["Table"]["KeySchema"]
         if {key["AttributeName"] for key in keys} != {"PK", "SK"}:
-            raise BadUrl(f"{self.name} is no table of {PACKAGE}'s DynamoDBSaver, whose keys are PK and SK")
+            raise BadUrl(f"{self.name} is no table of {PACKAGE}, whose keys are PK and SK")
 
     def _stock_saver(self, region: str | None, endpoint: str | None) -> Any:
         if find_spec("langgraph_checkpoint_aws") is None:
@@ -100,7 +108,7 @@ class DynamoSource:
         for item in self._pages(
             "scan",
             ProjectionExpression="PK",
-            FilterExpression="begins_with(PK, :kind)",
+            FilterExpression="begins_with(PK, :kind) AND attribute_exists(ref_key)",
             ExpressionAttributeValues={":kind": {"S": _CHECKPOINTS}},
         ):
             thread = item["PK"]["S"].removeprefix(_CHECKPOINTS)
@@ -183,9 +191,15 @@ class DynamoSource:
         """Return the largest id: the saver's rule."""
         return max(entry.id for entry in outline.checkpoints if entry.namespace == namespace)
 
-    def items(self) -> Iterator[SourceItem]:
-        """Return nothing: the package's store has a table of its own, which is not read."""
-        return iter(())
+    def items(self) -> Iterator[SourceItem | DamagedItem]:
+        """Yield the items of a table of DynamoDBStore, in no order."""
+        pages = self._pages(
+            "scan",
+            ProjectionExpression="PK, SK, #value, created_at, updated_at, expires_at",
+            FilterExpression="attribute_exists(#value) AND attribute_exists(created_at)",
+            ExpressionAttributeNames={"#value": "value"},
+        )
+        return map(_item, pages)
 
     def close(self) -> None:
         """Close the connections."""
@@ -252,6 +266,39 @@ class DynamoSource:
     def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         answer: dict[str, Any] = getattr(self._client, operation)(TableName=self._table, **parameters)
         return answer
+
+
+def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
+    """Return an item of DynamoDBStore, which joins the labels of a namespace by colons, and reads them so."""
+    prefix, key = row["PK"]["S"], row["SK"]["S"]
+    try:
+        value = _plain(_DESERIALIZER.deserialize(row["value"]))
+        if not isinstance(value, dict):
+            raise TypeError("the value is no map")
+        created, updated = (
+            round(datetime.fromisoformat(row[name]["S"]).timestamp() * 1_000_000)
+            for name in ("created_at", "updated_at")
+        )
+        # DynamoDBStore keeps when an item expires, not for how long it lives.
+        expires = int(row["expires_at"]["N"]) * 1_000_000 if "expires_at" in row else None
+        ttl = None if expires is None else max(expires - updated, 1)
+        return SourceItem(tuple(prefix.split(":")), key, value, created, updated, ttl, expires)
+    except DAMAGED as error:
+        where = f"item {key!r} of the store's namespace {prefix!r}"
+        return DamagedItem(f"{where}: it is not of JSON values ({type(error).__name__}: {error})")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with its numbers as JSON has them."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dict):
+        return {key: _plain(held) for key, held in value.items()}
+    if isinstance(value, list):
+        return [_plain(held) for held in value]
+    if value is None or isinstance(value, str | bool):
+        return value
+    raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
 def _unpacked(item: Mapping[str, Any], body: bytes) -> bytes:

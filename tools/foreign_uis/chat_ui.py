@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from .driving import Unfulfilled, Visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
 
 _REPLY = r"reply \d+ to {}(?!\w)"
 
@@ -138,10 +142,20 @@ def regenerate(visit: Visit) -> None:
 
 
 def _asked(visit: Visit) -> None:
-    """Wait until a call waits to be approved, and the page rests: a change would undo what is typed."""
+    """Wait until a call waits to be approved, and the page rests."""
     visit.page.get_by_role("button", name="Approve", exact=True).last.wait_for()
     _rests(visit)
-    visit.page.wait_for_load_state("networkidle")
+
+
+def _type(visit: Visit, box: Locator, text: str) -> None:
+    """Type until it stays: what the page learns of the thread meanwhile undoes it."""
+
+    def stays() -> bool:
+        box.fill(text)
+        visit.page.wait_for_timeout(1000)
+        return box.input_value() == text
+
+    visit.until(f"{text!r} stays", stays)
 
 
 def accept(visit: Visit) -> None:
@@ -158,7 +172,9 @@ def change(visit: Visit) -> None:
     _open(visit)
     _send(visit, "delete a.txt")
     _asked(visit)
-    visit.page.locator("textarea").filter(has_text="a.txt").first.fill("b.txt")
+    arguments = visit.page.locator("textarea:not([placeholder])").first
+    arguments.wait_for()
+    _type(visit, arguments, "b.txt")
     visit.page.get_by_role("button", name="Submit", exact=True).click()
     visit.page.get_by_text(re.compile(r"deleted b.txt$")).last.wait_for()
     _rests(visit)
@@ -169,7 +185,7 @@ def respond(visit: Visit) -> None:
     _open(visit)
     _send(visit, "delete a.txt")
     _asked(visit)
-    visit.page.get_by_placeholder("Share feedback with the agent...").fill("keep it")
+    _type(visit, visit.page.get_by_placeholder("Share feedback with the agent..."), "keep it")
     visit.page.get_by_role("button", name="Submit rejection").click()
     visit.page.get_by_text(re.compile(r"reply \d+ after: .*keep it")).wait_for()
     _rests(visit)

@@ -10,7 +10,10 @@ from urllib.parse import urlencode
 from .driving import Unfulfilled, Visit
 
 _INBOX = "tried"
-_VIEW = {"agent_inbox": _INBOX, "inbox": "interrupted", "limit": "10", "offset": "0"}
+_TAB = {"inbox": "interrupted", "limit": "10", "offset": "0"}
+"""What the page adds to an address without it, by several changes at once of which each undoes the others',
+so that it may load itself again and again."""
+_VIEW = {"agent_inbox": _INBOX, **_TAB}
 
 
 def _waiting(visit: Visit, about: str) -> str:
@@ -43,7 +46,7 @@ def _ended(visit: Visit, thread_id: str, told: str) -> None:
 def add(visit: Visit) -> None:
     """Name the server and the graph in the page's own form, and see what waits."""
     _waiting(visit, "a first look")
-    visit.page.goto(visit.address)
+    visit.page.goto(f"{visit.address}/?{urlencode(_TAB)}")
     form = visit.page.get_by_role("dialog")
     form.locator("#graph-id").fill("inbox")
     form.locator("#deployment-url").fill(visit.server)
@@ -86,18 +89,23 @@ def resolve(visit: Visit) -> None:
 
 
 def listed(visit: Visit) -> None:
-    """Open a thread from the list, and find it gone from there once it is answered."""
+    """Find a thread in the list, and find it gone from there once it is answered.
+
+    It is opened by its address: built for production with its version of Next.js, the page's router puts the
+    address back that the list has when a row is clicked, and asks no server for anything.
+    """
     thread_id = _waiting(visit, "the list")
     _open(visit)
     row = visit.page.get_by_text("An e-mail about the list").first
     row.wait_for()
-    # The page reads its address again when it knows its inboxes: what was clicked before is forgotten.
-    visit.page.wait_for_load_state("networkidle")
-    row.click()
+    _open(visit, thread_id)
     visit.sees("Respond to assistant")
     _accept(visit)
     _ended(visit, thread_id, "accept: the list")
-    visit.page.get_by_text("An e-mail about the list").wait_for(state="detached")
+    _open(visit)
+    loaded = visit.page.get_by_text("Requires Action").or_(visit.page.get_by_text("No threads found"))
+    loaded.first.wait_for()
+    row.wait_for(state="detached")
 
 
 def reload(visit: Visit) -> None:

@@ -44,6 +44,7 @@ from perdure.storage.port import (
     Driver,
     arun,
     has_threads,
+    is_local,
     is_read_only,
     keeps_fields,
     removes_expired,
@@ -241,8 +242,11 @@ class PerdureStore(BaseStore):
             for place, _ in asked:
                 results[place] = list(listed)
 
+        gets = [read(partition, asked) for partition, asked in self._gets(ops).items()]
         yield [
-            *(read(partition, asked) for partition, asked in self._gets(ops).items()),
+            # Where reads at once gain nothing, what one returned becomes results before the next one begins:
+            # the garbage collector looks again and again at each object that lives.
+            *([_one_by_one(gets)] if gets and is_local(self._driver) else gets),
             *map(search, _searches(ops)),
             *map(listing, _listings(ops)),
         ]
@@ -370,6 +374,11 @@ def _step(program: Program[None], answer: Any, error: Exception | None) -> Effec
         return None
 
 
+def _one_by_one(programs: Iterable[Program[None]]) -> Program[None]:
+    for program in programs:
+        yield from program
+
+
 async def _side_by_side(programs: list[Program[None]], driver: Driver, drive: _Drive = arun) -> None:
     """Drive programs, some at a time, and raise the first error when all that were begun have ended."""
     waiting = iter(programs)
@@ -421,11 +430,26 @@ def _versions() -> Iterator[int]:
 
 
 def _item(labels: Labels, record: Record) -> Item:
-    return Item(value=unpack(record.body, _Place(record.key[0], labels)), **_times(labels, record))
+    (key,), fields = record.key, record.fields
+    return Item(
+        value=unpack(record.body, _Place(key, labels)),
+        key=key,
+        namespace=labels,
+        created_at=_time(fields["created_at"]),
+        updated_at=_time(fields["updated_at"]),
+    )
 
 
 def _found(hit: items.Hit[dict[str, Any]]) -> SearchItem:
-    return SearchItem(value=hit.value, score=hit.score, **_times(hit.labels, hit.record))
+    (key,), fields = hit.record.key, hit.record.fields
+    return SearchItem(
+        namespace=hit.labels,
+        key=key,
+        value=hit.value,
+        created_at=_time(fields["created_at"]),
+        updated_at=_time(fields["updated_at"]),
+        score=hit.score,
+    )
 
 
 def _again(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
@@ -444,10 +468,6 @@ class _Place(NamedTuple):
         return f"item {self.key!r} of {self.labels!r}{self.part}"
 
 
-def _times(labels: Labels, record: Record) -> Mapping[str, Any]:
-    return {
-        "namespace": labels,
-        "key": record.key[0],
-        "created_at": _EPOCH + timedelta(microseconds=record.fields["created_at"]),
-        "updated_at": _EPOCH + timedelta(microseconds=record.fields["updated_at"]),
-    }
+def _time(microseconds: int) -> datetime:
+    seconds, rest = divmod(microseconds, 1_000_000)
+    return _EPOCH + timedelta(0, seconds, rest)

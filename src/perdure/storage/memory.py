@@ -40,6 +40,7 @@ class MemoryDriver:
     """One dict for each partition and kind, behind one lock."""
 
     is_kept = False
+    is_local = True
     keeps_fields = True
 
     def __init__(self, limits: CommitLimits | None = None) -> None:

@@ -116,6 +116,11 @@ def is_read_only(driver: Driver) -> bool:
     return getattr(driver, "is_read_only", False)
 
 
+def is_local(driver: Driver) -> bool:
+    """Return True if a driver reads in this process: several reads at once end no sooner than one by one."""
+    return getattr(driver, "is_local", False)
+
+
 def has_threads(driver: Driver) -> bool:
     """Return False if a driver is of a process that cannot start threads, as in a Worker of Cloudflare."""
     return getattr(driver, "has_threads", True)
@@ -143,6 +148,10 @@ class WrappingDriver:
     @property
     def has_threads(self) -> bool:
         return has_threads(self._inner)
+
+    @property
+    def is_local(self) -> bool:
+        return is_local(self._inner)
 
     @property
     def has_listing(self) -> bool:

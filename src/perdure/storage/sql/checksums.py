@@ -54,16 +54,15 @@ def checksum(
 
 
 def matches(
-    found: int,
+    found: Any,
     partition: Partition,
     kind: Kind,
     key: Key,
     fields: Sequence[Any],
-    version: int,
-    *,
+    version: Any,
     body: bytes | None,
 ) -> bool:
-    """Return True if a stored checksum is that of a record.
+    """Return True if a stored checksum is that of a record, whose columns may have any types.
 
     Args:
         found: The stored checksum.
@@ -74,9 +73,13 @@ def matches(
         version: Its version.
         body: Its body, ``None`` if it was not read.
     """
-    if found >> 32 & _HALF != _clear(partition, kind, key, fields, version):
+    try:
+        if found >> 32 & _HALF != _clear(partition, kind, key, fields, version):
+            return False
+        return body is None or found & _HALF == crc32(body)
+    except (TypeError, ValueError, OverflowError):
+        # A column has another type than the one that was written.
         return False
-    return body is None or found & _HALF == crc32(body)
 
 
 def added(total: int, *changes: int) -> int:

@@ -301,18 +301,18 @@ def record(
     Raises:
         Corrupt: The record differs from what was written.
     """
-    keys, fields = len(kind.key), len(kind.fields)
-    key, values, rest = row[:keys], row[keys : keys + fields], row[keys + fields :]
-    version = rest[0] if kind.versioned else 0
-    body = rest[-2] if kind.body and bodies else b""
-    found = rest[-1]
+    names, keys = _names(kind), len(kind.key)
+    end = keys + len(names)
+    key, values, found = row[:keys], row[keys:end], row[-1]
+    version = row[end] if kind.versioned else 0
+    body = row[-2] if kind.body and bodies else b""
     if body is None or (verify and not isinstance(body, bytes)):
         raise checksums.damaged(partition, kind, key)
     if verify and (found is not None or required):
         read = body if bodies or not kind.body else None
-        if not _is_sound(found, partition, kind, key, values, version, body=read):
+        if not checksums.matches(found, partition, kind, key, values, version, read):
             raise checksums.damaged(partition, kind, key)
-    return Record(kind, key, dict(zip(_names(kind), values, strict=True)), version, body)
+    return Record(kind, key, dict(zip(names, values)), version, body)
 
 
 def header(kind: Kind, row: tuple[Any, ...], partition: Partition, *, required: bool) -> Sequence[Any]:
@@ -321,21 +321,11 @@ def header(kind: Kind, row: tuple[Any, ...], partition: Partition, *, required: 
     size = len(kind.key)
     key, values, found = row[:size], row[size : size + len(kind.fields)], row[-1]
     version = row[-2] if kind.versioned else 0
-    if (found is not None or required) and not _is_sound(
-        found, partition, kind, key, values, version, body=None if kind.body else b""
+    if (found is not None or required) and not checksums.matches(
+        found, partition, kind, key, values, version, None if kind.body else b""
     ):
         raise checksums.damaged(partition, kind, key)
     return values
-
-
-def _is_sound(
-    found: Any, partition: Partition, kind: Kind, key: Any, fields: Any, version: Any, *, body: bytes | None
-) -> bool:
-    try:
-        return checksums.matches(found, partition, kind, key, fields, version, body=body)
-    except (TypeError, ValueError, OverflowError):
-        # A column has another type than the one that was written.
-        return False
 
 
 def hint(kind: Kind, row: tuple[Any, ...]) -> Record:

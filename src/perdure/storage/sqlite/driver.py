@@ -63,6 +63,7 @@ class SqliteDriver:
     """One SQLite file. Opening it neither creates nor migrates the schema."""
 
     has_listing = True
+    is_local = True
     searches_items = True
     keeps_fields = True
 

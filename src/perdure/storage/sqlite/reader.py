@@ -37,6 +37,7 @@ class SqliteReader:
     """One SQLite file, for reading. Its time is the host's."""
 
     has_listing = True
+    is_local = True
     searches_items = True
 
     def __init__(self, path: Path) -> None:

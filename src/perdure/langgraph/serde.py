@@ -203,18 +203,19 @@ class Serde:
         Returns:
             The packed items, ``None`` if a condition is false.
         """
+        steps: tuple[Callable[[], Any], ...] = (
+            partial(all, holds()),
+            partial(list, map(packed_plain, values)),
+        )
+        answers: list[Any] = []
         with suppress(*_NOT_PLAIN):
             # One call into C: no other thread runs between the conditions and the packing.
-            steps: tuple[Callable[[], Any], ...] = (
-                partial(all, holds()),
-                partial(list, map(packed_plain, values)),
-            )
-            answers: Iterator[Any] = map(call, steps)
-            is_held, bodies = answers
-            return bodies if is_held else None
-        if not all(holds()):
+            answers.extend(map(call, steps))
+        # Items that are no plain data end it behind the conditions, which need no second look.
+        is_held = answers[0] if answers else all(holds())
+        if not is_held:
             return None
-        return [self.pack(value) for value in values.copy()]
+        return answers[1] if len(answers) > 1 else [self.pack(value) for value in values.copy()]
 
     def plain(self, body: bytes) -> Any:
         """Return a packed value as dicts, lists and scalars that nothing else refers to; packed again they

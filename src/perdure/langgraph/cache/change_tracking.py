@@ -225,7 +225,7 @@ class Watch(NamedTuple):
             map(is_, map(type, self.models), self.classes),
             map(is_, map(_inside, self.models), self.roots),
             map(is_, map(_extra, self.models), self.extras),
-            map(not_, self.empty),
+            map(not_, map(any, (self.empty,))),
             # Sizes first: a container whose size has changed would shift the columns that follow.
             map(eq, map(len, self.dicts), self.sizes),
             map(eq, map(len, self.lists), self.lengths),

@@ -323,3 +323,56 @@ def test_threads_that_load_change_and_put_at_once_see_what_is_stored(
 
     with ThreadPoolExecutor(6) as executor:
         list(executor.map(work, "abcdef"))
+
+
+def test_elements_are_compared_once_a_put(
+    saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = saver.get_tuple(config())
+    assert found is not None
+    state = [*found.checkpoint["channel_values"]["messages"], HumanMessage("new", id="new")]
+    compared: list[Watch] = []
+    unchanged = Watch.unchanged
+
+    def counted(watch: Watch) -> Iterator[bool]:
+        compared.append(watch)
+        return unchanged(watch)
+
+    monkeypatch.setattr(Watch, "unchanged", counted)
+    step_on(saver, found.config, state, "c2")
+    assert len(compared) == 1
+
+
+def test_a_listing_takes_its_elements_apart_once(
+    saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = saver.get_tuple(config())
+    assert found is not None
+    state, head = found.checkpoint["channel_values"]["messages"], found.config
+    wanted = [conversation(5)]
+    for step in range(2, 8):
+        state = [*state, HumanMessage(f"more {step}", id=f"m{step}")]
+        head = step_on(saver, head, state, f"c{step}")
+        wanted.insert(0, state)
+    added: list[Any] = []
+    add = Template._add
+
+    def counted(template: Template, value: Any) -> None:
+        added.append(value)
+        add(template, value)
+
+    monkeypatch.setattr(Template, "_add", counted)
+    listed = [each.checkpoint["channel_values"]["messages"] for each in saver.list(config())]
+    assert listed == wanted
+    assert len(added) == len(wanted[0])
+    assert not any(
+        mutable_inside(one) & mutable_inside(other) for at, one in enumerate(listed) for other in listed[:at]
+    )
+
+
+def test_an_element_that_a_list_has_twice_is_listed_as_two_objects(saver: perdure.PerdureSaver) -> None:
+    element = {"tokens": [1]}
+    put(saver, {"parts": [element, element, {"tokens": [2]}]}, name="c2")
+    newest = next(iter(saver.list(config(), limit=1))).checkpoint["channel_values"]["parts"]
+    newest[0]["tokens"].append("changed")
+    assert newest == [{"tokens": [1, "changed"]}, {"tokens": [1]}, {"tokens": [2]}]

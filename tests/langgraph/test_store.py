@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 import pytest
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
-from langgraph.store.base import BaseStore, Op, PutOp
+from langgraph.store.base import BaseStore, GetOp, Op, PutOp
 
 import perdure
 from perdure.database.base import handle_of
@@ -109,6 +109,37 @@ class Counting:
     async def aperform(self, effect: Any) -> Any:
         self.asked += 1
         return await self._driver.aperform(effect)
+
+
+class Crowded(Counting):
+    """A driver that knows how many requests were under way at most."""
+
+    def __init__(self, driver: Driver, *, is_local: bool) -> None:
+        super().__init__(driver)
+        self.is_local = is_local
+        self.most = self._now = 0
+
+    async def aperform(self, effect: Any) -> Any:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        await asyncio.sleep(0)
+        try:
+            return await super().aperform(effect)
+        finally:
+            self._now -= 1
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_namespaces_are_read_at_once_only_over_a_network(is_local: bool) -> None:
+    with fresh("memory") as driver:
+        crowded: Any = Crowded(driver, is_local=is_local)
+        store = PerdureStore(crowded)
+        ops: list[Op] = [GetOp(("users", str(n)), "key") for n in range(20)]
+        for n in range(20):
+            store.put(("users", str(n)), "key", {"n": n})
+        found: list[Any] = asyncio.run(store.abatch(ops))
+        assert [item.value["n"] for item in found] == list(range(20))
+        assert (crowded.most == 1) is is_local
 
 
 def test_what_is_awaited_together_costs_as_much_as_one_batch() -> None:

@@ -138,14 +138,17 @@ class Template:
             else:
                 self._lists.append(number)
 
-    def copies(self, opaque: Callable[[int], Any]) -> tuple[list[Any], Watch | None]:
+    def copies(
+        self, opaque: Callable[[int], Any], *, is_watched: bool = True
+    ) -> tuple[list[Any], Watch | None]:
         """Return the elements as new objects, and the watch over them.
 
         Args:
             opaque: Makes the opaque element at a position.
+            is_watched: Make the watch, too.
 
         Returns:
-            The elements, and their watch: ``None`` on interpreters where nothing can be watched.
+            The elements, and their watch: ``None`` on interpreters where nothing can be watched, too.
         """
         made = list(map(_copy, self._containers))
         at = made.__getitem__
@@ -163,7 +166,7 @@ class Template:
         watched = values.copy()
         for place in self.opaque:
             values[place] = opaque(place)
-        if not _IS_ATOMIC:
+        if not (_IS_ATOMIC and is_watched):
             return values, None
         dicts, lists = list(map(at, self._dicts)), list(map(at, self._lists))
         places = dict(zip(map(id, watched), range(len(watched)), strict=True))

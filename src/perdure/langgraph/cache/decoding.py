@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from perdure.langgraph.cache.change_tracking import Template, Watch
@@ -121,11 +122,17 @@ def _unpacked(serde: Serde, bodies: list[bytes]) -> list[Any]:
 
 
 class ListingDecoder:
-    """Decoded elements shared by the checkpoints of one listing: each is decoded once and copied out."""
+    """Decoded elements shared by the checkpoints of one listing: each is decoded once and copied out.
+
+    Lists that have most of their elements in common are copied from one template: making a template costs
+    more than the copies.
+    """
 
     def __init__(self, serde: Serde) -> None:
         self._serde = serde
         self._elements: dict[bytes, tuple[Any, bytes]] = {}
+        self._template = Template()
+        self._places: dict[bytes, int] = {}
 
     def value(self, tree: Tree) -> Any:
         """Return the value of a tree, which shares nothing mutable with other values."""
@@ -135,5 +142,17 @@ class ListingDecoder:
         new = {ref: packed(item) for ref, item in zip(tree.refs, tree.items, strict=True) if ref not in known}
         decoded = _unpacked(self._serde, list(new.values()))
         known.update(zip(new, zip(decoded, new.values(), strict=True), strict=True))
-        template = Template.over(known[ref][0] for ref in tree.refs)
-        return template.copies(lambda place: self._serde.unpack(known[tree.refs[place]][1]))[0]
+        missing = [ref for ref in dict.fromkeys(tree.refs) if ref not in self._places]
+        is_shared = len(self._places) + len(missing) <= 2 * len(tree.refs)
+        if not is_shared or len(set(tree.refs)) < len(tree.refs):
+            # It has little in common with the others, or an element twice, which is two objects.
+            return self._copied(Template.over(known[ref][0] for ref in tree.refs), tree.refs)
+        if missing:
+            self._template = self._template.extended(known[ref][0] for ref in missing)
+            self._places.update(zip(missing, count(len(self._places))))
+        copies = self._copied(self._template, list(self._places))
+        return [copies[self._places[ref]] for ref in tree.refs]
+
+    def _copied(self, template: Template, names: Sequence[bytes]) -> list[Any]:
+        known = self._elements
+        return template.copies(lambda at: self._serde.unpack(known[names[at]][1]), is_watched=False)[0]

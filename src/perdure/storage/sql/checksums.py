@@ -60,6 +60,7 @@ def matches(
     key: Key,
     fields: Sequence[Any],
     version: Any,
+    *,
     body: bytes | None,
 ) -> bool:
     """Return True if a stored checksum is that of a record, whose columns may have any types.

@@ -310,9 +310,9 @@ def record(
         raise checksums.damaged(partition, kind, key)
     if verify and (found is not None or required):
         read = body if bodies or not kind.body else None
-        if not checksums.matches(found, partition, kind, key, values, version, read):
+        if not checksums.matches(found, partition, kind, key, values, version, body=read):
             raise checksums.damaged(partition, kind, key)
-    return Record(kind, key, dict(zip(names, values)), version, body)
+    return Record(kind, key, dict(zip(names, values, strict=True)), version, body)
 
 
 def header(kind: Kind, row: tuple[Any, ...], partition: Partition, *, required: bool) -> Sequence[Any]:
@@ -322,7 +322,7 @@ def header(kind: Kind, row: tuple[Any, ...], partition: Partition, *, required: 
     key, values, found = row[:size], row[size : size + len(kind.fields)], row[-1]
     version = row[-2] if kind.versioned else 0
     if (found is not None or required) and not checksums.matches(
-        found, partition, kind, key, values, version, None if kind.body else b""
+        found, partition, kind, key, values, version, body=None if kind.body else b""
     ):
         raise checksums.damaged(partition, kind, key)
     return values

@@ -348,6 +348,7 @@ class Pipe:
 
     def __init__(self, *, carries: bool = True) -> None:
         self.carries = carries
+        self.ends = [self]
         self.broken = 0
         self.opened = 0
         self.said: list[tuple[float, str]] = []
@@ -362,11 +363,12 @@ class Pipe:
             raise OSError("broken")
         self.said.append((time.monotonic(), text))
         if self.carries:
-            self._back.append(text)
+            for end in self.ends:
+                end._back.append(text)
 
     def receive(self, within: float, waker: int) -> list[str]:
         if not self._back:
-            wait(within, waker)
+            wait(within if len(self.ends) == 1 else min(within, 0.01), waker)
         back, self._back = self._back, []
         return back
 
@@ -457,6 +459,59 @@ def test_a_bell_that_hears_not_even_itself_says_so_once(
     eventually(lambda: "received again" in caplog.text)
     until_heard(bell, heard, "hello")
     bell.close()
+
+
+def test_words_do_not_leave_a_process_that_listens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bells, "_ANSWERED_WITHIN_S", 0.0)
+    pipe = Pipe()
+    bell = ServerNotifier(pipe, name="a pipe")
+    heard: Queue[str] = Queue()
+    bell.ring(["unheard"])
+    eventually(lambda: pipe.said)
+    bell.listen(heard.put)
+    eventually(lambda: bell._is_alone)
+    said = len(pipe.said)
+    for n in range(3):
+        bell.ring([f"w{n}"])
+        assert _next(heard, "w") == f"w{n}"
+    assert len(pipe.said) == said
+    bell.close()
+
+
+def test_words_leave_as_soon_as_another_process_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bells, "_ANSWERED_WITHIN_S", 0.0)
+    one, two = Pipe(), Pipe()
+    one.ends = two.ends = [one, two]
+    first, second = ServerNotifier(one, name="one"), ServerNotifier(two, name="two")
+    own: Queue[str] = Queue()
+    heard: Queue[str] = Queue()
+    first.listen(own.put)
+    eventually(lambda: first._is_alone)
+    second.listen(heard.put)
+    # The one that was there knows by the echo of the one that came, which knows by the answer.
+    eventually(lambda: first._others and second._others)
+    first.ring(["from-first"])
+    assert _next(heard, "from") == "from-first"
+    second.ring(["from-second"])
+    assert [_next(own, "from"), _next(own, "from")] == ["from-first", "from-second"]
+    echoes = sum(text.count("echo:") for _, text in (*one.said, *two.said))
+    assert echoes <= 4, "an answer is not answered again"
+    first.close()
+    second.close()
+
+
+def test_one_that_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"_ANSWERED_WITHIN_S": 0.0, "_ECHO_EVERY_S": 0.1, "_GONE_AFTER_S": 0.5}.items():
+        monkeypatch.setattr(bells, name, seconds)
+    one, two = Pipe(), Pipe()
+    one.ends = two.ends = [one, two]
+    first, second = ServerNotifier(one, name="one"), ServerNotifier(two, name="two")
+    first.listen(lambda word: None)
+    second.listen(lambda word: None)
+    eventually(lambda: first._others and second._others)
+    second.close()
+    eventually(lambda: first._is_alone)
+    first.close()
 
 
 def test_a_listener_that_raises_costs_no_other_his_word(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,8 @@ A notifier has one thread, which owns its connections and is started by the firs
 Senders never wait for it. Words that are sent closely together share a statement, a word that is pending
 already is not repeated, and while the server is away words are dropped. A notifier with listeners sends a
 word to itself now and then: behind a pooler that shares its sessions it would never receive anything, and
-logs a warning about that.
+logs a warning about that. The others with listeners receive that word, too, and answer the first one with
+their own, so each knows whether there are others. As long as there are none, words do not leave the process.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ _TEXT_MOST = 7000
 _ECHO = "echo:"
 _ECHO_WITHIN_S = 5.0
 _ECHO_EVERY_S = 60.0
+_ANSWERED_WITHIN_S = 2.0
+"""Seconds after which those that listen, too, have answered an echo."""
+_GONE_AFTER_S = 150.0
+"""Seconds without an echo of another notifier after which it is taken to have ended."""
 _IDLE_S = 60.0
 """Seconds for which a notifier without listeners keeps its connection after the last word."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -86,6 +91,10 @@ class ServerNotifier:
         self._failures = 0
         self._is_echo_missing = False
         self._echo_due_at = _NEVER
+        self._is_echo_heard = False
+        self._others: dict[str, float] = {}
+        self._is_greeted = False
+        self._may_have_others_until = 0.0
 
     def ring(self, words: Collection[str]) -> None:
         """Notify all listeners, soon and perhaps never. Words are short and have no spaces."""
@@ -190,10 +199,13 @@ class ServerNotifier:
             raise
         free_at = time.monotonic()
         self._echo_due_at = _NEVER
+        self._is_echo_heard = False
+        self._may_have_others_until = max(self._may_have_others_until, free_at + _ANSWERED_WITHIN_S)
         echo_at = _NEVER if not listens else free_at + _ECHO_EVERY_S if self._is_echo_missing else free_at
         while listens or not self._listeners:
             now = time.monotonic()
-            if now >= echo_at:
+            if now >= echo_at or self._is_greeted:
+                self._is_greeted = False
                 echo_at, self._echo_due_at = now + _ECHO_EVERY_S, now + _ECHO_WITHIN_S
                 with self._lock:
                     self._words[self._echo] = None
@@ -226,6 +238,11 @@ class ServerNotifier:
                 sent[word] = None
             for word in sent:
                 del self._words[word]
+        if self._is_alone:
+            self._deliver(" ".join(word for word in sent if word != self._echo))
+            sent = {word: None for word in sent if word == self._echo}
+            if not sent:
+                return
         try:
             self._wire.send(" ".join(sent))
         except Exception:
@@ -236,12 +253,19 @@ class ServerNotifier:
             _LOG.info("%s: notifications are back", self._name)
         self._failures = 0
 
+    @property
+    def _is_alone(self) -> bool:
+        """True if no other notifier on the server listens, as far as this one knows."""
+        return self._is_echo_heard and time.monotonic() >= self._may_have_others_until
+
     def _deliver(self, text: str) -> None:
         """Pass received words to the listeners."""
         for word in text.split():
             if word.startswith(_ECHO):
                 if word == self._echo:
                     self._note_echo()
+                else:
+                    self._note_other(word)
                 continue
             for heard in list(self._listeners.values()):
                 try:
@@ -249,8 +273,16 @@ class ServerNotifier:
                 except Exception:
                     _LOG.exception("%s: a listener failed; the others are notified", self._name)
 
+    def _note_other(self, echo: str) -> None:
+        """Record that another notifier listens, and answer it if it may not know this one yet."""
+        now = time.monotonic()
+        self._others = {name: until for name, until in self._others.items() if until > now}
+        self._is_greeted = self._is_greeted or echo not in self._others
+        self._others[echo] = self._may_have_others_until = now + _GONE_AFTER_S
+
     def _note_echo(self) -> None:
         self._echo_due_at = _NEVER
+        self._is_echo_heard = True
         if self._is_echo_missing:
             _LOG.info("%s: notifications are received again", self._name)
         self._is_echo_missing = False

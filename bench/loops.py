@@ -28,10 +28,10 @@ from bench.graphs import MESSAGE_BYTES, Chat
 from bench.ways import RUNTIME, SYNC, WAYS
 from bench.worker import send
 from perdure.database.opening import open_database
-from perdure.model.ops import Commit
+from perdure.model.ops import Commit, Fetch
 from perdure.model.program import Effect
 from perdure.runtime import Runtime, Settings
-from perdure.storage.port import CommitLimits, Driver
+from perdure.storage.port import Answers, CommitLimits, Driver, acommit_and_fetch
 
 R = TypeVar("R")
 Reply = dict[str, Any]
@@ -69,6 +69,12 @@ class Counting:
     async def aperform(self, effect: Effect[R]) -> R:
         self._count(effect)
         return await self._inner.aperform(effect)
+
+    async def acommit_and_fetch(self, commit: Commit, fetch: Fetch) -> tuple[Any, Answers | None]:
+        outcome, answers = await acommit_and_fetch(self._inner, commit, fetch)
+        self.effects.commits += 1
+        self.effects.reads += answers is not None
+        return outcome, answers
 
     def close(self) -> None:
         self._inner.close()

@@ -5,6 +5,7 @@ Covers perdure.storage.postgres.functions.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -24,7 +26,20 @@ from hypothesis import strategies as st
 
 from bench.proxy import Proxy
 from perdure.errors import BadUrl, MigrationRequired, PerdureError, TooLarge, Unavailable, Unserialisable
-from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Find, Get, Now, Put, Range
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    Now,
+    Put,
+    Range,
+    Refused,
+)
 from perdure.model.records import CHUNK, GC, HEAD, TAG, Partition
 from perdure.storage.port import Driver
 from perdure.storage.postgres import backend, codec
@@ -113,6 +128,46 @@ def test_commits_that_gather_leave_in_one_trip_and_so_do_reads_of_a_sort(url: st
             assert outcomes == [Committed()] * 40
             assert [gc.version for ((gc,), _) in records] == list(range(1, 41))
             assert len(set(times)) == 2
+    finally:
+        proxy.close()
+
+
+def test_a_commit_and_a_read_after_it_are_one_trip(url: str) -> None:
+    backend.migrate(url)
+    proxy = Proxy("127.0.0.1", postgres.shared().port, round_trip_s=0.01)
+    here, other = Partition("", "here"), Partition("", "other")
+    fetch = Fetch(here, (Get(GC, ()),))
+
+    def put(expect: int | Expect, version: int) -> Commit:
+        return Commit(here, (Put(GC, (), expect=expect, version=version),))
+
+    async def main(driver: backend.PostgresDriver) -> None:
+        await driver.acommit_and_fetch(Commit(other, (Put(GC, (), version=1),)), fetch)
+        before = proxy.counts().round_trips
+        outcome, answers = await driver.acommit_and_fetch(put(Expect.ABSENT, 1), fetch)
+        assert proxy.counts().round_trips == before + 1
+        assert answers is not None
+        assert (outcome, answers[0][0].version) == (Committed(), 1)
+        # It is read also after a commit that was refused.
+        outcome, answers = await driver.acommit_and_fetch(put(7, 8), fetch)
+        assert answers is not None
+        assert (outcome, answers[0][0].version) == (Refused(GC, ()), 1)
+        # Each of those that share a trip gets its own.
+        commits = [Commit(Partition("", f"t{n}"), (Put(GC, (), version=n + 1),)) for n in range(20)]
+        both = [driver.acommit_and_fetch(each, Fetch(each.partition, fetch.items)) for each in commits]
+        found = await asyncio.gather(*both)
+        assert [answers and answers[0][0].version for _, answers in found] == list(range(1, 21))
+        # A read that fails takes nothing of the commit with it.
+        driver._sql.fetch = replace(driver._sql.fetch, name=b"failing", sql=b"SELECT 1 / 0, $1, $2, $3, $4")
+        assert await driver.acommit_and_fetch(put(1, 2), fetch) == (Committed(), None)
+        assert await driver.acommit_and_fetch(put(2, 3), fetch) == (Committed(), None)
+        assert await driver.aperform(put(3, 4)) == Committed()
+
+    try:
+        passed = proxy.through(url).replace("pool=4", "pool=2") + "&sslmode=disable&gssencmode=disable"
+        with closing(open_driver(passed)) as driver:
+            assert isinstance(driver, backend.PostgresDriver)
+            asyncio.run(main(driver))
     finally:
         proxy.close()
 

@@ -238,9 +238,9 @@ def lose_once(
     assert isinstance(driver, PostgresDriver)
     plain, lost = driver._commit, threading.Event()
 
-    def commit(writes: Sequence[Write]) -> list[Any]:
+    def commit(writes: Sequence[Write], readers: Sequence[PendingRequest] = ()) -> list[Any]:
         if lost.is_set():
-            return plain(writes)
+            return plain(writes, readers)
         lost.set()
         if arrives:
             plain(writes)

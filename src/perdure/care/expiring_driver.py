@@ -16,11 +16,11 @@ from typing import Any, TypeVar, cast
 from perdure.engine.expiry import ThreadAtRest, read_at_rest, remove_expired
 from perdure.errors import Corrupt
 from perdure.model.checkpoint_times import time_of
-from perdure.model.ops import Commit, Drop, Fetch, Find, Get, IndexHit, Now, Stage
+from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Get, IndexHit, Now, Refused, Stage
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import DOCUMENT, EPOCH, HEAD, OF_THREAD, RESERVED, THREADS, Partition, Record
 from perdure.model.retention_policy import RetentionRules
-from perdure.storage.port import Driver, WrappingDriver, arun, run
+from perdure.storage.port import Answers, Driver, WrappingDriver, acommit_and_fetch, arun, run
 
 R = TypeVar("R")
 
@@ -64,6 +64,14 @@ class ExpiringDriver(WrappingDriver):
 
     async def aperform(self, effect: Effect[R]) -> R:
         return await arun(self._answer(effect), self._inner)
+
+    async def acommit_and_fetch(
+        self, commit: Commit, fetch: Fetch
+    ) -> tuple[Committed | Refused, Answers | None]:
+        """See ``port.acommit_and_fetch``: only of a thread that is known not to be expired."""
+        if _is_thread(commit.partition) and not self._is_alive(commit.partition):
+            return await self.aperform(commit), None
+        return await acommit_and_fetch(self._inner, commit, fetch)
 
     def _answer(self, effect: Effect[R]) -> Program[R]:
         if isinstance(effect, Fetch):

@@ -17,10 +17,22 @@ from perdure.engine.measure import Measure, measure
 from perdure.engine.transact import Budget
 from perdure.langgraph.store import PerdureStore
 from perdure.model.chunks import Digester
+from perdure.model.ops import Commit, Fetch
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.retention_policy import RetentionRules
-from perdure.storage.port import CommitLimits, Driver, arun, bell_of, examine, has_listing, has_threads, run
+from perdure.storage.port import (
+    Answers,
+    CommitLimits,
+    Driver,
+    acommit_and_fetch,
+    arun,
+    bell_of,
+    examine,
+    has_listing,
+    has_threads,
+    run,
+)
 
 R = TypeVar("R")
 
@@ -51,6 +63,18 @@ class DatabaseHandle:
     async def arun(self, program: Program[R]) -> R:
         """Run a use case of ``perdure.engine`` on this database, awaiting each request."""
         return await arun(program, self.driver)
+
+    async def arun_and_fetch(self, program: Program[R], fetch: Fetch) -> tuple[R, Answers | None]:
+        """Run a use case that begins with a commit, and read after that commit where this needs no round trip
+        of its own; see ``port.acommit_and_fetch``."""
+        effect = next(program)
+        if not isinstance(effect, Commit):
+            return await arun(program, self.driver, effect), None
+        try:
+            outcome, answers = await acommit_and_fetch(self.driver, effect, fetch)
+        except Exception as error:
+            return await arun(program, self.driver, program.throw(error)), None
+        return await arun(program, self.driver, answer=outcome), answers
 
     def partition(self, thread_id: str) -> Partition:
         """Return the partition of a thread of the handle's tenant."""

@@ -109,7 +109,12 @@ class PerdureSaver(SaverPrograms):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, or the latest one of its thread."""
-        return await arun(self._get(config), self._driver)
+        program = self._get(config)
+        effect = next(program)
+        answer = self._early.take(effect, self._address(config).epoch)
+        if answer is None:
+            return await arun(program, self._driver, effect)
+        return await arun(program, self._driver, answer=answer)
 
     def list(
         self,

@@ -38,6 +38,7 @@ from perdure.langgraph.call_records import CallRecord, CallRecorder, channel_of,
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.datatypes import Allow
+from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.first_step import Openings
 from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain
@@ -49,12 +50,13 @@ from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.lineage import ROOT, HeadClaim, claim, loop_name
+from perdure.model.ops import Fetch
 from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.versions import first_version
 from perdure.schema.schema import Schema
-from perdure.storage.port import Driver
+from perdure.storage.port import Answers, Driver
 
 OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
@@ -95,6 +97,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._fresh = itertools.count(1 + secrets.randbelow(1 << 30))
         self._loops = Loops()
         self._caches = Caches()
+        self._early = EarlyLoads()
         self._openings = Openings(driver)
         self._steps = StepCommits(driver)
         self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
@@ -148,6 +151,15 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
                     raise
                 # Pruned while it was read: read the present state instead.
                 found = again
+
+    def load_of(self, thread_id: str) -> Fetch | None:
+        """Return the first request of a load of a thread's latest state, if that is known beforehand."""
+        effect = next(self._get({"configurable": {"thread_id": thread_id, "checkpoint_ns": ROOT}}))
+        return effect if isinstance(effect, Fetch) else None
+
+    def loaded(self, load: Fetch, answers: Answers) -> None:
+        """Take the answer to ``load_of``, read after a run's claim, for the first load under its lease."""
+        self._early.add(load, answers)
 
     def _read(
         self, at: Address, namespace: str, found: checkpoints.LoadedCheckpoint
@@ -249,6 +261,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         beside: CheckpointRecord | None = None,
     ) -> tuple[checkpoints.CheckpointPut, CheckpointPlan]:
         partition, namespace, parent = at.partition, at.namespace or "", at.checkpoint_id
+        self._early.forget(partition)
         loop = self._loops.of(partition, namespace, at.configurable)
         if loop is not None:
             loop.refuse_if_lost()
@@ -317,6 +330,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if at.checkpoint_id is None:
             raise ValueError("put_writes needs the checkpoint_id that the writes belong to")
         namespace = at.namespace or ""
+        self._early.forget(at.partition)
         loop = self._loops.of(at.partition, namespace, at.configurable)
         encoder = self._encoder(at.partition)
         bare = loop_name("", None, self._migration.schema.version)
@@ -421,6 +435,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             del self._views[key]
         self._caches.forget(partition)
         self._loops.forget(partition)
+        self._early.forget(partition)
 
 
 def _taken_with(at: Address, plan: WritesPlan) -> Taking | None:

@@ -13,7 +13,7 @@ from perdure.engine.runs import RememberedInbox
 from perdure.engine.steering import STEER
 from perdure.errors import PerdureError, QueueFull, Unavailable
 from perdure.model.messages import Message
-from perdure.model.ops import Expect, Put
+from perdure.model.ops import Expect, Fetch, Put
 from perdure.model.program import Program
 from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import Partition
@@ -23,6 +23,7 @@ from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.worker import Worker
+from perdure.storage.port import Answers
 
 R = TypeVar("R")
 __all__ = ["Acceptance", "AcceptanceTerms", "AlreadyCreated", "Precondition", "Strategy"]
@@ -94,7 +95,7 @@ class Acceptance:
             known = RememberedInbox(Lane(IN), 0)
         if known is None or not self._may_begin(accept, known):
             lane = None if known is None else known.lane
-            accepted = await self._stored(accept, accept.store(lane))
+            accepted, _ = await self._stored(accept, accept.store(lane))
             return await self._scheduled(accept, terms, accepted)
         # The caller may be cancelled, and what it claims has to be worked on.
         beginning = asyncio.create_task(self._began(accept, terms, known))
@@ -119,8 +120,13 @@ class Acceptance:
         partition, dispatch, runner = accept.partition, self._worker.dispatch, self._worker.runner
         try:
             planned = accept_and_claim.plan(accept, runner.claim(partition, accept.now), known)
+            saver = runner.graphs.saver(accept.message.graph, partition.tenant)
+            # The run loads its thread first of all.
+            load = None if saver is None else saver.load_of(partition.thread)
             try:
-                accepted, held = await self._stored(accept, accept_and_claim.begin(accept, planned, known))
+                (accepted, held), answers = await self._stored(
+                    accept, accept_and_claim.begin(accept, planned, known), load
+                )
             except Unavailable:
                 runner.doubted(planned.held)
                 dispatch.serve_reserved((partition, IN))
@@ -128,6 +134,8 @@ class Acceptance:
             if held is None:
                 dispatch.release((partition, IN))
                 return await self._scheduled(accept, terms, accepted)
+            if saver is not None and load is not None and answers is not None:
+                saver.loaded(load, answers)
             self._context.queues.begun(partition, held.lane)
             self._context.subscriptions.changed(partition)
             if dispatch.is_stopping:
@@ -146,10 +154,15 @@ class Acceptance:
             # A caller that was cancelled does not ask for it.
             beginning.exception()
 
-    async def _stored(self, accept: Accept, program: Program[R]) -> R:
-        """Run a program that stores a message."""
+    async def _stored(
+        self, accept: Accept, program: Program[R], fetch: Fetch | None = None
+    ) -> tuple[R, Answers | None]:
+        """Run a program that stores a message, and read after it where that costs no round trip."""
+        database = self._context.database
         try:
-            return await self._context.database.arun(program)
+            if fetch is None:
+                return await database.arun(program), None
+            return await database.arun_and_fetch(program, fetch)
         except QueueFull:
             self._emit("message.refused", accept.partition, accept.message)
             raise

@@ -143,6 +143,13 @@ class Graphs:
             self._bound[name, tenant] = self._with_ours(name, agent.graph, tenant)
         return self._bound[name, tenant]
 
+    def saver(self, name: str, tenant: str) -> PerdureSaver | None:
+        """Return the checkpointer of a graph that has been used for a tenant; ``None`` otherwise, or if the
+        graph is made for each use."""
+        bound = self._bound.get((name, tenant))
+        saver = None if bound is None else bound.checkpointer
+        return saver if isinstance(saver, PerdureSaver) else None
+
     @asynccontextmanager
     async def opened(
         self,

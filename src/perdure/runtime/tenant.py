@@ -259,7 +259,9 @@ class TenantRuntime:
                 is_ours = False
                 if run is not None and run.state != OPEN:
                     return run
-                await self._context.notifications.wait(ended, pause)
+                # The end of a run in this process is notified without fail.
+                seldom = self._worker.dispatch.serves(partition)
+                await self._context.notifications.wait(ended, longest if seldom else pause)
                 pause = min(longest, pause * 1.5)
 
     async def run_id(self, ticket: Ticket) -> str:

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from perdure.errors import Unavailable
-from perdure.model.ops import Commit, Drop, Stage
+from perdure.model.ops import Commit, Drop, Fetch, Stage
 from perdure.model.program import Effect
-from perdure.model.records import Partition
+from perdure.model.records import Partition, Record
 
 R = TypeVar("R")
 _WRITES = (Commit, Stage, Drop)
@@ -52,7 +52,9 @@ _process = _Process()
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A request that a worker executes. The executor sets ``answer`` or ``error``."""
+    """A request that a worker executes. The executor sets ``answer`` or ``error``.
+
+    ``then`` is to be read after a write, in the same round trip; the executor sets ``read`` if it was."""
 
     effect: Effect[Any]
     answer: Any = None
@@ -60,6 +62,8 @@ class PendingRequest:
     future: Future[Any] | None = None
     loop: asyncio.AbstractEventLoop | None = None
     awaited: asyncio.Future[Any] | None = None
+    then: Fetch | None = None
+    read: tuple[tuple[Record, ...], ...] | None = None
 
 
 def company_at(distance_s: float) -> float:
@@ -144,6 +148,16 @@ class Batcher:
         awaited = loop.create_future()
         self._submit(PendingRequest(effect, loop=loop, awaited=awaited))
         return cast(R, await awaited)
+
+    async def aperform_then(
+        self, effect: Effect[R], then: Fetch
+    ) -> tuple[R, tuple[tuple[Record, ...], ...] | None]:
+        """Await a write, and return its answer with what was read after it."""
+        loop = asyncio.get_running_loop()
+        job = PendingRequest(effect, loop=loop, awaited=loop.create_future(), then=then)
+        self._submit(job)
+        answer = await cast("asyncio.Future[R]", job.awaited)
+        return answer, job.read
 
     def refuse_when_closed(self) -> None:
         """Raise ``Unavailable`` if this is closed, or was inherited by a fork."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ormsgpack
 
-from perdure.errors import DecryptionError, MissingExtra
-from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, IndexHit, Op, Put, Stage
+from perdure.errors import DecryptionError, MissingExtra, PerdureError
+from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, IndexHit, Op, Put, Refused, Stage
 from perdure.model.program import Effect
 from perdure.model.records import (
     CHECKPOINT,
@@ -35,9 +35,11 @@ from perdure.model.records import (
 )
 from perdure.model.store_items import labels_of
 from perdure.storage.port import (
+    Answers,
     CommitLimits,
     Driver,
     WrappingDriver,
+    acommit_and_fetch,
     prepare_vectors,
     vector_dims,
     vector_method,
@@ -197,6 +199,18 @@ class EncryptedDriver(WrappingDriver):
 
     async def aperform(self, effect: Effect[R]) -> R:
         return self._up(effect, await self._inner.aperform(self._down(effect)))
+
+    async def acommit_and_fetch(
+        self, commit: Commit, fetch: Fetch
+    ) -> tuple[Committed | Refused, Answers | None]:
+        """See ``port.acommit_and_fetch``."""
+        sealed = cast(Commit, self._down(commit))
+        outcome, answers = await acommit_and_fetch(self._inner, sealed, fetch)
+        try:
+            return outcome, None if answers is None else self._up(fetch, answers)
+        except PerdureError:
+            # Whoever reads it by itself gets the error.
+            return outcome, None
 
     def _down(self, effect: Effect[R]) -> Effect[R]:
         if self._keyring is None:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
+from perdure.model.ops import Commit, Committed, Fetch, Refused
 from perdure.model.program import Effect, Program
-from perdure.model.records import Partition
+from perdure.model.records import Partition, Record
 
 R = TypeVar("R")
 
@@ -126,6 +127,25 @@ def has_threads(driver: Driver) -> bool:
     return getattr(driver, "has_threads", True)
 
 
+Answers = tuple[tuple[Record, ...], ...]
+"""Answer to a ``Fetch``."""
+
+
+async def acommit_and_fetch(
+    driver: Driver, commit: Commit, fetch: Fetch
+) -> tuple[Committed | Refused, Answers | None]:
+    """Commit, and read afterwards in the same round trip where a driver can.
+
+    Returns:
+        The outcome, and the answer to ``fetch`` from after the commit, also if that was refused; ``None`` if
+        it was not read. It says nothing about the commit: that raises as it does alone.
+    """
+    own = getattr(driver, "acommit_and_fetch", None)
+    if own is None:
+        return await driver.aperform(commit), None
+    return cast("tuple[Committed | Refused, Answers | None]", await own(commit, fetch))
+
+
 def is_kept(driver: Driver) -> bool:
     """Return True if the data of a driver outlives the process."""
     return getattr(driver, "is_kept", True)
@@ -209,15 +229,17 @@ def run(program: Program[R], driver: Driver) -> R:
             answer, error = None, raised
 
 
-async def arun(program: Program[R], driver: Driver, effect: Effect[Any] | None = None) -> R:
+async def arun(
+    program: Program[R], driver: Driver, effect: Effect[Any] | None = None, answer: Any = None
+) -> R:
     """Drive a program to its result, awaiting each request.
 
     Args:
         program: The program.
         driver: The backend.
         effect: The program's first request, if the program has been started.
+        answer: Without ``effect``, the answer to the first request of a program that has been started.
     """
-    answer: Any = None
     error: BaseException | None = None
     while True:
         if effect is None:

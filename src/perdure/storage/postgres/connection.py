@@ -10,7 +10,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import errors, pq
@@ -21,6 +21,8 @@ from perdure.storage.postgres.statements import Statement
 from perdure.storage.postgres.url import PostgresUrl
 
 R = TypeVar("R")
+S = TypeVar("S")
+Answer = TypeVar("Answer", covariant=True)
 
 ANSWER_TIMEOUT_S = 60.0
 """Seconds to wait for an answer; a server that is silent for longer counts as lost."""
@@ -28,6 +30,9 @@ ANSWER_TIMEOUT_S = 60.0
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _AGAIN = {"57P03", "53300", "57P01", "57P02"}
 """States in which a server will take connections again: starting, full, stopping, crashed."""
+
+_HAS_PIPELINES = pq.version() >= 140_000
+"""Older client libraries send one statement at a time."""
 
 _HOPELESS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
 
@@ -43,6 +48,14 @@ class StatementRolledBack(Exception):
 
 
 _SILENT = psycopg.OperationalError("the server took the connection and says nothing")
+
+
+class StatementCall(NamedTuple, Generic[Answer]):
+    """A statement, its parameters, and what reads its result."""
+
+    statement: Statement
+    values: Sequence[bytes | None]
+    unpack: Callable[[pq.abc.PGresult], Answer]
 
 
 class ServerConnection:
@@ -142,6 +155,35 @@ class ServerConnection:
         except ConnectionLost:
             self.lose()
             raise
+        return self._unpacked(connection, result, unpack)
+
+    def ask_both(self, first: StatementCall[R], second: StatementCall[S]) -> tuple[R, S | None]:
+        """Send two statements at once, the second of which only reads, and read both answers. Each is a
+        transaction of its own.
+
+        Returns:
+            Both answers; ``None`` for the second if there is none, for whatever reason.
+
+        Raises:
+            ConnectionLost: As ``ask`` does, for the first statement; also the others.
+        """
+        if not _HAS_PIPELINES:
+            return self.ask(*first), None
+        connection = self.connected()
+        results: list[pq.abc.PGresult] = []
+        try:
+            self._pipeline(connection.pgconn, (first, second), results)
+        except (psycopg.OperationalError, ConnectionLost) as broken:
+            self.lose()
+            if not results:
+                raise ConnectionLost from broken
+        answer = self._unpacked(connection, results[0], first.unpack)
+        is_read = len(results) > 1 and results[1].status == pq.ExecStatus.TUPLES_OK
+        return answer, second.unpack(results[1]) if is_read else None
+
+    def _unpacked(
+        self, connection: psycopg.Connection, result: pq.abc.PGresult, unpack: Callable[[pq.abc.PGresult], R]
+    ) -> R:
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             return unpack(result)
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
@@ -158,25 +200,76 @@ class ServerConnection:
     def _roundtrip(
         self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]
     ) -> pq.abc.PGresult:
-        formats = [int(statement.binary)] * len(values)
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        if (refused := self._prepare(pgconn, statement, deadline)) is not None:
+            return refused
+        self._send(pgconn, statement, values)
+        return self._result(pgconn, deadline)
+
+    def _pipeline(
+        self,
+        pgconn: pq.abc.PGconn,
+        calls: Sequence[StatementCall[Any]],
+        results: list[pq.abc.PGresult],
+    ) -> None:
+        """Send statements without waiting for the answers in between, and add the result of each to
+        ``results`` as it arrives; of the first one only if another one cannot be prepared."""
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        for call in calls:
+            if self._prepare(pgconn, call.statement, deadline) is not None:
+                results.append(self._roundtrip(pgconn, calls[0].statement, calls[0].values))
+                return
+        pgconn.enter_pipeline_mode()
+        for call in calls:
+            self._send(pgconn, call.statement, call.values)
+            pgconn.pipeline_sync()
+        self._flush(pgconn, deadline)
+        synchronised, is_silent = 0, False
+        while synchronised < len(calls):
+            while pgconn.is_busy():
+                self._wait(pgconn, deadline)
+            result = pgconn.get_result()
+            if result is None:
+                # One stands between two statements; more come only from a connection that is lost.
+                if is_silent:
+                    raise ConnectionLost
+                is_silent = True
+                continue
+            is_silent = False
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                synchronised += 1
+            elif len(results) == synchronised:
+                results.append(result)
+        pgconn.exit_pipeline_mode()
+
+    def _prepare(
+        self, pgconn: pq.abc.PGconn, statement: Statement, deadline: float
+    ) -> pq.abc.PGresult | None:
+        """Prepare a statement unless that is done or not wanted; return the result if it was refused."""
+        if not self._place.prepare or statement.name in self._prepared:
+            return None
+        pgconn.send_prepare(statement.name, statement.sql, statement.types)
+        prepared = self._result(pgconn, deadline)
+        if prepared.status != pq.ExecStatus.COMMAND_OK:
+            return prepared
+        self._prepared.add(statement.name)
+        return None
+
+    def _send(self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]) -> None:
+        formats = [int(statement.binary)] * len(values)
         if self._place.prepare:
-            if statement.name not in self._prepared:
-                pgconn.send_prepare(statement.name, statement.sql, statement.types)
-                prepared = self._result(pgconn, deadline)
-                if prepared.status != pq.ExecStatus.COMMAND_OK:
-                    return prepared
-                self._prepared.add(statement.name)
             pgconn.send_query_prepared(statement.name, values, formats, pq.Format.BINARY)
         else:
             pgconn.send_query_params(statement.sql, values, statement.types, formats, pq.Format.BINARY)
-        return self._result(pgconn, deadline)
 
-    def _result(self, pgconn: pq.abc.PGconn, deadline: float) -> pq.abc.PGresult:
+    def _flush(self, pgconn: pq.abc.PGconn, deadline: float) -> None:
         while pgconn.flush():
             self._poll.modify(self._socket, select.POLLIN | select.POLLOUT)
             self._wait(pgconn, deadline)
             self._poll.modify(self._socket, select.POLLIN)
+
+    def _result(self, pgconn: pq.abc.PGconn, deadline: float) -> pq.abc.PGresult:
+        self._flush(pgconn, deadline)
         first = None
         while True:
             while pgconn.is_busy():

@@ -36,9 +36,14 @@ from perdure.model.records import INDEXED, ITEM, STORE, Key, Kind, Partition, Re
 from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.notify import ServerNotifier
-from perdure.storage.port import CommitLimits, Notifier
+from perdure.storage.port import Answers, CommitLimits, Notifier
 from perdure.storage.postgres import codec
-from perdure.storage.postgres.connection import ConnectionLost, ServerConnection, StatementRolledBack
+from perdure.storage.postgres.connection import (
+    ConnectionLost,
+    ServerConnection,
+    StatementCall,
+    StatementRolledBack,
+)
 from perdure.storage.postgres.notify import PostgresListener
 from perdure.storage.postgres.statements import Statement, Statements
 from perdure.storage.postgres.url import PostgresUrl
@@ -133,6 +138,12 @@ class PostgresDriver:
     async def aperform(self, effect: Effect[R]) -> R:
         return await self._batcher(effect).aperform(effect)
 
+    async def acommit_and_fetch(
+        self, commit: Commit, fetch: Fetch
+    ) -> tuple[Committed | Refused, Answers | None]:
+        """See ``port.acommit_and_fetch``."""
+        return await self._writes.aperform_then(commit, fetch)
+
     def close(self) -> None:
         if self._bell is not None:
             self._bell.close()
@@ -181,7 +192,9 @@ class PostgresDriver:
         if not self._reaches(jobs):
             return
         try:
-            outcomes = self._commit([cast(codec.Write, job.effect) for job in jobs])
+            outcomes = self._commit(
+                [cast(codec.Write, job.effect) for job in jobs], [job for job in jobs if job.then is not None]
+            )
         except ConnectionLost:
             self._settle_all(jobs)
         except Exception as error:
@@ -200,10 +213,12 @@ class PostgresDriver:
         later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
         self._each(jobs, lambda job: self._settle(job, _written(later[id(job)])))
 
-    def _commit(self, writes: Sequence[codec.Write]) -> list[Any]:
+    def _commit(self, writes: Sequence[codec.Write], readers: Sequence[PendingRequest] = ()) -> list[Any]:
+        """Return the outcomes of writes. What ``readers`` read afterwards is read in the same round trip,
+        where that is one."""
         with_vectors = None if self._vectors is None else self._vectors.commit(writes)
         if self._vectors is None or with_vectors is None:
-            return self._committed(writes, self._sql.commit)
+            return self._committed(writes, self._sql.commit, readers=readers)
         try:
             return self._committed(writes, *with_vectors)
         except (MigrationRequired, Corrupt):
@@ -214,12 +229,27 @@ class PostgresDriver:
             return outcomes
 
     def _committed(
-        self, writes: Sequence[codec.Write], statement: Statement, more: Sequence[bytes] = ()
+        self,
+        writes: Sequence[codec.Write],
+        statement: Statement,
+        more: Sequence[bytes] = (),
+        readers: Sequence[PendingRequest] = (),
     ) -> list[Any]:
+        fetches = [cast(Fetch, reader.then) for reader in readers]
+
         def once() -> list[int]:
             link = self._connected()
             values = [*codec.pack_writes(writes, link.deadline()), *more]
-            return link.ask(statement, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b""))
+            write = StatementCall(
+                statement, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")
+            )
+            if not fetches:
+                return link.ask(*write)
+            outcomes, answers = link.ask_both(write, self._fetching(fetches))
+            if answers is not None:
+                for reader, answer in zip(readers, answers, strict=True):
+                    reader.read = answer
+            return outcomes
 
         refusals = self._repeated(once)
         return [_outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
@@ -324,7 +354,10 @@ class PostgresDriver:
                 job.answer = answer
 
     def _fetch(self, fetches: Sequence[Fetch]) -> list[tuple[tuple[Record, ...], ...]]:
-        return self._connected().ask(
+        return self._connected().ask(*self._fetching(fetches))
+
+    def _fetching(self, fetches: Sequence[Fetch]) -> StatementCall[list[Answers]]:
+        return StatementCall(
             self._sql.fetch,
             codec.pack_fetches(fetches),
             lambda r: codec.unpack_records(fetches, codec.Rows(r.ntuples, r.get_value)),

@@ -1,0 +1,41 @@
+"""Loads of threads that were read before they were asked for, in the round trip of a run's claim."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from perdure.model.ops import Fetch
+from perdure.model.records import EPOCH, Partition
+from perdure.storage.port import Answers
+
+_MOST = 1024
+
+
+class EarlyLoads:
+    """What the first request of the next load of a thread was answered with, for as long as nobody but the
+    holder of one lease may have written since: each for one load under that lease."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Partition, tuple[Fetch, Answers]] = OrderedDict()
+
+    def add(self, fetch: Fetch, answers: Answers) -> None:
+        """Keep the answer to a load's first request."""
+        self._found[fetch.partition] = fetch, answers
+        self._found.move_to_end(fetch.partition)
+        while len(self._found) > _MOST:
+            self._found.popitem(last=False)
+
+    def take(self, fetch: object, epoch: int | None) -> Answers | None:
+        """Return the answer to a load's first request under a lease, once; ``None`` if it has to be made."""
+        if not self._found or not isinstance(fetch, Fetch):
+            return None
+        known, answers = self._found.pop(fetch.partition, (None, ()))
+        if known != fetch or epoch is None:
+            return None
+        epochs = [found for item, found in zip(fetch.items, answers, strict=True) if item.kind is EPOCH]
+        is_held = any(record.version == epoch for found in epochs for record in found)
+        return answers if is_held else None
+
+    def forget(self, partition: Partition) -> None:
+        """Drop what a write makes outdated."""
+        self._found.pop(partition, None)

@@ -1,0 +1,151 @@
+"""What a message asks of the database on its way through the runtime, counted.
+
+Covers perdure.langgraph.early_loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+
+import perdure
+from bench.proxy import Proxy
+from perdure.database.opening import open_database
+from perdure.langgraph.early_loads import EarlyLoads
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import Effect
+from perdure.model.records import EPOCH, HEAD, RUN, Partition, Record
+from perdure.runtime import tenant as runtimes
+from perdure.storage import notify
+from tests.runtime.graphs import Storage, Talk, eventually, go, settings, spoken, working
+from tests.servers import postgres
+
+
+def two_nodes() -> Any:
+    async def respond(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [("ai", f"echo: {state['messages'][-1].text}")]}
+
+    async def note(state: MessagesState) -> dict[str, Any]:
+        return {}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("respond", respond)
+    builder.add_node("note", note)
+    builder.add_edge(START, "respond")
+    builder.add_edge("respond", "note")
+    return builder.compile()
+
+
+@pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["plain", "encrypted"])
+def test_a_message_to_a_known_thread_takes_five_trips_to_postgresql(
+    key: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its acceptance with the claim and the load, the run's first step, the two nodes, and the end."""
+    monkeypatch.setattr(notify, "_ANSWERED_WITHIN_S", 0.0)
+
+    async def main(url: str, proxy: Proxy) -> list[int]:
+        graph = two_nodes()
+        rare = settings(poll=600.0, lease=600.0)
+        database = open_database(url, encryption_key=key)
+        counted: list[int] = []
+        async with working(database, graph, settings=rare) as runtime:
+            for number in range(12):
+                before = proxy.counts().round_trips
+                ticket = await runtime.accept("ada", f"m{number}")
+                assert (await runtime.wait(ticket, 60)).state == "done"
+                counted.append(proxy.counts().round_trips - before)
+            texts = await spoken(database, graph, "ada")
+            assert texts == [text for n in range(12) for text in (f"m{n}", f"echo: m{n}")]
+        assert database.fsck("ada") == []
+        database.close()
+        return counted
+
+    with ExitStack() as stack:
+        url = stack.enter_context(postgres.empty())
+        with perdure.connect_sync(url, migrate=True, encryption_key=key):
+            pass
+        proxy = stack.enter_context(Proxy("127.0.0.1", postgres.shared().port, round_trip_s=0.01))
+        through = proxy.through(url) + "&sslmode=disable&gssencmode=disable"
+        counted = go(main(through, proxy))
+    # The first message opens the thread, and after each eighth what is out of date is looked for.
+    assert sorted(counted)[:9] == [5] * 9
+
+
+def test_a_run_sees_what_was_stored_elsewhere_since_this_process_knew_its_thread() -> None:
+    """What is read in the trip of the claim is what is stored then, and not what this process remembers."""
+
+    async def main(url: str) -> None:
+        graph = two_nodes()
+        rare = settings(poll=600.0, lease=600.0)
+        here, there = open_database(url), open_database(url)
+        async with working(here, graph, settings=rare) as one, working(there, graph, settings=rare) as two:
+            for runtime, said in ((one, "a"), (one, "b"), (two, "c"), (two, "d"), (one, "e"), (one, "f")):
+                assert (await runtime.wait(await runtime.accept("ada", said), 60)).state == "done"
+            bare = graph.copy(update={"checkpointer": there.checkpointer()})
+            await bare.aupdate_state(
+                {"configurable": {"thread_id": "ada"}}, {"messages": [("user", "by hand")]}
+            )
+            assert (await one.wait(await one.accept("ada", "g"), 60)).state == "done"
+            said = [text for each in "abcdef" for text in (each, f"echo: {each}")]
+            assert await spoken(here, graph, "ada") == [*said, "by hand", "g", "echo: g"]
+        assert here.fsck("ada") == []
+        here.close()
+        there.close()
+
+    with postgres.empty() as url:
+        with perdure.connect_sync(url, migrate=True):
+            pass
+        go(main(url))
+
+
+def test_who_waits_for_a_run_of_this_process_reads_nothing_meanwhile(
+    memory: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtimes, "_WAIT_S", (0.001, 600.0))
+    looked: list[Effect[Any]] = []
+
+    async def note(effect: Effect[Any]) -> None:
+        if isinstance(effect, Fetch) and any(item.kind is RUN for item in effect.items):
+            looked.append(effect)
+
+    async def main() -> None:
+        database, line = memory.open()
+        async with working(database, talk.graph) as runtime:
+            ticket = await runtime.accept("ada", "hold")
+            await eventually(lambda: talk.under_way)
+            line.before = note
+            waiting = asyncio.create_task(runtime.wait(ticket, 60))
+            for number in range(5):
+                await runtime.wait(await runtime.accept(f"bob {number}", "one"), 60)
+            looked[:] = [effect for effect in looked if effect.partition.thread == "ada"]
+            assert looked == []
+            talk.gate.set()
+            assert (await waiting).state == "done"
+
+    go(main())
+
+
+HERE = Partition("", "ada")
+LOAD = Fetch(HERE, (Get(HEAD, ("",)), Get(EPOCH, ())))
+
+
+def answers(epoch: int) -> tuple[tuple[Record, ...], ...]:
+    return ((), (Record((), {"open_run": "run"}, b"", epoch),))
+
+
+def test_an_early_load_is_for_one_load_under_its_lease() -> None:
+    early = EarlyLoads()
+    early.add(LOAD, answers(7))
+    assert early.take(LOAD, 7) == answers(7)
+    assert early.take(LOAD, 7) is None
+    for other, epoch in ((LOAD, 8), (LOAD, None), (Fetch(HERE, LOAD.items[:1]), 7)):
+        early.add(LOAD, answers(7))
+        assert early.take(other, epoch) is None
+        assert early.take(LOAD, 7) is None, "whoever did not get it may have written"
+    early.add(LOAD, answers(7))
+    early.forget(HERE)
+    assert early.take(LOAD, 7) is None

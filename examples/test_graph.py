@@ -1,8 +1,9 @@
-"""Tests of a graph with the parts of perdure.testing: sound, strict, and resumed after a restart.
+"""Tests of a graph with the parts of perdure.testing: sound, strict, resumed after a restart, and recorded.
 
 pytest examples/test_graph.py
 """
 
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -11,9 +12,9 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 
-from perdure import Replaces
+from perdure import Replaces, admin
 from perdure.errors import UndeclaredKey
-from perdure.testing import assert_sound, strict
+from perdure.testing import assert_sound, from_export, strict
 from perdure.testing.fixtures import Cold, cold
 
 __all__ = ["cold"]
@@ -56,3 +57,18 @@ def test_a_restarted_process_takes_the_answer(cold: Cold) -> None:
         graph = build().compile(checkpointer=db.checkpointer())
         result = graph.invoke(Command(resume="LH 2"), THREAD)
     assert [message.content for message in result["messages"]] == ["to Rome", "booked LH 2"]
+
+
+def test_a_recorded_thread_goes_on_each_time_anew(cold: Cold, tmp_path: Path) -> None:
+    # `perdure export ada --output ada.perdure` makes such a file of your own threads.
+    file = tmp_path / "ada.perdure"
+    with cold() as db, admin.new_archive(file) as archive:
+        build().compile(checkpointer=db.checkpointer()).invoke({"messages": [("user", "to Rome")]}, THREAD)
+        for each in admin.partitions(db, ""):
+            admin.move(db, each, archive)
+    for flight in ("LH 1", "LH 2"):
+        with from_export(file) as db:
+            graph = build().compile(checkpointer=db.checkpointer())
+            assert graph.get_state(THREAD).next == ("book",)
+            result = graph.invoke(Command(resume=flight), THREAD)
+        assert result["messages"][-1].content == f"booked {flight}"

@@ -21,6 +21,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.resources import ServerState
+from tests.backends import BACKENDS, EMPTY
 from tests.runtime.graphs import eventually_stored
 from tests.server.a2a.test_handler import Gate, graphs
 from tests.server.hosting import run
@@ -39,9 +40,11 @@ async def sending(gate: Gate | None = None) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def kept_by(gate: Gate | None = None) -> AsyncIterator[tuple[str, Runtime]]:
+async def kept_by(
+    gate: Gate | None = None, database: str = "memory://"
+) -> AsyncIterator[tuple[str, Runtime]]:
     """The address of such a server, and its runtime."""
-    async with perdure.connect("memory://", migrate=True) as db:
+    async with perdure.connect(database, migrate=True) as db:
         quick = Settings(poll=0.2, shared_threads=True, drain=0.1)
         runtime = opened(db, secrets=(SIGNING,), graphs=graphs(gate), settings=quick, all_tenants=True)
         async with runtime:
@@ -244,9 +247,19 @@ async def test_a_question_that_is_given_up_is_sent_once() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("on", BACKENDS)
 @run
-async def test_receivers_go_with_their_thread() -> None:
-    async with receiving() as receiver, kept_by() as (url, runtime), talking(url, "ask") as talk:
+async def test_receivers_go_with_their_thread(on: str) -> None:
+    with EMPTY[on]() as database:
+        await _receivers_go_with_their_thread(database)
+
+
+async def _receivers_go_with_their_thread(database: str) -> None:
+    async with (
+        receiving() as receiver,
+        kept_by(database=database) as (url, runtime),
+        talking(url, "ask") as talk,
+    ):
         asked = await talk.task("tea")
         wanted = receiver_at(receiver, task_id=asked["id"])
         await talk.client.create_task_push_notification_config(wanted)

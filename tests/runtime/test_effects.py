@@ -491,6 +491,15 @@ def charging_agent(folder: str, shape: str, *, dies: bool) -> Agent:
     )
 
 
+ONE_AFTER_ANOTHER = (
+    "one step",
+    "loop",
+    "two in a row",
+    "called twice by one node",
+    "two calls of a plain graph",
+)
+"""Shapes whose effects are never under way at once."""
+
 BRIEF = Settings(lease=0.6, backoff=0.02, max_backoff=0.05, poll=0.1, attempts=100)
 
 
@@ -509,7 +518,10 @@ def work_on(url: str, folder: str, shape: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "shape",
-    ISOLATED if os.environ.get("PERDURE_CHAOS") == "full" else ["loop", "two calls of a plain graph"],
+    # With the durability "async" a process may die before the checkpoint is stored that keys are made of.
+    [shape for shape in ISOLATED if durability_of(shape) == "sync"]
+    if os.environ.get("PERDURE_CHAOS") == "full"
+    else ["loop", "two calls of a plain graph"],
 )
 def test_a_worker_killed_inside_an_isolated_graph_leaves_its_effect_to_the_next(
     shape: str, tmp_path: Path
@@ -545,9 +557,15 @@ def test_a_worker_killed_inside_an_isolated_graph_leaves_its_effect_to_the_next(
     charges = (tmp_path / "charges").read_text().splitlines()
     deaths = (tmp_path / "deaths").read_text().splitlines()
     assert len(deaths) == len(set(deaths)) == 3 * effects_of_shape, "a key changed with the attempt"
-    assert sorted(set(charges)) == sorted(seen)
+    # Where a graph returns what it was given, too, a result is seen twice.
+    assert set(charges) == set(seen)
     assert len(set(seen)) == effects_of_shape, "two effects share a key"
-    assert all(charges.count(key) == 2 for key in seen), (
-        "a receiver sees a call again, under its key, after a death between the call and its note, and never "
-        "else"
-    )
+    again = {charges.count(key) for key in seen}
+    if shape in ONE_AFTER_ANOTHER:
+        assert again == {2}, (
+            "a receiver sees a call again, under its key, after a death between the call and its note, and "
+            "never else"
+        )
+    else:
+        # The death of one is also that of those beside it.
+        assert 2 <= min(again) <= max(again) <= 1 + len(deaths)

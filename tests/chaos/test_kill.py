@@ -59,7 +59,7 @@ WORKLOADS = [
             Job("", "graph", durability, asynchronous, backend=backend),
             3 if FULL else 61,
             id=f"graph-{durability}-{backend}",
-            marks=[pytest.mark.slow] if asynchronous else [],
+            marks=pytest.mark.slow,
         )
         for backend in ELSEWHERE
         for durability, asynchronous in DURABILITIES

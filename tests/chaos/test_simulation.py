@@ -34,7 +34,10 @@ def refuse(outcome: Outcome) -> None:
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=[pytest.mark.slow] if first else []) for first in range(0, SEEDS, CHUNK)],
+)
 def test_kills_pauses_and_lost_answers_break_no_promise(first: int) -> None:
     total = Counter(parts=1)
     try:

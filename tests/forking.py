@@ -14,12 +14,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 1 << 20
 """More than a request takes, in bytes: the words of a command, and its environment."""
+PRELOADED = ("perdure.cli.worker", "perdure.cli.worker_process", "perdure.storage.sqlite.driver")
 
 
 class Forked:
@@ -119,8 +121,10 @@ def _tell_the_end(child: int, fds: Sequence[int]) -> None:
 
 
 def _run() -> None:
-    from perdure.cli import main, worker, worker_process  # noqa: F401
-    from perdure.storage.sqlite import driver  # noqa: F401
+    from perdure.cli import main
+
+    for name in PRELOADED:
+        import_module(name)
 
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         asked = _serve(requests)

@@ -42,7 +42,7 @@ class Provider:
             return ChatOpenAI(model="gpt-5", base_url=f"{self.url}/v1", use_responses_api=False, **given)
         from langchain_anthropic import ChatAnthropic
 
-        return ChatAnthropic(model="claude-test", max_tokens=1000, base_url=self.url, **given)
+        return ChatAnthropic(**given, model="claude-test", max_tokens=1000, base_url=self.url)  # type: ignore[call-arg]
 
     def answer(self, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """The status and the body of the answer to a request."""

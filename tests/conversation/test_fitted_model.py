@@ -23,7 +23,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 
 from perdure.conversation import Limit, Window, counter_of, fitted
 from perdure.errors import MessageTooLong
@@ -41,7 +41,7 @@ class Streaming(Scripted):
     ) -> Iterator[ChatGenerationChunk]:
         self.sent.append(messages)
         for word in ("a", "b", "c"):
-            yield ChatGenerationChunk(message=AIMessageChunk(word))
+            yield ChatGenerationChunk(message=AIMessageChunk(content=word))
 
 
 @tool
@@ -154,7 +154,8 @@ def test_any_graph_runs_with_it_unchanged() -> None:
         AIMessage("", tool_calls=[{**call, "id": "lost"}], id="a"),
         HumanMessage("go", id="g"),
     ]
-    state = asyncio.run(builder.compile().ainvoke({"messages": history}))
+    compiled: Any = builder.compile()
+    state = asyncio.run(compiled.ainvoke({"messages": history}))
     assert state["messages"][-1].content == "done"
     assert len(model.sent) == 13
     assert sum(isinstance(message, ToolMessage) for message in state["messages"]) == 12
@@ -199,7 +200,7 @@ def test_a_model_without_a_counter_of_its_own_is_refused() -> None:
 
 
 def test_the_real_clients_take_it() -> None:
-    wrapped = fitted(ChatOpenAI(model="gpt-5", api_key="-"), 1000)
+    wrapped = fitted(ChatOpenAI(model="gpt-5", api_key=SecretStr("-")), 1000)
     bound = wrapped.bind_tools([look])
     assert bound.kwargs["tools"][0]["function"]["name"] == "look"  # type: ignore[attr-defined]
     assert wrapped._llm_type == "openai-chat"

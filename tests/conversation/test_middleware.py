@@ -89,4 +89,4 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtra, match=r"pip install 'perdure\[conversation\]'"):
         _ = perdure.conversation.ConversationMiddleware
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = perdure.conversation.nothing  # type: ignore[attr-defined]
+        _ = perdure.conversation.nothing

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 
 import perdure
+from perdure import Database, SyncDatabase
 from perdure.conversation import Conversation, Limit, fitted
-from perdure.database.base import DatabaseBase
 from perdure.errors import NoWindow
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.testing.faults import faulty
@@ -95,10 +96,10 @@ class Talk:
         number = self.histories.random.choice((0, 1, 2)) if is_user else 0
         return [("look", {"at": str(place)}) for place in range(number)]
 
-    async def turns(self, database: DatabaseBase, first: int, last: int) -> list[str]:
+    async def turns(self, database: Database | SyncDatabase, first: int, last: int) -> list[str]:
         async with Runtime(database, self.agent, settings=SETTINGS) as app:
             if first == 0:
-                config = {"configurable": {"thread_id": "t"}}
+                config: RunnableConfig = {"configurable": {"thread_id": "t"}}
                 before: list[BaseMessage] = self.histories.broken()
                 if before:
                     await app.graph("agent").aupdate_state(config, {"messages": before}, as_node="__start__")

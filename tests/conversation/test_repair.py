@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from langchain_core.messages import (
     AIMessage,
@@ -18,12 +21,12 @@ from tests.conversation.histories import Histories, each, openai_body
 from tests.conversation.rules import openai_faults
 
 
-def call(call_id: str | None, name: str = "look") -> dict[str, object]:
+def call(call_id: str | None, name: str = "look") -> dict[str, Any]:
     return {"name": name, "args": {}, "id": call_id}
 
 
-def asked(*ids: str | None, id: str = "a", content: object = "") -> AIMessage:  # noqa: A002
-    return AIMessage(content, tool_calls=[call(each) for each in ids], id=id)
+def asked(*ids: str | None, id: str = "a", content: Any = "") -> AIMessage:  # noqa: A002
+    return AIMessage(content=content, tool_calls=[call(each) for each in ids], id=id)
 
 
 def result(call_id: str, content: str = "ok", id: str | None = None) -> ToolMessage:  # noqa: A002
@@ -106,7 +109,9 @@ def test_a_call_that_only_the_content_has_is_removed() -> None:
 
 
 def test_a_call_that_only_the_content_has_is_reported_beside_others() -> None:
-    blocks = [{"type": "tool_use", "id": each, "name": "look", "input": {}} for each in ("1", "gone")]
+    blocks: list[dict[str, Any]] = [
+        {"type": "tool_use", "id": each, "name": "look", "input": {}} for each in ("1", "gone")
+    ]
     repaired = repair([HUMAN, asked("1", content=blocks), result("1")])
     assert repaired.messages[1].content == blocks[:1]
     assert [change.kind for change in repaired.changes] == ["call_removed"]
@@ -171,7 +176,7 @@ def _repaired(_number: int, histories: Histories) -> None:
     assert humans == [] or not openai_faults(openai_body(repaired.messages))
 
 
-def _is_part(content: object, contents: list[object]) -> bool:
+def _is_part(content: object, contents: Sequence[object]) -> bool:
     """Whether content is that of a given message, perhaps with less of it, or with other ids of calls."""
     if isinstance(content, str):
         return content == "" or content in contents

@@ -20,7 +20,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import run
+from perdure.storage.port import Driver, run
 from perdure.testing.faults import FaultyDriver
 
 HERE = Partition("acme", "ada")
@@ -113,3 +113,8 @@ class Queue:
         """With replies that are ready."""
         self.accept(channel="post")
         self.finish(self.held(), replies=texts)
+
+
+def always(driver: Driver) -> Callable[[Driver], Driver]:
+    """Open this driver's database, whichever a URL names."""
+    return lambda own: driver

@@ -26,8 +26,15 @@ def test_a_run_of_more_checkpoints_than_a_page_is_removed_everywhere(monkeypatch
         for n in range(6):
             place = at(f"c{n - 1}" if n else None, thread=thread)
             run_id = "run" if n else "other"
-            checkpoint = {"v": 4, "id": f"c{n}", "ts": "", "channel_values": {}, "channel_versions": {}}
-            saver.put(place, {**checkpoint, "versions_seen": {}}, {"run_id": run_id}, {})
+            checkpoint: Any = {
+                "v": 4,
+                "id": f"c{n}",
+                "ts": "",
+                "channel_values": {},
+                "channel_versions": {},
+                "versions_seen": {},
+            }
+            saver.put(place, checkpoint, {"run_id": run_id}, {})
     saver.delete_for_runs(["run"])
     for thread in ("t1", "t2", "t3"):
         assert [c.checkpoint["id"] for c in saver.list(at(thread=thread))] == ["c0"]

@@ -38,7 +38,7 @@ def talk(db: perdure.SyncDatabase, run_id: str = "r1") -> None:
     assert isinstance(held, HeldRun)
     handle.run(runs.finish(held, Ending(DONE, {}), NOW, handle.fresh(), 90))
     builder = StateGraph(MessagesState).add_node("n", lambda _: {}).add_edge(START, "n")
-    graph = builder.compile(checkpointer=db.checkpointer())
+    graph: Any = builder.compile(checkpointer=db.checkpointer())
     graph.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "t"}})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import perdure
@@ -22,7 +24,7 @@ def measured(db: perdure.SyncDatabase, thread: str) -> Measure:
 
 
 @pytest.mark.parametrize("live", LIVES, ids=lambda live: live.__name__)
-def test_the_total_is_what_is_stored(live: houses.Any) -> None:
+def test_the_total_is_what_is_stored(live: Any) -> None:
     with perdure.connect_sync("memory://") as db:
         live(db.checkpointer(), "a", db)
         kinds = (CHECKPOINT, CHUNK, WRITE)
@@ -59,9 +61,9 @@ def test_a_thread_that_is_pruned_meanwhile_is_measured_anew() -> None:
             answer = None
             while True:
                 try:
-                    effect = program.send(answer)  # type: ignore[arg-type]
+                    effect = program.send(answer)
                 except StopIteration as end:
-                    return end.value  # type: ignore[no-any-return]
+                    return end.value
                 if times and any(
                     getattr(item, "kind", None) is CHUNK for item in getattr(effect, "items", ())
                 ):

@@ -172,7 +172,7 @@ def test_of_two_claims_at_once_one_holds(queue: Queue) -> None:
 
 def test_a_message_that_comes_while_a_run_is_claimed_is_not_lost(queue: Queue) -> None:
     queue.accept("one")
-    come = []
+    come: list[Any] = []
 
     def other(effect: Effect[Any]) -> None:
         if isinstance(effect, Commit) and not come:
@@ -220,11 +220,11 @@ def test_whoever_takes_over_has_all_the_messages_of_the_run(queue: Queue) -> Non
 
 def test_a_run_of_another_graph_is_left_alone(queue: Queue) -> None:
     queue.accept(graph="other")
-    assert queue.claim() == runs.Unserved("other")
+    assert queue.claim() == runs.Unserved("other")  # type: ignore[comparison-overlap]
     assert queue.rows(RUN) == queue.rows(EPOCH) == ()
     assert queue.held(graphs=("other",)).run.graph == "other"
     queue.now += TTL
-    assert queue.claim() == runs.Unserved("other")
+    assert queue.claim() == runs.Unserved("other")  # type: ignore[comparison-overlap]
 
 
 def test_a_run_that_is_handed_over_was_not_attempted(queue: Queue) -> None:

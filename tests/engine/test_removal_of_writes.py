@@ -16,6 +16,7 @@ from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits
 from perdure.testing.conformance.backend import at, put
 from perdure.testing.faults import Fault, FaultyDriver, fail
+from tests.engine.queues import always
 from tests.engine.test_transfer import Hooked, Narrow, rows
 
 ADA = Partition("", "ada")
@@ -49,14 +50,12 @@ def test_no_write_stays_of_a_prune_that_was_cut_short_anywhere() -> None:
         step, is_cut = step + 1, False
         memory = filled()
         narrow, fault = Narrow(memory, FEW), Fault(step, fail("unavailable"), "after")
-        db = open_database(
-            "memory://", wrap=lambda own, n=narrow, f=fault: FaultyDriver(n, f, counts=[Commit])
-        )
+        db = open_database("memory://", wrap=always(FaultyDriver(narrow, fault, counts=[Commit])))
         try:
             db.checkpointer().prune(["ada"], keep_last=1)
         except Unavailable:
             is_cut = True
-        sound = open_database("memory://", wrap=lambda own, n=narrow: n)
+        sound = open_database("memory://", wrap=always(narrow))
         stored = {row.key[1] for row in rows(sound, ADA, CHECKPOINT)}
         assert written(memory) <= stored, step
         assert sound.fsck("ada") == [], step

@@ -19,6 +19,7 @@ from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits
 from perdure.testing.conformance.backend import at, put
 from perdure.testing.faults import Fault, FaultyDriver, fail
+from tests.engine.queues import always
 from tests.engine.test_transfer import Hooked, Narrow, rows
 
 LIMITS = CommitLimits(ops=99, bytes=2_500_000)
@@ -72,10 +73,8 @@ def test_a_prune_that_is_cut_short_anywhere_leaves_a_sound_thread_and_is_finishe
         few = CommitLimits(ops=20, bytes=LIMITS.bytes)
         fault = Fault(step, fail("unavailable"), "after")
         narrow = Narrow(memory, few)
-        db = open_database(
-            "memory://", wrap=lambda own, n=narrow, f=fault: FaultyDriver(n, f, counts=[Commit])
-        )
-        sound = open_database("memory://", wrap=lambda own, n=narrow: n)
+        db = open_database("memory://", wrap=always(FaultyDriver(narrow, fault, counts=[Commit])))
+        sound = open_database("memory://", wrap=always(narrow))
         try:
             db.checkpointer().prune(["ada"], keep_last=5)
         except Unavailable:
@@ -163,10 +162,8 @@ def test_a_removal_that_is_cut_short_anywhere_leaves_a_sound_thread_and_no_memor
         step, is_cut = step + 1, False
         fault = Fault(step, fail("unavailable"), "after")
         narrow = Narrow(kept_by_its_document(turns), CommitLimits(ops=ops, bytes=LIMITS.bytes))
-        db = open_database(
-            "memory://", wrap=lambda own, n=narrow, f=fault: FaultyDriver(n, f, counts=[Commit])
-        )
-        sound = open_database("memory://", wrap=lambda own, n=narrow: n)
+        db = open_database("memory://", wrap=always(FaultyDriver(narrow, fault, counts=[Commit])))
+        sound = open_database("memory://", wrap=always(narrow))
         try:
             db.checkpointer().prune(["ada"], strategy="delete")
         except Unavailable:

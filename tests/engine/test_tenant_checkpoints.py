@@ -29,8 +29,15 @@ def driver() -> MemoryDriver:
     heads: dict[int, str] = {}
     for n, thread in enumerate(order):
         place = at(heads.get(thread), thread=f"t{thread}")
-        checkpoint = {"v": 4, "id": f"c{n:04}", "ts": "", "channel_values": {}, "channel_versions": {}}
-        saver.put(place, {**checkpoint, "versions_seen": {}}, {}, {})
+        checkpoint: Any = {
+            "v": 4,
+            "id": f"c{n:04}",
+            "ts": "",
+            "channel_values": {},
+            "channel_versions": {},
+            "versions_seen": {},
+        }
+        saver.put(place, checkpoint, {}, {})
         heads[thread] = f"c{n:04}"
     return driver
 

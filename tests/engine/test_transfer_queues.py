@@ -8,7 +8,7 @@ import perdure
 from perdure import admin
 from perdure.database.base import handle_of
 from perdure.engine.inbox import Accept
-from perdure.engine.runs import Claim, Ending, finish
+from perdure.engine.runs import Claim, Ending, HeldRun, finish
 from perdure.errors import Conflict
 from perdure.model.messages import Message
 from perdure.model.queue import Debounce
@@ -27,7 +27,7 @@ def test_a_thread_whose_queue_is_not_at_rest_stays_where_it_is() -> None:
             admin.move(source, at, target)
         assert target.checkpointer().get_tuple(place(thread="busy")) is None
         held = handle_of(source).run(Claim(at, "w", {"g"}, 2, 10, 5, 1 << 30).take(None))
-        assert held is not None
+        assert isinstance(held, HeldRun)
         with pytest.raises(Conflict, match="under way"):
             admin.move(source, at, target)
         handle_of(source).run(finish(held, Ending("done", {}), 3, 1 << 30, 90))

@@ -133,6 +133,9 @@ class _Witness:
         self._done(noted, answer)
         return answer
 
+    async def acommit_and_fetch(self, commit: Commit, fetch: Fetch) -> tuple[Any, None]:
+        return await self.aperform(commit), None
+
     def _note(self, effect: Effect[Any]) -> Asked | None:
         if not isinstance(effect, Commit | Stage | Drop):
             return None

@@ -28,7 +28,7 @@ from perdure.model import refs
 from perdure.model.messages import Message, dedupe_digest
 from perdure.model.queue import Debounce
 from perdure.model.records import Partition
-from perdure.storage.sql import compile as compiled
+from perdure.storage.sql import checksums
 from tests.langgraph.files import THREAD, File, config, put
 
 CANARY = "canary-8c1f7f0e"
@@ -222,7 +222,7 @@ def the(kind: str, more: str = "", thread: str = THREAD, tenant: str = "") -> st
 
 def refused(file: File, key: Any = KEY, kind: type[PerdureError] = Corrupt) -> str:
     # Checksums are against accidents: an attacker who changes a row makes its checksum right.
-    with patch.object(compiled, "_is_sound", return_value=True), file.open(key) as db:
+    with patch.object(checksums, "matches", return_value=True), file.open(key) as db:
         with pytest.raises(kind) as caught:
             load(db)
         assert THREAD in str(caught.value)

@@ -162,6 +162,13 @@ def test_a_commit_and_a_read_after_it_are_one_trip(url: str) -> None:
         assert await driver.acommit_and_fetch(put(1, 2), fetch) == (Committed(), None)
         assert await driver.acommit_and_fetch(put(2, 3), fetch) == (Committed(), None)
         assert await driver.aperform(put(3, 4)) == Committed()
+        # Nor does one whose answer cannot be read; nor are those that share the trip stored twice.
+        driver._sql.fetch = replace(driver._sql.fetch, name=b"odd", sql=b"SELECT 99::int8, $1, $2, $3, $4")
+        with driver._writes._wake:
+            both = [driver.acommit_and_fetch(put(at, at + 1), fetch) for at in (4, 5)]
+            calls = [asyncio.ensure_future(each) for each in both]
+            await asyncio.sleep(0)
+        assert await asyncio.gather(*calls) == [(Committed(), None)] * 2
 
     try:
         passed = proxy.through(url).replace("pool=4", "pool=2") + "&sslmode=disable&gssencmode=disable"
@@ -170,6 +177,34 @@ def test_a_commit_and_a_read_after_it_are_one_trip(url: str) -> None:
             asyncio.run(main(driver))
     finally:
         proxy.close()
+
+
+def test_what_fails_when_its_transaction_ends_is_not_called_stored(url: str) -> None:
+    backend.migrate(url)
+    with psycopg.connect(parse_url(url).conninfo, autocommit=True) as connection:
+        schema = parse_url(url).schema
+        connection.execute(
+            f"CREATE FUNCTION {schema}.late() RETURNS trigger LANGUAGE plpgsql"
+            " AS $$ BEGIN RAISE EXCEPTION 'too late'; END $$"
+        )
+        connection.execute(
+            f"CREATE CONSTRAINT TRIGGER late AFTER INSERT ON {schema}.tag DEFERRABLE INITIALLY DEFERRED"
+            f" FOR EACH ROW EXECUTE FUNCTION {schema}.late()"
+        )
+    at = Partition("", "thread")
+    put = Put(TAG, ("a",), {"namespace": "", "checkpoint_id": "c"}, version=1)
+    fetch = Fetch(at, (Range(TAG),))
+
+    async def main(driver: backend.PostgresDriver) -> None:
+        with pytest.raises(Unavailable, match="too late"):
+            await driver.aperform(Commit(at, (put,)))
+        with pytest.raises(Unavailable, match="too late"):
+            await driver.acommit_and_fetch(Commit(at, (put,)), fetch)
+        assert await driver.aperform(fetch) == ((),)
+
+    with closing(open_driver(url)) as driver:
+        assert isinstance(driver, backend.PostgresDriver)
+        asyncio.run(main(driver))
 
 
 class held:  # noqa: N801 - reads as a state

@@ -3,6 +3,7 @@ acknowledged is there, nothing is applied twice, and the driver goes on by itsel
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -196,6 +197,80 @@ def test_a_commit_whose_answer_was_lost_is_settled_and_not_repeated(url: str) ->
             relay.losing = 1
             driver.perform(effect)
         assert driver.perform(Find("threads", "")) == ()
+
+
+class Uncommitted(Lossy):
+    """A relay that, once it is ``armed``, asks for a statement's result but not for its commit, and ends the
+    connection when the result has passed."""
+
+    armed = False
+    ended = 0
+    _is_ending = False
+
+    def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        rest = b""
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if answers:
+                    target.sendall(data)
+                    if self._is_ending:
+                        # What has passed is still read; the server forgets what it did not commit.
+                        self._is_ending = False
+                        source.shutdown(socket.SHUT_RDWR)
+                        target.shutdown(socket.SHUT_WR)
+                        return
+                elif not self.armed:
+                    target.sendall(data)
+                else:
+                    rest += data
+                    at = _sync_at(rest)
+                    if at is not None:
+                        self.armed, self._is_ending, self.ended = False, True, self.ended + 1
+                        target.sendall(rest[:at] + b"H\0\0\0\4")
+                        while source.recv(1 << 16):
+                            pass
+        for peer in (source, target):
+            with suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+            peer.close()
+
+
+def _sync_at(messages: bytes) -> int | None:
+    """Return the place of the first message that ends a transaction."""
+    at = 0
+    while at + 5 <= len(messages):
+        if messages[at : at + 1] == b"S":
+            return at
+        at += 1 + int.from_bytes(messages[at + 1 : at + 5], "big")
+    return None
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["alone", "with a read after it"])
+def test_a_commit_is_no_success_before_its_transaction_has_ended(single: str, reads: bool) -> None:
+    relay = Uncommitted(postgres.durable().port)
+    passed = single.replace(f":{postgres.durable().port}/", f":{relay.port}/")
+    fetch = Fetch(AT, (Get(GC, ()),))
+
+    async def write(driver: PostgresDriver, version: int) -> None:
+        commit = Commit(AT, (Put(GC, (), expect=version - 1 or Expect.ABSENT, version=version),))
+        if reads:
+            outcome, _ = await driver.acommit_and_fetch(commit, fetch)
+        else:
+            outcome = await driver.aperform(commit)
+        assert outcome == Committed()
+
+    async def main(driver: PostgresDriver) -> None:
+        await write(driver, 1)
+        for version in (2, 3):
+            relay.armed = True
+            await write(driver, version)
+            ((stored,),) = await driver.aperform(fetch)
+            assert stored.version == version
+            assert relay.ended == version - 1
+
+    with closing(relay), closing(open_driver(passed + "&sslmode=disable&gssencmode=disable")) as driver:
+        assert isinstance(driver, PostgresDriver)
+        asyncio.run(main(driver))
 
 
 def test_a_lost_answer_of_a_group_is_settled_for_each(url: str) -> None:

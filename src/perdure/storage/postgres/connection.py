@@ -34,6 +34,8 @@ _AGAIN = {"57P03", "53300", "57P01", "57P02"}
 _HAS_PIPELINES = pq.version() >= 140_000
 """Older client libraries send one statement at a time."""
 
+_DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+
 _HOPELESS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
 
 
@@ -178,13 +180,18 @@ class ServerConnection:
             if not results:
                 raise ConnectionLost from broken
         answer = self._unpacked(connection, results[0], first.unpack)
-        is_read = len(results) > 1 and results[1].status == pq.ExecStatus.TUPLES_OK
-        return answer, second.unpack(results[1]) if is_read else None
+        if len(results) == 1 or results[1].status != pq.ExecStatus.TUPLES_OK:
+            return answer, None
+        try:
+            return answer, second.unpack(results[1])
+        except Exception:
+            # The first one is done; whoever sends the second by itself gets the error.
+            return answer, None
 
     def _unpacked(
         self, connection: psycopg.Connection, result: pq.abc.PGresult, unpack: Callable[[pq.abc.PGresult], R]
     ) -> R:
-        if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+        if result.status in _DONE:
             return unpack(result)
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         error = errors.error_from_result(result)
@@ -213,7 +220,8 @@ class ServerConnection:
         results: list[pq.abc.PGresult],
     ) -> None:
         """Send statements without waiting for the answers in between, and add the result of each to
-        ``results`` as it arrives; of the first one only if another one cannot be prepared."""
+        ``results`` when its transaction has ended, which is after the result has arrived; of the first one
+        only if another one cannot be prepared."""
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         for call in calls:
             if self._prepare(pgconn, call.statement, deadline) is not None:
@@ -224,8 +232,9 @@ class ServerConnection:
             self._send(pgconn, call.statement, call.values)
             pgconn.pipeline_sync()
         self._flush(pgconn, deadline)
-        synchronised, is_silent = 0, False
-        while synchronised < len(calls):
+        found: pq.abc.PGresult | None = None
+        is_silent = False
+        while len(results) < len(calls):
             while pgconn.is_busy():
                 self._wait(pgconn, deadline)
             result = pgconn.get_result()
@@ -236,10 +245,13 @@ class ServerConnection:
                 is_silent = True
                 continue
             is_silent = False
-            if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                synchronised += 1
-            elif len(results) == synchronised:
-                results.append(result)
+            if result.status != pq.ExecStatus.PIPELINE_SYNC:
+                found = _worse(found, result)
+                continue
+            if found is None:
+                raise ConnectionLost
+            results.append(found)
+            found = None
         pgconn.exit_pipeline_mode()
 
     def _prepare(
@@ -270,17 +282,17 @@ class ServerConnection:
 
     def _result(self, pgconn: pq.abc.PGconn, deadline: float) -> pq.abc.PGresult:
         self._flush(pgconn, deadline)
-        first = None
+        found = None
         while True:
             while pgconn.is_busy():
                 self._wait(pgconn, deadline)
             result = pgconn.get_result()
             if result is None:
                 break
-            first = first or result
-        if first is None:
+            found = _worse(found, result)
+        if found is None:
             raise ConnectionLost
-        return first
+        return found
 
     def _wait(self, pgconn: pq.abc.PGconn, deadline: float) -> None:
         ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
@@ -288,6 +300,12 @@ class ServerConnection:
             raise ConnectionLost
         if ready[0][1] & ~select.POLLOUT:
             pgconn.consume_input()
+
+
+def _worse(found: pq.abc.PGresult | None, result: pq.abc.PGresult) -> pq.abc.PGresult:
+    """Return what counts of two results of one statement: the error. It follows the rows if the transaction
+    could not be committed."""
+    return result if found is None or found.status in _DONE else found
 
 
 def _may_pass(error: psycopg.Error) -> bool:

@@ -500,6 +500,35 @@ def test_words_leave_as_soon_as_another_process_listens(monkeypatch: pytest.Monk
     second.close()
 
 
+def test_one_that_was_away_for_long_waits_for_the_others_before_it_takes_itself_for_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one knows it still, so it does not answer."""
+    monkeypatch.setattr(bells, "_ANSWERED_WITHIN_S", 0.0)
+    one, two = Pipe(), Pipe()
+    one.ends = two.ends = [one, two]
+    first, second = ServerNotifier(one, name="one"), ServerNotifier(two, name="two")
+    heard: Queue[str] = Queue()
+    first.listen(lambda word: None)
+    second.listen(heard.put)
+    eventually(lambda: first._others and second._others)
+    said = len(one.said)
+
+    def back(*, listens: bool) -> None:
+        first._others.clear()
+        first._may_have_others_until = 0.0
+
+    # When it is back, it has heard nothing of the other one for too long.
+    monkeypatch.setattr(one, "open", back)
+    one.broken = 1
+    first.ring(["unsent"])
+    eventually(lambda: any("echo:" in text for _, text in one.said[said:]) and first._is_echo_heard)
+    first.ring(["back"])
+    assert _next(heard, "back") == "back"
+    first.close()
+    second.close()
+
+
 def test_one_that_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"_ANSWERED_WITHIN_S": 0.0, "_ECHO_EVERY_S": 0.1, "_GONE_AFTER_S": 0.5}.items():
         monkeypatch.setattr(bells, name, seconds)

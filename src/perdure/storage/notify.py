@@ -94,6 +94,7 @@ class ServerNotifier:
         self._is_echo_heard = False
         self._others: dict[str, float] = {}
         self._is_greeted = False
+        self._is_known = False
         self._may_have_others_until = 0.0
 
     def ring(self, words: Collection[str]) -> None:
@@ -200,7 +201,9 @@ class ServerNotifier:
         free_at = time.monotonic()
         self._echo_due_at = _NEVER
         self._is_echo_heard = False
-        self._may_have_others_until = max(self._may_have_others_until, free_at + _ANSWERED_WITHIN_S)
+        # Who knows this one from an earlier connection does not answer it, but sends an echo of its own soon.
+        answered_s = _ECHO_EVERY_S + _ECHO_WITHIN_S if self._is_known else _ANSWERED_WITHIN_S
+        self._may_have_others_until = max(self._may_have_others_until, free_at + answered_s)
         echo_at = _NEVER if not listens else free_at + _ECHO_EVERY_S if self._is_echo_missing else free_at
         while listens or not self._listeners:
             now = time.monotonic()
@@ -243,6 +246,7 @@ class ServerNotifier:
             sent = {word: None for word in sent if word == self._echo}
             if not sent:
                 return
+        self._is_known = self._is_known or self._echo in sent
         try:
             self._wire.send(" ".join(sent))
         except Exception:

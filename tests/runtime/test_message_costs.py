@@ -6,6 +6,7 @@ Covers perdure.langgraph.early_loads.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from contextlib import ExitStack
 from typing import Any
 
@@ -148,4 +149,16 @@ def test_an_early_load_is_for_one_load_under_its_lease() -> None:
         assert early.take(LOAD, 7) is None, "whoever did not get it may have written"
     early.add(LOAD, answers(7))
     early.forget(HERE)
+    assert early.take(LOAD, 7) is None
+
+
+def test_a_save_in_another_thread_may_forget_an_early_load_at_any_time() -> None:
+    class Raced(OrderedDict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            early.forget(HERE)
+
+    early = EarlyLoads()
+    early._found = Raced()
+    early.add(LOAD, answers(7))
     assert early.take(LOAD, 7) is None

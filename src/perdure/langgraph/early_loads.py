@@ -20,8 +20,9 @@ class EarlyLoads:
 
     def add(self, fetch: Fetch, answers: Answers) -> None:
         """Keep the answer to a load's first request."""
+        # Saves of other threads may forget it at any time.
+        self._found.pop(fetch.partition, None)
         self._found[fetch.partition] = fetch, answers
-        self._found.move_to_end(fetch.partition)
         while len(self._found) > _MOST:
             self._found.popitem(last=False)
 

@@ -68,6 +68,7 @@ class Observer(Protocol):
 
     def span(self, name: str, fields: dict[str, Any]) -> AbstractContextManager[object]:
         """Return a context that surrounds work that takes time."""
+        ...
 
 
 class Logs:

@@ -170,7 +170,7 @@ class ServerConnection:
             ConnectionLost: As ``ask`` does, for the first statement; also the others.
         """
         if not _HAS_PIPELINES:
-            return self.ask(*first), None
+            return self.ask(first.statement, first.values, first.unpack), None
         connection = self.connected()
         results: list[pq.abc.PGresult] = []
         try:

@@ -244,7 +244,7 @@ class PostgresDriver:
                 statement, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")
             )
             if not fetches:
-                return link.ask(*write)
+                return link.ask(write.statement, write.values, write.unpack)
             outcomes, answers = link.ask_both(write, self._fetching(fetches))
             if answers is not None:
                 for reader, answer in zip(readers, answers, strict=True):
@@ -354,7 +354,8 @@ class PostgresDriver:
                 job.answer = answer
 
     def _fetch(self, fetches: Sequence[Fetch]) -> list[tuple[tuple[Record, ...], ...]]:
-        return self._connected().ask(*self._fetching(fetches))
+        read = self._fetching(fetches)
+        return self._connected().ask(read.statement, read.values, read.unpack)
 
     def _fetching(self, fetches: Sequence[Fetch]) -> StatementCall[list[Answers]]:
         return StatementCall(

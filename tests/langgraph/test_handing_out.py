@@ -5,6 +5,7 @@ Covers perdure.langgraph.cache.decoding.
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 import sys
@@ -103,6 +104,64 @@ def test_what_was_let_go_is_handed_out_again(saver: perdure.PerdureSaver) -> Non
     assert {id(m) for m in loaded(saver)} == kept
 
 
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of elements that are copied, by call."""
+    counts: list[int] = []
+    copies = Template.copies
+
+    def counted(template: Template, *args: Any, **named: Any) -> Any:
+        counts.append(len(template.values))
+        return copies(template, *args, **named)
+
+    monkeypatch.setattr(Template, "copies", counted)
+    return counts
+
+
+def test_a_holder_of_the_latest_load_gets_the_objects_of_the_one_before(
+    saver: perdure.PerdureSaver, copied: list[int]
+) -> None:
+    older = loaded(saver)
+    newer = loaded(saver)
+    assert sum(copied) >= 10
+    del older
+    copied.clear()
+    again = loaded(saver)
+    assert sum(copied) == 0
+    assert again == newer == conversation(5)
+    assert not mutable_inside(again) & mutable_inside(newer)
+
+
+@pytest.mark.parametrize("odd", [None, datetime.time(1)])
+def test_a_loop_that_keeps_its_last_result_gets_objects_of_two_sets_in_turn(
+    saver: perdure.PerdureSaver, copied: list[int], odd: datetime.time | None
+) -> None:
+    """Both sets grow with the list; an element that cannot be watched ends the reuse, not the values."""
+    found = saver.get_tuple(config())
+    assert found is not None
+    head, state = found.config, found.checkpoint["channel_values"]["messages"]
+    del found
+    counts: list[int] = []
+    for number in range(8):
+        message = HumanMessage(f"more {number}", id=f"m{number}")
+        if odd is not None and number == 3:
+            message.additional_kwargs["odd"] = odd
+        head = step_on(saver, head, [*state, message], f"c{number:04}")
+        wanted = said([*state, message])
+        copied.clear()
+        found = saver.get_tuple(config())
+        assert found is not None
+        head, new = found.config, found.checkpoint["channel_values"]["messages"]
+        del found
+        counts.append(sum(copied))
+        assert not mutable_inside(new) & mutable_inside(state)
+        assert said(new) == wanted
+        state = new
+    assert counts[0] >= 10
+    # Each set lacks what was added since it was in use: two messages.
+    assert counts[2:] == [2] * 6 if odd is None else counts[2] == 2 and counts[-1] >= 17
+
+
 def test_one_deep_reference_is_enough_to_keep_an_element(saver: perdure.PerdureSaver) -> None:
     inner = loaded(saver)[1].response_metadata["tokens"]["of"]
     inner.append("mine")
@@ -118,7 +177,7 @@ def test_the_check_above_would_see_shared_elements(
 
 def said(messages: list[Any]) -> str:
     """What messages say, whoever holds them."""
-    return json.dumps([m.model_dump() for m in messages])
+    return json.dumps([m.model_dump() for m in messages], default=str)
 
 
 def meddle(message: Any, number: int, rng: random.Random) -> None:

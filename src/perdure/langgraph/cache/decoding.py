@@ -102,15 +102,22 @@ def _handed_out(
         return fresh[place] if place in fresh else serde.unpack(opaque[place])
 
     template = template.extended(rest)
+    # Without the elements of the load before at its start, a list has none of the objects of that load.
+    latest, spare = (before.watch, before.spare) if start and before is not None else (None, None)
+    free = next((watch for watch in (latest, spare) if watch is not None and watch.is_free()), None)
     watch: Watch | None
-    if start and before is not None and before.watch is not None and before.watch.is_free():
-        added, more = Template.over(rest).copies(lambda place: made(start + place))
-        values = before.watch.values + added
-        watch = before.watch if more is None else before.watch.joined(more)
+    if free is not None:
+        known = len(free.values)
+        # An opaque element is in no free watch.
+        between = [made(p) if p in opaque else template.values[p] for p in range(known, start)]
+        added, more = Template.over(between + rest).copies(lambda place: made(known + place))
+        values = free.values + added
+        watch = free if more is None else free.joined(more)
     else:
         values, watch = template.copies(made)
+    spare = None if free is latest else latest
     bodies = {place: opaque[place] for place in template.opaque}
-    handed = Handed(template, bodies, watch, elements.refs, elements.sizes)
+    handed = Handed(template, bodies, watch, elements.refs, elements.sizes, spare)
     new_elements = Elements(elements.refs, elements.sizes, range(len(elements.refs)), elements.shape, handed)
     return values, KnownValue(ref, generation, new_elements)
 

@@ -32,13 +32,18 @@ Source = int | bytes
 
 class Handed(NamedTuple):
     """A list's elements as a load returned them: the template that copies are made of, the bytes of the
-    opaque ones by position, and the watch over the copies, if there is one."""
+    opaque ones by position, and the watch over the copies, if there is one.
+
+    ``spare`` is the watch over the copies of the load before, of the first of these elements: a caller that
+    keeps each result until it has the next one holds the latest copies at each load, and no longer those.
+    """
 
     template: Template
     opaque: dict[int, bytes]
     watch: Watch | None
     refs: list[bytes]
     sizes: list[int]
+    spare: Watch | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -154,6 +159,7 @@ class ThreadCache:
             if held.elements is not None:
                 handed = held.elements.handed
                 weight += len(held.elements.refs) + (len(handed.refs) if handed else 0)
+                weight += len(handed.spare.values) if handed and handed.spare else 0
             weight += len(held.payload[1]) // 512 if held.payload else 0
         return weight
 

@@ -518,10 +518,7 @@ def work_on(url: str, folder: str, shape: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "shape",
-    # With the durability "async" a process may die before the checkpoint is stored that keys are made of.
-    [shape for shape in ISOLATED if durability_of(shape) == "sync"]
-    if os.environ.get("PERDURE_CHAOS") == "full"
-    else ["loop", "two calls of a plain graph"],
+    list(ISOLATED) if os.environ.get("PERDURE_CHAOS") == "full" else ["loop", "two calls of a plain graph"],
 )
 def test_a_worker_killed_inside_an_isolated_graph_leaves_its_effect_to_the_next(
     shape: str, tmp_path: Path

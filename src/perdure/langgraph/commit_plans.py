@@ -97,7 +97,7 @@ class Encoder:
 class CheckpointPlan:
     """The plan for storing a checkpoint that ``loop`` made (``None``: a bare put). ``migration`` brings what
     it is built on to the present schema version. ``beside`` is its parent, if both are to be stored by one
-    commit."""
+    commit. ``stored`` is told when the checkpoint is durable."""
 
     encoder: Encoder
     loop: Loop | None
@@ -109,6 +109,7 @@ class CheckpointPlan:
     new_versions: ChannelVersions
     migration: Migration
     beside: CheckpointRecord | None = None
+    stored: Callable[[], None] | None = None
     _is_frozen: bool = False
 
     def freeze(self) -> None:

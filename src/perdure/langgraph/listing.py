@@ -182,6 +182,9 @@ def _tuples(
             records = there
             continue
         keeper = leased(thread)
+        if keeper is not None and keeper.stored is not None:
+            for record, _ in pages:
+                keeper.stored.note(namespace, record.id)
         return [to_tuple(migration.serde, partition, record, values, keeper) for record, values in pages]
     return []
 

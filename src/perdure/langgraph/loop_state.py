@@ -19,6 +19,7 @@ from yaml.representer import Representer, SafeRepresenter
 
 from perdure.engine.steering import Taking
 from perdure.errors import PerdureError
+from perdure.langgraph.stored_checkpoints import StoredCheckpoints
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.lineage import LoadedHead
 from perdure.model.records import Key, Partition
@@ -73,16 +74,18 @@ class ThreadId(str):
 
     ``loop`` is the loop that began with a load, ``keeper`` the saver's table of loops. ``epoch`` is the lease
     epoch under which writes are made, ``journal`` the object that a runtime passes to the nodes of its run,
-    ``taking`` the messages that the run takes while it goes on.
+    ``taking`` the messages that the run takes while it goes on, ``stored`` the record of its checkpoints that
+    are stored, if its nodes need one.
     """
 
-    __slots__ = ("epoch", "journal", "keeper", "loop", "taking")
+    __slots__ = ("epoch", "journal", "keeper", "loop", "stored", "taking")
 
     keeper: Loops | None
     loop: Loop | None
     epoch: int | None
     journal: object
     taking: Taking | None
+    stored: StoredCheckpoints | None
 
     @classmethod
     def of(
@@ -94,6 +97,7 @@ class ThreadId(str):
         epoch: int | None = None,
         journal: object = None,
         taking: Taking | None = None,
+        stored: StoredCheckpoints | None = None,
     ) -> ThreadId:
         """Return the id with more data; data that it carries already stays unless replaced.
 
@@ -104,6 +108,7 @@ class ThreadId(str):
             epoch: The lease epoch for writes.
             journal: The object for the nodes of a run.
             taking: The messages that the run takes.
+            stored: The record of the run's checkpoints that are stored.
         """
         before = thread if isinstance(thread, ThreadId) else None
         new = cls(plain(thread))
@@ -112,6 +117,7 @@ class ThreadId(str):
         new.epoch = epoch if epoch is not None else before.epoch if before is not None else None
         new.journal = journal if journal is not None else before.journal if before is not None else None
         new.taking = taking or (before.taking if before is not None else None)
+        new.stored = stored or (before.stored if before is not None else None)
         return new
 
     def __str__(self) -> str:
@@ -158,7 +164,9 @@ def leased(thread: ThreadId | None) -> ThreadId | None:
     that loop writes under the run's lease."""
     if thread is None or thread.epoch is None:
         return None
-    return ThreadId.of(plain(thread), epoch=thread.epoch, journal=thread.journal, taking=thread.taking)
+    return ThreadId.of(
+        plain(thread), epoch=thread.epoch, journal=thread.journal, taking=thread.taking, stored=thread.stored
+    )
 
 
 def holding(

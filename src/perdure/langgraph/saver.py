@@ -7,6 +7,7 @@ async method awaits it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -22,6 +23,7 @@ from langgraph.checkpoint.base import (
 from perdure.engine import removal
 from perdure.errors import PerdureError
 from perdure.langgraph import translate
+from perdure.langgraph.commit_plans import WritesPlan
 from perdure.langgraph.datatypes import TypeName
 from perdure.langgraph.first_step import may_be_carried
 from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
@@ -29,6 +31,7 @@ from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address
 from perdure.langgraph.versions import next_version
 from perdure.model.checkpoint import Version
+from perdure.model.lineage import ROOT
 from perdure.schema.schema import Schema
 from perdure.storage.port import arun, is_kept, run
 
@@ -188,8 +191,9 @@ class PerdureSaver(SaverPrograms):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
-        put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
-        run(self._store(put, plan), self._driver)
+        with _told(at):
+            put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
+            run(self._store(put, plan), self._driver)
         return translate.stored_config(at, checkpoint["id"])
 
     async def aput(
@@ -201,7 +205,7 @@ class PerdureSaver(SaverPrograms):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
-        with self._steps.putting(at, checkpoint["id"]):
+        with _told(at), self._steps.putting(at, checkpoint["id"]):
             await self._aput(at, config, checkpoint, metadata, new_versions)
         return translate.stored_config(at, checkpoint["id"])
 
@@ -235,9 +239,10 @@ class PerdureSaver(SaverPrograms):
         task_path: str = "",
     ) -> None:
         """Store the writes of a task on the checkpoint at which its step began."""
-        plan = self._plan_writes(config, writes, task_id, task_path)
-        run(self._put_writes(config, plan), self._driver)
-        plan.raise_refused()
+        with _told(self._address(config)):
+            plan = self._plan_writes(config, writes, task_id, task_path)
+            run(self._put_writes(config, plan), self._driver)
+            plan.raise_refused()
 
     async def aput_writes(
         self,
@@ -247,15 +252,18 @@ class PerdureSaver(SaverPrograms):
         task_path: str = "",
     ) -> None:
         """Store the writes of a task on the checkpoint at which its step began."""
-        plan = self._plan_writes(config, writes, task_id, task_path)
         at = self._address(config)
+        with _told(at):
+            await self._aput_writes(at, config, self._plan_writes(config, writes, task_id, task_path))
+
+    async def _aput_writes(self, at: Address, config: RunnableConfig, plan: WritesPlan) -> None:
         opening = self._openings.of(at)
         if opening is not None:
             plan.beside = opening.base
             if await opening.join(self._put_writes(config, plan, opening.view), is_last=False):
                 plan.raise_refused()
                 return
-            plan = self._plan_writes(config, plan.writes, task_id, task_path)
+            plan = self._plan_writes(config, plan.writes, plan.task_id, plan.task_path)
         program = self._put_writes(config, plan)
         if opening is None and self._may_be_held(at, plan):
             await self._steps.store_writes(at, program)
@@ -315,3 +323,14 @@ class PerdureSaver(SaverPrograms):
     ) -> None:
         """See ``prune``."""
         await arun(self._prune(thread_ids, strategy, keep_last), self._driver)
+
+
+@contextmanager
+def _told(at: Address) -> Iterator[None]:
+    """Tell the nodes that wait for a checkpoint of the error of a write, after which none is stored."""
+    try:
+        yield
+    except Exception as error:
+        if at.thread is not None and at.thread.stored is not None:
+            at.thread.stored.fail(at.named or ROOT, error)
+        raise

@@ -179,6 +179,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         )
         if found.checkpoint is None or loop is None:
             return None
+        if at.thread is not None and at.thread.stored is not None:
+            at.thread.stored.note(at.named or ROOT, found.checkpoint.id)
         # Only the latest state is worth caching: loops start from it again and again.
         cache = self._caches.of(at.partition) if found.is_head else ThreadCache()
         known = self._packer, self._digest, cache, at.partition
@@ -277,6 +279,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             self._encoder(partition), loop, namespace, parent, is_copy, checkpoint, full, new_versions,
             self._migration, beside,
         )  # fmt: skip
+        if at.thread is not None and at.thread.stored is not None:
+            plan.stored = partial(at.thread.stored.note, at.named or ROOT, checkpoint["id"])
         put = checkpoints.CheckpointPut(
             partition,
             namespace,
@@ -308,6 +312,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             self._loops.lose(partition.thread, loop, error)
             raise
         plan.encoder.acknowledge(record)
+        if plan.stored is not None:
+            plan.stored()
         if loop is not None:
             loop.base, loop.generation = record, view.generation
         self._remember(partition, namespace, view)

@@ -11,9 +11,10 @@ ended between the call and the record is repeated under the same key, by which i
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -24,9 +25,10 @@ from perdure.engine import journal
 from perdure.engine.runs import HeldRun
 from perdure.errors import NotAllowed, UnrecordedCall
 from perdure.langgraph.loop_state import carried
+from perdure.langgraph.stored_checkpoints import StoredCheckpoints
 from perdure.model.messages import encode
 from perdure.model.records import Key, Partition
-from perdure.runtime.stable_task_names import once_a_try, task_name
+from perdure.runtime.stable_task_names import once_a_try, origins, task_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,17 +36,47 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class EffectJournal:
-    """Journal of the side effects of a held run."""
+    """Journal of the side effects of a held run.
+
+    ``stored`` has the run's checkpoints that are stored, if its steps begin sooner: an effect waits for the
+    one that its key is derived from, as after a crash it would be repeated under another key.
+    """
 
     database: DatabaseHandle
     partition: Partition
     run_id: str
     epoch: int
+    stored: StoredCheckpoints | None = field(default=None, kw_only=True)
 
     @classmethod
-    def of(cls, database: DatabaseHandle, held: HeldRun) -> EffectJournal:
+    def of(
+        cls, database: DatabaseHandle, held: HeldRun, stored: StoredCheckpoints | None = None
+    ) -> EffectJournal:
         """Return the journal of a held run."""
-        return cls(database, held.partition, held.run.id, held.epoch)
+        return cls(database, held.partition, held.run.id, held.epoch, stored=stored)
+
+    async def asettled(self, config: RunnableConfig) -> None:
+        """Return when the checkpoints are stored that the current task's keys are derived from."""
+        if self.stored is not None:
+            for origin in origins(config):
+                await asyncio.wrap_future(self.stored.stored(*origin))
+
+    def settled(self, config: RunnableConfig) -> None:
+        """See ``asettled``.
+
+        Raises:
+            NotAllowed: Called on an event loop, by which the checkpoint is stored that would be waited for.
+        """
+        if self.stored is None:
+            return
+        if _is_on_loop():
+            raise NotAllowed(
+                "effects_sync was called on the event loop, in a run with durability='async': it would wait "
+                "for a checkpoint that this event loop stores; in an async node use effects, or make the "
+                "node a plain function"
+            )
+        for origin in origins(config):
+            self.stored.stored(*origin).result()
 
     async def arecall(self, name: str, number: int) -> bytes | None:
         """Return the recorded result of an effect, ``None`` if there is none."""
@@ -131,6 +163,7 @@ def effects(
         with once_a_try(_config(), (name, number), named):
             before = await kept.arecall(name, number)
             if before is None:
+                await kept.asettled(_config())
                 body = encode(await call(*args, **kwargs), "side effect's result")
                 before = await kept.database.arun(
                     journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
@@ -141,7 +174,11 @@ def effects(
 
 
 def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int = 0) -> Callable[P, R]:
-    """Return the same as ``effects``, for nodes that are plain functions."""
+    """Return the same as ``effects``, for nodes that are plain functions.
+
+    In a run with the durability ``"async"`` the result raises ``NotAllowed`` on an event loop, where it could
+    only wait for ever.
+    """
     named = label or _called(call)
 
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -150,6 +187,7 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
             return call(*args, **kwargs)
         name = _name(named)
         with once_a_try(_config(), (name, number), named):
+            kept.settled(_config())
             before = kept.recall(name, number)
             if before is None:
                 body = encode(call(*args, **kwargs), "side effect's result")
@@ -169,6 +207,14 @@ def _called(call: Callable[..., Any]) -> str:
             "name was given; name it: effects(call, label=…)"
         )
     return f"{getattr(call, '__module__', None) or ''}.{name}"
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _config() -> RunnableConfig:

@@ -10,7 +10,7 @@ tasks of one step.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from threading import Lock
@@ -27,6 +27,7 @@ _ISOLATED = "__perdure_isolated"
 _PLACES = "__perdure_places"
 _TASK_ID = "__pregel_task_id"
 _NAMESPACE = "checkpoint_ns"
+_CHECKPOINTS = "checkpoint_map"
 _NODE_TAG = "graph:step:"
 """Prefix of the tag with which LangGraph starts a node, and of no other start within it."""
 _SCRATCHPAD = "__pregel_scratchpad"
@@ -138,6 +139,10 @@ class _Isolated(_Places):
         place = [task_name(self._config), self._number, levels]
         return sha256(json.dumps(place).encode()).hexdigest()[:32]
 
+    def origins(self) -> list[tuple[str, str]]:
+        """Return the checkpoints that names within this call are derived from; see ``origins``."""
+        return origins(self._config)
+
 
 def with_places(config: RunnableConfig) -> RunnableConfig:
     """Return the config for a run of an outermost graph, under which nested tasks have stable names."""
@@ -172,14 +177,30 @@ def task_name(config: RunnableConfig) -> str | None:
         return task_id
     places.learn(config.get("metadata"))
     parts = namespace.split("|")
-    # A graph with ``checkpointer=True`` has no task's id in its namespace, and loads its own checkpoints: in
-    # it LangGraph's ids are the same.
-    begin = 1 + max((n for n, part in enumerate(parts) if not part.isdigit() and ":" not in part), default=-1)
+    begin = _begin(parts)
     outermost = "|".join(parts[: begin + 1])
     if outermost == namespace:
         return task_id
     place = [outermost, *places.call(namespace, outermost), *places.levels(namespace, begin + 1)]
     return sha256(json.dumps(place).encode()).hexdigest()[:32]
+
+
+def origins(config: RunnableConfig) -> list[tuple[str, str]]:
+    """Return the namespaces and ids of the checkpoints that the name of the current task is derived from."""
+    configurable = config.get("configurable", {})
+    isolated: _Isolated | None = configurable.get(_ISOLATED)
+    if isolated is not None:
+        return isolated.origins()
+    known: Mapping[str, str] = configurable.get(_CHECKPOINTS) or {}
+    parts = (configurable.get(_NAMESPACE) or "").split("|")
+    return [(place, known[place]) for place in sorted({"", "|".join(parts[: _begin(parts)])} & known.keys())]
+
+
+def _begin(parts: Sequence[str]) -> int:
+    """Return the number of the part whose task's name in LangGraph is the same at every attempt: that of the
+    outermost graph, or of the last with ``checkpointer=True``, which has no task's id in its namespace, and
+    loads its own checkpoints."""
+    return 1 + max((n for n, part in enumerate(parts) if not part.isdigit() and ":" not in part), default=-1)
 
 
 def _calls_on(namespace: str) -> Iterator[tuple[str, int]]:

@@ -349,7 +349,11 @@ def config_of(
         **mirrored(context, given),
         **({USER: user_of(given[USER])} if USER in given else {}),
         "thread_id": ThreadId.of(
-            held.partition.thread, epoch=held.epoch, journal=journal, taking=views.steering.taking
+            held.partition.thread,
+            epoch=held.epoch,
+            journal=journal,
+            taking=views.steering.taking,
+            stored=journal.stored,
         ),
         "run_id": held.run.id,
     }

@@ -30,6 +30,7 @@ from perdure.errors import (
     Unreadable,
     Unserialisable,
 )
+from perdure.langgraph.stored_checkpoints import StoredCheckpoints
 from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run, error_note
 from perdure.model.ops import Put
 from perdure.model.queue import IN, OUT, ROLLBACK
@@ -250,6 +251,7 @@ class Runner:
         steering = Steering(
             self._database, agent, held, self._settings.max_batch, is_sync=durability == "sync"
         )
+        stored = StoredCheckpoints() if durability == "async" else None
         task = asyncio.create_task(
             attempt(
                 agent,
@@ -261,7 +263,7 @@ class Runner:
                     steering,
                 ),
                 held,
-                EffectJournal.of(self._database, held),
+                EffectJournal.of(self._database, held, stored),
                 self._buffers.get(held.run.id),
             ),
             name=held.run.id,
@@ -281,6 +283,8 @@ class Runner:
             indicator.cancel()
             asked.cancel()
             task.cancel()
+            if stored is not None:  # a node in a thread of its own may still wait
+                stored.close(Unavailable("the attempt ended before its checkpoint was stored"))
             del self._working[held.partition]
         return await self._ended(working)
 

@@ -24,7 +24,18 @@ from bench.desk import Desk
 from bench.environment import describe
 from bench.plan import FULL, QUICK
 from bench.savers import CANDIDATES
-from bench.workloads import growth, network, race, runtime, search, server, shapes, store, throughput
+from bench.workloads import (
+    growth,
+    histories,
+    network,
+    race,
+    runtime,
+    search,
+    server,
+    shapes,
+    store,
+    throughput,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -56,13 +67,14 @@ WORKLOADS: dict[str, Workload] = {
     "server": Workload("server", server.units, server.run),
     "store": Workload("store", store.units, store.run),
     "search": Workload("search", search.units, search.run),
+    "histories": Workload("histories", histories.units, histories.run),
 }
 GROUPS = {
     "sqlite": [name for name, workload in WORKLOADS.items() if workload.backend == "sqlite"],
     "postgresql": ["postgres"],
 }
 
-NOT_COMPARED = ("runtime", "server", "store", "search")
+NOT_COMPARED = ("runtime", "server", "store", "search", "histories")
 """Sections that are driven through more of the package than its savers, which may differ between commits."""
 
 console = Console()

@@ -46,6 +46,8 @@ class Plan:
     search_dims: int
     searches: int
     search_puts: int
+    history_turns: int
+    history_repeats: int
 
     @property
     def window(self) -> int:
@@ -93,6 +95,8 @@ FULL = Plan(
     search_dims=256,
     searches=100,
     search_puts=300,
+    history_turns=300,
+    history_repeats=5,
 )
 
 QUICK = Plan(
@@ -133,4 +137,6 @@ QUICK = Plan(
     search_dims=256,
     searches=20,
     search_puts=40,
+    history_turns=60,
+    history_repeats=1,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.figures import median_ratio
 from bench.report_backends import backends
+from bench.report_histories import histories
 from bench.report_runtime import runtime
 from bench.report_search import search
 from bench.report_server import server
@@ -30,6 +31,7 @@ def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
         *server(results),
         *store(results),
         *search(results),
+        *histories(results),
         _method(results),
     ]
     return "\n\n".join(sections) + "\n"

@@ -10,7 +10,7 @@ import subprocess
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -35,7 +35,6 @@ class Server:
     origin: str
     token: str
     free: deque[str]
-    client: httpx.Client = field(repr=False)
 
     @property
     def endpoint(self) -> str:
@@ -46,7 +45,6 @@ class Server:
 
     def stop(self) -> None:
         """End the engine by ending its input, which also ends what it has started."""
-        self.client.close()
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
@@ -64,7 +62,10 @@ def database() -> Iterator[str]:
     server = started()
     id_ = server.free.popleft()
     try:
-        server.client.post(f"{server.origin}/empty/{id_}").raise_for_status()
+        # On a connection of its own: the engine closes those that are idle, also while one is used again.
+        headers = {"Authorization": f"Bearer {server.token}"}
+        url = f"{server.origin}/empty/{id_}"
+        httpx.post(url, headers=headers, trust_env=False, timeout=30).raise_for_status()
         yield id_
     finally:
         server.free.append(id_)
@@ -94,13 +95,7 @@ def started() -> Server:
         stdout=subprocess.PIPE,
         text=True,
     )
-    server = Server(
-        process,
-        "",
-        token,
-        deque(ids),
-        httpx.Client(headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=30),
-    )
+    server = Server(process, "", token, deque(ids))
     atexit.register(server.stop)
     server.origin = _address(process)
     return server

@@ -36,8 +36,12 @@ class StandIn:
     def __init__(self, database: str, *, one_thread: bool) -> None:
         server = d1.started()
         self._url = f"{server.endpoint}/accounts/{d1.ACCOUNT}/d1/database/{database}/query"
+        # Idle connections are dropped before the engine closes them.
         self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {server.token}"}, trust_env=False, timeout=60
+            headers={"Authorization": f"Bearer {server.token}"},
+            trust_env=False,
+            timeout=60,
+            limits=httpx.Limits(keepalive_expiry=1),
         )
         self._thread = threading.get_ident() if one_thread else None
         self.null: Any = None

@@ -19,7 +19,8 @@ def histories(results: Results) -> list[str]:
     rounds, turns = found["rounds"], found["turns"]
 
     def milliseconds(name: str, window: str, part: int) -> float:
-        return 1e3 * median([each[part] for one in rounds[name] for each in one[window]])
+        seconds: list[float] = [each[part] for one in rounds[name] for each in one[window]]
+        return 1e3 * median(seconds)
 
     rows: list[Row] = []
     for window, said in (("start", "first"), ("end", "last")):

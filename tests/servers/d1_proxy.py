@@ -49,7 +49,7 @@ class Proxy(ThreadingHTTPServer):
 
     def __init__(self, origin: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        # The engine closes a connection that is idle for 5 s, also while it is used again: it is dropped before.
+        # The engine closes a connection that is idle for 5 s, also while it is used again.
         limits = httpx.Limits(keepalive_expiry=1)
         self.upstream = httpx.Client(base_url=origin, trust_env=False, timeout=60, limits=limits)
         self.requests: list[Request] = []

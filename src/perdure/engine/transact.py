@@ -28,7 +28,11 @@ class Budget:
 
     def holds(self, ops: Collection[Op]) -> bool:
         """Return True if one commit may carry all of these."""
-        return len(ops) <= self.ops and sum(len(op.body) for op in ops if isinstance(op, Put)) <= self.bytes
+        room = self.bytes
+        for op in ops:
+            if type(op) is Put:
+                room -= len(op.body)
+        return len(ops) <= self.ops and room >= 0
 
 
 def chunk_puts(chunks: Mapping[bytes, bytes], generation: int) -> list[Put]:

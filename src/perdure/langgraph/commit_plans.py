@@ -271,11 +271,9 @@ class WritesPlan:
         """Keep the values as they are now: a node may change them in place while the thread is read."""
         # Left unfrozen if one is refused, so that the draft raises the error with its context.
         with suppress(TypeNotAllowed, Unserialisable):
+            serde = self.encoder.serde
             self.writes = [
-                (
-                    channel,
-                    value if type(value) is Frozen else Frozen(payload=self.encoder.serde.payload(value)),
-                )
+                (channel, value if type(value) is Frozen else Frozen.of(serde, value))
                 for channel, value in self.writes
             ]
 

@@ -7,7 +7,6 @@ async method awaits it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -112,9 +111,10 @@ class PerdureSaver(SaverPrograms):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, or the latest one of its thread."""
-        program = self._get(config)
+        at = self._address(config)
+        program = self._get_at(at, translate.run_of(config))
         effect = next(program)
-        answer = self._early.take(effect, self._address(config).epoch)
+        answer = self._early.take(effect, at.epoch)
         if answer is None:
             return await arun(program, self._driver, effect)
         return await arun(program, self._driver, answer=answer)
@@ -191,7 +191,7 @@ class PerdureSaver(SaverPrograms):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
-        with _told(at):
+        with _Reporting(at):
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
             run(self._store(put, plan), self._driver)
         return translate.stored_config(at, checkpoint["id"])
@@ -205,7 +205,7 @@ class PerdureSaver(SaverPrograms):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
-        with _told(at), self._steps.putting(at, checkpoint["id"]):
+        with _Reporting(at), self._steps.putting(at, checkpoint["id"]):
             await self._aput(at, config, checkpoint, metadata, new_versions)
         return translate.stored_config(at, checkpoint["id"])
 
@@ -239,9 +239,10 @@ class PerdureSaver(SaverPrograms):
         task_path: str = "",
     ) -> None:
         """Store the writes of a task on the checkpoint at which its step began."""
-        with _told(self._address(config)):
-            plan = self._plan_writes(config, writes, task_id, task_path)
-            run(self._put_writes(config, plan), self._driver)
+        at = self._address(config)
+        with _Reporting(at):
+            plan = self._plan_writes(at, writes, task_id, task_path)
+            run(self._put_writes(at, plan), self._driver)
             plan.raise_refused()
 
     async def aput_writes(
@@ -253,18 +254,18 @@ class PerdureSaver(SaverPrograms):
     ) -> None:
         """Store the writes of a task on the checkpoint at which its step began."""
         at = self._address(config)
-        with _told(at):
-            await self._aput_writes(at, config, self._plan_writes(config, writes, task_id, task_path))
+        with _Reporting(at):
+            await self._aput_writes(at, self._plan_writes(at, writes, task_id, task_path))
 
-    async def _aput_writes(self, at: Address, config: RunnableConfig, plan: WritesPlan) -> None:
+    async def _aput_writes(self, at: Address, plan: WritesPlan) -> None:
         opening = self._openings.of(at)
         if opening is not None:
             plan.beside = opening.base
-            if await opening.join(self._put_writes(config, plan, opening.view), is_last=False):
+            if await opening.join(self._put_writes(at, plan, opening.view), is_last=False):
                 plan.raise_refused()
                 return
-            plan = self._plan_writes(config, plan.writes, plan.task_id, plan.task_path)
-        program = self._put_writes(config, plan)
+            plan = self._plan_writes(at, plan.writes, plan.task_id, plan.task_path)
+        program = self._put_writes(at, plan)
         if opening is None and self._may_be_held(at, plan):
             await self._steps.store_writes(at, program)
         else:
@@ -325,12 +326,18 @@ class PerdureSaver(SaverPrograms):
         await arun(self._prune(thread_ids, strategy, keep_last), self._driver)
 
 
-@contextmanager
-def _told(at: Address) -> Iterator[None]:
-    """Tell the nodes that wait for a checkpoint of the error of a write, after which none is stored."""
-    try:
-        yield
-    except Exception as error:
-        if at.thread is not None and at.thread.stored is not None:
-            at.thread.stored.fail(at.named or ROOT, error)
-        raise
+class _Reporting:
+    """Passes the error of a write on to the nodes that wait for a checkpoint: after it none is stored."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, at: Address) -> None:
+        self._at = at
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        thread = self._at.thread
+        if isinstance(error, Exception) and thread is not None and thread.stored is not None:
+            thread.stored.fail(self._at.named or ROOT, error)

@@ -129,7 +129,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return self._migration.stored_address(translate.address(self._tenant, config))
 
     def _get(self, config: RunnableConfig) -> Program[CheckpointTuple | None]:
-        at = self._address(config)
+        return (yield from self._get_at(self._address(config), translate.run_of(config)))
+
+    def _get_at(self, at: Address, run_id: object) -> Program[CheckpointTuple | None]:
         namespace = at.namespace or ""
         guess = self._views.get((at.partition, namespace))
         found = yield from checkpoints.load(
@@ -139,12 +141,12 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             guess=guess.head.checkpoint_id if guess and guess.head else None,
         )
         if found.checkpoint is None and (yield from self._migration.find_namespace(at)):
-            return (yield from self._get(config))
+            return (yield from self._get_at(self._migration.stored_address(at), run_id))
         if guess is not None and is_older(guess, found.view):
             self._report_older(at.partition)
         while True:
             try:
-                return (yield from self._read(at, namespace, found))
+                return (yield from self._read(at, run_id, namespace, found))
             except MissingChunk:
                 again = yield from checkpoints.load(at.partition, namespace, at.checkpoint_id)
                 if again.checkpoint is not None and again.view == found.view:
@@ -162,7 +164,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._early.add(load, answers)
 
     def _read(
-        self, at: Address, namespace: str, found: checkpoints.LoadedCheckpoint
+        self, at: Address, run_id: object, namespace: str, found: checkpoints.LoadedCheckpoint
     ) -> Program[CheckpointTuple | None]:
         self._remember(at.partition, namespace, found.view)
         migration = self._migration
@@ -170,7 +172,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         loop = self._loops.start(
             at.partition,
             namespace,
-            loop_name(f"{self._name}{next(self._fresh):x}", at.run_id, migration.schema.version),
+            loop_name(f"{self._name}{next(self._fresh):x}", run_id, migration.schema.version),
             checkpoint=None if found.checkpoint is None else migration.base(found.checkpoint),
             writes=migration.loop_writes(found.writes),
             was_head=found.is_head,
@@ -330,9 +332,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return claim(loop.loaded, checkpoint_id, loop.nonce)
 
     def _plan_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+        self, at: Address, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> WritesPlan:
-        at = self._address(config)
         if at.checkpoint_id is None:
             raise ValueError("put_writes needs the checkpoint_id that the writes belong to")
         namespace = at.namespace or ""
@@ -370,10 +371,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             return call.without_answer()
         return call
 
-    def _put_writes(
-        self, config: RunnableConfig, plan: WritesPlan, known: View | None = None
-    ) -> Program[None]:
-        at = self._address(config)
+    def _put_writes(self, at: Address, plan: WritesPlan, known: View | None = None) -> Program[None]:
         partition, namespace, loop = at.partition, plan.namespace, plan.loop
         if loop is not None:
             loop.refuse_if_lost()

@@ -10,8 +10,7 @@ they make a commit of their own. No call returns before what it was given is dur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from perdure.engine.checkpoints import CheckpointPut
 from perdure.errors import TooLarge, Unserialisable
@@ -45,6 +44,25 @@ class _HeldWrite:
         self.error: Exception | None = None
 
 
+class _Putting:
+    """The time in which a checkpoint is being stored: entered once, it is over when it is left."""
+
+    __slots__ = ("_over", "_puts", "_step")
+
+    def __init__(self, puts: dict[_Step, asyncio.Event], step: _Step) -> None:
+        self._puts = puts
+        self._step = step
+        self._over = asyncio.Event()
+
+    def __enter__(self) -> None:
+        self._puts[self._step] = self._over
+
+    def __exit__(self, *_: object) -> None:
+        if self._puts.get(self._step) is self._over:
+            del self._puts[self._step]
+        self._over.set()
+
+
 class StepCommits:
     """The writes that wait for a checkpoint, by the event loop and the checkpoint that they belong to."""
 
@@ -53,17 +71,9 @@ class StepCommits:
         self._held: dict[_Step, list[_HeldWrite]] = {}
         self._puts: dict[_Step, asyncio.Event] = {}
 
-    @contextmanager
-    def putting(self, at: Address, checkpoint_id: str) -> Iterator[None]:
-        """Hold the writes on a checkpoint while it is being stored."""
-        step = _step(at, checkpoint_id)
-        over = self._puts[step] = asyncio.Event()
-        try:
-            yield
-        finally:
-            if self._puts.get(step) is over:
-                del self._puts[step]
-            over.set()
+    def putting(self, at: Address, checkpoint_id: str) -> _Putting:
+        """Return a context in which the writes on a checkpoint are held: it is being stored."""
+        return _Putting(self._puts, _step(at, checkpoint_id))
 
     async def store_writes(self, at: Address, program: Program[None]) -> None:
         """Store a task's writes on the checkpoint of ``at``, by the put of the next one or by a commit of

@@ -42,7 +42,7 @@ COUNTERS = "counters_since_delta_snapshot"
 class Address(NamedTuple):
     """The target of a config. ``namespace`` is the name under which the namespace is stored, ``None`` if the
     config names none, ``named`` the config's own name for it; ``thread`` is ``None`` if the thread's id
-    carries nothing. ``run_id`` is taken from its metadata."""
+    carries nothing."""
 
     partition: Partition
     namespace: str | None
@@ -50,7 +50,6 @@ class Address(NamedTuple):
     epoch: int | None
     configurable: Mapping[str, Any]
     thread: ThreadId | None
-    run_id: object = None
     named: str | None = None
 
 
@@ -64,8 +63,12 @@ def address(tenant: str, config: RunnableConfig) -> Address:
     require_text(*partition, namespace or "", checkpoint_id or "")
     thread = carried(configurable)
     epoch = None if thread is None else thread.epoch
-    run_id = ((config or {}).get("metadata") or {}).get("run_id")
-    return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, run_id, namespace)
+    return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, namespace)
+
+
+def run_of(config: RunnableConfig) -> object:
+    """Return the run that a config names in its metadata, ``None`` for none."""
+    return (config.get("metadata") or {}).get("run_id")
 
 
 def require_text(*names: str) -> None:
@@ -261,7 +264,7 @@ def read_values(
     wanted: dict[str, bytes] = {}
     for channel, ref in record.refs.items():
         slot = (record.namespace, channel)
-        with cache.lock, collection_paused:
+        with cache.lock:
             held = cache.held.get(slot)
             if held is None or held.ref != ref:
                 wanted[channel] = ref
@@ -269,6 +272,9 @@ def read_values(
                 channels[channel], cache.held[slot] = recall(serde, held, generation)
     own = list(wanted)
     pending = list(writes)
+    if not own and not pending:
+        cache.see(record.namespace, HeadRefs(record.id, record.refs))
+        return Values(channels, [])
     wanted.update(_write_refs(record, pending))
     with noted(partition, record.id):
         trees, expansion = yield from engine_values.resolve(partition, wanted, digest)

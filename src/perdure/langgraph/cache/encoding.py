@@ -192,7 +192,11 @@ class Encoding:
 
     def _other(self, value: Any) -> tuple[bytes, tuple[int, bytes]]:
         """Return the reference and payload of a value whose elements are not cached."""
-        kind, body = value.payload if type(value) is Frozen else self._serde.payload(value)
+        frozen = value if type(value) is Frozen else Frozen.of(self._serde, value)
+        if frozen.elements is not None:
+            listed = self._list_of([self._element(body) for body in frozen.elements])
+            return listed.ref, (refs.MSGPACK, listed.body)
+        kind, body = frozen.payload
         if kind != refs.MSGPACK or not _may_be_split(body):
             return self._builder.payload(kind, body), (kind, body)
         part = self._split(self._serde.plain(body), 0)
@@ -233,7 +237,9 @@ class Encoding:
         return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
 
     def _split_list(self, value: list[Any], depth: int) -> PackedValue:
-        parts = [self._split(item, depth + 1) for item in value]
+        return self._list_of([self._split(item, depth + 1) for item in value])
+
+    def _list_of(self, parts: list[PackedValue]) -> PackedValue:
         body = array_header(len(parts)) + b"".join([part.body for part in parts])
         return PackedValue(self._builder.list_of([part.ref for part in parts]), body)
 

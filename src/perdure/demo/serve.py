@@ -72,7 +72,7 @@ def main_demo(
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """What a process of the demo serves, and where."""
+    """Address and model of a process of the demo."""
 
     url: str
     host: str

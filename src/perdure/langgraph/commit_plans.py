@@ -97,7 +97,7 @@ class Encoder:
 class CheckpointPlan:
     """The plan for storing a checkpoint that ``loop`` made (``None``: a bare put). ``migration`` brings what
     it is built on to the present schema version. ``beside`` is its parent, if both are to be stored by one
-    commit. ``stored`` is told when the checkpoint is durable."""
+    commit. ``stored`` is called when the checkpoint is durable."""
 
     encoder: Encoder
     loop: Loop | None

@@ -12,8 +12,8 @@ _MOST = 1024
 
 
 class EarlyLoads:
-    """What the first request of the next load of a thread was answered with, for as long as nobody but the
-    holder of one lease may have written since: each for one load under that lease."""
+    """Answers to the first request of the next load of a thread, for as long as only the holder of one lease
+    may have written since: each for one load under that lease."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Partition, tuple[Fetch, Answers]] = OrderedDict()

@@ -158,7 +158,7 @@ def marked_at(key: str, value: Mapping[str, Any] | None) -> datetime | None:
 
 
 Remembered = Fact | ThreadSummary
-"""What ``Memory.recall`` returns."""
+"""An entry that ``Memory.recall`` returns."""
 
 
 def same_text(text: str) -> str:

@@ -24,7 +24,7 @@ def _utc_now() -> datetime:
 
 
 class Memory:
-    """What is known of one user. Each method has a twin for event loops, whose name begins with ``a``.
+    """Facts and summaries of one user. Each method has a twin for event loops, whose name begins with ``a``.
 
     Of two writers that change the same facts at the same moment one is made after the other, on a store of
     Perdure. Other stores of LangGraph cannot compare and write in one step, so there one of them may be lost.

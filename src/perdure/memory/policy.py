@@ -28,7 +28,7 @@ def verified_user(configurable: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPolicy:
-    """What an agent remembers of its users, for ``Agent(memory=…)``.
+    """Policy of what an agent remembers of its users, for ``Agent(memory=…)``.
 
     Args:
         user: The user of all runs, or a function that returns the user of a run; by default the verified one.

@@ -220,7 +220,7 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is recalled: the nearest to a query, or without one the newest, of the items with some fields."""
+    """Request for items to recall: those nearest to a query, or without one the newest, with some fields."""
 
     query: str | None
     most: int

@@ -14,7 +14,7 @@ from perdure.replay.plain_values import aligned, snapshot
 from perdure.replay.recording import TaskKey, TaskRecord, names_of
 
 Kind = Literal["nodes", "prompt", "call", "unrecorded", "error", "interrupt", "write", "next", "state"]
-"""What differs: the nodes of the step, what is sent to a model, which calls are made, a call without a
+"""Part that differs: the nodes of the step, what is sent to a model, which calls are made, a call without a
 record, an error, an interrupt, a value that a node writes, the nodes that it leads to, or what a reducer
 makes of the writes."""
 

@@ -89,7 +89,7 @@ class StepControl(RunControl):
 
 
 class Steering:
-    """What one attempt at a run takes up while it goes on.
+    """Messages that one attempt at a run takes up while it goes on.
 
     Args:
         database: The handle of the database.

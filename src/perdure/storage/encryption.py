@@ -209,7 +209,7 @@ class EncryptedDriver(WrappingDriver):
         try:
             return outcome, None if answers is None else self._up(fetch, answers)
         except PerdureError:
-            # Whoever reads it by itself gets the error.
+            # A caller that reads it by itself gets the error.
             return outcome, None
 
     def _down(self, effect: Effect[R]) -> Effect[R]:

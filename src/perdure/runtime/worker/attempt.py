@@ -44,8 +44,8 @@ INTERRUPTS = "__interrupt__"
 
 
 class Views(NamedTuple):
-    """What the graphs see of conversations and of their users, who learns of their calls of models, and what
-    the run takes up while it goes on."""
+    """Views of a run's graph: of conversations, of its users, of the calls of models that it reports, and of
+    the messages that it takes up while it goes on."""
 
     conversations: Conversations
     memories: Memories

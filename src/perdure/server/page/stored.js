@@ -67,7 +67,7 @@ async function kill() {
   await look();
 }
 
-const SAID = {
+const TEXTS = {
   accepted: () => "Message accepted: stored before it is answered",
   attempt: ({ attempt }) => (attempt > 1 ? `Attempt ${attempt} began, from the last stored checkpoint` : "The answer began"),
   step: ({ node }) => `Step “${node}” ended; its checkpoint is stored`,
@@ -108,7 +108,7 @@ export function draw(conversation) {
   drawn = wanted;
   const hadFocus = at("stored").contains(document.activeElement);
   const button = element("button", { type: "button", id: "kill", className: "danger", textContent: "Kill the server process", disabled: link.isAway(), onclick: kill });
-  const log = element("ol", { id: "journal" }, ...events.map((one) => element("li", {}, element("time", { textContent: clock(one.at) }), ` ${SAID[one.kind](one)}`)));
+  const log = element("ol", { id: "journal" }, ...events.map((one) => element("li", {}, element("time", { textContent: clock(one.at) }), ` ${TEXTS[one.kind](one)}`)));
   log.tabIndex = 0;
   log.setAttribute("aria-label", "What happened while this page was open");
   at("stored").replaceChildren(

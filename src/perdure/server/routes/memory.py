@@ -1,6 +1,6 @@
 """Routes of what is known of the user who asks: list and forget. They are Perdure's own.
 
-The user is the one that the graphs' policies determine, from what was verified; nobody can name another one.
+The user is the one that the graphs' policies determine, from what was verified; a request can name no other.
 """
 
 from __future__ import annotations

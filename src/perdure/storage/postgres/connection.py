@@ -185,7 +185,7 @@ class ServerConnection:
         try:
             return answer, second.unpack(results[1])
         except Exception:
-            # The first one is done; whoever sends the second by itself gets the error.
+            # The first one is done; a caller that sends the second by itself gets the error.
             return answer, None
 
     def _unpacked(

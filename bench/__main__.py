@@ -30,6 +30,7 @@ from bench.workloads import (
     network,
     race,
     runtime,
+    scale,
     search,
     server,
     shapes,
@@ -68,13 +69,14 @@ WORKLOADS: dict[str, Workload] = {
     "store": Workload("store", store.units, store.run),
     "search": Workload("search", search.units, search.run),
     "histories": Workload("histories", histories.units, histories.run),
+    "scale": Workload("scale", scale.units, scale.run),
 }
 GROUPS = {
     "sqlite": [name for name, workload in WORKLOADS.items() if workload.backend == "sqlite"],
     "postgresql": ["postgres"],
 }
 
-NOT_COMPARED = ("runtime", "server", "store", "search", "histories")
+NOT_COMPARED = ("runtime", "server", "store", "search", "histories", "scale")
 """Sections that are driven through more of the package than its savers, which may differ between commits."""
 
 console = Console()

@@ -48,6 +48,11 @@ class Plan:
     search_puts: int
     history_turns: int
     history_repeats: int
+    scale_messages: int
+    scale_turns: int
+    scale_sends: int
+    scale_threads: int
+    scale_tenants: int
 
     @property
     def window(self) -> int:
@@ -97,6 +102,11 @@ FULL = Plan(
     search_puts=300,
     history_turns=300,
     history_repeats=5,
+    scale_messages=20_000,
+    scale_turns=20_000,
+    scale_sends=1000,
+    scale_threads=50_000,
+    scale_tenants=1000,
 )
 
 QUICK = Plan(
@@ -139,4 +149,9 @@ QUICK = Plan(
     search_puts=40,
     history_turns=60,
     history_repeats=1,
+    scale_messages=640,
+    scale_turns=500,
+    scale_sends=100,
+    scale_threads=1000,
+    scale_tenants=20,
 )

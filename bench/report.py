@@ -9,6 +9,7 @@ from bench.figures import median_ratio
 from bench.report_backends import backends
 from bench.report_histories import histories
 from bench.report_runtime import runtime
+from bench.report_scale import scale
 from bench.report_search import search
 from bench.report_server import server
 from bench.report_store import store
@@ -32,6 +33,7 @@ def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
         *store(results),
         *search(results),
         *histories(results),
+        *scale(results),
         _method(results),
     ]
     return "\n\n".join(sections) + "\n"

@@ -197,6 +197,7 @@ def test_a_query_needs_an_index() -> None:
         ({"text": "a", "supersedes": ["gone"]}, NotFound, "gone"),
         ({"text": "a", "supersedes": "gone"}, TypeError, "list"),
         ({"text": "a", "valid_from": datetime(2026, 1, 1)}, ValueError, "time zone"),
+        ({"text": "a", "heard_at": datetime(2026, 1, 1)}, ValueError, "time zone"),
     ],
 )
 def test_what_cannot_be_remembered_changes_nothing(

@@ -76,3 +76,9 @@ def test_a_wrong_filter_is_refused_though_nothing_is_stored() -> None:
         checked({"x": {"$gt": [1]}})
     with pytest.raises(Unserialisable, match=r"filter\['x'\] is a set"):
         checked({"x": {1}})
+
+
+@pytest.mark.parametrize("condition", ["\ud800", {"$gt": "\ud800"}, ["\ud800"], {"\ud800": 1}])
+def test_text_that_no_item_can_have_is_refused(condition: Any) -> None:
+    with pytest.raises(Unserialisable, match="not well-formed Unicode"):
+        checked({"a": condition})

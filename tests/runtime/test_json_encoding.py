@@ -15,3 +15,16 @@ from perdure.runtime.json_encoding import plain
 )
 def test_a_decimal_is_a_number(value: str, expected: float | None) -> None:
     assert plain({"price": [Decimal(value)]}) == {"price": [expected]}
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_of_a_value_that_is_nested_too_deep_the_outer_part_is_shown(is_list: bool) -> None:
+    value: object = "core"
+    for _ in range(5000):
+        value = [value] if is_list else {"a": value}
+    shown = plain({"deep": value, "n": 1})
+    assert shown["n"] == 1
+    held = shown["deep"]
+    while not isinstance(held, str):
+        (held,) = held if isinstance(held, list) else held.values()
+    assert held == "(nested deeper than 200 levels)"

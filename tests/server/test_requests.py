@@ -1,4 +1,5 @@
-"""What is looked at in a body before anything is done with it: whole numbers that no value can have."""
+"""What is looked at in a body before anything is done with it: whole numbers that no value can have, and its
+depth."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from perdure.server.requests import NewRun, check_numbers
+from perdure.server.requests import DEPTH, NewRun, check_numbers
 from tests.server.acceptance.saying import detail, said
 from tests.server.acceptance.serving import run
 from tests.server.hosting import Served, serving
@@ -92,3 +93,66 @@ def test_what_else_cannot_be_packed_is_not_taken_for_a_number() -> None:
     assert check_numbers(deep) is deep
     with pytest.raises(ValidationError, match=r"input\.0 is a whole number"):
         NewRun.model_validate({"assistant_id": "a", "input": [2**64, "\ud800"]})
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for level in range(levels):
+        value = {"a": value} if level % 2 else [value]
+    return value
+
+
+def deep_bodies(deep: Any) -> Iterator[tuple[str, str, Any]]:
+    new: dict[str, Any] = {"assistant_id": "aware", "input": said("x")}
+    yield "POST", "/threads", {"thread_id": "deep", "metadata": {"a": deep}}
+    yield "PATCH", "/threads/t", {"metadata": {"a": deep}}
+    yield "POST", "/threads/search", {"metadata": {"a": deep}}
+    yield "POST", "/threads/t/state", {"values": {"a": deep}}
+    yield "POST", "/threads/t/runs", {**new, "input": {"a": deep}}
+    yield "POST", "/threads/t/runs", {**new, "metadata": {"a": deep}}
+    yield "POST", "/threads/t/runs/wait", {**new, "config": {"configurable": {"a": deep}}}
+    yield "POST", "/threads/t/runs/stream", {**new, "context": {"a": deep}}
+    yield "POST", "/threads/t/runs", {"assistant_id": "aware", "command": {"resume": deep}}
+    yield "POST", "/assistants", {"graph_id": "aware", "metadata": {"a": deep}}
+    yield "POST", "/runs/crons", {**new, "schedule": "0 0 1 1 *", "metadata": {"a": deep}}
+    yield "PUT", "/store/items", {"namespace": ["n"], "key": "k", "value": {"a": deep}}
+    yield "POST", "/store/items/search", {"namespace_prefix": ["n"], "filter": {"a": deep}}
+    start = {"id": 1, "method": "run.start", "params": {**new, "metadata": {"a": deep}}}
+    yield "POST", "/threads/t/commands", start
+
+
+@pytest.mark.parametrize("levels", [DEPTH, 150, 240, 300, 600])
+@run
+async def test_what_no_list_could_show_again_is_refused(near: str, levels: int) -> None:
+    async with serving(near) as server:
+        http = await server.http()
+        await http.post("/threads", json={"thread_id": "t"})
+        for method, path, body in deep_bodies(nested(levels)):
+            answer = await http.request(method, path, json=body)
+            refused = answer.json().get("message") if path.endswith("/commands") else detail(answer)
+            assert f"nested deeper than {DEPTH} levels" in refused, (method, path, answer.text)
+        for kind in ("threads", "assistants", "runs/crons"):
+            assert (await http.post(f"/{kind}/search", json={})).status_code == 200, kind
+        assert (await http.get("/threads/t/runs")).json() == []
+
+
+@run
+async def test_as_deep_as_permitted_a_value_comes_back(near: str) -> None:
+    deep = nested(DEPTH - 2)
+    async with serving(near) as server:
+        http = await server.http()
+        made = await http.post("/threads", json={"thread_id": "t", "metadata": {"a": deep}})
+        assert made.json()["metadata"] == {"a": deep}
+        found = await http.post("/threads/search", json={"metadata": {"a": deep}})
+        assert [one["thread_id"] for one in found.json()] == ["t"]
+
+
+@run
+async def test_a_page_beyond_all_numbers_is_refused_as_such(near: str) -> None:
+    async with serving(near) as server:
+        http = await server.http()
+        await http.post("/threads", json={"thread_id": "t"})
+        for offset in (2**63 - 1, 10**30):
+            answer = await http.get(f"/threads/t/runs?offset={offset}")
+            assert answer.status_code == 422, answer.text
+            assert detail(answer).startswith("offset: ")

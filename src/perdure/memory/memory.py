@@ -208,7 +208,7 @@ class Memory:
                 one that is made later.
 
         Raises:
-            ValueError: The text is empty, or longer than 20,000 characters.
+            ValueError: The text is empty, or longer than 20,000 characters, or the time has no time zone.
             Forgotten: The summary of the thread was forgotten after ``heard_at``.
         """
         return self._run(programs.summarise(self._place, thread, text, heard_at))

@@ -93,11 +93,12 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
     """
     text = checked_text(new.text, TEXT_MAX)
     valid_from = None if new.valid_from is None else aware(new.valid_from, "valid_from")
+    heard_at = None if new.heard_at is None else aware(new.heard_at, "heard_at")
     for _ in range(_TRIES):
         known, number, values = yield from _latest(place, text)
         first = fact_id(text, 0)
-        if new.heard_at is not None:
-            _refuse_forgotten(first, values[first], new.heard_at)
+        if heard_at is not None:
+            _refuse_forgotten(first, values[first], heard_at)
             if known is not None and (known.thread, known.message) == (new.thread, new.message or ""):
                 return known
         closed = dict((yield from _ends(place, new.supersedes)))
@@ -202,6 +203,7 @@ def summaries(place: Place) -> Steps[list[ThreadSummary]]:
 def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = None) -> Steps[ThreadSummary]:
     """Store the summary of a thread in place of its earlier one; an equal one is left as it is."""
     text = checked_text(text, SUMMARY_MAX)
+    heard_at = None if heard_at is None else aware(heard_at, "heard_at")
     for _ in range(_TRIES):
         (item,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
         value: Mapping[str, Any] | None = None if item is None else item.value
@@ -424,7 +426,7 @@ def _removal(place: Place) -> Steps[Mapping[str, Any] | None]:
 
 def _refuse_forgotten(key: str, value: Mapping[str, Any] | None, heard_at: datetime) -> None:
     at = marked_at(key, value)
-    if at is not None and aware(heard_at, "heard_at") <= at:
+    if at is not None and heard_at <= at:
         raise Forgotten(
             f"the memory {key!r} was forgotten after the messages that it is taken from; it was not stored"
         )

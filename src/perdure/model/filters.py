@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
+from perdure.errors import Unserialisable
 from perdure.model.json_values import packed, plain
 from perdure.model.ops import Bound
 
@@ -38,6 +39,10 @@ def checked(conditions: Mapping[str, Any]) -> Filter:
         Unserialisable: no stored value can equal a condition.
     """
     data: dict[str, Any] = plain(_finite(conditions), "filter")
+    try:
+        packed(data)
+    except UnicodeEncodeError as error:
+        raise Unserialisable("filter holds text that is not well-formed Unicode") from error
     data = _infinite(data, conditions)
     for name, condition in data.items():
         _check(condition, f"filter[{name!r}]")

@@ -26,6 +26,9 @@ from pydantic import BaseModel, TypeAdapter
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Memory address in a default ``repr``."""
+_DEEPEST = 200
+"""Maximum nesting depth of a value that orjson refuses, such as one that is nested deeper than 254 levels.
+Text stands for what is deeper, so that a list with the value in it can still be shown."""
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
@@ -85,15 +88,21 @@ def _plain(value: Any) -> Any:
             return str(value) if isinstance(value, int | float) else _ADDRESS.sub("", repr(value))
 
 
-def _deep(value: Any) -> Any:
+def _deep(value: Any, depth: int = 0) -> Any:
     match value:
         case None | bool() | int() | str():
             return value
         case float():
             return value if value == value and abs(value) != float("inf") else None
+        case _ if depth == _DEEPEST:
+            return f"(nested deeper than {_DEEPEST} levels)"
         case Mapping():
-            return {key if isinstance(key, str) else str(key): _deep(held) for key, held in value.items()}
+            return {
+                key if isinstance(key, str) else str(key): _deep(held, depth + 1)
+                for key, held in value.items()
+            }
         case list() | tuple() if not hasattr(value, "_asdict"):
-            return [_deep(held) for held in value]
+            return [_deep(held, depth + 1) for held in value]
         case _:
-            return _deep(_plain(value)) if (made := _plain(value)) is not value else repr(made)
+            made = _plain(value)
+            return repr(made) if made is value else _deep(made, depth + 1)

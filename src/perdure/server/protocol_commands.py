@@ -92,7 +92,7 @@ async def do(caller: Caller, headers: Headers, thread_id: str, method: str, para
     try:
         if method not in _COMMANDS:
             raise _Wrong("unknown_command", f"there is no command {method!r}")
-        checked = requests.check_numbers(requests.check_text(params))
+        checked = requests.check_numbers(requests.check_text(requests.check_depth(params)))
         result = await _COMMANDS[method](caller, headers, thread_id, checked)
     except _Wrong as wrong:
         return _error(wrong.code, str(wrong))

@@ -57,6 +57,26 @@ def check_numbers(data: Any) -> Any:
     return data
 
 
+DEPTH = 64
+"""Maximum nesting depth of a body. Much deeper values cannot be encoded again, so that every list with one of
+them in it would fail."""
+
+
+def check_depth(data: Any) -> Any:
+    """Return the data unchanged. ``ValueError`` if it is nested deeper than ``DEPTH`` levels."""
+    level = [data] if isinstance(data, dict | list) else []
+    for _ in range(DEPTH + 1):
+        if not level:
+            return data
+        level = [
+            part
+            for held in level
+            for part in (held.values() if isinstance(held, dict) else held)
+            if isinstance(part, dict | list)
+        ]
+    raise ValueError(f"the data is nested deeper than {DEPTH} levels; send it as text")
+
+
 _At = tuple[Any, str | int]
 """Place within the data: the place of the container, or None, and the name or index in it."""
 
@@ -87,6 +107,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
+    _has_depth = model_validator(mode="before")(check_depth)
     _has_text = model_validator(mode="before")(check_text)
     _has_numbers = model_validator(mode="before")(check_numbers)
 
@@ -124,7 +145,7 @@ def _page(value: int) -> int:
 
 
 Page = Annotated[int, Field(ge=1), AfterValidator(_page)]
-Offset = Annotated[int, Field(ge=0)]
+Offset = Annotated[int, Field(ge=0, le=1 << 53)]
 _TTL_MAX = 1_000_000_000
 """Maximum time to live, nineteen centuries in minutes; much later times cannot be represented."""
 

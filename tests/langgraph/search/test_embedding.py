@@ -22,6 +22,7 @@ from perdure.testing.conformance.meaning import new_index
         ([[1.0]], "dims=2"),
         ([["a", "b"]], "no vector of numbers"),
         ([[float("nan"), 1.0]], "not finite"),
+        (None, "no list of vectors"),
     ],
 )
 def test_what_is_no_vector_is_refused(returned: Any, advice: str) -> None:

@@ -106,6 +106,8 @@ class TextEmbedder:
         )
 
     def _packed(self, texts: Sequence[str], vectors: Sequence[Any]) -> dict[str, bytes]:
+        if not hasattr(vectors, "__len__"):
+            raise BadEmbedding(f"embed returned no list of vectors: {type(vectors).__name__}")
         if len(vectors) != len(texts):
             raise BadEmbedding(f"embed returned {len(vectors)} vectors for {len(texts)} texts")
         return {text: self._checked(vector).tobytes() for text, vector in zip(texts, vectors, strict=True)}

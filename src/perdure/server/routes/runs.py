@@ -174,7 +174,7 @@ async def list_runs(
     caller: CallerNow,
     thread_id: ThreadId,
     limit: Page = 10,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    offset: Annotated[int, Query(ge=0, le=1 << 53)] = 0,
     status: str | None = None,
     select: Annotated[list[str] | None, Query()] = None,
 ) -> Json:

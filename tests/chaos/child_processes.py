@@ -36,10 +36,11 @@ from perdure.errors import PerdureError
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import OPEN, WAITING, Message, Reply
 from perdure.model.ops import Check, Commit, Committed, Fetch, Find, Get, Put
+from perdure.model.payloads import MESSAGE, RESUME
 from perdure.model.program import Effect, ask
 from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE, Partition
-from perdure.runtime.agents import MESSAGE, RESUME, Agent
+from perdure.runtime.agents import Agent
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.tickets import Ticket

@@ -23,11 +23,12 @@ from perdure.database.blocking import SyncDatabase
 from perdure.engine import outbox, runs
 from perdure.model.messages import DONE, OPEN, SENT, Message, Run
 from perdure.model.ops import Fetch, Get, Range
+from perdure.model.payloads import MESSAGE
 from perdure.model.program import ask
 from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
 from perdure.runtime import steered
-from perdure.runtime.agents import MESSAGE, Agent
+from perdure.runtime.agents import Agent
 
 STEPS = 3
 """Number of steps in each run of the logging graph."""

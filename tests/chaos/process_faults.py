@@ -27,9 +27,9 @@ from perdure.database.opening import open_database
 from perdure.engine import runs
 from perdure.model.messages import Message
 from perdure.model.ops import Fetch, Find, Range
+from perdure.model.payloads import MESSAGE
 from perdure.model.program import ask
 from perdure.model.records import CHECKPOINT, INBOX, Partition
-from perdure.runtime.agents import MESSAGE
 from tests.chaos.child_processes import FOREVER, JsonLines, ProcessJob
 from tests.chaos.history import STEPS, Expected, audit, audit_steered_log
 

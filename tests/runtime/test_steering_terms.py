@@ -191,3 +191,53 @@ RESULT = {"role": "tool", "content": "found", "tool_call_id": "c"}
 def test_messages_that_are_plain_data_are_read_too(held: list[Any], fits: bool) -> None:
     state = StateSnapshot({"messages": held}, ("model",), {}, None, None, None, (), ())
     assert steering.is_open(state, Agent(Tools().graph)) is fits
+
+
+@pytest.mark.parametrize("terms", [{"strategy": "steer"}, {"coalesce": True}], ids=["steer", "coalesce"])
+def test_of_inputs_with_one_message_each_none_is_lost(memory: Storage, terms: dict[str, Any]) -> None:
+    async def main() -> None:
+        tools = Tools(rounds=2)
+        gate = tools.hold("tool", 1)
+        database = memory.database()
+        async with working(database, tools.graph) as runtime:
+            await runtime.submit("ada", given("one"))
+            await eventually(lambda: tools.at("tool", 1))
+            tickets = [
+                await runtime.submit("ada", {"messages": {"role": "user", "content": text}}, **terms)
+                for text in ("two", "three", "four")
+            ]
+            gate.set()
+            runs = [await runtime.wait(ticket, 30) for ticket in tickets]
+            assert [run.state for run in runs] == ["done"] * 3
+        texts = await spoken(database, tools.graph, "ada")
+        assert [text for text in texts if text not in ("", "found", "done")] == [
+            "one",
+            "two",
+            "three",
+            "four",
+        ]
+
+    go(main())
+
+
+def test_of_commands_that_wait_together_each_is_applied(memory: Storage) -> None:
+    async def main() -> None:
+        tools = Tools(rounds=2)
+        gate = tools.hold("tool", 1)
+        database = memory.database()
+        async with working(database, tools.graph) as runtime:
+            await runtime.submit("ada", given("one"))
+            await eventually(lambda: tools.at("tool", 1))
+            tickets = [
+                await runtime.submit(
+                    "ada", None, command={"update": given(text), "goto": "model"}, coalesce=True
+                )
+                for text in ("two", "three")
+            ]
+            gate.set()
+            for ticket in tickets:
+                assert (await runtime.wait(ticket, 30)).state == "done"
+        texts = await spoken(database, tools.graph, "ada")
+        assert [text for text in texts if text not in ("", "found", "done")] == ["one", "two", "three"]
+
+    go(main())

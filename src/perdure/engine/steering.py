@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.paging import PAGE
 from perdure.errors import Conflict, Corrupt, Fenced
-from perdure.model.messages import Message, Run, are_alike
+from perdure.model.messages import Message, Run
 from perdure.model.ops import Fetch, Get, Op, Range
+from perdure.model.payloads import are_alike, can_be_joined
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Lane
 from perdure.model.records import INBOX, LANE, RUN, Key, Partition
@@ -66,6 +67,8 @@ class Taking:
         taken: messages that are bound to the run, in order.
         task_id: the task that holds ``held``, messages that are not bound yet.
         has_written: True if the task's result, which holds them, was passed on to be stored.
+        has_more: True if the run may take the message behind those that were last found waiting, but not
+            with them.
     """
 
     partition: Partition
@@ -76,16 +79,19 @@ class Taking:
     task_id: str | None = None
     held: tuple[Message, ...] = ()
     has_written: bool = False
+    has_more: bool = False
 
     def waiting(self) -> Program[tuple[Message, ...]]:
-        """Return the messages at the front of the inbox that the run may take, all with one kind of payload;
-        none that waits behind another message, except behind one that was withdrawn.
+        """Return the messages at the front of the inbox that the run may take, all of which make one
+        input; none that waits behind another message, except behind one that was withdrawn.
 
         Raises:
             Fenced: another worker holds the run.
         """
         lane, _ = yield from self._load()
         front: list[Message] = []
+        payloads: list[object] = []
+        self.has_more = False
         after = lane.bound
         while True:
             (found,) = yield from ask(Fetch(self.partition, (Range(INBOX, after=(after,), limit=self.most),)))
@@ -94,9 +100,11 @@ class Taking:
                     continue
                 if message.mode != STEER or not self.may_join(message):
                     return tuple(front)
-                if len(front) == self.most or (front and not are_alike(front[0], message)):
+                if len(front) == self.most or not can_be_joined(payloads, message.payload):
+                    self.has_more = are_alike(front[0].payload, message.payload)
                     return tuple(front)
                 front.append(message)
+                payloads.append(message.payload)
             if len(found) < self.most:
                 return tuple(front)
             after = found[-1].key[0]

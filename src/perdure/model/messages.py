@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from perdure.errors import Corrupt, TooLarge, Unserialisable
 from perdure.model.ops import Expect, Expectation, Put
+from perdure.model.payloads import can_be_joined
 from perdure.model.queue import INTERRUPT, Stop
 from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
 
@@ -241,21 +242,18 @@ def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
     first = pending[0]
     count = 1
     if first.mode in ("coalesce", "steer"):
+        payloads = [first.payload]
         while count < min(len(pending), most) and _together(first, pending[count]):
+            if not can_be_joined(payloads, pending[count].payload):
+                break
+            payloads.append(pending[count].payload)
             count += 1
     return pending[:count]
 
 
 def _together(first: Message, other: Message) -> bool:
     alike = (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
-    # A whole input and a single message make no common input.
-    return alike and other.options == first.options and are_alike(first, other)
-
-
-def are_alike(first: Message, other: Message) -> bool:
-    """Return True if the payloads of two messages are of one kind: mappings with the same keys, or none."""
-    mine, its = (set(one.payload) if isinstance(one.payload, Mapping) else None for one in (first, other))
-    return mine == its
+    return alike and other.options == first.options
 
 
 def error_note(error: BaseException) -> str:

@@ -14,10 +14,10 @@ from perdure.engine.steering import STEER
 from perdure.errors import PerdureError, QueueFull, Unavailable
 from perdure.model.messages import Message
 from perdure.model.ops import Expect, Fetch, Put
+from perdure.model.payloads import COMMAND
 from perdure.model.program import Program
 from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import Partition
-from perdure.runtime.agents import COMMAND
 from perdure.runtime.control import Control
 from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext

@@ -18,16 +18,13 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow
 from perdure.memory.policy import MemoryPolicy
 from perdure.model.messages import Message
+from perdure.model.payloads import COMMAND, INPUT, MESSAGE, RESUME
 from perdure.runtime.graph_factories import Factory
 from perdure.runtime.model_calls import Price
 from perdure.schema.schema import Schema
 
 ToInput = Callable[[Sequence[Message]], Any]
 ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
-
-MESSAGE, INPUT, RESUME, COMMAND = "message", "input", "resume", "command"
-"""Kinds of payload: a message, a graph's whole input, an answer to an interrupt, or a LangGraph command with
-its ``update``, ``goto`` and ``resume``."""
 
 
 def message_payload(message: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +46,8 @@ def to_input(messages: Sequence[Message]) -> Any:
 
 
 def _joined(inputs: Sequence[Any]) -> Any:
-    """Merge the inputs of several messages: lists are concatenated, of other values the last one counts."""
+    """Merge the inputs of several messages: lists are concatenated; other values that two of them have are
+    equal."""
     whole = inputs[0]
     for more in inputs[1:]:
         if isinstance(whole, Mapping) and isinstance(more, Mapping):

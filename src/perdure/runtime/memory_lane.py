@@ -23,10 +23,11 @@ from perdure.memory.facts import Fact, same_text
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.model.messages import Message, Reply
+from perdure.model.payloads import INPUT
 from perdure.model.queue import Debounce
 from perdure.model.records import Partition
 from perdure.runtime.accepting import AcceptanceTerms
-from perdure.runtime.agents import INPUT, Agent
+from perdure.runtime.agents import Agent
 from perdure.runtime.memory_turns import MEMORY, WaitingTurn, lane_of
 from perdure.runtime.observers import Observers
 from perdure.runtime.options import Options

@@ -44,7 +44,8 @@ from perdure.engine.steering import TakenBack, Taking
 from perdure.errors import NotAllowed, NoWindow
 from perdure.langgraph.loop_state import holding
 from perdure.model.messages import Message
-from perdure.runtime.agents import INPUT, MESSAGE, Agent, input_names
+from perdure.model.payloads import INPUT, MESSAGE
+from perdure.runtime.agents import Agent, input_names
 from perdure.runtime.run_user import USER
 
 _NULL_TASK = "00000000-0000-0000-0000-000000000000"
@@ -172,7 +173,7 @@ class Steering:
             taking.offer(_NULL_TASK, ())
             control.is_wanted = True
             return 0
-        control.is_wanted = len(waiting) == taking.most
+        control.is_wanted = taking.has_more
         return len(waiting)
 
     async def _exceeds(self, state: StateSnapshot, update: Mapping[str, Any]) -> bool:

@@ -16,9 +16,10 @@ from perdure.engine.preconditions import Precondition
 from perdure.errors import NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.model.messages import OPEN, Message, Mode, Reply, Run
+from perdure.model.payloads import COMMAND, INPUT, RESUME
 from perdure.model.records import Partition
 from perdure.runtime.accepting import Acceptance, AcceptanceTerms
-from perdure.runtime.agents import COMMAND, INPUT, RESUME, message_payload
+from perdure.runtime.agents import message_payload
 from perdure.runtime.control import Control
 from perdure.runtime.crons import Crons
 from perdure.runtime.documents import TenantDocuments, ThreadDocuments
@@ -147,8 +148,8 @@ class TenantRuntime:
         Args:
             input: The graph's input.
             command: A command's ``update``, ``goto`` and ``resume``.
-            coalesce: True to join waiting inputs with the same options into one run with the id of the first;
-                their lists are concatenated.
+            coalesce: True to join waiting inputs with the same options into one run with the id of the first:
+                those whose lists can be concatenated without losing another value. Commands are not joined.
             delay: Seconds until it takes its turn; other messages do not wait for it, and until then its
                 ticket has no number.
             cancel_pending: True if a ``strategy`` that ends the open run also withdraws waiting messages.

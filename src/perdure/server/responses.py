@@ -11,9 +11,9 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from perdure.errors import Corrupt, TypeNotAllowed
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, OPEN, ROLLED_BACK, TIMEOUT, WAITING, Run
+from perdure.model.payloads import COMMAND, INPUT, RESUME
 from perdure.model.queue import INTERRUPT
 from perdure.runtime import Standing, json_encoding
-from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.events.outgoing import reference_of
 from perdure.runtime.json_encoding import encoded
 from perdure.runtime.threads.rows import ThreadRow

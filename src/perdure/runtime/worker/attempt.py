@@ -22,7 +22,8 @@ from perdure.engine.runs import Ending, HeldRun
 from perdure.errors import NotFound
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model.messages import DONE, WAITING
-from perdure.runtime.agents import COMMAND, RESUME, Agent
+from perdure.model.payloads import COMMAND, RESUME
+from perdure.runtime.agents import Agent
 from perdure.runtime.conversations import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.protocol import BY_BLOCK

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perdure.model.messages import WAITING
+from perdure.model.payloads import COMMAND, INPUT, RESUME
 from perdure.runtime import Standing
-from perdure.runtime.agents import COMMAND, INPUT, RESUME
 from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.json_encoding import encoded
 from perdure.runtime.options import Options

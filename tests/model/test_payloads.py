@@ -1,0 +1,47 @@
+"""Which inputs one run takes together: none of which a value would be lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.model.messages import Message, batch
+from perdure.model.payloads import can_be_joined
+
+WHOLE: list[tuple[Any, Any, bool]] = [
+    ({"messages": ["a"]}, {"messages": ["b"]}, True),
+    ({"messages": ["a"]}, {"other": 1}, True),
+    ({"messages": ["a"], "lang": "en"}, {"messages": ["b"], "lang": "en"}, True),
+    ({"messages": ["a"], "lang": "en"}, {"messages": ["b"], "lang": "de"}, False),
+    ({"messages": ["a"], "on": True}, {"messages": ["b"], "on": True}, True),
+    ({"messages": ["a"], "on": True}, {"messages": ["b"], "on": 1}, False),
+    ({"messages": ["a"]}, {"messages": {"role": "user", "content": "b"}}, False),
+    ({"messages": {"content": "a"}}, {"messages": {"content": "a"}}, False),
+    ({"messages": "yes"}, {"messages": "yes"}, False),
+    ({"total": 1}, {"total": 1}, False),
+    (["a"], ["b"], True),
+    ("a", "a", False),
+    ({}, {}, True),
+    ({}, None, False),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "are_joined"), WHOLE)
+def test_inputs_are_joined_if_nothing_of_them_is_lost(one: Any, other: Any, are_joined: bool) -> None:
+    assert can_be_joined([{"input": one}], {"input": other}) is are_joined
+    assert can_be_joined([{"input": other}], {"input": one}) is are_joined
+
+
+def test_an_input_is_compared_with_all_before_it() -> None:
+    payloads = [{"input": {"total": 1}}, {"input": {"messages": ["a"]}}]
+    assert can_be_joined(payloads, {"input": {"messages": ["b"]}})
+    assert not can_be_joined(payloads, {"input": {"total": 1}})
+
+
+@pytest.mark.parametrize("kind", ["command", "resume"])
+def test_a_command_is_a_run_of_its_own(kind: str) -> None:
+    waiting = [
+        Message(str(n), {kind: {"update": {"n": n}}}, "agent", mode="coalesce", seq=n) for n in (1, 2, 3)
+    ]
+    assert batch(waiting, 50) == waiting[:1]

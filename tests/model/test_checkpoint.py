@@ -1,15 +1,18 @@
 """Checkpoints and pending writes come back as they were put; a damaged body is refused."""
 
+from datetime import UTC, datetime
 from typing import Any
 
+import ormsgpack
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perdure.errors import Corrupt
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
 from perdure.model.ops import Expect, Put
-from perdure.model.records import Record
+from perdure.model.records import CHECKPOINT, Record
+from perdure.model.short_forms import KNOWN, PLAIN_METADATA
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 MAYBE = st.one_of(st.none(), NAMES)
@@ -103,11 +106,9 @@ def test_a_changed_body_is_read_or_corrupt_and_nothing_else(
 
 
 def test_another_format_is_named() -> None:
-    from perdure.model.records import CHECKPOINT
-
     fields = {"seq": 1, "parent_id": None, "run_id": None, "source": None, "step": None}
-    with pytest.raises(Corrupt, match="format 2"):
-        CheckpointRecord.read(Record(CHECKPOINT, ("", "c"), fields, 0, b"\xdc\x00\x11\x02" + b"\xc0" * 16))
+    with pytest.raises(Corrupt, match="format 3"):
+        CheckpointRecord.read(Record(CHECKPOINT, ("", "c"), fields, 0, b"\xdc\x00\x11\x03" + b"\xc0" * 16))
 
 
 WRITES = st.builds(
@@ -126,3 +127,59 @@ def test_writes_are_applied_by_path_then_task_then_place(writes: list[PendingWri
     assert [(w.task_path, w.task_id, w.idx) for w in ordered] == sorted(
         (w.task_path, w.task_id, w.idx) for w in writes
     )
+
+
+@given(
+    st.one_of(
+        st.text(max_size=40),
+        st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat),
+        st.datetimes().map(datetime.isoformat),
+        st.datetimes(timezones=st.timezones()).map(datetime.isoformat),
+    )
+)
+def test_a_time_comes_back_as_it_was_written(ts: str) -> None:
+    assume(ts.isascii())
+    assert CheckpointRecord.read(stored(_example(ts).put())).ts == ts
+
+
+def _example(ts: str) -> CheckpointRecord:
+    versions = {"__start__": 1, "messages": 2}
+    return CheckpointRecord(
+        namespace="",
+        id="c",
+        seq=1,
+        parent_id=None,
+        run_id=None,
+        source=None,
+        step=0,
+        v=4,
+        ts=ts,
+        versions=versions,
+        refs={"messages": b"\x01\x90"},
+        versions_seen={"__start__": versions},
+        updated=None,
+        metadata=b"",
+    )
+
+
+def test_a_body_of_format_1_is_read() -> None:
+    example = _example("2026-11-25T19:08:21.534021+00:00")
+    body = [1, 4, example.ts, ["__start__", "messages"], [1, 2], [None, b"\x01\x90"]]
+    body += [[["__start__", [0, 1], [1, 2]]], None, b"", b"", "", [], None, None, False, [], []]
+    before = Record(CHECKPOINT, ("", "c"), example.put().fields, 0, ormsgpack.packb(body))
+    assert CheckpointRecord.read(before) == example
+
+
+def test_what_most_checkpoints_have_is_stored_shortly_and_comes_back() -> None:
+    known = dict.fromkeys((*KNOWN, "branch:to:answer", "branch:to:other"), 1)
+    example = _example("2026-11-25T19:08:21.534021+00:00")._replace(
+        versions=known,
+        versions_seen={"__input__": {}, "answer": {"branch:to:answer": 1}},
+        updated=("branch:to:answer", "gone"),
+        metadata=PLAIN_METADATA,
+        nonce="46693f7a1d7d0964",
+        seen=("46693f7a1d7d0964", "46693F7A1D7D0964", "x"),
+    )
+    assert CheckpointRecord.read(stored(example.put())) == example
+    assert len(example._replace(seen=()).put().body) < 100
+    assert len(example._replace(seen=(), nonce="x" * 16).put().body) > 100 - 8

@@ -79,10 +79,10 @@ def test_every_byte_counts(path: Path) -> None:
 
 
 def test_a_newer_format_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.storage.archive.FORMAT", 2)
+    monkeypatch.setattr("perdure.storage.archive.FORMAT", 3)
     export(path)
     monkeypatch.undo()
-    with pytest.raises(BadArchive, match=r"newer Perdure \(format 2, this release reads 1\)"):
+    with pytest.raises(BadArchive, match=r"newer Perdure \(format 3, this release reads 2\)"):
         Archive.read(path)
 
 

@@ -88,7 +88,7 @@ def test_a_table_of_the_layout_before_is_kept_as_it_is_and_takes_queues_once_it_
     monkeypatch.undo()
     os.environ.update(server.CREDENTIALS)
     assert "has layout version 1; check" in said(MigrationRequired, url)
-    assert dynamodb.pending(url) == [f"record layout version 3 in {target_of(url).table}"]
+    assert dynamodb.pending(url) == [f"record layout version 4 in {target_of(url).table}"]
     assert dynamodb.migrate(url) == 1
     with contextlib.closing(dynamodb.open_driver(url)) as driver:
         assert len(rows.everything(driver)) == 2

@@ -16,7 +16,7 @@ import pytest
 from langgraph.types import Command
 
 import perdure
-from perdure.model.ops import Drop, Fetch, Find, Get
+from perdure.model.ops import Drop, Fetch, Get
 from perdure.model.records import GC, KINDS, LANE, Partition
 from perdure.storage.postgres import backend, schema
 from perdure.storage.postgres.url import parse_url
@@ -74,7 +74,7 @@ def talks(url: str, admin: psycopg.Connection, tmp_path: Path) -> str:
 
 def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
     with pytest.raises(
-        perdure.MigrationRequired, match="has schema version 1, not 4; run `perdure migrate --db postgres"
+        perdure.MigrationRequired, match="has schema version 1, not 5; run `perdure migrate --db postgres"
     ):
         open_driver(url)
     assert backend.schema_version(url) == 1
@@ -113,7 +113,7 @@ def test_what_an_upgrade_makes_is_what_a_new_database_has(url: str, admin: psyco
         backend.migrate(new)
         upgraded, whole = shape(admin, url), shape(admin, new)
     old = {row[0] for row in upgraded["functions"]} - {row[0] for row in whole["functions"]}
-    assert old == {"commit_1", "fetch_1", "drop_1"}
+    assert old == {"drop_1"}
     upgraded["functions"] = [row for row in upgraded["functions"] if row[0] not in old]
     assert upgraded == whole
     assert len(whole["functions"]) == 15
@@ -140,12 +140,12 @@ def test_threads_of_the_first_format_are_all_there_and_go_on(talks: str, state: 
 # While an upgrade rolls out
 
 
-def commit_of_before(admin: psycopg.Connection, url: str, version: int) -> None:
+def commit_of_before(admin: psycopg.Connection, url: str) -> None:
     """What a process of the first release sends to write the thread's generation."""
     name = schema.quoted(parse_url(url).schema)
     counts = [1, 1, 1, LATE, *[0] * 10, 1, *[0] * 16]
     call = f"SELECT {name}.commit_1(%s::bigint[], %s::bigint[], %s::text[], '{{}}')"
-    done = admin.execute(call.encode(), (counts, [1, 1, version], list(AT))).fetchone()
+    done = admin.execute(call.encode(), (counts, [1, 1, 1], list(AT))).fetchone()
     assert done == ([0],)
 
 
@@ -157,16 +157,29 @@ def drop_of_before(admin: psycopg.Connection, url: str, most: int = 1000) -> boo
     return bool(row[0])
 
 
-def test_processes_of_the_release_before_go_on_beside_new_ones(url: str, admin: psycopg.Connection) -> None:
-    commit_of_before(admin, url, 1)
+def test_processes_of_a_release_that_knows_no_compression_are_stopped(
+    url: str, admin: psycopg.Connection
+) -> None:
+    """They would take what new ones store for damaged, and fail their runs for it."""
+    commit_of_before(admin, url)
     with closing(open_driver(url, migrate=True)) as driver:
         (records,) = driver.perform(Fetch(AT, (Get(GC, ()),)))
         assert [r.version for r in records] == [1]
-        rows.stored(driver, rows.lane("inbox", 1), rows.inbox(1), at=AT)
-        commit_of_before(admin, url, 2)
-        (records,) = driver.perform(Fetch(AT, (Get(GC, ()),)))
-        assert [r.version for r in records] == [2]
-        assert [found.partition for found in driver.perform(Find("due", None, until=1))] == [AT]
+        with pytest.raises(psycopg.errors.UndefinedFunction):
+            commit_of_before(admin, url)
+
+
+def test_the_error_of_such_a_process_asks_for_the_upgrade(url: str, admin: psycopg.Connection) -> None:
+    backend.migrate(url)
+    with closing(open_driver(url)) as driver:
+        rows.stored(driver, rows.tag("t"), at=AT)
+        name = schema.quoted(parse_url(url).schema)
+        for function in ("fetch", "commit"):
+            admin.execute(f"DROP FUNCTION {name}.{function}_{schema.SCHEMA_VERSION}".encode())
+        with pytest.raises(perdure.MigrationRequired):
+            driver.perform(Fetch(AT, (Get(GC, ()),)))
+        with pytest.raises(perdure.MigrationRequired):
+            rows.stored(driver, rows.tag("u"), at=AT)
 
 
 def test_a_thread_that_the_release_before_drops_leaves_nothing_behind(

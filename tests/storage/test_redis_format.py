@@ -98,15 +98,15 @@ def driver(url: str) -> Iterator[RedisDriver]:
 
 
 def test_an_older_layout_is_refused_with_the_command_to_run(url: str) -> None:
-    with pytest.raises(perdure.MigrationRequired, match="has layout version 1, not 3; run `perdure migrate`"):
+    with pytest.raises(perdure.MigrationRequired, match="has layout version 1, not 4; run `perdure migrate`"):
         backend.open_driver(url)
     prefix = url.partition("prefix=")[2]
-    assert backend.pending(url) == [f"SET {prefix}:layout '3 4' XX"]
+    assert backend.pending(url) == [f"SET {prefix}:layout '4 4' XX"]
     assert backend.schema_version(url) == 1
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(backend.migrate, [url] * 8)) <= {1, 3}
+        assert set(pool.map(backend.migrate, [url] * 8)) <= {1, 4}
     assert backend.pending(url) == []
-    assert backend.migrate(url) == backend.schema_version(url) == backend.SCHEMA_VERSION == 3
+    assert backend.migrate(url) == backend.schema_version(url) == backend.SCHEMA_VERSION == 4
 
 
 def test_raising_the_version_changes_nothing_else_and_lowers_none(
@@ -118,7 +118,7 @@ def test_raising_the_version_changes_nothing_else_and_lowers_none(
         client.set(f"{prefix}:layout", "1 3")
         client.script_flush()
         assert backend.migrate(url) == 1
-        assert client.get(f"{prefix}:layout") == b"3 3"
+        assert client.get(f"{prefix}:layout") == b"4 3"
         after = {key: client.dump(key) for key in client.scan_iter(f"{prefix}:*", count=1000)}
         changed = {key for key, dump in after.items() if dump != before.get(key)}
         assert (before.keys(), changed) == (after.keys(), {f"{prefix}:layout".encode()})

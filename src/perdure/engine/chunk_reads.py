@@ -36,7 +36,7 @@ def resolve(
                 trees[name] = tree
         wanted = expansion.missing()
         if wanted:
-            expansion.feed((yield from fetch_chunks(partition, wanted)))
+            expansion.feed((yield from fetch_chunks(partition, wanted, digest)))
         open_names = missing
     return trees, expansion
 
@@ -49,12 +49,20 @@ def reachable(partition: Partition, references: Iterable[bytes], digest: Digeste
         pending = [ref for ref in pending if expansion.try_expand(ref) is None]
         wanted = expansion.missing()
         if wanted:
-            expansion.feed((yield from fetch_chunks(partition, wanted)))
+            expansion.feed((yield from fetch_chunks(partition, wanted, digest)))
     return expansion.used
 
 
-def fetch_chunks(partition: Partition, digests: Iterable[bytes]) -> Program[dict[bytes, bytes]]:
-    """Return the bodies of chunks by digest; raises ``MissingChunk`` if one is not stored."""
+def fetch_chunks(
+    partition: Partition, names: Iterable[bytes], digest: Digester
+) -> Program[dict[bytes, bytes]]:
+    """Return the bytes of chunks by name; raises ``MissingChunk`` if one is not stored."""
+    stored = yield from fetch_stored(partition, names)
+    return {name: digest.plain(name, body) for name, body in stored.items()}
+
+
+def fetch_stored(partition: Partition, digests: Iterable[bytes]) -> Program[dict[bytes, bytes]]:
+    """Return the bodies of chunks as they are stored; errors as for ``fetch_chunks``."""
     names = list(digests)
     out: dict[bytes, bytes] = {}
     for at in range(0, len(names), FETCH_KEYS):

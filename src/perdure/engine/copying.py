@@ -43,7 +43,7 @@ def copy_thread(
             return
         try:
             needed = yield from reachable(source, references(contents), digest)
-            chunks = yield from fetch_chunks(source, sorted(needed))
+            chunks = yield from fetch_chunks(source, sorted(needed), digest)
         except MissingChunk:
             after = yield from load_view(source, "")
             if after.generation == contents.view.generation:

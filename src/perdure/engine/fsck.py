@@ -277,7 +277,8 @@ def _survey(partition: Partition, page: Walk, digest: Digester) -> Program[tuple
     while not page.last:
         yield from page.turn(partition)
         for record in page.records:
-            (sound if digest.names(record.key[0], record.body) else damaged).add(record.key[0])
+            name = record.key[0]
+            (sound if digest.names(name, digest.plain(name, record.body)) else damaged).add(name)
         damaged.update(key[0] for key, _ in page.unreadable)
     return sound, damaged
 
@@ -302,7 +303,8 @@ def _expand(
         for at in range(0, len(wanted), FETCH_KEYS):
             items = tuple(Get(CHUNK, (name,)) for name in wanted[at : at + FETCH_KEYS])
             answers = yield from ask(Fetch(partition, items))
-            expansion.feed({r.key[0]: r.body for answer in answers for r in answer})
+            records = [record for answer in answers for record in answer]
+            expansion.feed({r.key[0]: digest.plain(r.key[0], r.body) for r in records})
 
 
 # Repair

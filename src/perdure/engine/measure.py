@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from perdure.engine.chunk_reads import MissingChunk, fetch_chunks, reachable
+from perdure.engine.chunk_reads import MissingChunk, fetch_stored, reachable
 from perdure.engine.thread_digest import ATTEMPTS, Pace, pulse
 from perdure.engine.thread_records import Contents, read
 from perdure.errors import Contention
@@ -111,7 +111,7 @@ def _sizes(partition: Partition, names: set[bytes]) -> Program[dict[bytes, int]]
     sizes: dict[bytes, int] = {}
     pace = Pace()
     for some in pace.slices(sorted(names)):
-        bodies = yield from fetch_chunks(partition, some)
+        bodies = yield from fetch_stored(partition, some)
         pace.learn(bodies)
         sizes.update((name, len(body)) for name, body in bodies.items())
     return sizes

@@ -141,7 +141,7 @@ def fetch(
         MissingChunk: a thread at rest lacks a chunk.
     """
     try:
-        return (yield from fetch_chunks(partition, names))
+        return (yield from fetch_chunks(partition, names, reading.graft.source))
     except MissingChunk:
         if (yield from pulse(partition)) == reading.pulse:
             raise

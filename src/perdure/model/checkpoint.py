@@ -14,11 +14,23 @@ from perdure.model.checkpoint_times import time_of
 from perdure.model.lineage import UNVERSIONED
 from perdure.model.ops import Put
 from perdure.model.records import CHECKPOINT, WRITE, Record
+from perdure.model.short_forms import (
+    PLAIN_METADATA,
+    long_name,
+    long_nonce,
+    long_time,
+    short_name,
+    short_nonce,
+    short_time,
+)
 
-FORMAT = 1
-"""Version of the body's layout, its first element."""
+FORMAT = 2
+"""Version of the body's layout, its first element. Format 1 had no short forms, and another order."""
 
 Version = int | str | float
+
+_DEFAULTS: tuple[object, ...] = (b"", (), None, None, False, (), [], None, (), UNVERSIONED)
+"""Values of the body's last elements if they are left out."""
 
 _ASIDE = -16
 """Offset of the index of a write that is set aside, which no slot of LangGraph has."""
@@ -116,28 +128,22 @@ class CheckpointRecord(NamedTuple):
         """Return the operation that stores it. A checkpoint stored again under its id replaces the first."""
         names = list(self.versions)
         place = {name: i for i, name in enumerate(names)}
+        nodes = {node: i for i, node in enumerate(self.versions_seen)}
         body = ormsgpack.packb(
             [
                 FORMAT,
                 self.v,
-                self.ts,
-                names,
+                short_time(self.ts),
+                [short_name(name, nodes) for name in names],
                 list(self.versions.values()),
                 [self.refs.get(name) for name in names],
                 [
-                    [node, [place.get(ch, ch) for ch in seen], list(seen.values())]
+                    [short_name(node, {}), [place.get(ch, ch) for ch in seen], list(seen.values())]
                     for node, seen in self.versions_seen.items()
                 ],
                 None if self.updated is None else [place.get(ch, ch) for ch in self.updated],
-                self.metadata,
-                self.extra,
-                self.nonce,
-                self.seen,
-                self.root,
-                self.root_head,
-                self.cut,
-                self.deltas,
-                [[ch, c.seed, [(w.task_id, w.ref) for w in c.writes]] for ch, c in self.carried.items()],
+                None if self.metadata == PLAIN_METADATA else self.metadata,
+                short_nonce(self.nonce),
                 *self.last_elements(),
             ]
         )
@@ -156,8 +162,19 @@ class CheckpointRecord(NamedTuple):
 
     def last_elements(self) -> tuple[object, ...]:
         """Return the body's optional elements, up to the last one that differs from its default."""
-        last: list[object] = [self.prior, self.passed, self.schema]
-        for default in (UNVERSIONED, (), None):
+        last: list[object] = [
+            self.extra,
+            tuple(map(short_nonce, self.seen)),
+            self.root,
+            self.root_head,
+            self.cut,
+            self.deltas,
+            [[ch, c.seed, [(w.task_id, w.ref) for w in c.writes]] for ch, c in self.carried.items()],
+            self.prior,
+            self.passed,
+            self.schema,
+        ]
+        for default in reversed(_DEFAULTS):
             if last[-1] != default:
                 break
             last.pop()
@@ -171,12 +188,12 @@ class CheckpointRecord(NamedTuple):
             layout, *parts = ormsgpack.unpackb(record.body)
         except (ValueError, TypeError) as error:
             raise Corrupt(f"checkpoint {checkpoint_id} cannot be read: {error}") from error
-        if layout != FORMAT:
+        if layout not in range(1, FORMAT + 1):
             raise Corrupt(f"checkpoint {checkpoint_id} has format {layout}; this release reads {FORMAT}")
 
         try:
-            return cls._of(record, parts)
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            return cls._of(record, parts if layout == 1 else _long(parts))
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             raise Corrupt(f"checkpoint {checkpoint_id} cannot be read: {error}") from error
 
     @classmethod
@@ -294,6 +311,27 @@ class PendingWrite(NamedTuple):
             namespace, checkpoint_id, task_id, idx,
             f["channel"], f["task_path"], f["nonce"], record.body, record.version,
         )  # fmt: skip
+
+
+def _long(parts: list[Any]) -> list[Any]:
+    """Return the elements of a body of format 2 as those of format 1."""
+    v, ts, names, versions, found, seen_nodes, updated, metadata, nonce, *last = parts
+    extra, seen, *rest = last + list(_DEFAULTS[len(last) :])
+    nodes = [long_name(node, ()) for node, _, _ in seen_nodes]
+    return [
+        v,
+        long_time(ts),
+        [long_name(name, nodes) for name in names],
+        versions,
+        found,
+        [(node, *each[1:]) for node, each in zip(nodes, seen_nodes, strict=True)],
+        updated,
+        PLAIN_METADATA if metadata is None else metadata,
+        extra,
+        long_nonce(nonce),
+        list(map(long_nonce, seen)),
+        *rest,
+    ]
 
 
 def in_order(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from perdure.model.compression import decompressed
+
 DIGEST_SIZE = 16
 CHUNK_MAX = 256 * 1024
 """Largest chunk, in bytes: below the item limits of every backend."""
@@ -33,6 +35,12 @@ class Digester:
     def names(self, digest: bytes, body: bytes) -> bool:
         """Return True if a chunk's bytes match its name under any of the keys."""
         return any(_digest(body, key) == digest for key in self._keys)
+
+    def plain(self, digest: bytes, stored: bytes) -> bytes:
+        """Return a chunk's bytes, given its name and what is stored, which may be compressed. If neither form
+        matches the name, what is stored is returned."""
+        body = decompressed(stored)
+        return stored if body is None or not self.names(digest, body) else body
 
 
 def _digest(body: bytes, key: bytes) -> bytes:

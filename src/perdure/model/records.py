@@ -64,6 +64,8 @@ class Kind:
         grows: integer field of which a rewrite keeps the larger value.
         index: field, text or an integer, by which records are found across partitions.
         expires: ``index`` is a time in microseconds after which the record is gone.
+        compressed: bodies may be stored compressed, and are read as they are stored; a driver compresses them
+            where it encodes them, in a thread of its own if it has any.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Kind:
     grows: str | None = None
     index: str | None = None
     expires: bool = False
+    compressed: bool = False
 
     def columns(self) -> tuple[str, ...]:
         """Return key columns, then fields, then version and body if the kind has them."""
@@ -137,6 +140,7 @@ CHUNK = Kind(
     body=True,
     compact=False,
     grows="generation",
+    compressed=True,
 )
 """Immutable bytes named by their digest, scoped to the thread."""
 

@@ -49,7 +49,7 @@ class Graft:
     """
 
     def __init__(self, source: Digester, target: Digester) -> None:
-        self._source = source
+        self.source = source
         self._target = target
         self._nodes: dict[bytes, bytes] = {}
         self._wanted: set[bytes] = set()
@@ -190,7 +190,7 @@ class Graft:
         return b"".join(out), b"".join(contents)
 
     def _check(self, digest: bytes, body: bytes) -> None:
-        if not self._source.names(digest, body):
+        if not self.source.names(digest, body):
             raise Corrupt(f"chunk {digest.hex()} does not hold the bytes that its name says")
 
 

@@ -44,8 +44,9 @@ from perdure.model.program import Effect
 from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition, Record
 from perdure.storage.port import CommitLimits
 
-FORMAT = 1
-"""The version of the file's layout that this release reads and writes."""
+FORMAT = 2
+"""The version of the file's layout that this release writes; it reads earlier ones, too. Version 2 has
+another format of checkpoints."""
 
 _MAGIC = b"perdure threads\n"
 _LENGTH = Struct(">I")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import ormsgpack
 
 from perdure.errors import DecryptionError, MissingExtra, PerdureError
+from perdure.model.compression import SEALED, stored_body
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, IndexHit, Op, Put, Refused, Stage
 from perdure.model.program import Effect
 from perdure.model.records import (
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 KEY_SIZE = 32
-_MAGIC = b"\xf5\x50"
+_MAGIC = SEALED
 _WORD = "key"
 _ID_SIZE = 4
 _NONCE_SIZE = 12
@@ -95,7 +96,7 @@ class Keyring:
     def seal(self, partition: Partition, put: Put) -> Put:
         nonce = secrets.token_bytes(_NONCE_SIZE)
         bound = _bound(partition, put)
-        body = self._cipher(self._first, partition).encrypt(nonce, put.body, bound)
+        body = self._cipher(self._first, partition).encrypt(nonce, stored_body(put), bound)
         return put._replace(body=_MAGIC + self._first + nonce + body)
 
     def sealed_first(self, body: bytes) -> bool:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+from perdure.model.compression import stored_body
 from perdure.model.ops import Delete, Expect, Op, Put
 from perdure.model.records import KINDS, Kind, Partition
 from perdure.storage.d1.columns import (
@@ -204,6 +205,7 @@ def _delete(kind: Kind) -> str:
 
 
 def _put_row(op: Put, partition: Partition) -> list[Any]:
+    op = op._replace(body=stored_body(op))
     kind = op.kind
     values: list[Any] = [*op.key, *(op.fields[c.name] for c in kind.fields)]
     if kind.versioned:

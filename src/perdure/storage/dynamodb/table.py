@@ -9,11 +9,12 @@ from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redacted_target, target_of
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The version of the layout that this release reads and writes. Version 2 has the records of queues, version
-3 documents and events. The table's definition and earlier items stay as they were, but a release that knows
-only an earlier version must not write here: dropping a thread, it would leave the new records behind under
-an incarnation that is no longer recorded, and the index would list a queue among them as due for ever."""
+3 documents and events, version 4 compressed chunks and shorter checkpoints. The table's definition and
+earlier items stay as they were, but a release that knows only an earlier version must not write here:
+dropping a thread, it would leave the new records behind under an incarnation that is no longer recorded, and
+the index would list a queue among them as due for ever."""
 
 _LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}
 _EXPIRY = "x"

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from perdure.errors import Contention, PerdureError
+from perdure.model.compression import stored_body
 from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Refused, Stage
 from perdure.model.records import Kind, Partition, Record
 from perdure.storage import in_doubt
@@ -149,9 +150,10 @@ class Writer:
         name to which nothing refers until the record does."""
         if not isinstance(op, Put) or not op.kind.body:
             return {}
-        if len(op.body) <= items.BODY_MAX:
-            return {"b": {"B": op.body}}
-        pieces = [op.body[at : at + items.PART] for at in range(0, len(op.body), items.PART)]
+        body = stored_body(op)
+        if len(body) <= items.BODY_MAX:
+            return {"b": {"B": body}}
+        pieces = [body[at : at + items.PART] for at in range(0, len(body), items.PART)]
         nonce = secrets.token_bytes(_TOKEN)
         laid.append((op.kind, nonce, len(pieces)))
         expiry = {k: v for k, v in items.item_of(partition, incarnation, op).items() if k == "x"}

@@ -17,7 +17,7 @@ import ormsgpack
 from perdure.errors import TooLarge
 from perdure.model.records import Column, Key, Kind, Partition, Record
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 """The version of the encodings of this module; a change of the declared kinds changes it too.
 
 Version 2 added the kinds of a thread's queue. Data of version 1 is unchanged, byte for byte: migrating raises
@@ -28,7 +28,10 @@ queues have an index key that it does not know; entries that its removals leave 
 are next read.
 
 Version 3 added documents and events, and changes nothing else either. A release without documents would copy
-a thread without its own."""
+a thread without its own.
+
+Version 4 has compressed chunks and shorter checkpoints beside earlier ones, which an earlier release cannot
+read."""
 
 _END = b"\x00\x01"
 _NUL, _ESCAPED = b"\x00", b"\x00\xff"

@@ -14,6 +14,7 @@ from itertools import chain
 from struct import Struct
 from typing import Any, NamedTuple, cast
 
+from perdure.model.compression import stored_body
 from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, ListedThread, Op, Put, Range, Stage
 from perdure.model.records import Key, Kind, Partition, Record
 from perdure.storage.postgres.request_arrays import (
@@ -194,7 +195,7 @@ def _add_ops(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[Op]
             if kind.versioned:
                 row = (*row, op.version)
             if kind.body:
-                row = (*row, op.body)
+                row = (*row, stored_body(op))
             rows.setdefault(SECTION_OF[kind, "put"], []).append(row)
         elif isinstance(op, Delete):
             rows.setdefault(SECTION_OF[op.kind, "delete"], []).append((job, *op.key))

@@ -6,7 +6,7 @@ from perdure.model.records import KINDS, Column, Kind
 from perdure.storage.postgres import functions
 from perdure.storage.sql import listing
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The version that this release reads and writes."""
 
 _TEXT = 'text COLLATE "C"'
@@ -67,6 +67,20 @@ STEPS: dict[int, tuple[str, ...]] = {
         granted("document", "event"),
     ),
     4: (*listing.postgres("{schema}"), granted("listing")),
+    # From here on chunks may be compressed and checkpoints are shorter. Processes of earlier releases would
+    # take them for damaged, so the functions by which they read and write are removed: they ask for an
+    # upgrade.
+    5: (
+        "DROP INDEX {schema}.listing_status_updated",
+        "DROP INDEX {schema}.listing_status_created",
+        "CREATE INDEX listing_status_updated ON {schema}.listing (tenant, status, updated_at, t)"
+        " WHERE status <> 'idle'",
+        "CREATE INDEX listing_status_created ON {schema}.listing (tenant, status, created_at, t)"
+        " WHERE status <> 'idle'",
+        "DO $perdure$ DECLARE _old regprocedure; BEGIN FOR _old IN SELECT oid FROM pg_proc"
+        " WHERE pronamespace = $name${schema}$name$::regnamespace AND proname ~ '^(commit|fetch)_[1-4]$'"
+        " LOOP EXECUTE concat('DROP FUNCTION ', _old); END LOOP; END $perdure$",
+    ),
 }
 
 
@@ -104,7 +118,7 @@ def pending(name: str, found: int) -> tuple[str, ...]:
         return ()
     schema = quoted(name)
     steps = [s.replace("{schema}", schema) for n in range(found + 1, SCHEMA_VERSION + 1) for s in STEPS[n]]
-    # Running processes of the release before still call its functions, which are kept.
+    # Functions of earlier versions are kept for running processes, unless a step removes them.
     steps += functions.every(schema, SCHEMA_VERSION)
     steps.append(functions.drop_by(schema, found, SCHEMA_VERSION))
     return (*steps, f"UPDATE {schema}.schema SET version = {SCHEMA_VERSION}")

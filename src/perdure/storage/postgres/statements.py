@@ -14,6 +14,7 @@ from perdure.storage.postgres.functions import NOW
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
 from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
+from perdure.storage.sql.listing import NOT_IDLE
 
 _TEXT, _BIGINT, _BYTEA = 25, 20, 17
 _TYPES = {str: _TEXT, int: _BIGINT, bytes: _BYTEA}
@@ -112,6 +113,9 @@ class Statements:
         if effect.value:
             where.append("l.status = $4")
             parameters.append(effect.value)
+            if effect.value != "idle":
+                # So that the server knows that the index has these rows.
+                where.append(f"l.{NOT_IDLE}")
         parameters += [effect.limit, effect.skip]
         direction, last = "DESC" if effect.reverse else "ASC", len(parameters)
         return _typed(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from redis.crc import key_slot
 
+from perdure.model.compression import stored_body
 from perdure.model.ops import (
     Commit,
     Committed,
@@ -141,7 +142,7 @@ def _append(args: list[bytes], op: Op) -> None:
         head += encode_integer(op.expect)
     args += (head, field)
     if isinstance(op, Put):
-        args.append(shape(kind).pack(op.fields, op.version, op.body))
+        args.append(shape(kind).pack(op.fields, op.version, stored_body(op)))
     elif isinstance(op, Delete):
         args.append(b"".join(_columns(kind, op)))
 

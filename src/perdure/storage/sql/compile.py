@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from perdure.model.compression import stored_body
 from perdure.model.ops import Bound, Delete, Find, IndexHit, ListedThread, Put, Range
 from perdure.model.records import INDEXED, INTERNAL, INTERNAL_END, ITEM, RESERVED, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
+from perdure.storage.sql.listing import NOT_IDLE
 from perdure.storage.sql.schema import PREFIX, table
 
 Statement = tuple[str, tuple[Any, ...]]
@@ -65,6 +67,9 @@ def select_listed(effect: Find) -> Statement:
     if effect.value:
         where.append("l.status = ?")
         parameters.append(effect.value)
+        if effect.value != "idle":
+            # So that the database knows that the index has these rows.
+            where.append(f"l.{NOT_IDLE}")
     direction = "DESC" if effect.reverse else "ASC"
     sql = (
         f"SELECT {_LISTED} FROM {PREFIX}listing l"
@@ -230,11 +235,10 @@ def row(op: Put, fields: Sequence[Any], t: int, partition: Partition) -> tuple[A
         t: The partition's number.
         partition: The partition.
     """
-    kind, key, _, body, _, version, _ = op
+    kind, key, _, _, _, version, _ = op
     if not kind.versioned:
         version = 0
-    if not kind.body:
-        body = b""
+    body = stored_body(op) if kind.body else b""
     of = checksums.checksum(partition, kind, key, fields, version, body)
     if kind.versioned and kind.body:
         return (t, *key, *fields, version, body, of)

@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+NOT_IDLE = "status <> 'idle'"
+"""Condition of the rows that the indexes by status have. Most threads are idle, and each of their steps would
+change these indexes; idle ones are found by their time."""
+
 _UUID6 = "________-____-6___-____-____________"
 _EPOCH = 12_219_292_800_000_000
 """Microseconds from the start of a UUID's calendar to 1970."""
@@ -79,6 +83,7 @@ def _table(d: _Dialect) -> list[str]:
         f" created_at {d.integer} NOT NULL, updated_at {d.integer} NOT NULL, status {d.text} NOT NULL)",
         *(
             f"CREATE INDEX {prefix}_{n} ON {listing} ({', '.join(columns)}, t)"
+            f"{f' WHERE {NOT_IDLE}' if 'status' in columns else ''}"
             for n, columns in {
                 "updated": ("tenant", "updated_at"),
                 "created": ("tenant", "created_at"),

@@ -94,6 +94,15 @@ STEPS: dict[int, tuple[str, ...]] = {
     ),
     6: listing.sqlite(),
     7: (),
+    # From here on chunks may be compressed and checkpoints are shorter; earlier ones stay as they are.
+    8: (
+        "DROP INDEX perdure_listing_status_updated",
+        "DROP INDEX perdure_listing_status_created",
+        "CREATE INDEX perdure_listing_status_updated ON perdure_listing (tenant, status, updated_at, t)"
+        " WHERE status <> 'idle'",
+        "CREATE INDEX perdure_listing_status_created ON perdure_listing (tenant, status, created_at, t)"
+        " WHERE status <> 'idle'",
+    ),
 }
 
 # Further steps for files, which a database that is no file does not get.

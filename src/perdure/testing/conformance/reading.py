@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+
+from perdure.model.compression import decompressed
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE
 from perdure.storage.port import Driver
@@ -187,9 +190,10 @@ class Reading:
 
     def test_big_bodies_come_back_whole(self, driver: Driver) -> None:
         size = min(driver.limits.bytes // 2, 3 << 20)
-        bodies = [bytes((n,)) * size for n in (0, 255)]
+        # Some drivers compress chunks, by which only one body gains, and some store large ones in parts.
+        bodies = [b"\xff" * size, Random(1).randbytes(size)]
         rows.stored(driver, *(rows.chunk(bytes((n,)) * 16, body=body) for n, body in enumerate(bodies)))
         for n, body in enumerate(bodies):
             record = rows.get(driver, CHUNK, bytes((n,)) * 16)
             assert record is not None
-            assert record.body == body
+            assert body in (record.body, decompressed(record.body))

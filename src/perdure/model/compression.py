@@ -1,0 +1,81 @@
+"""Compression of stored bodies: raw deflate after a mark, with a dictionary of what such bodies consist of.
+
+A short message of LangChain is mostly names of fields, so each body gains although it is compressed alone,
+and stays readable alone. The mark begins no MessagePack value. A payload may begin with it
+all the same: who reads a chunk knows its name, which tells the two apart (``chunks.Digester.plain``).
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from perdure.model.ops import Put
+
+MARK = b"\xc1\x01"
+"""First bytes of a compressed body: a byte that MessagePack never uses, and the number of the dictionary."""
+
+SEALED = b"\xf5\x50"
+"""First bytes of an encrypted body. It was compressed before, and gains nothing."""
+
+LEAST = 128
+"""Bodies of fewer bytes are stored as they are."""
+
+_WINDOW = 15
+_SMALL = 3 << 10
+_LARGE = 16 << 10
+
+# Frozen: a change would make what is stored unreadable. Another dictionary gets another mark.
+DICTIONARY = (
+    b"\xa7version\xa4data\xa6base64\xa9mime_type\xa9image_url\xa3url\xa5index\xa9reasoning\xa8thinking\xa9signature"
+    b"\xabstop_reason\xa8end_turn\xadstop_sequence\xc0\xa5usage\xbbcache_creation_input_tokens\x00"
+    b"\xb7cache_read_input_tokens\x00\xa5model\xa7claude-\xa4msg_\xa8tool_use\xa5input"
+    b"\xabtoken_usage\xb1completion_tokens\xadprompt_tokens\xb9completion_tokens_details\xc0"
+    b"\xaemodel_provider\xa6openai\xaamodel_name\xa4gpt-\xb2system_fingerprint\xc0\xa2id\xa9chatcmpl-"
+    b"\xacservice_tier\xa7default\xadfinish_reason\xaatool_calls\xa4stop\xa8logprobs\xc0"
+    b"\xa9remaining_steps\xb3structured_response\xbblangchain_core.messages.remove\xadRemoveMessage"
+    b"\x05\x94\xbelangchain_core.messages.system\xadSystemMessage\x86\xa7content\xda"
+    b"\x05\x94\xbclangchain_core.messages.tool\xabToolMessage\x89\xa7content\xda\xb1additional_kwargs\x80"
+    b"\xb1response_metadata\x80\xa4type\xa4tool\xa4name\xa2id\xd9$\xactool_call_id\xbdcall_\xa8artifact\xc0"
+    b"\xa6status\xa7success\xb3model_validate_json"
+    b"\xaatool_calls\x91\x84\xa4name\xa4args\x81\xa5query\xa2id\xbdcall_\xa4type\xa9tool_call"
+    b"\xb2invalid_tool_calls\x90\xaeusage_metadata\x85\xacinput_tokens\xadoutput_tokens\xactotal_tokens"
+    b"\xb3input_token_details\x82\xa5audio\x00\xaacache_read\x00\xb4output_token_details\x82\xa5audio\x00"
+    b"\xa9reasoning\x00\xb3model_validate_json\xa4role\xa4user\xa9assistant\x82\xa4type\xa4text\xa4text"
+    b"\x05\x94\xbdlangchain_core.messages.human\xacHumanMessage\x86\xa7content\xda"
+    b"\xb1additional_kwargs\x80\xb1response_metadata\x80\xa4type\xa5human\xa4name\xc0\xa2id\xd9$-4"
+    b"\xb3model_validate_json"
+    b"\xb1additional_kwargs\x80\xb1response_metadata\x80\xa4type\xa2ai\xa4name\xc0\xa2id\xd9$-4"
+    b"\xaatool_calls\x90\xb2invalid_tool_calls\x90\xaeusage_metadata\xc0\xb3model_validate_json"
+    b"\xc8\x02\x05\x94\xbalangchain_core.messages.ai\xa9AIMessage\x89\xa7content\xda"
+)
+
+
+def stored_body(put: Put) -> bytes:
+    """Return the body that a driver stores for an operation. It should be called outside of event loops."""
+    body = put.body
+    return compressed(body) if put.kind.compressed and not body.startswith(SEALED) else body
+
+
+def compressed(body: bytes) -> bytes:
+    """Return the form in which a body is stored: compressed, or itself if that is shorter."""
+    size = len(body)
+    if size < LEAST:
+        return body
+    # A small window and a fast level cost small and large bodies less time, and few bytes.
+    level = 6 if size <= _LARGE else 1
+    window = 12 if size <= _SMALL else _WINDOW
+    deflate = zlib.compressobj(level, zlib.DEFLATED, -window, 8, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
+    short = deflate.compress(body) + deflate.flush()
+    return MARK + short if len(short) + len(MARK) < size else body
+
+
+def decompressed(stored: bytes) -> bytes | None:
+    """Return what was compressed, ``None`` if a body is not the whole of something compressed."""
+    if not stored.startswith(MARK):
+        return None
+    inflate = zlib.decompressobj(-_WINDOW, DICTIONARY)
+    try:
+        body = inflate.decompress(stored[len(MARK) :])
+    except zlib.error:
+        return None
+    return body if inflate.eof and not inflate.unused_data else None

@@ -19,6 +19,7 @@ import apsw
 
 import perdure
 from perdure.database.opening import open_database
+from perdure.model.compression import stored_body
 from perdure.model.ops import Commit, Committed, Delete, Drop, Fetch, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, Key, Kind, Partition
@@ -235,7 +236,7 @@ def lost(recording: Recording, point: int, image: Path) -> list[str]:
             continue
         for op in effect.ops if isinstance(effect, Commit) else effect.puts:
             if isinstance(op, Put):
-                value = _value(op.kind, op.fields, op.version, op.body)
+                value = _value(op.kind, op.fields, op.version, stored_body(op))
                 changes[effect.partition, op.kind, op.key].append((each, value))
             elif isinstance(op, Delete):
                 changes[effect.partition, op.kind, op.key].append((each, None))

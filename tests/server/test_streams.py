@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, cast
 
 import pytest
-from sse_starlette import ServerSentEvent
 
 from perdure.server import streams
+from perdure.server.event_stream import Frame
 from perdure.server.resources import ServerState
 from perdure.server.streams import until
 
@@ -99,11 +99,11 @@ def test_a_reader_that_takes_nothing_is_left(
     monkeypatch.setattr(streams, "STALLED_S", 0.05)
     made, left, sent = list[int](), list[str](), list[bytes]()
 
-    async def frames() -> AsyncGenerator[ServerSentEvent, None]:
+    async def frames() -> AsyncGenerator[Frame, None]:
         try:
             for number in range(1000):
                 made.append(number)
-                yield ServerSentEvent(str(number), event="values")
+                yield Frame("values", str(number))
         finally:
             left.append("closed")
 

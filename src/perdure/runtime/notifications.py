@@ -34,6 +34,42 @@ _SOON_S = 0.02
 _LATEST_S = 0.25
 
 
+class Signal:
+    """A notification that is awaited, set once; for one event loop. Cheaper than an event with a timeout: a
+    stream waits for each of its tokens."""
+
+    __slots__ = ("__weakref__", "_waiting", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def set(self) -> None:
+        """Wake all that wait, now and later."""
+        self.is_set = True
+        for waiter in self._waiting:
+            _wake(waiter)
+
+    async def wait(self, within: float) -> None:
+        """Wait until it is set, at most ``within`` seconds."""
+        if self.is_set:
+            return
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(waiter)
+        timer = loop.call_later(within, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            self._waiting.remove(waiter)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 class Notifications:
     """Notifications that one runtime sends and receives; for use from its event loop. ``tenant`` limits the
     due queues that it is notified of, ``None`` to none. Without support by the database they reach one
@@ -41,7 +77,7 @@ class Notifications:
 
     def __init__(self, database: DatabaseHandle, tenant: str | None) -> None:
         self._database = database
-        self._expected: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        self._expected: WeakValueDictionary[str, Signal] = WeakValueDictionary()
         self._later: dict[Partition, asyncio.TimerHandle] = {}
         self._due: Callable[[], None] = _ignore
         self._asked: Callable[[Callable[[Partition], bool]], None] = _ignore
@@ -88,12 +124,6 @@ class Notifications:
 
     # Receiving
 
-    async def wait(self, event: asyncio.Event, within: float) -> None:
-        """Wait for an expected notification, at most ``within`` seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await event.wait()
-
     def listen(self) -> None:
         """Receive notifications from other processes from now on; idempotent."""
         if self._loop is None:
@@ -116,16 +146,16 @@ class Notifications:
         self._due, self._asked, self._followed = due, asked, followed
         self.listen()
 
-    def expect(self, kind: str, partition: Partition) -> asyncio.Event:
-        """Return an event that the next notification of a kind, ``ENDED`` or ``STORED``, about a thread sets.
+    def expect(self, kind: str, partition: Partition) -> Signal:
+        """Return a signal that the next notification of a kind, ``ENDED`` or ``STORED``, about a thread sets.
         Get it first, then read the database, then wait for it, so that none is missed; and with a timeout, as
         notifications can be lost."""
         self.listen()
         word = self._of(kind, partition)
-        event = self._expected.get(word)
-        if event is None:
-            event = self._expected[word] = asyncio.Event()
-        return event
+        signal = self._expected.get(word)
+        if signal is None:
+            signal = self._expected[word] = Signal()
+        return signal
 
     def close(self) -> None:
         """Stop receiving, and cancel delayed notifications."""
@@ -174,8 +204,8 @@ class Notifications:
     def _set(self, word: str) -> None:
         kind, _, thread = word.partition(":")
         for meant in (word, f"{STORED}:{thread}") if kind == ENDED else (word,):
-            if (event := self._expected.pop(meant, None)) is not None:
-                event.set()
+            if (signal := self._expected.pop(meant, None)) is not None:
+                signal.set()
 
 
 class PollDelay:

@@ -262,7 +262,7 @@ class TenantRuntime:
                     return run
                 # The end of a run in this process is notified without fail.
                 seldom = self._worker.dispatch.serves(partition)
-                await self._context.notifications.wait(ended, longest if seldom else pause)
+                await ended.wait(longest if seldom else pause)
                 pause = min(longest, pause * 1.5)
 
     async def run_id(self, ticket: Ticket) -> str:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing
 from typing import Any, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
 
 from perdure.errors import SubscriberTooSlow, Unavailable
 from perdure.model.messages import FAILED
 from perdure.runtime import Event, Standing
 from perdure.runtime.events import END
 from perdure.runtime.json_encoding import encoded
+from perdure.server.event_stream import EventStream, Frame
 from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
 from perdure.server.responses import run_error, run_status
 
 T = TypeVar("T")
-_log = logging.getLogger("perdure.server")
 _AWAY_S = 30.0
 _AGAIN_S = 0.5
 STALLED_S = 60.0
-"""Seconds for which a reader may take nothing before its stream is aborted. Until then it holds the events of
-its run, at most 8 MB, and a connection."""
+"""Seconds for which a reader may take nothing before its stream is aborted. Until then it holds a page of the
+events of its run and a connection."""
 
 ALL = "-1"
 """``Last-Event-ID`` of a client that has received no event and wants all of them."""
@@ -88,64 +84,9 @@ def respond(
     )
 
 
-class _Stream(EventSourceResponse):
-    """A stream that is aborted unless its last frame is one of ``ends``: JavaScript clients take an
-    orderly end for the end of the run, and reconnect only to a stream that was cut off."""
-
-    def __init__(
-        self,
-        frames: AsyncGenerator[ServerSentEvent, None],
-        ends: Collection[str],
-        has_end: bool,
-        refused: Callable[[], Awaitable[Any]] | None,
-        **more: Any,
-    ) -> None:
-        self._ends = ends
-        self._refused = refused
-        self._has_end = has_end
-        self._is_whole = False
-        super().__init__(self._noted(frames), **more)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sent(message: Message) -> None:
-            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if self._is_whole or not is_last:
-                await send(message)
-
-        if self._refused is None:
-            await self._sent(scope, receive, sent)
-            return
-        sending = asyncio.ensure_future(self._sent(scope, receive, sent))
-        refusing = asyncio.ensure_future(self._refused())
-        try:
-            await asyncio.wait((sending, refusing), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                await sending
-        finally:
-            sending.cancel()
-            refusing.cancel()
-            await asyncio.gather(sending, refusing, return_exceptions=True)
-
-    async def _sent(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream; one whose reader takes nothing ends here, without its last frame."""
-        try:
-            await super().__call__(scope, receive, send)
-        except (SendTimeoutError, ExceptionGroup) as error:
-            if isinstance(error, ExceptionGroup) and error.split(SendTimeoutError)[1] is not None:
-                raise
-            _log.warning("a stream was aborted: its reader took nothing for %g s", self.send_timeout)
-
-    async def _noted(self, frames: AsyncGenerator[ServerSentEvent, None]) -> AsyncIterator[ServerSentEvent]:
-        async with aclosing(frames):
-            async for frame in frames:
-                self._is_whole = frame.event in self._ends
-                if self._has_end or frame.event != END:
-                    yield frame
-
-
 def stream(
     host: ServerState,
-    frames: AsyncGenerator[ServerSentEvent, None],
+    frames: AsyncGenerator[Frame, None],
     headers: dict[str, str],
     *,
     ends: Collection[str] = (),
@@ -163,11 +104,11 @@ def stream(
         has_end: send frames named ``end``.
         refused: returns once the user may no longer have the stream, which is aborted then.
     """
-    return _Stream(
+    return EventStream(
         frames,
         ends,
-        has_end,
         refused,
+        has_end=has_end,
         ping=round(HEARTBEAT_S),
         ping_message_factory=lambda: ServerSentEvent(comment="heartbeat"),
         send_timeout=STALLED_S,
@@ -179,27 +120,25 @@ def stream(
 def refused(host: ServerState, kind: str, message: str) -> EventSourceResponse:
     """Return a stream that consists of one error."""
 
-    async def frames() -> AsyncGenerator[ServerSentEvent, None]:
-        yield ServerSentEvent(encoded({"error": kind, "message": message}), event="error")
+    async def frames() -> AsyncGenerator[Frame, None]:
+        yield Frame("error", encoded({"error": kind, "message": message}))
 
     return stream(host, frames(), {}, ends=("error",))
 
 
 async def _frames(
     caller: Caller, thread_id: str, run_id: str, names: frozenset[str] | None, after: int, has_ids: bool
-) -> AsyncGenerator[ServerSentEvent, None]:
+) -> AsyncGenerator[Frame, None]:
     async for item in followed(caller, thread_id, run_id, after):
         if isinstance(item, Standing):
             if item.run is not None and item.run.state == FAILED:
-                yield ServerSentEvent(encoded(run_error(item.run)), event="error")
+                yield Frame("error", encoded(run_error(item.run)))
             status = run_status(item) or "interrupted"
-            yield ServerSentEvent(encoded({"run_id": run_id, "status": status}), event="end")
+            yield Frame(END, encoded({"run_id": run_id, "status": status}))
         elif isinstance(item, SubscriberTooSlow):
-            yield ServerSentEvent(
-                encoded({"error": "SubscriberTooSlow", "message": str(item)}), event="error"
-            )
+            yield Frame("error", encoded({"error": "SubscriberTooSlow", "message": str(item)}))
         elif names is None or item.name.partition("|")[0] in names or _is_question(item):
-            yield ServerSentEvent(item.data, event=item.name, id=str(item.seq) if has_ids else None)
+            yield Frame(item.name, item.data, item.seq if has_ids else None)
 
 
 def _is_question(event: Event) -> bool:
@@ -274,13 +213,13 @@ async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterato
 
 
 async def _watched(
-    caller: Caller, thread_id: str, run_id: str, frames: AsyncIterator[ServerSentEvent]
-) -> AsyncGenerator[ServerSentEvent, None]:
+    caller: Caller, thread_id: str, run_id: str, frames: AsyncIterator[Frame]
+) -> AsyncGenerator[Frame, None]:
     """Yield the frames of a run, and cancel the run if the client disconnects before its end."""
     is_over = False
     try:
         async for frame in frames:
-            is_over = is_over or frame.event == "end"
+            is_over = is_over or frame.name == END
             yield frame
     finally:
         if not is_over and not caller.host.closing.is_set():

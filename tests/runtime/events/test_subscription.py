@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.engine.events import END, Event
 from perdure.errors import SubscriberTooSlow
@@ -161,5 +164,82 @@ def test_nobody_is_kept_who_has_gone(memory: Storage, talk: Talk) -> None:
             await eventually(lambda: not works._context.subscriptions._waiting)
             await works.wait(await say(works, "one"))
             assert len(await listen(works, 1)) > 2
+
+    go(main())
+
+
+def test_a_slow_reader_is_cut_off_by_name_and_holds_no_more_than_a_page(
+    memory: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, page, size, count = 60_000, 10_000, 1_000, 600
+    monkeypatch.setattr(publisher, "_HELD_BYTES", held)
+    monkeypatch.setattr(publisher, "_PAGE_BYTES", page)
+    fast: list[list[int]] = [[], [], []]
+    heard_more, has_come = asyncio.Event(), asyncio.Event()
+
+    async def tell(_: MessagesState) -> dict[str, Any]:
+        write = get_stream_writer()
+        for number in range(count):
+            write({"number": number, "text": "x" * size})
+            while min(map(len, fast)) < number - 5:
+                heard_more.clear()
+                await heard_more.wait()
+            if number == held // size // 2:
+                await has_come.wait()
+        return {"messages": []}
+
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("tell", tell)
+    builder.add_edge(START, "tell")
+
+    async def main() -> None:
+        async with working(memory.database(), builder.compile(), name="here") as works:
+            how = StreamOptions(modes=("custom",), kept=False, by="here")
+            ticket = await say(works, "hello", how)
+
+            async def keep_up(heard: list[int]) -> None:
+                async for item in works.follow("ada", ticket.id):
+                    if isinstance(item, Event) and item.name == "custom":
+                        heard += [json.loads(item.data)["number"]]
+                        heard_more.set()
+
+            readers = [asyncio.create_task(keep_up(heard)) for heard in fast]
+            await eventually(lambda: min(map(len, fast)) >= held // size // 2)
+            # It comes while much is held, then takes nothing until the run is over.
+            slow = works.follow("ada", ticket.id)
+            taken = [await anext(slow)]
+            has_come.set()
+            await works.wait(ticket)
+            await asyncio.gather(*readers)
+            assert fast == [list(range(count))] * 3, "the others miss nothing, in order"
+
+            async def take() -> None:
+                async for item in slow:
+                    taken.append(item)  # noqa: PERF401 (those before an error count, too)
+
+            with pytest.raises(SubscriberTooSlow, match="thread 'ada'"):
+                await take()
+            assert sum(len(item.data) for item in taken if isinstance(item, Event)) <= 2 * page
+
+    go(main())
+
+
+def test_a_reader_that_comes_late_gets_all_that_is_held_page_by_page(
+    memory: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_PAGE_BYTES", 1)
+
+    async def main() -> None:
+        async with working(memory.database(), talk.graph, name="here") as works:
+            ear = asyncio.create_task(listen(works, 1))
+            await asyncio.sleep(0)
+            ticket = await say(
+                works, "hello", StreamOptions(modes=("values", "tasks"), kept=False, by="here")
+            )
+            await works.wait(ticket)
+            heard = await ear
+            assert [event.name for event in heard if event.run_id == ticket.id][-1] == END
+            own = [item async for item in works.follow("ada", ticket.id) if isinstance(item, Event)]
+            assert own == [event for event in heard if event.name != END]
 
     go(main())

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -24,8 +25,11 @@ from langchain_core.messages import (
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import events
 from perdure.engine.events import Event
+from perdure.engine.inbox import Standing
+from perdure.engine.runs import Ending, HeldRun
 from perdure.engine.transact import Budget
 from perdure.errors import Fenced, PerdureError, Unavailable
+from perdure.model.messages import DONE, FAILED
 from perdure.model.ops import Put
 from perdure.model.records import Partition
 from perdure.runtime.events import protocol
@@ -40,9 +44,32 @@ _AWAY_S = 30.0
 _AGAIN_S = 0.2
 _HELD_BYTES = 8 * 1024 * 1024
 """Bytes of a run's events that are kept in memory for subscribers in this process."""
+_PAGE_BYTES = 256 * 1024
+"""Bytes of events that a subscriber gets at once: so much of what others do not hold any more can a slow one
+keep in memory."""
 
+VALUES = "values"
 _OWN = {"messages-tuple": "messages"}
 """LangGraph's names of modes that have another name here."""
+
+
+class Ended(Standing):
+    """Final state of a run's message, as the process knows it that ended the run. ``values`` is the JSON of
+    the values with which the run is done, where they were published."""
+
+    values: str | None = None
+
+    @classmethod
+    def of(cls, held: HeldRun, ending: Ending, now: int, values: str | None) -> Ended | None:
+        """Return the state of the only message of a run that ended at ``now``; ``None`` where the database
+        has to be asked: about a run that waits or was stopped, and about one of several messages, of which
+        some may have been removed."""
+        if ending.state not in (DONE, FAILED) or len(held.messages) > 1 or held.messages[0].is_withdrawn:
+            return None
+        run = replace(held.run, state=ending.state, note=ending.note, updated_at=now)
+        ended = cls(held.messages[0], run)
+        ended.values = values if ending.state == DONE else None
+        return ended
 
 
 class EventBuffer:
@@ -94,6 +121,10 @@ class EventBuffer:
         self._failure: Exception | None = None
         self.is_over = False
         self.is_heard = False
+        self.ended: Ended | None = None
+        """State of the run's message once the run has ended in this process."""
+        self.values: str | None = None
+        """JSON of the latest values of the graph itself that were published."""
         self.stream: StreamOptions | None = None
         """Stream options of the run; ``None`` without a stream."""
 
@@ -110,6 +141,8 @@ class EventBuffer:
         seq = self._free() + max(room, events.span_of(text)) - 1
         self._next = seq + 1
         event = Event(seq, self.run_id, name, text)
+        if name == VALUES:
+            self.values = text
         self._hold(event)
         if self.is_stored:
             self._waiting.append(event)
@@ -172,12 +205,18 @@ class EventBuffer:
         return self._held[-1].seq if self._held else None
 
     def since(self, after: int) -> list[Event] | None:
-        """Return the events after a number, or ``None`` if some of them are not held here any more."""
+        """Return the next events after a number, a page of them if there are many; ``None`` if some of them
+        are not held here any more."""
         if after < self.floor:
             return None
         # From the newest backwards: a subscriber that keeps up lacks one of many thousands.
         found = list(takewhile(lambda event: event.seq > after, reversed(self._held)))
         found.reverse()
+        size = 0
+        for number, event in enumerate(found):
+            size += len(event.data)
+            if size > _PAGE_BYTES and number:
+                return found[:number]
         return found
 
     def is_in_log(self, after: int) -> bool:

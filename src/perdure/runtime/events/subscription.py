@@ -16,7 +16,7 @@ from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.events.publisher import EventBuffer
+from perdure.runtime.events.publisher import Ended, EventBuffer
 from perdure.runtime.notifications import STORED, Notifications
 from perdure.runtime.observers import Observers
 
@@ -107,8 +107,10 @@ class Subscriptions:
             buffers[1:] = [before for before in buffers[1:] if not (before.is_over and before.is_stored)]
             buffers.append(buffer)
 
-    def closed(self, buffer: EventBuffer, last: Event | None) -> None:
-        """Close and unregister a buffer. ``last`` is the end of its run, if the run has ended."""
+    def closed(self, buffer: EventBuffer, last: Event | None, ended: Ended | None = None) -> None:
+        """Close and unregister a buffer. ``last`` is the end of its run, if the run has ended, and ``ended``
+        the state of the run's message then."""
+        buffer.ended = ended
         buffer.over(last)
         if self._buffers.get(buffer.partition) is buffer:
             del self._buffers[buffer.partition]
@@ -138,7 +140,8 @@ class Subscriptions:
         return await self._database.arun(events.first_free(partition, 0)) - 1
 
     async def run(self, partition: Partition, run_id: str, after: int = 0) -> AsyncIterator[Event | Standing]:
-        """Yield the events of a run after a number, then the state in which it ended.
+        """Yield the events of a run after a number, then the state in which it ended: an ``Ended`` if it
+        ended in this process while it was followed here.
 
         Args:
             partition: The run's thread.
@@ -152,21 +155,24 @@ class Subscriptions:
         pause, longest = _LOOK_S
         buffer: EventBuffer | None = None
         while True:
-            news = self._signals.expect(STORED, partition)
             buffer = buffer or self._buffer(partition, run_id)
             if buffer is not None:
                 after, found = _held(buffer, after)
                 if found is not None:
-                    for event in found:
-                        after = event.seq
-                        if event.name != events.END:
-                            yield event
+                    for event in _without_end(found):
+                        yield event
                     if found:
                         # More events may have been published meanwhile, and the run may have ended.
+                        after = found[-1].seq
                         continue
                     if not buffer.is_over:
-                        await self._signals.wait(news, longest)
+                        # Nothing can have been published since the look into the buffer.
+                        await self._signals.expect(STORED, partition).wait(longest)
                         continue
+                    if buffer.ended is not None and buffer.run_id == run_id:
+                        yield buffer.ended
+                        return
+            news = self._signals.expect(STORED, partition)
             begun = buffer.first - 1 if buffer is not None else None
             buffer = None
             # The state is read first: the events of a run that has ended are complete.
@@ -189,7 +195,7 @@ class Subscriptions:
                 # The stored events of earlier attempts have been read; the rest is in the buffer.
                 after = begun
                 continue
-            await self._signals.wait(news, pause)
+            await news.wait(pause)
             pause = min(longest, pause * 1.5)
 
     async def thread(self, partition: Partition, after: int) -> AsyncIterator[Event]:
@@ -214,10 +220,10 @@ class Subscriptions:
                     for event in found:
                         after = event.seq
                         yield event
-                    if is_over and buffers[0] is buffer:
+                    if not found and is_over and buffers[0] is buffer:
                         del buffers[0]
                     elif not found:
-                        await self._signals.wait(news, _LOOK_S[1])
+                        await news.wait(_LOOK_S[1])
                     pause = _LOOK_S[0]
                     continue
                 if buffer is not None and after >= buffer.first - 1 and not buffer.is_in_log(after):
@@ -242,8 +248,8 @@ class Subscriptions:
                     pause = _LOOK_S[0]
                 if not page.is_last or (buffer is None and buffers):
                     continue
-                await self._signals.wait(news, pause)
-                pause = _LOOK_S[0] if news.is_set() else min(_IDLE_S, pause * 1.5)
+                await news.wait(pause)
+                pause = _LOOK_S[0] if news.is_set else min(_IDLE_S, pause * 1.5)
         finally:
             waiting = self._waiting[partition]
             # By identity: the list of another subscriber may be equal.

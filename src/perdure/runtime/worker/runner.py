@@ -37,7 +37,7 @@ from perdure.model.queue import IN, OUT, ROLLBACK
 from perdure.model.records import Partition
 from perdure.runtime.conversations import Conversations
 from perdure.runtime.effects import EffectJournal
-from perdure.runtime.events.publisher import EventBuffer
+from perdure.runtime.events.publisher import Ended, EventBuffer
 from perdure.runtime.failures import log_failure, place_of
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.jitter import spread
@@ -396,7 +396,7 @@ class Runner:
         self._note_end(held, ending)
         if buffer is not None:
             del self._buffers[held.run.id]
-            self._subscriptions.closed(buffer, last)
+            self._subscriptions.closed(buffer, last, Ended.of(held, ending, now, buffer.values))
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         self.conversations.after_reply(held.partition)
         if held.run.graph == MEMORY:

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from sse_starlette import ServerSentEvent
 from starlette.datastructures import Headers
 
 from perdure.runtime.json_encoding import encoded
 from perdure.server import protocol_commands, protocol_subscriptions, streams
 from perdure.server.auth.identity import Refusal
+from perdure.server.event_stream import Frame
 from perdure.server.protocol_events import ProtocolEvent
 from perdure.server.protocol_subscriptions import Failed
 from perdure.server.reading_rights import until_refused
@@ -73,13 +73,13 @@ async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Re
 
 async def _frames(
     found: AsyncGenerator[ProtocolEvent | Failed, None],
-) -> AsyncGenerator[ServerSentEvent, None]:
+) -> AsyncGenerator[Frame, None]:
     async with aclosing(found):
         async for event in found:
             if isinstance(event, Failed):
-                yield ServerSentEvent(encoded(error(None, "unknown_error", event.message)), event="error")
+                yield Frame("error", encoded(error(None, "unknown_error", event.message)))
             else:
-                yield ServerSentEvent(event.text, event=event.method, id=str(event.seq))
+                yield Frame(event.method, event.text, event.seq)
 
 
 def error(number: int | None, code: str, message: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from starlette.types import Send
 from perdure.errors import Conflict, NotFound, RunInProgress, Unavailable
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
+from perdure.runtime.events.publisher import Ended
 from perdure.runtime.json_encoding import encoded
 from perdure.runtime.options import StreamMode
 from perdure.server import responses, streams, thread_ids
@@ -343,16 +344,18 @@ def _require_own_run(standing: Standing) -> None:
 async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
     """Wait for a run's end and return its result as JSON: its values, or its error."""
     standing = await ended(caller, thread_id, run_id)
-    result: Any
     if standing.run is not None and standing.run.state == FAILED:
-        result = {"__error__": responses.run_error(standing.run)}
+        result = encoded({"__error__": responses.run_error(standing.run)})
+    elif isinstance(standing, Ended) and standing.values is not None:
+        result = standing.values
     else:
-        result = await _values(caller, thread_id, run_id if standing.run is None else standing.run.id)
+        run_id = run_id if standing.run is None else standing.run.id
+        result = encoded(await _values(caller, thread_id, run_id))
     if removes and standing.message.channel:
         caller.host.apart(removed(caller, standing, thread_id))
     elif removes:
         await removed(caller, standing, thread_id)
-    return encoded(result).encode()
+    return result.encode()
 
 
 async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:

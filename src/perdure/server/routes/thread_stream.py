@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from sse_starlette import ServerSentEvent
 
 from perdure.errors import SubscriberTooSlow
 from perdure.model.messages import FAILED
@@ -20,6 +19,7 @@ from perdure.server import responses, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
+from perdure.server.event_stream import Frame
 from perdure.server.reading_rights import until_refused
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.thread_events import thread_events
@@ -54,17 +54,17 @@ async def join(
 
 async def _frames(
     caller: Caller, thread_id: str, conditions: Filter | None, after: int, modes: frozenset[str]
-) -> AsyncGenerator[ServerSentEvent, None]:
+) -> AsyncGenerator[Frame, None]:
     async for event in thread_events(caller, thread_id, conditions, after):
         if isinstance(event, SubscriberTooSlow):
             error = {"error": "SubscriberTooSlow", "message": str(event)}
-            yield ServerSentEvent(encoded(error), event="error")
+            yield Frame("error", encoded(error))
         elif event.name == END:
             if "run_modes" in modes or "lifecycle" in modes:
                 for frame in await _end(caller, thread_id, event):
                     yield frame
         elif _is_wanted(event.name, modes):
-            yield ServerSentEvent(event.data, event=event.name, id=str(event.seq))
+            yield Frame(event.name, event.data, event.seq)
 
 
 def _is_wanted(name: str, modes: frozenset[str]) -> bool:
@@ -77,17 +77,17 @@ def _is_wanted(name: str, modes: frozenset[str]) -> bool:
     )
 
 
-async def _end(caller: Caller, thread_id: str, event: Event) -> list[ServerSentEvent]:
+async def _end(caller: Caller, thread_id: str, event: Event) -> list[Frame]:
     """Return the events that end a run, as a stream of the run alone contains them."""
     data: dict[str, Any] = json.loads(event.data)
     standing = await caller.runtime.find(thread_id, event.run_id)
-    frames: list[ServerSentEvent] = []
+    frames: list[Frame] = []
     if standing is not None and standing.run is not None and data.get("state") == FAILED:
         error = encoded(responses.run_error(standing.run))
-        frames.append(ServerSentEvent(error, event="error"))
+        frames.append(Frame("error", error))
     status = "interrupted" if standing is None else responses.run_status(standing) or "interrupted"
     over = encoded({"run_id": event.run_id, "status": status})
-    return [*frames, ServerSentEvent(over, event="end", id=str(event.seq))]
+    return [*frames, Frame(END, over, event.seq)]
 
 
 def _listed(given: list[str]) -> list[str]:

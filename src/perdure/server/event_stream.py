@@ -1,0 +1,154 @@
+"""Response of server-sent events: its frames, its heartbeats, and its end when its reader takes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from typing import Any, NamedTuple
+
+import anyio
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Message, Receive, Scope, Send
+
+from perdure.runtime.events import END
+
+_log = logging.getLogger("perdure.server")
+_BREAKS = re.compile(r"[\r\n]+")
+
+
+class Frame(NamedTuple):
+    """One event of a stream. ``data`` is JSON, which has no line breaks."""
+
+    name: str
+    data: str
+    id: int | None = None
+
+    def encoded(self) -> bytes:
+        """Return the event as it is sent."""
+        # A node may have any name, and the names of events contain it.
+        name = self.name if self.name.isprintable() else _BREAKS.sub("", self.name)
+        first = "" if self.id is None else f"id: {self.id}\n"
+        return f"{first}event: {name}\ndata: {self.data}\n\n".encode()
+
+
+class EventStream(EventSourceResponse):
+    """A stream that is aborted unless its last frame is one of ``ends``: JavaScript clients take an
+    orderly end for the end of the run, and reconnect only to a stream that was cut off."""
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[Frame, None],
+        ends: Collection[str],
+        refused: Callable[[], Awaitable[Any]] | None,
+        *,
+        has_end: bool,
+        send_timeout: float,
+        **more: Any,
+    ) -> None:
+        """Create the response.
+
+        Args:
+            frames: the frames to send; each is made when the one before it was taken.
+            ends: names of frames that may end the stream.
+            refused: returns once the user may no longer have the stream, which is aborted then.
+            has_end: send frames named ``end``.
+            send_timeout: seconds for which the reader may take nothing.
+            more: further arguments of the base class.
+        """
+        self._frames = frames
+        self._ends = ends
+        self._refused = refused
+        self._has_end = has_end
+        self._is_whole = False
+        self._patience = send_timeout
+        super().__init__(frames, send_timeout=send_timeout, **more)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._refused is None:
+            await self._sent(scope, receive, send)
+            return
+        sending = asyncio.ensure_future(self._sent(scope, receive, send))
+        refusing = asyncio.ensure_future(self._refused())
+        try:
+            await asyncio.wait((sending, refusing), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                await sending
+        finally:
+            sending.cancel()
+            refusing.cancel()
+            await asyncio.gather(sending, refusing, return_exceptions=True)
+
+    async def _sent(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; one whose reader takes nothing ends here, without its last frame."""
+        try:
+            await super().__call__(scope, receive, send)
+        except (SendTimeoutError, ExceptionGroup) as error:
+            if isinstance(error, ExceptionGroup) and error.split(SendTimeoutError)[1] is not None:
+                raise
+            _log.warning("a stream was aborted: its reader took nothing for %g s", self.send_timeout)
+
+    async def _stream_response(self, send: Send) -> None:
+        """Send the frames. The base class makes a cancel scope and a timer for each of them; here one timer
+        serves them all."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with asyncio.timeout(None) as limit:
+                await self._send_frames(send, _Patience(limit, self._patience))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise SendTimeoutError from None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._frames.aclose()
+        async with self._send_lock:
+            self.active = False
+            if self._is_whole:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_frames(self, send: Send, patience: _Patience) -> None:
+        try:
+            async for frame in self._frames:
+                self._is_whole = frame.name in self._ends
+                if self._has_end or frame.name != END:
+                    patience.began()
+                    await send(_part(frame.encoded()))
+                    patience.ended()
+        finally:
+            patience.close()
+
+
+def _part(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+class _Patience:
+    """Ends a stream when sending one of its frames takes longer than ``seconds``. Its timer is not set anew
+    for each frame: when it fires, it looks when the frame that is being sent was begun."""
+
+    def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._began: float | None = None
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def began(self) -> None:
+        self._began = self._loop.time()
+
+    def ended(self) -> None:
+        self._began = None
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        end = (now if self._began is None else self._began) + self._seconds
+        if end <= now:
+            self._limit.reschedule(now)
+        else:
+            self._timer = self._loop.call_at(end, self._look)

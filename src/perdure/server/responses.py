@@ -257,7 +257,9 @@ def run_status(standing: Standing) -> str:
     if run.state == FAILED and run.note.get("kind") == TIMEOUT:
         return "timeout"
     # A run that is being rolled back counts as running until it is removed.
-    if run.state == OPEN and standing.stop == INTERRUPT:
+    # A message that was withdrawn while it waited is claimed only to be ended.
+    stop = standing.message.stop if standing.message.is_withdrawn else standing.stop
+    if run.state == OPEN and stop == INTERRUPT:
         return "interrupted"
     return _ENDED.get(run.state, "running")
 

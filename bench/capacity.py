@@ -103,6 +103,9 @@ class Meter:
         return 0, 0
 
     def _in_transaction(self, item: Mapping[str, Any]) -> float:
+        if (update := item.get("Update")) is not None:
+            # The item is at least as large as what is set in it.
+            return 2 * _write_units(item_bytes(update.get("ExpressionAttributeValues", {})))
         put = item.get("Put")
         if put is None:
             return 2

@@ -112,7 +112,9 @@ class Scale:
             return 0.0, puts + sum(self._standing(key, 1) for key in gone)
         if "Item" in params:
             return 0.0, self._put(params["Item"], 1)
-        if "UpdateExpression" in params or ("Key" in params and "ConsistentRead" not in params):
+        if "UpdateExpression" in params:
+            return 0.0, self._updated(params, 1)
+        if "Key" in params and "ConsistentRead" not in params:
             return 0.0, self._standing(params["Key"], 1)
         return 0.0, 0.0
 
@@ -131,7 +133,12 @@ class Scale:
     def _action(self, name: str, action: Item, factor: int) -> float:
         if name == "Put":
             return self._put(action["Item"], factor)
-        return self._standing(action["Key"], factor)
+        return self._updated(action, factor) if name == "Update" else self._standing(action["Key"], factor)
+
+    def _updated(self, action: Item, factor: int) -> float:
+        """An update costs what the larger of the item before and after it does."""
+        values = action.get("ExpressionAttributeValues", {}).values()
+        return max(self._standing(action["Key"], factor), factor * _write_units(sum(map(_size, values))))
 
     def _put(self, item: Item, factor: int) -> float:
         units = factor * _write_units(size_of(item))

@@ -184,32 +184,53 @@ def test_a_turn_costs_the_same_early_and_late(driver: DynamoDriver) -> None:
     assert len(graph.get_state(config).values["messages"]) == 2 * TURNS
 
 
-@pytest.mark.slow
-def test_a_turn_writes_no_more_rows_than_the_documentation_counts(driver: DynamoDriver) -> None:
+def watched_turns(driver: DynamoDriver, *, weigh: bool = False) -> list[Wire]:
+    """What each of some turns asks for, once the thread is under way."""
     graph = talking(driver)
     config: Any = {"configurable": {"thread_id": "ada"}}
 
     async def turns() -> list[Wire]:
         wires = []
         for n in range(12):
-            with watched(driver) as wire:
+            with watched(driver, weigh=weigh and n >= 4) as wire:
                 await graph.ainvoke({"messages": [("user", f"turn {n} " + "words " * 30)]}, config)
             wires.append(wire)
         return wires[4:]
 
-    for wire in asyncio.run(turns()):
+    return asyncio.run(turns())
+
+
+def test_a_turn_costs_no_more_units_than_the_documentation_counts(driver: DynamoDriver) -> None:
+    wires = watched_turns(driver, weigh=True)
+    chunks = mean(wire.count()["PutItem"] for wire in wires)
+    # Seven items in transactions, an entry in the local index for each checkpoint, and the chunks, of which
+    # the one of the answer is larger than a unit.
+    assert mean(wire.writes for wire in wires) <= 2 * 7 + 3 + chunks + 1.2
+    # Lists are cut by their content, and so by the random ids of the messages.
+    assert chunks <= 7
+    assert mean(wire.reads for wire in wires) <= 4
+    assert mean(len(wire.calls) for wire in wires) <= 5 + chunks
+
+
+def test_a_turn_writes_no_more_rows_than_the_documentation_counts(driver: DynamoDriver) -> None:
+    for wire in watched_turns(driver):
         written = [call for call in wire.calls if not call.operation.startswith(("Get", "BatchGet", "Query"))]
-        assert {call.operation for call in written} == {"TransactWriteItems"}
-        actions = [action for call in written for action in call.parameters["TransactItems"]]
-        puts = [bytes(action["Put"]["Item"]["pk"]["B"]) for action in actions if "Put" in action]
-        kinds = Counter(pk[1 + INCARNATION :].split(b"\0")[0].decode() for pk in puts)
-        # Lists are cut by their content, and so by the random ids of the messages.
-        assert kinds.pop("chunk") <= 9
-        assert kinds == {"head": 2, "checkpoint": 3, "write": 3}
-        assert len(written) == 2, "the opening of the run, and its one step"
-        assert sum("Update" in action for action in actions) == len(written), "a commit writes its root"
-        # A task's writes are stored with the next checkpoint, if the one that they belong to is there.
-        assert sum("ConditionCheck" in action for action in actions) == 1
+        assert {call.operation for call in written} == {"PutItem", "TransactWriteItems"}
+        commits = [call for call in written if call.operation == "TransactWriteItems"]
+        assert len(commits) == 2, "the opening of the run, and its one step"
+        rows_of = Counter(
+            (name, kind_of(action))
+            for call in commits
+            for each in call.parameters["TransactItems"]
+            for name, action in each.items()
+        )
+        assert rows_of == {("Update", "root"): 2, ("Put", "checkpoint"): 3, ("Update", "write"): 2}
+        assert {kind_of(call.parameters) for call in written if call not in commits} == {"chunk"}
+
+
+def kind_of(action: Any) -> str:
+    pk = bytes(action.get("Item", action.get("Key"))["pk"]["B"])
+    return "root" if pk[:1] == b"r" else pk[1 + INCARNATION :].split(b"\0")[0].decode()
 
 
 def test_a_cold_process_goes_on_with_the_thread(driver: DynamoDriver) -> None:

@@ -1,20 +1,31 @@
-"""Translates records to items of the table, and operations to actions of a transaction. Pure.
+"""Translates records to items of the table. Pure.
 
 A partition has one *root* item: the incarnation under which its records are stored, the revision that the
-latest commit gave it, and the records of kinds without a key. Every other record is an item of its own, in an
-item collection for each partition, incarnation and kind. A body too large for an item is stored beside it in
-parts.
+latest commit gave it, the records of kinds without a key, and the head of the root namespace. Other records
+are in an item collection for each partition, incarnation and kind: each is an item of its own, except that
+successive writes of a task share one. A body too large for an item is stored beside it in parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from perdure.model.ops import Check, Delete, Expect, Expectation, Op, Put
-from perdure.model.records import KINDS, NO_FIELDS, RESERVED, Column, Key, Kind, Partition, Record
+from perdure.model.ops import Get, Op, Put
+from perdure.model.records import (
+    HEAD,
+    KINDS,
+    NO_FIELDS,
+    RESERVED,
+    WRITE,
+    Column,
+    Key,
+    Kind,
+    Partition,
+    Record,
+)
 from perdure.storage.kv import keys
 
 Item = dict[str, Any]
@@ -44,10 +55,24 @@ KEPT = len(_KEY) + _SK_MAX
 """The length above which a sort key is a shortened one; up to it, it is the encoded key."""
 _PARTS = b"\x00parts"
 
-EMBEDDED = tuple(kind for kind in KINDS if not kind.key and not kind.body)
-"""Kinds of which a partition has one small record: they are attributes of its root item."""
+ROOT_HEAD: Key = ("",)
+"""The key of the head of a thread's root namespace."""
 
-PLAIN = tuple(kind for kind in KINDS if kind not in EMBEDDED)
+EMBEDDED: Mapping[str, tuple[Kind, Key]] = {
+    **{kind.name: (kind, ()) for kind in KINDS if not kind.key and not kind.body},
+    HEAD.name: (HEAD, ROOT_HEAD),
+}
+"""The small records that are attributes of the root item, by the name of the attribute. Each commit writes
+that item anyway, so they cost nothing there."""
+
+SLOTS = 16
+"""The number of writes of a task, with successive numbers, that share an item."""
+
+SHARED_MAX = 16 * 1024
+"""The largest body, in bytes, that is stored in an item shared by several records."""
+
+PLAIN = tuple(kind for kind in KINDS if kind.key)
+"""The kinds whose records have items of their own, except for those in the root."""
 
 INDEXED = ("n", "k", *dict.fromkeys(c.name for k in PLAIN if k.index == "run_id" for c in k.fields))
 """The attributes that the index for finding has besides its keys."""
@@ -55,12 +80,19 @@ INDEXED = ("n", "k", *dict.fromkeys(c.name for k in PLAIN if k.index == "run_id"
 
 class PartitionRoot(NamedTuple):
     """A partition's root item. ``incarnation`` is empty while the partition holds nothing; ``dead`` names the
-    incarnations whose records are still to be removed."""
+    incarnations whose records are still to be removed. ``stored`` has the versions of records that are known
+    to be stored at this revision, by kind and key."""
 
     incarnation: bytes
     revision: bytes
     records: Mapping[str, Record]
     dead: tuple[bytes, ...] = ()
+    stored: Mapping[tuple[str, Key], int] = MappingProxyType({})
+
+
+def is_embedded(at: Op | Get) -> bool:
+    """Return True if a record is an attribute of the root item."""
+    return at.kind.name in EMBEDDED and EMBEDDED[at.kind.name][1] == at.key
 
 
 def shortened(encoded: bytes, kept: int) -> bytes:
@@ -111,10 +143,27 @@ def upto(edge: bytes) -> bytes:
 
 
 def key_of(partition: Partition, incarnation: bytes, kind: Kind, key: Key) -> Item:
+    """Return the key of the item that holds a record."""
     return {
         "pk": {"B": collection(partition, incarnation, kind)},
-        "sk": {"B": sort_key(keys.encode_key(kind, key))},
+        "sk": {"B": sort_key(keys.encode_key(kind, item_key(kind, key)))},
     }
+
+
+def is_shared(kind: Kind) -> bool:
+    """Return True if several records of a kind share an item."""
+    return kind is WRITE
+
+
+def item_key(kind: Kind, key: Key) -> Key:
+    """Return the key by which a record's item is ordered: of writes that share one, their number in whole
+    ``SLOTS``."""
+    return (*key[:-1], key[-1] // SLOTS) if is_shared(kind) else key
+
+
+def slot(n: int) -> str:
+    """Return the attribute of a write, by its number, in an item shared with others."""
+    return f"w{n % SLOTS}"
 
 
 def partition_of(item: Item) -> Partition:
@@ -143,14 +192,49 @@ def encoded_key(item: Item) -> bytes:
     return _bytes(item["k"]) if "k" in item else _bytes(item["sk"])[len(_KEY) :]
 
 
+def long_key(kind: Kind, key: Key) -> Item:
+    """Return the attribute that an item has if its key is too long for a sort key."""
+    full = keys.encode_key(kind, item_key(kind, key))
+    return {"k": {"B": full}} if len(full) > _SK_MAX else {}
+
+
+def entries(kind: Kind, item: Item, *, reverse: bool = False, bodies: bool = True) -> Iterator[Item]:
+    """Yield the records of an item in the order of their keys, each as an item of its own.
+
+    Args:
+        kind: The kind of the records.
+        item: The item.
+        reverse: Descending order.
+        bodies: False leaves out the bodies of those that share the item.
+    """
+    if not is_shared(kind):
+        yield item
+        return
+    *above, group = keys.decode_key(kind, encoded_key(item))
+    first = group * SLOTS
+    for n in reversed(range(SLOTS)) if reverse else range(SLOTS):
+        if slot(n) in item:
+            full = keys.encode_key(kind, (*above, first + n))
+            held = {k: v for k, v in item[slot(n)]["M"].items() if bodies or k not in ("b", "p", "pn")}
+            own: Item = {"pk": item["pk"], "sk": {"B": sort_key(full)}, **held}
+            yield {**own, "k": {"B": full}} if len(full) > _SK_MAX else own
+
+
+def entry(kind: Kind, key: Key, item: Item | None) -> Item | None:
+    """Return the record with a key of an item, as an item of its own; ``None`` if it is not there."""
+    if not item or not is_shared(kind):
+        return item or None
+    found = (one for one in entries(kind, item) if keys.decode_key(kind, encoded_key(one)) == key)
+    return next(found, None)
+
+
 def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
     """Return the item of a record, without its body."""
     kind = put.kind
     full = keys.encode_key(kind, put.key)
     item: Item = {**key_of(partition, incarnation, kind, put.key), "v": {"N": str(put.version)}}
-    if len(full) > _SK_MAX:
-        item["k"] = {"B": full}
-    item.update(_fields(kind, put.fields))
+    item.update(long_key(kind, put.key))
+    item.update(fields_of(kind, put.fields))
     for by in kind.by:
         item["o"] = {"B": order_prefix(kind, put.key[:-1]) + keys.encode_integer(put.fields[by])}
     if kind.index is not None and (value := put.fields[kind.index]) is not None:
@@ -186,11 +270,11 @@ def is_expired(item: Item, now: float) -> bool:
     return "x" in item and int(item["x"]["N"]) <= now
 
 
-def _fields(kind: Kind, fields: Mapping[str, Any]) -> Item:
-    return {c.name: _attribute(c, fields[c.name]) for c in kind.fields if fields[c.name] is not None}
+def fields_of(kind: Kind, fields: Mapping[str, Any]) -> Item:
+    return {c.name: attribute(c, fields[c.name]) for c in kind.fields if fields[c.name] is not None}
 
 
-def _attribute(column: Column, value: Any) -> Item:
+def attribute(column: Column, value: Any) -> Item:
     if column.kind == "integer":
         return {"N": str(value)}
     return {"S": value} if column.kind == "text" else {"B": value}
@@ -292,194 +376,10 @@ def _name(item: Item, partition: Partition) -> None:
 
 def root_of(item: Item) -> PartitionRoot:
     records = {}
-    for kind in EMBEDDED:
-        if kind.name in item:
-            held = item[kind.name]["M"]
-            records[kind.name] = Record(kind, (), _values(kind, held), int(held["v"]["N"]))
+    for name, (kind, key) in EMBEDDED.items():
+        if name in item:
+            held = item[name]["M"]
+            records[name] = Record(kind, key, _values(kind, held), int(held["v"]["N"]))
     dead = tuple(bytes(name) for name in item.get("dead", {"BS": ()})["BS"])
     incarnation = _bytes(item["inc"]) if "inc" in item else b""
     return PartitionRoot(incarnation, _bytes(item["rev"]), records, dead)
-
-
-@dataclass(slots=True)
-class Expression:
-    """Conditions and assignments of one action, with the names and values that they use."""
-
-    conditions: list[str] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
-    values: Item = field(default_factory=dict)
-
-    def name(self, attribute: str) -> str:
-        self.names[f"#{attribute}"] = attribute
-        return f"#{attribute}"
-
-    def value(self, value: Item) -> str:
-        name = f":v{len(self.values)}"
-        self.values[name] = value
-        return name
-
-    def filled(self) -> Item:
-        """Return the parameters of an action, as far as there are any."""
-        out: Item = {}
-        if self.conditions:
-            out["ConditionExpression"] = " AND ".join(self.conditions)
-        if self.names:
-            out["ExpressionAttributeNames"] = self.names
-        if self.values:
-            out["ExpressionAttributeValues"] = self.values
-        return out
-
-
-def root_action(
-    table: str,
-    partition: Partition,
-    root: PartitionRoot | None,
-    incarnation: bytes,
-    revision: bytes,
-    ops: Sequence[Op],
-) -> Item:
-    """Return the action on the root item that every commit has.
-
-    It checks that the partition still has its incarnation, sets its new revision, and carries out the
-    operations on records inside the root.
-
-    Args:
-        table: The table's name.
-        partition: The partition.
-        root: Its root as it is known.
-        incarnation: Its incarnation, new if it has none.
-        revision: The new revision; empty for a commit without puts and deletes, which only checks.
-        ops: The operations on records inside the root.
-    """
-    e = Expression()
-    if root is not None and root.incarnation:
-        e.conditions.append(f"inc = {e.value({'B': incarnation})}")
-    else:
-        e.conditions.append("attribute_not_exists(inc)")
-    sets: list[str] = []
-    removes: list[str] = []
-    for op in ops:
-        if isinstance(op, Check) and op.expect is Expect.ANY:
-            continue
-        path = e.name(op.kind.name)
-        expect(e, op.expect, f"attribute_exists({path})", f"attribute_not_exists({path})", f"{path}.v")
-        if isinstance(op, Delete):
-            unchanged(e, op, f"attribute_exists({path})", f"{path}.")
-            removes.append(path)
-        elif isinstance(op, Put):
-            held = {"v": {"N": str(op.version)}, **_fields(op.kind, op.fields)}
-            sets.append(f"{path} = {e.value({'M': held})}")
-    target = {
-        "TableName": table,
-        "Key": root_key(partition),
-        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-    }
-    if not revision:
-        return {"ConditionCheck": {**target, **e.filled()}}
-    sets.append(f"rev = {e.value({'B': revision})}")
-    if root is None or not root.incarnation:
-        sets.append(f"inc = {e.value({'B': incarnation})}")
-        sets += [f"{e.name(n)} = {e.value(v)}" for n, v in catalogued(partition).items()]
-    update = "SET " + ", ".join(sets) + (" REMOVE " + ", ".join(removes) if removes else "")
-    return {"Update": {**target, "UpdateExpression": update, **e.filled()}}
-
-
-# Operations
-
-
-class Learned(NamedTuple):
-    """Facts from a failed attempt about the item of an operation: the parts of its body, and ``grown``, True
-    if its growing field is greater than the operation would set it."""
-
-    parts: tuple[bytes, int] | None = None
-    grown: bool = False
-
-
-def action_of(
-    table: str, partition: Partition, incarnation: bytes, op: Op, body: Item, seen: Learned
-) -> Item:
-    """Return the action of an operation on a record with an item of its own.
-
-    Args:
-        table: The table's name.
-        partition: The partition.
-        incarnation: Its incarnation.
-        op: The operation.
-        body: The attributes that carry the body.
-        seen: The facts from the last attempt.
-    """
-    e = Expression()
-    key = key_of(partition, incarnation, op.kind, op.key)
-    expect(e, op.expect, PRESENT, ABSENT, "v")
-    if isinstance(op, Delete):
-        unchanged(e, op, PRESENT, "")
-    if op.kind.body and not isinstance(op, Check) and op.expect is not Expect.ABSENT:
-        e.conditions.append("attribute_not_exists(p)" if not seen.parts else f"p = {_nonce(e, seen.parts)}")
-    common: Item = {"TableName": table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
-    if isinstance(op, Put) and op.kind.grows is not None and op.expect is not Expect.ABSENT:
-        grows = e.name(op.kind.grows)
-        size = e.value({"N": str(op.fields[op.kind.grows])})
-        if seen.grown:
-            e.conditions.append(f"{grows} >= {size}")
-            return {"ConditionCheck": {**common, "Key": key, **e.filled()}}
-        e.conditions.append(f"({ABSENT} OR {grows} <= {size})")
-    if isinstance(op, Put):
-        item = {**item_of(partition, incarnation, op), **body}
-        return {"Put": {**common, "Item": item, **e.filled()}}
-    if isinstance(op, Check):
-        if not e.conditions:
-            e.conditions.append(f"({PRESENT} OR {ABSENT})")
-        return {"ConditionCheck": {**common, "Key": key, **e.filled()}}
-    return {"Delete": {**common, "Key": key, **e.filled()}}
-
-
-def _nonce(e: Expression, parts: tuple[bytes, int]) -> str:
-    return e.value({"B": parts[0]})
-
-
-def expect(e: Expression, expected: Expectation, present: str, absent: str, version: str) -> None:
-    """Add the condition of an expectation.
-
-    Args:
-        e: The expression to extend.
-        expected: The expectation.
-        present: The condition that the record exists.
-        absent: The condition that it does not.
-        version: The path of its version.
-    """
-    if expected is Expect.PRESENT:
-        e.conditions.append(present)
-    elif expected is Expect.ABSENT:
-        e.conditions.append(absent)
-    elif isinstance(expected, int):
-        e.conditions.append(f"{version} = {e.value({'N': str(expected)})}")
-
-
-def unchanged(e: Expression, op: Delete, present: str, path: str) -> None:
-    """Add the conditions of a delete that requires fields to be unchanged.
-
-    Args:
-        e: The expression to extend.
-        op: The delete.
-        present: The condition that the record exists.
-        path: The prefix of its attributes.
-    """
-    columns = {column.name: column for column in op.kind.fields}
-    for name, value in op.unchanged.items():
-        attribute = f"{path}{e.name(name)}"
-        if value is None:
-            e.conditions += [present, f"attribute_not_exists({attribute})"]
-        else:
-            e.conditions.append(f"{attribute} = {e.value(_attribute(columns[name], value))}")
-
-
-def holds(op: Op, record: Record | None) -> bool:
-    """Return True if an operation's own expectation holds for the stored record."""
-    wanted = op.unchanged if isinstance(op, Delete) else {}
-    if wanted and (record is None or any(record.fields[name] != value for name, value in wanted.items())):
-        return False
-    if op.expect is Expect.ANY:
-        return True
-    if op.expect is Expect.ABSENT:
-        return record is None
-    return record is not None and op.expect in (Expect.PRESENT, record.version)

@@ -91,6 +91,9 @@ class Reader:
             if root is None or not root.incarnation:
                 self._known.pop(partition, None)
             else:
+                before = self._known.get(partition)
+                if before is not None and before.revision == root.revision and not root.stored:
+                    root = root._replace(stored=before.stored)
                 self._known[partition] = root
                 self._known.move_to_end(partition)
                 if len(self._known) > _KNOWN:
@@ -101,7 +104,7 @@ class Reader:
 
     def fetch(self, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
         partition = effect.partition
-        wanted = [item for item in effect.items if item.kind not in items.EMBEDDED]
+        wanted = [item for item in effect.items if not _embedded(item)]
         if not wanted:
             return self._answers(effect, self.root(partition), {})
         one_by_one = len(wanted) == len(effect.items) and _independent(wanted)
@@ -151,11 +154,17 @@ class Reader:
         """Return the answers in the order of the request. A root without an incarnation holds nothing."""
         if root is None or not root.incarnation:
             return tuple(() for _ in effect.items)
-        embedded = {name: (record,) for name, record in root.records.items()}
-        return tuple(
-            embedded.get(item.kind.name, ()) if item.kind in items.EMBEDDED else found[id(item)]
-            for item in effect.items
-        )
+        out: list[tuple[Record, ...]] = []
+        for item in effect.items:
+            record = root.records.get(item.kind.name)
+            own = () if record is None else (record,)
+            if _embedded(item):
+                out.append(_of_range(item, own) if isinstance(item, Range) else own)
+            elif own and isinstance(item, Range):
+                out.append(_with_least(item, own, found[id(item)]))
+            else:
+                out.append(found[id(item)])
+        return tuple(out)
 
     def _read(
         self, partition: Partition, incarnation: bytes, wanted: Sequence[Get | Range]
@@ -194,20 +203,23 @@ class Reader:
         self, partition: Partition, incarnation: bytes, gets: Sequence[Get], *, with_root: bool = False
     ) -> tuple[PartitionRoot | None, dict[tuple[str, Key], tuple[Record, ...]]]:
         """Return records by kind and key, and the root if ``with_root``."""
-        places: dict[tuple[bytes, bytes], Get] = {}
+        places: dict[tuple[bytes, bytes], list[Get]] = {}
         keys: list[Item] = [items.root_key(partition)] if with_root else []
         for get in gets:
             key = items.key_of(partition, incarnation, get.kind, get.key)
             place = (key["pk"]["B"], key["sk"]["B"])
             if place not in places:
-                places[place] = get
+                places[place] = []
                 keys.append(key)
+            if get not in places[place]:
+                places[place].append(get)
         root = None
         found: list[tuple[Get, Item]] = []
         for item in self._batch(keys):
             where = (bytes(item["pk"]["B"]), bytes(item["sk"]["B"]))
             if where in places:
-                found.append((places[where], item))
+                own = ((get, items.entry(get.kind, get.key, item)) for get in places[where])
+                found += [(get, entry) for get, entry in own if entry is not None]
             else:
                 root = items.root_of(item)
         if with_root:
@@ -278,9 +290,20 @@ class Reader:
 
     def _by_key(self, pk: bytes, item: Range) -> Iterator[Item]:
         prefix = layout.encode_prefix(item.kind, item.prefix)
-        edge = None if item.after is None else layout.encode_key(item.kind, item.after)
-        rows = self.between(pk, prefix, edge, reverse=item.reverse, limit=item.limit, select=_select(item))
-        return (row for row in rows if is_past(items.encoded_key(row), prefix, edge, item.reverse))
+        edge = start = None
+        if item.after is not None:
+            edge = start = layout.encode_key(item.kind, item.after)
+        if item.after is not None and items.is_shared(item.kind):
+            # The item that holds the edge may also hold records beyond it.
+            *above, group = items.item_key(item.kind, item.after)
+            start = layout.encode_key(item.kind, (*above, group + (1 if item.reverse else -1)))
+        rows = self.between(pk, prefix, start, reverse=item.reverse, limit=item.limit, select=_select(item))
+        return (
+            entry
+            for row in rows
+            for entry in items.entries(item.kind, row, reverse=item.reverse, bodies=item.bodies)
+            if is_past(items.encoded_key(entry), prefix, edge, item.reverse)
+        )
 
     def between(
         self,
@@ -383,13 +406,25 @@ class Reader:
 
 def _select(item: Range) -> Item:
     """Return the parameters that leave bodies out of the answer if they are not needed."""
-    if item.bodies or not item.kind.body:
+    if item.bodies or not item.kind.body or items.is_shared(item.kind):
         return {}
     names = ["pk", "sk", "k", "v", "o", *(c.name for c in item.kind.fields)]
     return {
         "ProjectionExpression": ", ".join(f"#{name}" for name in names),
         "ExpressionAttributeNames": {f"#{name}": name for name in names},
     }
+
+
+def _embedded(item: Get | Range) -> bool:
+    """Return True if an item reads a record in the root and no other."""
+    return items.is_embedded(item if isinstance(item, Get) else Get(item.kind, item.prefix))
+
+
+def _with_least(item: Range, least: tuple[Record, ...], found: tuple[Record, ...]) -> tuple[Record, ...]:
+    """Return the answer of a range with a record in it that precedes all others of its kind."""
+    if item.prefix or (item.after is not None and (not item.reverse or item.after <= least[0].key)):
+        return found
+    return (found + least if item.reverse else least + found)[: item.limit]
 
 
 def _of_range(item: Range, found: tuple[Record, ...]) -> tuple[Record, ...]:

@@ -9,12 +9,10 @@ from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redacted_target, target_of
 
-SCHEMA_VERSION = 4
-"""The version of the layout that this release reads and writes. Version 2 has the records of queues, version
-3 documents and events, version 4 compressed chunks and shorter checkpoints. The table's definition and
-earlier items stay as they were, but a release that knows only an earlier version must not write here:
-dropping a thread, it would leave the new records behind under an incarnation that is no longer recorded, and
-the index would list a queue among them as due for ever."""
+SCHEMA_VERSION = 5
+"""The version of the layout that this release reads and writes. In version 5 the head of the root namespace
+is in the root item, and the writes of a task share items. Tables of earlier versions are refused: their
+records are at other places."""
 
 _LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}
 _EXPIRY = "x"
@@ -67,12 +65,15 @@ def unfit(client: Client, found: int) -> MigrationRequired:
     what = f"{client.target} has layout version {found}"
     if found > SCHEMA_VERSION:
         return MigrationRequired(f"{what}, this release knows {SCHEMA_VERSION}; upgrade perdure")
-    if found == 0:
-        what = f"{client.target} is not there or holds no Perdure layout"
+    if found > 0:
+        return MigrationRequired(
+            f"{what}, which this release can neither read nor convert; name "
+            "another table, and perdure migrate creates it"
+        )
     url = redacted_target(client.target)
     return MigrationRequired(
-        f"{what}; check the name and the region, or run `perdure migrate --db '{url}'`, or connect with "
-        "migrate=True"
+        f"{client.target} is not there or holds no Perdure layout; check the name and the region, or run "
+        f"`perdure migrate --db '{url}'`, or connect with migrate=True"
     )
 
 
@@ -110,7 +111,7 @@ def pending(client: Client) -> list[str]:
     if table is None or not _expires(client):
         steps.append(f"let items of {client.table} expire by the attribute {_EXPIRY} (time to live)")
     found = 0 if table is None else version(client)
-    if found > SCHEMA_VERSION:
+    if found not in (0, SCHEMA_VERSION):
         raise unfit(client, found)
     if found < SCHEMA_VERSION:
         steps.append(f"record layout version {SCHEMA_VERSION} in {client.table}")
@@ -121,7 +122,7 @@ def migrate(client: Client) -> int:
     """Create the table or check it, also while other processes do the same; return the version that it
     had."""
     found = version(client)
-    if found > SCHEMA_VERSION:
+    if found not in (0, SCHEMA_VERSION):
         raise unfit(client, found)
     if found == SCHEMA_VERSION:
         # A table that was restored from a backup has lost its time-to-live setting.
@@ -141,7 +142,7 @@ def migrate(client: Client) -> int:
             "put_item",
             TableName=client.table,
             Item={**_LAYOUT, "version": {"N": str(SCHEMA_VERSION)}},
-            ConditionExpression=f"{items.ABSENT} OR #version <= :mine",
+            ConditionExpression=f"{items.ABSENT} OR #version = :mine",
             ExpressionAttributeNames={"#version": "version"},
             ExpressionAttributeValues={":mine": {"N": str(SCHEMA_VERSION)}},
         )

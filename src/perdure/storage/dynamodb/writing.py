@@ -1,4 +1,4 @@
-"""Writes to the table: commits as one transaction, stages beside them, and the removal of a partition.
+"""Writes to the table: commits as one transaction, chunks before it, and the removal of a partition.
 
 A commit's transaction includes the partition's root item: it requires the incarnation under which the records
 are stored and sets a new revision. So a partition is removed by deleting its incarnation in one write; the
@@ -14,12 +14,27 @@ from typing import Any
 
 from perdure.errors import Contention, PerdureError
 from perdure.model.compression import stored_body
-from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Refused, Stage
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Get,
+    Op,
+    Put,
+    Refused,
+    Stage,
+)
 from perdure.model.records import Kind, Partition, Record
 from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
+from perdure.storage.dynamodb.actions import Learned, action_of, holds, root_action
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Unanswered
-from perdure.storage.dynamodb.items import Item, Learned, PartitionRoot
+from perdure.storage.dynamodb.items import Item, PartitionRoot
+from perdure.storage.dynamodb.plan import planned, stored
 from perdure.storage.dynamodb.reading import Reader
 
 _ROUNDS = 64
@@ -50,38 +65,40 @@ class Writer:
         partition, ops = effect.partition, effect.ops
         writes = any(not isinstance(op, Check) for op in ops)
         learned = [Learned()] * len(ops)
-        own = [n for n, op in enumerate(ops) if op.kind not in items.EMBEDDED]
+        staged_in = b""
         root = self._reader.cached(partition)
         if root is None and not all(isinstance(op, Put) and op.expect is Expect.ABSENT for op in ops):
             root = self._reader.root(partition)
         # A commit that only creates is tried as the first of its partition: if it is not, it is refused with
         # the root, which costs no more than the read that is saved otherwise.
         for _ in range(_ROUNDS):
-            if root is None or not root.incarnation:
-                for op in ops:
-                    if not items.holds(op, None):
-                        return Refused(op.kind, op.key)
-                if not any(isinstance(op, Put) for op in ops):
-                    return Committed()
+            is_empty = root is None or not root.incarnation
+            if is_empty and (outcome := _on_nothing(ops)) is not None:
+                return outcome
+            plan = planned(ops, root)
             incarnation = root.incarnation if root is not None else b""
             incarnation = incarnation or secrets.token_bytes(items.INCARNATION)
             revision = secrets.token_bytes(_TOKEN)
             laid: list[Parts] = []
             try:
-                bodies = [self._lay_out(partition, incarnation, op, laid) for op in ops]
+                if plan.early and staged_in != incarnation:
+                    self._stage_all(partition, incarnation, _puts(ops, plan.early))
+                    staged_in = incarnation
+                bodies = {
+                    n: self._lay_out(partition, incarnation, ops[n], laid)
+                    for group in plan.own
+                    for n in group
+                }
+                table = self._client.table
+                new = revision if writes else b""
                 actions = [
-                    items.root_action(
-                        self._client.table,
-                        partition,
-                        root,
-                        incarnation,
-                        revision if writes else b"",
-                        [op for op in ops if op.kind in items.EMBEDDED],
-                    )
-                ]
-                actions += [
-                    items.action_of(self._client.table, partition, incarnation, ops[n], bodies[n], learned[n])
-                    for n in own
+                    root_action(table, partition, root, incarnation, new, plan.inside, after=plan.after),
+                    *(
+                        action_of(
+                            table, partition, incarnation, [(ops[n], bodies[n], learned[n]) for n in group]
+                        )
+                        for group in plan.own
+                    ),
                 ]
                 self._transact(effect, actions, revision)
             except ConditionFailed as failed:
@@ -90,10 +107,16 @@ class Writer:
                     return self._done(partition, incarnation, revision, ops, learned)
                 self._discard(partition, incarnation, laid)
                 if (now.incarnation if now else b"") != (root.incarnation if root else b""):
+                    # Removed meanwhile: nothing refers to the chunks that were stored first.
+                    self._unstage(partition, incarnation, _puts(ops, plan.early))
                     root = self._reader.remember(partition, now)
                     learned = [Learned()] * len(ops)
                     continue
-                refused = _judge(ops, own, failed.reasons, now, learned)
+                if plan.after and now is not None and now.revision != plan.after:
+                    # Another commit came between: the checks that were left out are part of the next attempt.
+                    root = self._reader.remember(partition, now)
+                    continue
+                refused = _judge(ops, plan.own, failed.reasons, now, learned)
                 if refused is not None:
                     return refused
             except PerdureError as error:
@@ -138,7 +161,7 @@ class Writer:
         learned: list[Learned],
     ) -> Committed:
         if any(not isinstance(op, Check) for op in ops):
-            self._reader.remember(partition, PartitionRoot(incarnation, revision, {}))
+            self._reader.remember(partition, PartitionRoot(incarnation, revision, {}, stored=stored(ops)))
         old = [(op.kind, *seen.parts) for op, seen in zip(ops, learned, strict=True) if seen.parts]
         self._discard(partition, incarnation, old)
         return Committed()
@@ -151,7 +174,7 @@ class Writer:
         if not isinstance(op, Put) or not op.kind.body:
             return {}
         body = stored_body(op)
-        if len(body) <= items.BODY_MAX:
+        if len(body) <= (items.SHARED_MAX if items.is_shared(op.kind) else items.BODY_MAX):
             return {"b": {"B": body}}
         pieces = [body[at : at + items.PART] for at in range(0, len(body), items.PART)]
         nonce = secrets.token_bytes(_TOKEN)
@@ -191,18 +214,18 @@ class Writer:
             incarnation = incarnation or self._create(partition, root)
             if not incarnation:
                 continue
-            self._reader.spread(lambda put, at=incarnation: self._stage_one(partition, at, put), puts)  # type: ignore[misc]
+            self._stage_all(partition, incarnation, puts)
             now = self._reader.root(partition)
             if now is not None and now.incarnation == incarnation:
                 return
             # Removed meanwhile: nothing refers to what was just written.
-            self._delete([items.key_of(partition, incarnation, put.kind, put.key) for put in puts])
+            self._unstage(partition, incarnation, puts)
         raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
 
     def _create(self, partition: Partition, root: PartitionRoot | None) -> bytes:
         """Create an incarnation; return nothing if another process was first."""
         incarnation, revision = secrets.token_bytes(items.INCARNATION), secrets.token_bytes(_TOKEN)
-        action = items.root_action(self._client.table, partition, root, incarnation, revision, ())
+        action = root_action(self._client.table, partition, root, incarnation, revision, ())
         try:
             self._client.call("update_item", **action["Update"])
         except ConditionFailed:
@@ -210,12 +233,18 @@ class Writer:
         self._reader.remember(partition, PartitionRoot(incarnation, revision, {}))
         return incarnation
 
+    def _stage_all(self, partition: Partition, incarnation: bytes, puts: Sequence[Put]) -> None:
+        self._reader.spread(lambda put: self._stage_one(partition, incarnation, put), puts)
+
+    def _unstage(self, partition: Partition, incarnation: bytes, puts: Sequence[Put]) -> None:
+        self._delete([items.key_of(partition, incarnation, put.kind, put.key) for put in puts])
+
     def _stage_one(self, partition: Partition, incarnation: bytes, put: Put) -> None:
         """Store an immutable record, or raise the growing field of the existing one."""
         free = put._replace(expect=Expect.ANY)
         laid: list[Parts] = []
         body = self._lay_out(partition, incarnation, free, laid)
-        action = items.action_of(self._client.table, partition, incarnation, free, body, Learned())
+        action = action_of(self._client.table, partition, incarnation, [(free, body, Learned())])
         for _ in range(_ROUNDS):
             try:
                 self._client.call("put_item", **action["Put"])
@@ -297,13 +326,13 @@ class Writer:
         for check, found in zip(
             effect.checks, self._reader.fetch(Fetch(effect.partition, gets)), strict=True
         ):
-            if not items.holds(check, found[0] if found else None):
+            if not holds(check, found[0] if found else None):
                 return Refused(check.kind, check.key)
         return None
 
     def _bury(self, partition: Partition, root: PartitionRoot, *, is_guarded: bool) -> bool:
         """Delete the incarnation, so that the partition holds nothing; return False if it was another one."""
-        names = {f"#{kind.name}": kind.name for kind in items.EMBEDDED}
+        names = {f"#{name}": name for name in items.EMBEDDED}
         self._reader.remember(partition, None)
         try:
             self._client.call(
@@ -376,6 +405,18 @@ class Writer:
         )
 
 
+def _on_nothing(ops: Sequence[Op]) -> Committed | Refused | None:
+    """Return the outcome of a commit on a partition that holds nothing, ``None`` if it is to be made."""
+    for op in ops:
+        if not holds(op, None):
+            return Refused(op.kind, op.key)
+    return None if any(isinstance(op, Put) for op in ops) else Committed()
+
+
+def _puts(ops: Sequence[Op], at: Sequence[int]) -> list[Put]:
+    return [op for n in at if isinstance(op := ops[n], Put)]
+
+
 def _root_in(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
     """Return the root as a failed transaction saw it: the assumed one, unless its own condition failed."""
     if reason.get("Code") != "ConditionalCheckFailed":
@@ -385,7 +426,7 @@ def _root_in(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
 
 def _judge(
     ops: Sequence[Op],
-    own: Sequence[int],
+    own: Sequence[Sequence[int]],
     reasons: Sequence[Any],
     root: PartitionRoot | None,
     learned: list[Learned],
@@ -395,7 +436,7 @@ def _judge(
 
     Args:
         ops: The operations of the commit.
-        own: The positions of those with items of their own.
+        own: The positions of those on other items than the root, one group for each item.
         reasons: The transaction's reasons, the root's first.
         root: The root as the transaction saw it.
         learned: The facts for each operation, updated.
@@ -405,22 +446,27 @@ def _judge(
         failed += [
             n
             for n, op in enumerate(ops)
-            if op.kind in items.EMBEDDED and not items.holds(op, root.records.get(op.kind.name))
+            if items.is_embedded(op) and not holds(op, root.records.get(op.kind.name))
         ]
-    for n, reason in zip(own, reasons[1:], strict=True):
+    for group, reason in zip(own, reasons[1:], strict=True):
         if reason.get("Code") != "ConditionalCheckFailed":
             continue
-        op, item = ops[n], reason.get("Item")
-        record: Record | None = items.record_of(op.kind, item) if item else None
-        if not items.holds(op, record):
-            failed.append(n)
-            continue
-        grows = op.kind.grows
-        grown = (
-            isinstance(op, Put)
-            and grows is not None
-            and record is not None
-            and record.fields[grows] > op.fields[grows]
-        )
-        learned[n] = Learned(items.parts_of(item) if item else None, grown)
+        stored_item = reason.get("Item")
+        there = 0 if not stored_item else sum(1 for _ in items.entries(ops[group[0]].kind, stored_item))
+        found = {n: items.entry(ops[n].kind, ops[n].key, stored_item) for n in group}
+        gone = sum(found[n] is not None for n in group if isinstance(ops[n], Delete))
+        for n in group:
+            op, item = ops[n], found[n]
+            record: Record | None = items.record_of(op.kind, item) if item else None
+            if not holds(op, record):
+                failed.append(n)
+                continue
+            grows = op.kind.grows
+            grown = (
+                isinstance(op, Put)
+                and grows is not None
+                and record is not None
+                and record.fields[grows] > op.fields[grows]
+            )
+            learned[n] = Learned(items.parts_of(item) if item else None, grown, there > gone)
     return Refused(ops[min(failed)].kind, ops[min(failed)].key) if failed else None

@@ -1,0 +1,268 @@
+"""Translates the operations of a commit to actions of a transaction. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from perdure.model.ops import Check, Delete, Expect, Expectation, Op, Put
+from perdure.model.records import Partition, Record
+from perdure.storage.dynamodb.items import (
+    ABSENT,
+    PRESENT,
+    SLOTS,
+    Item,
+    PartitionRoot,
+    attribute,
+    catalogued,
+    fields_of,
+    is_shared,
+    item_of,
+    key_of,
+    long_key,
+    root_key,
+    slot,
+)
+
+
+@dataclass(slots=True)
+class Expression:
+    """Conditions and assignments of one action, with the names and values that they use."""
+
+    conditions: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    values: Item = field(default_factory=dict)
+
+    def name(self, attribute: str) -> str:
+        self.names[f"#{attribute}"] = attribute
+        return f"#{attribute}"
+
+    def value(self, value: Item) -> str:
+        name = f":v{len(self.values)}"
+        self.values[name] = value
+        return name
+
+    def filled(self) -> Item:
+        """Return the parameters of an action, as far as there are any."""
+        out: Item = {}
+        if self.conditions:
+            out["ConditionExpression"] = " AND ".join(self.conditions)
+        if self.names:
+            out["ExpressionAttributeNames"] = self.names
+        if self.values:
+            out["ExpressionAttributeValues"] = self.values
+        return out
+
+
+def root_action(
+    table: str,
+    partition: Partition,
+    root: PartitionRoot | None,
+    incarnation: bytes,
+    revision: bytes,
+    ops: Sequence[Op],
+    *,
+    after: bytes = b"",
+) -> Item:
+    """Return the action on the root item that every commit has.
+
+    It checks that the partition still has its incarnation, sets its new revision, and carries out the
+    operations on records inside the root.
+
+    Args:
+        table: The table's name.
+        partition: The partition.
+        root: Its root as it is known.
+        incarnation: Its incarnation, new if it has none.
+        revision: The new revision; empty for a commit without puts and deletes, which only checks.
+        ops: The operations on records inside the root.
+        after: The revision that it must still have; empty for any.
+    """
+    e = Expression()
+    if root is not None and root.incarnation:
+        e.conditions.append(f"inc = {e.value({'B': incarnation})}")
+    else:
+        e.conditions.append("attribute_not_exists(inc)")
+    if after:
+        e.conditions.append(f"rev = {e.value({'B': after})}")
+    sets: list[str] = []
+    removes: list[str] = []
+    for op in ops:
+        if isinstance(op, Check) and op.expect is Expect.ANY:
+            continue
+        path = e.name(op.kind.name)
+        expect(e, op.expect, f"attribute_exists({path})", f"attribute_not_exists({path})", f"{path}.v")
+        if isinstance(op, Delete):
+            unchanged(e, op, f"attribute_exists({path})", f"{path}.")
+            removes.append(path)
+        elif isinstance(op, Put):
+            held = {"v": {"N": str(op.version)}, **fields_of(op.kind, op.fields)}
+            sets.append(f"{path} = {e.value({'M': held})}")
+    target = {
+        "TableName": table,
+        "Key": root_key(partition),
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+    if not revision:
+        return {"ConditionCheck": {**target, **e.filled()}}
+    sets.append(f"rev = {e.value({'B': revision})}")
+    if root is None or not root.incarnation:
+        sets.append(f"inc = {e.value({'B': incarnation})}")
+        sets += [f"{e.name(n)} = {e.value(v)}" for n, v in catalogued(partition).items()]
+    update = "SET " + ", ".join(sets) + (" REMOVE " + ", ".join(removes) if removes else "")
+    return {"Update": {**target, "UpdateExpression": update, **e.filled()}}
+
+
+# Operations
+
+
+class Learned(NamedTuple):
+    """Facts from a failed attempt about the item of an operation.
+
+    Attributes:
+        parts: The parts of the record's body.
+        grown: True if its growing field is greater than the operation would set it.
+        others: True if the item holds records that the commit does not delete.
+    """
+
+    parts: tuple[bytes, int] | None = None
+    grown: bool = False
+    others: bool = False
+
+
+def action_of(
+    table: str, partition: Partition, incarnation: bytes, members: Sequence[tuple[Op, Item, Learned]]
+) -> Item:
+    """Return the action of the operations on an item other than the root.
+
+    Args:
+        table: The table's name.
+        partition: The partition.
+        incarnation: Its incarnation.
+        members: Each operation, the attributes that carry its body, and the facts from the last attempt.
+    """
+    if is_shared(members[0][0].kind):
+        return _shared_action(table, partition, incarnation, members)
+    ((op, body, seen),) = members
+    e = Expression()
+    key = key_of(partition, incarnation, op.kind, op.key)
+    expect(e, op.expect, PRESENT, ABSENT, "v")
+    if isinstance(op, Delete):
+        unchanged(e, op, PRESENT, "")
+    if op.kind.body and not isinstance(op, Check) and op.expect is not Expect.ABSENT:
+        e.conditions.append("attribute_not_exists(p)" if not seen.parts else f"p = {_nonce(e, seen.parts)}")
+    common: Item = {"TableName": table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
+    if isinstance(op, Put) and op.kind.grows is not None and op.expect is not Expect.ABSENT:
+        grows = e.name(op.kind.grows)
+        size = e.value({"N": str(op.fields[op.kind.grows])})
+        if seen.grown:
+            e.conditions.append(f"{grows} >= {size}")
+            return {"ConditionCheck": {**common, "Key": key, **e.filled()}}
+        e.conditions.append(f"({ABSENT} OR {grows} <= {size})")
+    if isinstance(op, Put):
+        item = {**item_of(partition, incarnation, op), **body}
+        return {"Put": {**common, "Item": item, **e.filled()}}
+    if isinstance(op, Check):
+        if not e.conditions:
+            e.conditions.append(f"({PRESENT} OR {ABSENT})")
+        return {"ConditionCheck": {**common, "Key": key, **e.filled()}}
+    return {"Delete": {**common, "Key": key, **e.filled()}}
+
+
+def _shared_action(
+    table: str, partition: Partition, incarnation: bytes, members: Sequence[tuple[Op, Item, Learned]]
+) -> Item:
+    e = Expression()
+    first = members[0][0]
+    sets: list[str] = []
+    removes: list[str] = []
+    for op, body, seen in members:
+        if isinstance(op, Check) and op.expect is Expect.ANY:
+            continue
+        path = e.name(slot(op.key[-1]))
+        expect(e, op.expect, f"attribute_exists({path})", f"attribute_not_exists({path})", f"{path}.v")
+        if isinstance(op, Delete):
+            unchanged(e, op, f"attribute_exists({path})", f"{path}.")
+            removes.append(path)
+        if not isinstance(op, Check) and op.expect is not Expect.ABSENT:
+            part = f"{path}.p"
+            e.conditions.append(
+                f"{part} = {_nonce(e, seen.parts)}" if seen.parts else f"attribute_not_exists({part})"
+            )
+        if isinstance(op, Put):
+            held = {"v": {"N": str(op.version)}, **fields_of(op.kind, op.fields), **body}
+            sets.append(f"{path} = {e.value({'M': held})}")
+    target: Item = {
+        "TableName": table,
+        "Key": key_of(partition, incarnation, first.kind, first.key),
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+    if sets:
+        sets += [f"{e.name(n)} = {e.value(v)}" for n, v in long_key(first.kind, first.key).items()]
+    elif removes:
+        # An item is removed with the last of its records; one without any would stay for ever.
+        names = [e.name(slot(n)) for n in range(SLOTS)]
+        others = [name for name in names if name not in removes]
+        if not any(seen.others for _, _, seen in members):
+            e.conditions += [f"attribute_not_exists({name})" for name in others]
+            return {"Delete": {**target, **e.filled()}}
+        e.conditions.append("(" + " OR ".join(f"attribute_exists({name})" for name in others) + ")")
+    else:
+        if not e.conditions:
+            e.conditions.append(f"({PRESENT} OR {ABSENT})")
+        return {"ConditionCheck": {**target, **e.filled()}}
+    update = ("SET " + ", ".join(sets) if sets else "") + (" REMOVE " + ", ".join(removes) if removes else "")
+    return {"Update": {**target, "UpdateExpression": update.strip(), **e.filled()}}
+
+
+def _nonce(e: Expression, parts: tuple[bytes, int]) -> str:
+    return e.value({"B": parts[0]})
+
+
+def expect(e: Expression, expected: Expectation, present: str, absent: str, version: str) -> None:
+    """Add the condition of an expectation.
+
+    Args:
+        e: The expression to extend.
+        expected: The expectation.
+        present: The condition that the record exists.
+        absent: The condition that it does not.
+        version: The path of its version.
+    """
+    if expected is Expect.PRESENT:
+        e.conditions.append(present)
+    elif expected is Expect.ABSENT:
+        e.conditions.append(absent)
+    elif isinstance(expected, int):
+        e.conditions.append(f"{version} = {e.value({'N': str(expected)})}")
+
+
+def unchanged(e: Expression, op: Delete, present: str, path: str) -> None:
+    """Add the conditions of a delete that requires fields to be unchanged.
+
+    Args:
+        e: The expression to extend.
+        op: The delete.
+        present: The condition that the record exists.
+        path: The prefix of its attributes.
+    """
+    columns = {column.name: column for column in op.kind.fields}
+    for name, value in op.unchanged.items():
+        stored = f"{path}{e.name(name)}"
+        if value is None:
+            e.conditions += [present, f"attribute_not_exists({stored})"]
+        else:
+            e.conditions.append(f"{stored} = {e.value(attribute(columns[name], value))}")
+
+
+def holds(op: Op, record: Record | None) -> bool:
+    """Return True if an operation's own expectation holds for the stored record."""
+    wanted = op.unchanged if isinstance(op, Delete) else {}
+    if wanted and (record is None or any(record.fields[name] != value for name, value in wanted.items())):
+        return False
+    if op.expect is Expect.ANY:
+        return True
+    if op.expect is Expect.ABSENT:
+        return record is None
+    return record is not None and op.expect in (Expect.PRESENT, record.version)

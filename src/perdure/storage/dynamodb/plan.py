@@ -1,0 +1,82 @@
+"""Decides by which requests a commit is carried out, so that it costs the fewest write units. Pure.
+
+Each item that a transaction touches costs twice the units of a single write, also if it is only checked. So a
+transaction holds what has to be decided at one moment, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from perdure.model.ops import Check, Delete, Expect, Op, Put
+from perdure.model.records import GC, Key
+from perdure.storage.dynamodb import items
+from perdure.storage.dynamodb.items import PartitionRoot
+
+
+class Plan(NamedTuple):
+    """The ways of a commit's operations.
+
+    Attributes:
+        inside: The operations on records in the root item.
+        own: The positions of those on other items in the transaction, one group for each item.
+        early: The positions of chunks that are stored before the transaction.
+        after: The revision that the root must still have, as checks of other items were left out on its
+            account; empty for any.
+    """
+
+    inside: tuple[Op, ...]
+    own: tuple[tuple[int, ...], ...]
+    early: tuple[int, ...] = ()
+    after: bytes = b""
+
+
+def planned(ops: Sequence[Op], root: PartitionRoot | None) -> Plan:
+    """Return the plan of a commit on a partition whose root is as remembered."""
+    inside = tuple(op for op in ops if items.is_embedded(op))
+    own = [n for n, op in enumerate(ops) if not items.is_embedded(op)]
+    if root is None or not root.incarnation or all(isinstance(op, Check) for op in ops):
+        return Plan(inside, _by_item(ops, own))
+    known = [n for n in own if _holds_at(ops[n], root)]
+    early = [n for n in own if _is_chunk(ops[n])] if _refuses_collected(ops) else []
+    own = [n for n in own if n not in known and n not in early]
+    return Plan(inside, _by_item(ops, own), tuple(early), root.revision if known else b"")
+
+
+def stored(ops: Sequence[Op]) -> Mapping[tuple[str, Key], int]:
+    """Return the versions of the records that are stored in the revision of a commit by this commit. Those
+    that expire or are chunks are left out: they also change without a commit."""
+    puts = [op for op in ops if isinstance(op, Put) and not op.kind.expires and op.kind.grows is None]
+    return {(put.kind.name, put.key): put.version for put in puts}
+
+
+def _by_item(ops: Sequence[Op], at: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    groups: dict[tuple[str, Key], list[int]] = {}
+    for n in at:
+        groups.setdefault((ops[n].kind.name, items.item_key(ops[n].kind, ops[n].key)), []).append(n)
+    return tuple(map(tuple, groups.values()))
+
+
+def _holds_at(op: Op, root: PartitionRoot) -> bool:
+    """Return True if a check holds as long as the root has its revision."""
+    if not isinstance(op, Check) or (version := root.stored.get((op.kind.name, op.key))) is None:
+        return False
+    return op.expect in (Expect.PRESENT, Expect.ANY) or (op.kind.versioned and op.expect == version)
+
+
+def _is_chunk(op: Op) -> bool:
+    return isinstance(op, Put) and op.kind.grows is not None and op.expect is Expect.ANY
+
+
+def _refuses_collected(ops: Sequence[Op]) -> bool:
+    """Return True if a commit is refused once a collection began, which could remove a chunk that no commit
+    refers to yet."""
+    return any(
+        op.kind is GC and not isinstance(op, Delete) and (op.expect is Expect.ABSENT or _is_version(op))
+        for op in ops
+    )
+
+
+def _is_version(op: Op) -> bool:
+    return isinstance(op.expect, int)

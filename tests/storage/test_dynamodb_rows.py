@@ -1,0 +1,189 @@
+"""The layout that saves write units: heads in the root, writes that share items, checks and chunks that are
+left out of transactions. It answers as the model does, and leaves nothing behind.
+
+Covers perdure.storage.dynamodb.actions, perdure.storage.dynamodb.items, perdure.storage.dynamodb.plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Fetch, Get, Put, Range, Refused
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, WRITE
+from perdure.storage.dynamodb.driver import DynamoDriver, open_driver
+from perdure.storage.memory import MemoryDriver
+from perdure.storage.url import open_driver as open_migrated
+from perdure.testing.conformance import rows
+from perdure.testing.conformance.rows import HERE
+from tests.servers import dynamodb
+from tests.servers.dynamodb_wire import failing, watched
+
+NUMBERS = (-33, -17, -16, -4, -3, -1, 0, 1, 7, 15, 16, 17, 40)
+
+
+@pytest.fixture
+def driver() -> Iterator[DynamoDriver]:
+    with dynamodb.empty() as url:
+        opened = open_migrated(url, migrate=True)
+        assert isinstance(opened, DynamoDriver)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def other(driver: DynamoDriver) -> Iterator[DynamoDriver]:
+    """Another process on the same table."""
+    opened = open_driver(driver.client.target.url)
+    yield opened
+    opened.close()
+
+
+def write(n: int, body: bytes = b"w", expect: Any = Expect.ABSENT, *, task: str = "t") -> Put:
+    fields = {"channel": "c", "task_path": "", "nonce": str(n)}
+    return Put(WRITE, ("", "c", task, n), fields, body, expect, version=5)
+
+
+def items_of(driver: DynamoDriver) -> int:
+    """The number of items in the table, without the layout's and the root's."""
+    return len(driver.client.boto.scan(TableName=driver.client.table)["Items"]) - 2
+
+
+def test_writes_that_share_items_are_read_in_order_and_in_pages(driver: DynamoDriver) -> None:
+    long = "n" * 1200
+    puts = [write(n, bytes((n % 251,)), task=task) for task in ("s", "t", long) for n in NUMBERS]
+    model = MemoryDriver()
+    for one in (driver, model):
+        rows.stored(one, *puts)
+    ranges = [
+        Range(WRITE, prefix, reverse=reverse, after=after, limit=limit, bodies=bodies)
+        for prefix in ((), ("", "c"), ("", "c", "t"), ("", "c", long))
+        for reverse in (False, True)
+        for after in (None, ("", "c", "t", -17), ("", "c", "t", 15), ("", "c", "t", 20), ("", "c", long, 0))
+        for limit in (None, 1, 4)
+        for bodies in (True, False)
+    ]
+    gets = [Get(WRITE, ("", "c", "t", n)) for n in range(-5, 20)] + [Get(WRITE, ("", "c", "t", 0))]
+    effect = Fetch(HERE, (*ranges, *gets))
+    for item, answer, right in zip(effect.items, driver.perform(effect), model.perform(effect), strict=True):
+        assert answer == right, item
+
+
+def test_each_write_in_a_shared_item_has_its_own_expectation(driver: DynamoDriver) -> None:
+    rows.stored(driver, write(0), write(1))
+    assert items_of(driver) == 1
+    outcome = driver.perform(Commit(HERE, (write(2), write(1, b"x"), write(3))))
+    assert outcome == Refused(WRITE, ("", "c", "t", 1))
+    assert driver.perform(Commit(HERE, (write(2), write(0, b"y", 4)))) == Refused(WRITE, ("", "c", "t", 0))
+    rows.stored(driver, write(2), write(0, b"y", 5), Check(WRITE, ("", "c", "t", 1), 5))
+    (found,) = driver.perform(Fetch(HERE, (Range(WRITE),)))
+    assert [(record.key[3], record.body) for record in found] == [(0, b"y"), (1, b"w"), (2, b"w")]
+    assert driver.perform(Commit(HERE, (Delete(WRITE, ("", "c", "t", 9), Expect.PRESENT),))) == Refused(
+        WRITE, ("", "c", "t", 9)
+    )
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_shared_item_goes_with_the_last_of_its_writes(driver: DynamoDriver, together: bool) -> None:
+    rows.stored(driver, *(write(n) for n in range(20)))
+    assert items_of(driver) == 2
+    gone = [Delete(WRITE, ("", "c", "t", n)) for n in range(20)]
+    left = list(range(20))
+    for part in [gone[:18], gone[18:]] if together else [[one] for one in gone]:
+        rows.stored(driver, *part)
+        left = left[len(part) :]
+        assert [key[3] for key in rows.keys(driver, Range(WRITE))] == left
+    rows.stored(driver, *gone)
+    assert items_of(driver) == 0
+    assert rows.everything(driver) == []
+
+
+def test_large_bodies_of_writes_stay_out_of_the_item_that_they_share(driver: DynamoDriver) -> None:
+    big = b"x" * 100_000
+    rows.stored(driver, *(write(n, big) for n in range(16)))
+    assert rows.everything(driver)[7].body == big
+    assert items_of(driver) == 17
+    rows.stored(driver, write(0, b"small", Expect.ANY))
+    assert items_of(driver) == 16
+    rows.stored(driver, *(Delete(WRITE, ("", "c", "t", n)) for n in range(16)))
+    assert items_of(driver) == 0
+
+
+def test_the_head_in_the_root_is_one_of_the_heads(driver: DynamoDriver) -> None:
+    model = MemoryDriver()
+    effect = Fetch(
+        HERE,
+        (
+            *(
+                Range(HEAD, after=after, reverse=reverse, limit=limit)
+                for after in (None, ("",), ("a",), ("b",))
+                for reverse in (False, True)
+                for limit in (None, 1, 2, 3)
+            ),
+            Range(HEAD, ("",)),
+            Range(HEAD, ("a",)),
+            Get(HEAD, ("",)),
+            Get(HEAD, ("a",)),
+        ),
+    )
+    for some in ((rows.head("a"), rows.head("b")), (rows.head(""),)):
+        for one in (driver, model):
+            rows.stored(one, *some)
+        for item, answer, right in zip(
+            effect.items, driver.perform(effect), model.perform(effect), strict=True
+        ):
+            assert answer == right, item
+
+
+def test_a_check_of_what_this_process_wrote_last_costs_nothing(driver: DynamoDriver) -> None:
+    rows.stored(driver, rows.checkpoint("c"))
+    with watched(driver) as wire:
+        rows.stored(driver, Check(CHECKPOINT, ("", "c"), Expect.PRESENT), write(0))
+    (call,) = wire.calls
+    assert [list(action) for action in call.parameters["TransactItems"]] == [["Update"], ["Update"]]
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_check_that_was_left_out_is_made_if_another_process_wrote(
+    driver: DynamoDriver, other: DynamoDriver, is_removed: bool
+) -> None:
+    rows.stored(driver, rows.checkpoint("c"))
+    rows.stored(other, Delete(CHECKPOINT, ("", "c")) if is_removed else rows.tag("t"))
+    effect = Commit(HERE, (Check(CHECKPOINT, ("", "c"), Expect.PRESENT), write(0)))
+    assert driver.perform(effect) == (Refused(CHECKPOINT, ("", "c")) if is_removed else Committed())
+    assert rows.keys(driver, Range(WRITE)) == ([] if is_removed else [("", "c", "t", 0)])
+
+
+def test_chunks_precede_a_commit_that_a_collection_would_refuse(driver: DynamoDriver) -> None:
+    rows.stored(driver, rows.gc(1))
+    with watched(driver) as wire:
+        rows.stored(driver, Check(GC, (), 1), rows.chunk(b"a" * 16), rows.chunk(b"b" * 16), rows.tag("t"))
+    assert wire.count() == {"PutItem": 2, "TransactWriteItems": 1}
+    assert wire.calls[-1].operation == "TransactWriteItems"
+    with watched(driver) as wire:
+        rows.stored(driver, rows.chunk(b"c" * 16), rows.tag("t"))
+    assert wire.count() == {"TransactWriteItems": 1}, "nothing would refuse this one"
+    assert len(rows.keys(driver, Range(CHUNK))) == 3
+
+
+@pytest.mark.parametrize("before", ["PutItem", "TransactWriteItems"])
+def test_a_thread_that_is_removed_around_its_chunks_keeps_neither_them_nor_the_commit(
+    driver: DynamoDriver, other: DynamoDriver, before: str
+) -> None:
+    rows.stored(driver, rows.gc(1))
+    dropped: list[bool] = []
+
+    def fault(name: str, request: Any) -> None:
+        if name == before and not dropped:
+            dropped.append(True)
+            other.perform(Drop(HERE))
+
+    ops = (Check(GC, (), 1), rows.chunk(b"a" * 16), rows.tag("t"))
+    with failing(driver, fault):
+        assert driver.perform(Commit(HERE, ops)) == Refused(GC, ())
+    assert dropped
+    with contextlib.closing(open_driver(driver.client.target.url)) as fresh:
+        assert len(fresh.client.boto.scan(TableName=fresh.client.table)["Items"]) == 1

@@ -15,7 +15,7 @@ import perdure
 from perdure import Retention
 from perdure.care.sweeper import SweepOptions
 from perdure.database.base import handle_of
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.model.ops import Range
 from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
 from tests.langgraph.session import config

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import accept_and_claim, followers
+from perdure.engine import accept_and_claim, subscribers
 from perdure.engine.accept_and_claim import Begun
 from perdure.engine.inbox import Accept
 from perdure.engine.runs import Claim, RememberedInbox, closed_epoch
@@ -89,7 +89,7 @@ def claimed_by_another(queue: Queue) -> None:
 
 
 def followed_by_another(queue: Queue) -> None:
-    queue.run(followers.note(HERE, queue.now + 1000, queue.fresh))
+    queue.run(subscribers.note(HERE, queue.now + 1000, queue.fresh))
 
 
 @pytest.mark.parametrize("other", [accepted_by_another, claimed_by_another, followed_by_another])

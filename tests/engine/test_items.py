@@ -20,7 +20,7 @@ from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, Driver, WrappingDriver, run
 from perdure.testing.conformance import Backend, Narrow
 from perdure.testing.conformance.expiry import Hand
-from perdure.testing.conformance.memories import HOME, keys, there
+from perdure.testing.conformance.store_operations import HOME, keys, there
 from perdure.testing.faults import FaultyDriver
 from tests.backends import fresh
 

@@ -9,7 +9,7 @@ import pytest
 import perdure
 from perdure.database.base import handle_of
 from perdure.engine.measure import Measure, measure
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition

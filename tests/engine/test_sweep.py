@@ -12,7 +12,7 @@ import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine import expiry, sweep
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.engine.sweep import SweepState, SweepTerms, Swept
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge

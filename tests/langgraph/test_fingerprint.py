@@ -20,7 +20,7 @@ import perdure
 from perdure.langgraph.fingerprint import fingerprint
 from perdure.runtime import isolated_subgraph
 from perdure.schema import Schema, convert, drop, rename_channel, rename_node
-from perdure.schema.record import RecordedSchema, contradictions, differences, verdict
+from perdure.schema.schema_file import RecordedSchema, contradictions, differences, verdict
 
 
 def longest(left: list[str], right: list[str]) -> list[str]:

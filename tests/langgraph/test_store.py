@@ -28,7 +28,7 @@ from perdure.model.ops import Commit
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.conformance import Backend
-from perdure.testing.conformance.memories import HOME, keys, there
+from perdure.testing.conformance.store_operations import HOME, keys, there
 from tests.backends import BACKENDS, fresh
 from tests.langgraph.savers import opened
 

@@ -17,7 +17,7 @@ from perdure.engine.thread_view import View
 from perdure.langgraph import translate
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.lineage import LoadedHead
+from perdure.model.heads import LoadedHead
 from perdure.model.ops import Check, Commit, Committed, Expect, Op, Put
 from perdure.model.records import EPOCH, Partition
 from perdure.storage.port import Driver

@@ -19,7 +19,7 @@ from langgraph.types import interrupt
 import perdure
 from perdure.conversation import Conversation, Limit, Summary
 from perdure.database.base import DatabaseBase, handle_of
-from perdure.engine.finished_summary import FinishedSummary, store, waiting
+from perdure.engine.pending_summary import FinishedSummary, store, waiting
 from perdure.model.records import Partition
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.testing.faults import WRITES, Fault, fail, faulty

@@ -23,9 +23,9 @@ from langgraph.types import interrupt
 from langgraph_sdk import Auth
 from pydantic import AliasChoices, AliasPath, BaseModel, Field
 
-from perdure.server.auth.claims import verified_names, with_verified, without_claims
 from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import User
+from perdure.server.auth.reserved_names import verified_names, with_verified, without_claims
 from perdure.server.configurable_headers import Headers
 from perdure.storage.memory import MemoryDriver
 from tests.server.hosting import Served, run, serving

@@ -1,7 +1,7 @@
 """The layout that saves write units: heads in the root, writes that share items, checks and chunks that are
 left out of transactions. It answers as the model does, and leaves nothing behind.
 
-Covers perdure.storage.dynamodb.actions, perdure.storage.dynamodb.items, perdure.storage.dynamodb.plan.
+Covers perdure.storage.dynamodb.actions, perdure.storage.dynamodb.items, perdure.storage.dynamodb.commit_plan.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from perdure.errors import DatabaseReplaced
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Now, Put
 from perdure.model.records import GC, Partition
 from perdure.storage.sqlite import driver as sqlite
-from perdure.storage.sqlite import file_watch
+from perdure.storage.sqlite import file_identity
 from perdure.storage.sqlite.driver import SqliteDriver
 
 THREAD = Partition("", "thread")
@@ -339,7 +339,7 @@ def test_an_older_copy_written_over_it_within_one_tick_of_the_clock_is_noticed(
     driver: SqliteDriver, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Times of files move by some milliseconds at once, so a change may not show in them."""
-    monkeypatch.setattr(file_watch, "_change", lambda found: (found.st_size, 0, 0))
+    monkeypatch.setattr(file_identity, "_change", lambda found: (found.st_size, 0, 0))
     with closing(apsw.Connection(str(path))) as other:
         for version in (1, 2):
             commit(driver, version)

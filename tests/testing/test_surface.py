@@ -47,7 +47,7 @@ def test_the_package_has_these_modules_and_no_other() -> None:
         "conformance",
         "faults",
         "fixtures",
-        "graphs",
+        "graph_assertions",
         "recorded_threads",
     }
 

@@ -9,9 +9,9 @@ event loop, call them by ``asyncio.to_thread``.
 """
 
 from perdure.admin.archives import new_archive, open_archive
+from perdure.admin.cross_thread_check import examine
 from perdure.admin.listing import partitions, tenants
 from perdure.admin.moving import digest_of, move
-from perdure.admin.whole_check import examine
 from perdure.engine.thread_digest import Digest
 from perdure.engine.transfer import State, TransferResult
 from perdure.model.records import Partition

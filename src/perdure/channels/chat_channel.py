@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from perdure.channels import questions
 from perdure.channels.addresses import ChatAddress
-from perdure.channels.backoff import ChatBackoff
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Receiver
+from perdure.channels.retry_after import ChatBackoff
 from perdure.channels.splitting import split_text
 from perdure.channels.webhook import endpoint
 from perdure.model.messages import Message, Reply

@@ -10,7 +10,7 @@ from perdure.cli.care import care
 from perdure.cli.copy import copy
 from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
-from perdure.cli.export_import import export
+from perdure.cli.export import export
 from perdure.cli.import_data import import_
 from perdure.cli.inspect import inspect
 from perdure.cli.memory import memory

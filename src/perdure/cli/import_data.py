@@ -27,7 +27,7 @@ from perdure.cli.app import (
     url_of,
 )
 from perdure.cli.copy import INTERRUPTED
-from perdure.cli.export_import import ArchiveOptions, import_archive
+from perdure.cli.export import ArchiveOptions, import_archive
 from perdure.errors import NotAllowed, NotFound, Unavailable
 from perdure.imports.kinds import SourceKind, open_source
 from perdure.storage.url import redacted

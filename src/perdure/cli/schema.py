@@ -116,7 +116,13 @@ def check(
     a new version for that.
     """
     from perdure.langgraph.fingerprint import fingerprint
-    from perdure.schema.record import RecordedSchema, contradictions, read_records, verdict, write_records
+    from perdure.schema.schema_file import (
+        RecordedSchema,
+        contradictions,
+        read_records,
+        verdict,
+        write_records,
+    )
 
     records = read_records(file)
     failed = False

@@ -30,7 +30,7 @@ from perdure.runtime.garbage_collector import settle
 from perdure.runtime.loading import LoadedGraph, find, load_agent, load_channels
 from perdure.runtime.observers import Observers
 from perdure.runtime.options import WEBHOOK
-from perdure.runtime.retention import RetentionLoop
+from perdure.runtime.retention_sweep import RetentionLoop
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:

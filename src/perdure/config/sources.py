@@ -15,8 +15,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perdure.config.langgraph_json import PASSED_OVER, REFUSED
 from perdure.config.settings import SETTINGS, Setting
+from perdure.config.unsupported_keys import PASSED_OVER, REFUSED
 from perdure.errors import BadSetting, MissingExtra
 
 OWN, LANGGRAPH = "perdure.toml", "langgraph.json"

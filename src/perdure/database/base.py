@@ -7,7 +7,7 @@ from collections.abc import Collection
 from perdure.database.handle import DatabaseHandle
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, by_default
-from perdure.langgraph.large_channels import WARN_BYTES, LargeChannels
+from perdure.langgraph.large_channel_warning import WARN_BYTES, LargeChannels
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.search.index import IndexConfig, SearchConfig, SearchIndex, index_of
 from perdure.langgraph.store import PerdureStore, TTLConfig

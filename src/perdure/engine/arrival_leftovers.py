@@ -8,7 +8,7 @@ arrival that still goes on is refused with its next commit.
 from __future__ import annotations
 
 from perdure.engine import transfer_claim
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.engine.transact import Budget, batches
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Range
 from perdure.model.program import Program, ask

@@ -25,7 +25,7 @@ from perdure.engine.thread_view import (
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, confirmed, retrying
 from perdure.errors import Conflict, Contention, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
-from perdure.model.lineage import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
+from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record

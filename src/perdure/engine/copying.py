@@ -9,7 +9,7 @@ from perdure.engine.thread_view import load_view, missing_head
 from perdure.engine.transact import ATTEMPTS, Budget, batches, chunk_puts
 from perdure.errors import Conflict, Contention
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT
+from perdure.model.heads import ROOT
 from perdure.model.ops import Commit, Committed, Expect, Op, Put, Stage
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, HEAD, TAG, Partition

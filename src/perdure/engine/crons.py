@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, QueueFull
 from perdure.model.messages import encode

@@ -7,7 +7,7 @@ from perdure.engine.thread_view import HeadView, guards, load_view, missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, NotFound
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.lineage import ROOT
+from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Lane

@@ -8,7 +8,7 @@ from perdure.engine.thread_view import lost_head, missing_head, read_view, refus
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, in_order
-from perdure.model.lineage import is_loop, schema_of
+from perdure.model.heads import is_loop, schema_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record

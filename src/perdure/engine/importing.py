@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.engine import arrival_leftovers, transfer_claim
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.engine.thread_view import HeadView, View, guards, read_view, view_items
 from perdure.engine.transact import Budget, batches, chunk_puts, commit_with_chunks
 from perdure.errors import Contention

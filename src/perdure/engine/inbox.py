@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 from perdure.engine import questions, steering
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.documents import Document
-from perdure.engine.paging import PAGE
 from perdure.engine.preconditions import Precondition, check_precondition
+from perdure.engine.range_reads import PAGE
 from perdure.engine.transact import ATTEMPTS, retrying
 from perdure.errors import Corrupt, NotFound, QueueFull, RunInProgress
 from perdure.model.messages import (

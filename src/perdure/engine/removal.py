@@ -23,7 +23,7 @@ from perdure.errors import CannotTakeBack, Contention
 from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT, belongs
+from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import (
     Check,
     Commit,

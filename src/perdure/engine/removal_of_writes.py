@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.lineage import ROOT, belongs
+from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Delete, Op
 from perdure.model.records import WRITE, Key
 from perdure.model.retention import Name

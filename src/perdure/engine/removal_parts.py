@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from perdure.engine.thread_view import HeadView
 from perdure.engine.transact import Budget
-from perdure.model.lineage import ROOT
+from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Delete, Expect, Op, Put
 from perdure.model.records import CHECKPOINT, HEAD
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from perdure.engine import followers
+from perdure.engine import subscribers
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, Fenced, TooLarge
@@ -85,7 +85,7 @@ class Claim:
     def _load(self, known: Lane | None) -> Program[_Seen]:
         items: tuple[Get | Range, ...] = (
             Get(LANE, (IN,)),
-            followers.GET,
+            subscribers.GET,
             Get(EPOCH, ()),
             Get(HEAD, ("",)),
             Range(RUN, by="first", reverse=True, limit=1),
@@ -189,9 +189,9 @@ class Claim:
         ops: list[Op] = [raised, lane.put(self.fresh), run.put()]
         if seen.follower is None:
             # Without a fetch, this check is how the claim learns that the thread is followed.
-            ops.append(followers.unchanged(None))
+            ops.append(subscribers.unchanged(None))
         run, lane = replace(run, version=run.version + 1), lane.stored(self.fresh)
-        is_followed = seen.follower is not None and followers.is_followed(seen.follower, now)
+        is_followed = seen.follower is not None and subscribers.is_followed(seen.follower, now)
         held = HeldRun(self.partition, run, messages, lane, seen.head, is_followed)
         return PlannedClaim(tuple(ops), held)
 
@@ -309,7 +309,7 @@ def finish(
     over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=closed_epoch(run.epoch))
 
     def load() -> Program[_Lanes]:
-        items = (Get(LANE, (IN,)), Get(RUN, (run.id,)), Get(LANE, (OUT,)), followers.GET)
+        items = (Get(LANE, (IN,)), Get(RUN, (run.id,)), Get(LANE, (OUT,)), subscribers.GET)
         inboxes, stored, outboxes, followed = yield from ask(Fetch(partition, items))
         inbox = Lane.read(IN, inboxes)
         _refuse_lost(held, inbox)
@@ -317,7 +317,7 @@ def finish(
         return _Lanes(inbox, current, Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed))
 
     def attempt(lanes: _Lanes) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
-        if not events and lanes.follower is not None and followers.is_followed(lanes.follower, now):
+        if not events and lanes.follower is not None and subscribers.is_followed(lanes.follower, now):
             raise Followed(f"thread {partition.thread!r} is followed, and its run {run.id!r} has no events")
         # The run of a message that was taken back leaves the thread's question open.
         question = lanes.inbox.waiting if held.messages[0].is_withdrawn else None
@@ -325,7 +325,7 @@ def finish(
         closed = replace(lanes.run, state=ending.state, note=ending.note, updated_at=now)
         ops: list[Op] = [over, inbox.put(fresh), closed.put(), *events]
         if not events:
-            ops.append(followers.unchanged(lanes.follower))
+            ops.append(subscribers.unchanged(lanes.follower))
         replies: tuple[Reply, ...] = ()
         if outgoing:
             outbox = lanes.outbox or Lane(OUT)

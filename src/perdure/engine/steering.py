@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from perdure.engine.decoding import read_each, read_one
-from perdure.engine.paging import PAGE
+from perdure.engine.range_reads import PAGE
 from perdure.errors import Conflict, Corrupt, Fenced
 from perdure.model.messages import Message, Run
 from perdure.model.ops import Fetch, Get, Op, Range

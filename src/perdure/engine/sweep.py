@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from perdure.engine import documents, removal
+from perdure.engine.abandoned_threads import is_arriving, is_unfinished, remove_unfinished
 from perdure.engine.chunk_reads import FETCH_KEYS, reachable
 from perdure.engine.expiry import Clocks, ThreadAtRest, read_at_rest, remove_expired
 from perdure.engine.thread_records import Contents, read
 from perdure.engine.thread_view import missing_head
 from perdure.engine.transact import Budget
-from perdure.engine.unfinished import is_arriving, is_unfinished, remove_unfinished
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester

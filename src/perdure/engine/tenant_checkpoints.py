@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from perdure.engine import history
-from perdure.model.lineage import ROOT
+from perdure.model.heads import ROOT
 from perdure.model.ops import Fetch, Find, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, HEAD, Partition

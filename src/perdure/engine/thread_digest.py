@@ -15,7 +15,7 @@ from typing import Any
 import ormsgpack
 
 from perdure.engine.chunk_reads import MissingChunk, fetch_chunks
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.engine.thread_records import Contents, read
 from perdure.engine.thread_view import HeadView
 from perdure.errors import Contention

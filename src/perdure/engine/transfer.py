@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from perdure.engine import thread_digest, transfer_claim
 from perdure.engine.chunk_collection import collect
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.engine.thread_digest import Digest, Report, ThreadContent
 from perdure.engine.thread_records import Contents
 from perdure.engine.thread_view import HeadView, View, guards, load_view

@@ -15,7 +15,7 @@ import ormsgpack
 from perdure.engine import search_index
 from perdure.engine.item_writes import weight
 from perdure.engine.items import split
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.engine.thread_digest import ATTEMPTS, Digest, Report, silent
 from perdure.engine.transfer import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt

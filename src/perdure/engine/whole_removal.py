@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Put, Range, Refused
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, WRITE, Key, Partition

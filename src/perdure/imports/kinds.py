@@ -56,7 +56,7 @@ def _postgres(where: str) -> Source:
 
 def _redis(where: str) -> Source:
     with needing("redis"):
-        from perdure.imports.redis import RedisSource
+        from perdure.imports.plainredis import RedisSource
 
     return RedisSource(where)
 

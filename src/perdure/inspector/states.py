@@ -11,7 +11,7 @@ from perdure.inspector import diff
 from perdure.inspector.access import Access
 from perdure.inspector.timeline import needed, number
 from perdure.langgraph import plain_reading
-from perdure.langgraph.large_channels import WARN_BYTES
+from perdure.langgraph.large_channel_warning import WARN_BYTES
 from perdure.langgraph.plain_reading import ChannelView, CheckpointView
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain

@@ -23,7 +23,7 @@ from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT, UNVERSIONED
+from perdure.model.heads import ROOT, UNVERSIONED
 from perdure.model.ops import Check, Expect, Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, WRITE, Partition

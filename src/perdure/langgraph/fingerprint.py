@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from perdure.langgraph.datatypes import OWN_TYPES, within
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, read, unwrapped
-from perdure.schema.record import Fingerprint
+from perdure.schema.schema_file import Fingerprint
 
 _FOREIGN = (
     "langchain",

@@ -18,7 +18,7 @@ from perdure.engine.checkpoints import CheckpointPut
 from perdure.errors import TooLarge, Unavailable, Unserialisable
 from perdure.langgraph.loop_state import Loop
 from perdure.langgraph.translate import Address
-from perdure.model.lineage import ROOT
+from perdure.model.heads import ROOT
 from perdure.model.merged_commits import merged
 from perdure.model.ops import Commit, Committed
 from perdure.model.program import Program

@@ -21,7 +21,7 @@ from perdure.engine.steering import Taking
 from perdure.errors import PerdureError
 from perdure.langgraph.stored_checkpoints import StoredCheckpoints
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.lineage import LoadedHead
+from perdure.model.heads import LoadedHead
 from perdure.model.records import Key, Partition
 
 _ABSENT_MAX = 4096

@@ -30,7 +30,7 @@ from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address
 from perdure.langgraph.versions import next_version
 from perdure.model.checkpoint import Version
-from perdure.model.lineage import ROOT
+from perdure.model.heads import ROOT
 from perdure.schema.schema import Schema
 from perdure.storage.port import arun, is_kept, run
 

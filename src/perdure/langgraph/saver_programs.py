@@ -49,7 +49,7 @@ from perdure.langgraph.translate import Address
 from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT, HeadClaim, claim, loop_name
+from perdure.model.heads import ROOT, HeadClaim, claim, loop_name
 from perdure.model.ops import Fetch
 from perdure.model.packing import joined
 from perdure.model.program import Program

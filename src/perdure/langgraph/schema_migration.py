@@ -26,7 +26,7 @@ from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import COUNTERS, Address, Values, noted
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite, Version
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT, schema_of
+from perdure.model.heads import ROOT, schema_of
 from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition

@@ -28,7 +28,7 @@ from perdure.langgraph.loop_state import ThreadId, carried, plain
 from perdure.langgraph.serde import Serde
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT
+from perdure.model.heads import ROOT
 from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition

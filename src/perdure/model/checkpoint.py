@@ -11,7 +11,7 @@ import ormsgpack
 
 from perdure.errors import Corrupt
 from perdure.model.checkpoint_times import time_of
-from perdure.model.lineage import UNVERSIONED
+from perdure.model.heads import UNVERSIONED
 from perdure.model.ops import Put
 from perdure.model.records import CHECKPOINT, WRITE, Record
 from perdure.model.short_forms import (

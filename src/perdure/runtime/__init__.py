@@ -5,13 +5,13 @@ from perdure.engine.inbox import Standing
 from perdure.model.messages import Message, Reply, Run
 from perdure.runtime.agents import Agent
 from perdure.runtime.effects import effect, effect_key, effects, effects_sync
+from perdure.runtime.isolated_subgraphs import isolated_subgraph
 from perdure.runtime.model_calls import Price
 from perdure.runtime.observers import Logs, Observer
 from perdure.runtime.options import Options, StreamOptions
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.steering import steered, steered_sync
-from perdure.runtime.subagents import isolated_subgraph
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.delivery import Channel, NotSent, Undeliverable
 

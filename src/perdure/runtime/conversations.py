@@ -21,14 +21,14 @@ from perdure.conversation.hook import off_loop
 from perdure.conversation.policy import Conversation
 from perdure.conversation.summary import SUMMARY_ID, Summary
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import finished_summary
+from perdure.engine import pending_summary
 from perdure.engine.documents import Document
-from perdure.engine.finished_summary import FinishedSummary
+from perdure.engine.pending_summary import FinishedSummary
 from perdure.engine.runs import HeldRun
 from perdure.errors import NoWindow
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.failures import log_failure
+from perdure.runtime.failure_location import log_failure
 from perdure.runtime.observers import Observers
 
 _AT_ONCE = 8
@@ -153,7 +153,7 @@ class Conversations:
             leaving = await off_loop(conversation, conversation.to_fold, rest, summary)
             if leaving is None:
                 return
-            found = await self._database.arun(finished_summary.waiting(held.partition))
+            found = await self._database.arun(pending_summary.waiting(held.partition))
             if _usable(found, messages) is not None:
                 return  # It waits for the thread's next run, which may make the next one due.
             async with self._places, asyncio.timeout(_PATIENCE_S):
@@ -184,12 +184,12 @@ class Conversations:
         }
         now = await self._clock.now()
         finished = FinishedSummary(body, held.run.id, found)
-        program = finished_summary.store(held.partition, finished, now, fresh=self._database.fresh())
+        program = pending_summary.store(held.partition, finished, now, fresh=self._database.fresh())
         return await self._database.arun(program)
 
     async def _waiting(self, partition: Partition, messages: Any) -> Summary | None:
         """Return the summary that was made for a thread since its latest input, if any."""
-        return _usable(await self._database.arun(finished_summary.waiting(partition)), messages)
+        return _usable(await self._database.arun(pending_summary.waiting(partition)), messages)
 
     def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
         self._observers.event(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import documents, versioned
+from perdure.engine import documents, versioned_documents
 from perdure.engine.documents import Document
-from perdure.engine.versioned import Change, Versioned
+from perdure.engine.versioned_documents import Change, Versioned
 from perdure.model.records import SERVER, Partition
 from perdure.runtime.clock import DatabaseClock
 
@@ -27,17 +27,17 @@ class TenantDocuments:
 
     async def get(self, name: str) -> Versioned | None:
         """Return the current version of a document, None if there is none."""
-        return await self._database.arun(versioned.get(self._partition, self._kind, name))
+        return await self._database.arun(versioned_documents.get(self._partition, self._kind, name))
 
     async def everything(self) -> list[Versioned]:
         """Return the current versions of all documents, by name."""
-        return await self._database.arun(versioned.everything(self._partition, self._kind))
+        return await self._database.arun(versioned_documents.everything(self._partition, self._kind))
 
     async def create(self, name: str, body: Mapping[str, Any]) -> Versioned | None:
         """Store the first version of a document; None if it exists."""
         now, fresh = await self._clock.now(), self._database.fresh()
         return await self._database.arun(
-            versioned.create(self._partition, self._kind, name, body, now, fresh)
+            versioned_documents.create(self._partition, self._kind, name, body, now, fresh)
         )
 
     async def revise(self, name: str, change: Change, before: Versioned | None = None) -> Versioned | None:
@@ -52,23 +52,25 @@ class TenantDocuments:
             The new version; None if there is neither a document nor ``before``.
         """
         now, fresh = await self._clock.now(), self._database.fresh()
-        program = versioned.revise(self._partition, self._kind, name, change, now, fresh, before=before)
+        program = versioned_documents.revise(
+            self._partition, self._kind, name, change, now, fresh, before=before
+        )
         return await self._database.arun(program)
 
     async def choose(self, name: str, number: int) -> Versioned | None:
         """Make an earlier version the current one; None if there is no such version."""
         now, fresh = await self._clock.now(), self._database.fresh()
         return await self._database.arun(
-            versioned.choose(self._partition, self._kind, name, number, now, fresh)
+            versioned_documents.choose(self._partition, self._kind, name, number, now, fresh)
         )
 
     async def past(self, name: str) -> list[Versioned]:
         """Return every version of a document, the newest first."""
-        return await self._database.arun(versioned.past(self._partition, self._kind, name))
+        return await self._database.arun(versioned_documents.past(self._partition, self._kind, name))
 
     async def remove(self, name: str) -> bool:
         """Remove a document with its versions, and return True if it existed."""
-        return await self._database.arun(versioned.remove(self._partition, self._kind, name))
+        return await self._database.arun(versioned_documents.remove(self._partition, self._kind, name))
 
 
 class ThreadDocuments:

@@ -22,7 +22,7 @@ from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import recalled, recalled_ids
 from perdure.memory.users import namespace_of
-from perdure.runtime.failures import log_failure
+from perdure.runtime.failure_location import log_failure
 from perdure.runtime.memory_turns import MEMORY, WaitingTurn
 from perdure.runtime.observers import Observers
 

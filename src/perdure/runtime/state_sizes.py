@@ -17,7 +17,7 @@ from typing import Any
 
 from langgraph.constants import START
 
-from perdure.langgraph.large_channels import path_of
+from perdure.langgraph.large_channel_warning import path_of
 from perdure.model.records import Partition
 from perdure.runtime.observers import Observers
 

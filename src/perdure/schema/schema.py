@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from perdure.model.lineage import UNVERSIONED
+from perdure.model.heads import UNVERSIONED
 from perdure.schema.changes import Changes, renamed_types
 from perdure.schema.steps import (
     ChannelConverted,

@@ -21,7 +21,7 @@ from perdure.server.cron_schedules import Schedule
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller, ServerState
 from perdure.server.run_creation import AcceptedRun, submit
-from perdure.server.run_headers import IDEMPOTENCY_KEY
+from perdure.server.run_request_headers import IDEMPOTENCY_KEY
 from perdure.server.temporary_threads import removed_after
 
 Completion = Literal["delete", "keep"]

@@ -20,7 +20,7 @@ from perdure.model.records import Partition
 from perdure.runtime import Runtime
 from perdure.runtime.graph_factories import Access, Factory
 from perdure.runtime.options import Options
-from perdure.runtime.retention import RetentionLoop
+from perdure.runtime.retention_sweep import RetentionLoop
 from perdure.runtime.run_context import is_reserved
 from perdure.runtime.run_user import user_of
 from perdure.runtime.tenant import TenantRuntime

@@ -19,19 +19,19 @@ from perdure.runtime.run_user import USER, storable
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import THERE
 from perdure.server.assistants import NONE_TO_RUN, Assistant
-from perdure.server.auth.claims import (
+from perdure.server.auth.identity import Refusal, User, require_stamp
+from perdure.server.auth.reserved_names import (
     config_without_claims,
     verified_names,
     with_verified,
     without_claims,
 )
-from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.checkpoint_references import require_start, start_of
 from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.responses import given
-from perdure.server.run_headers import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK
+from perdure.server.run_request_headers import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK
 from perdure.server.thread_graphs import has_run, keeps_apart, require_own
 from perdure.server.webhooks import TASK
 

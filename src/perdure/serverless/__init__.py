@@ -6,6 +6,6 @@ begun is finished, or released for others, before its answer.
 """
 
 from perdure.serverless.aws import lambda_function, lambda_handler
-from perdure.serverless.container import Container
+from perdure.serverless.warm_resources import Container
 
 __all__ = ["Container", "lambda_function", "lambda_handler"]

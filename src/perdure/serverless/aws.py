@@ -17,7 +17,7 @@ from perdure.errors import MissingExtra, Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.serverless.asgi import AsgiApp, lifespan_of, opened_of, runtime_of
-from perdure.serverless.container import Container
+from perdure.serverless.warm_resources import Container
 
 try:
     from mangum.adapter import DEFAULT_TEXT_MIME_TYPES

@@ -18,7 +18,7 @@ from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
 
 from perdure.langgraph.replaces import Replaces
-from perdure.runtime.subagents import isolated_subgraph
+from perdure.runtime.isolated_subgraphs import isolated_subgraph
 from perdure.supervisor.routing import Policy, Route
 
 ROUTE, WRITE = "route", "write"

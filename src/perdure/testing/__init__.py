@@ -9,7 +9,7 @@
 The last three need pytest, or are imported by their own names to keep this package quick to import.
 """
 
-from perdure.testing.graphs import assert_sound, strict
+from perdure.testing.graph_assertions import assert_sound, strict
 from perdure.testing.recorded_threads import from_export
 
 __all__ = ["assert_sound", "from_export", "strict"]

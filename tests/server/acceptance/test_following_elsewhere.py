@@ -12,7 +12,7 @@ from langgraph_sdk.client import LangGraphClient
 
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
-from perdure.engine import followers
+from perdure.engine import subscribers
 from perdure.model.ops import Fetch, Range
 from perdure.model.program import ask
 from perdure.model.queue import FOLLOWED
@@ -114,6 +114,6 @@ async def test_nobody_renews_the_record_of_a_follower_whose_server_was_killed(se
             assert await asyncio.to_thread(_stored, server, thread_id, EVENT)
             assert await asyncio.to_thread(_lasts, server, thread_id) == lasts
     database = open_database(server.database)
-    handle_of(database).run(followers.forget(Partition("", thread_id), lasts[0]))
+    handle_of(database).run(subscribers.forget(Partition("", thread_id), lasts[0]))
     database.close()
     assert not _is_followed(server, thread_id)

@@ -19,7 +19,7 @@ from perdure.langgraph.serde import Serde, is_snapshot
 from perdure.model import refs
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
-from perdure.model.lineage import ROOT
+from perdure.model.heads import ROOT
 from perdure.model.ops import Check
 from perdure.model.packing import (
     SNAPSHOT_EXT,

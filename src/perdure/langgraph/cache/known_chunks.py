@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from perdure.model.lineage import ROOT
+from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Expect
 from perdure.model.records import CHECKPOINT, CHUNK
 

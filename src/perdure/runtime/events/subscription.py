@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import events, followers, inbox
+from perdure.engine import events, inbox, subscribers
 from perdure.engine.events import Event
 from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow
@@ -75,7 +75,7 @@ class Subscriptions:
 
     async def _note(self, partition: Partition) -> None:
         until = await self._clock.now() + round(_FOLLOWED_S * 1_000_000)
-        await self._database.arun(followers.note(partition, until, self._database.fresh()))
+        await self._database.arun(subscribers.note(partition, until, self._database.fresh()))
 
     async def _renew(self) -> None:
         while self._noted:

@@ -38,7 +38,7 @@ from perdure.model.records import Partition
 from perdure.runtime.conversations import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.publisher import Ended, EventBuffer
-from perdure.runtime.failures import log_failure, place_of
+from perdure.runtime.failure_location import log_failure, place_of
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.jitter import spread
 from perdure.runtime.memories import Memories

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.engine import events, followers, scheduled
+from perdure.engine import events, scheduled, subscribers
 from perdure.engine.transact import Budget
 from perdure.errors import NotFound
 from perdure.model.ops import Fetch, Get
@@ -158,4 +158,4 @@ class Worker:
     async def _forget_follower(self, partition: Partition) -> bool:
         """Remove the record that a thread is followed once it has expired. Return True if there is more to
         do."""
-        return await self._database.arun(followers.forget(partition, await self._context.clock.now()))
+        return await self._database.arun(subscribers.forget(partition, await self._context.clock.now()))

@@ -59,7 +59,7 @@ from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
 from perdure.server.run_creation import submit
-from perdure.server.run_headers import without_terms
+from perdure.server.run_request_headers import without_terms
 from perdure.server.temporary_threads import ended
 from perdure.server.thread_ids import thread_id_of
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from a2a.utils.errors import ContentTypeNotSupportedError, InvalidParamsError
 
-from perdure.server.auth.claims import with_verified
 from perdure.server.auth.identity import User
+from perdure.server.auth.reserved_names import with_verified
 
 _KINDS = ("image", "audio", "video")
 

@@ -32,7 +32,7 @@ from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import savers_for
 from perdure.runtime.loading import DEFAULT_NAME, LoadedGraph, load_agent
 from perdure.runtime.observers import Logs, Observers
-from perdure.runtime.retention import RetentionLoop
+from perdure.runtime.retention_sweep import RetentionLoop
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.crons import CronStarter
 from perdure.server.resources import ServerState

@@ -27,7 +27,7 @@ from perdure.memory.policy import verified_user
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.loading import LoadedGraph, find, load_agent
 from perdure.runtime.observers import Logs, Observer, Observers
-from perdure.runtime.retention import RetentionLoop
+from perdure.runtime.retention_sweep import RetentionLoop
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.auth.jwt import Jwt, JwtSettings

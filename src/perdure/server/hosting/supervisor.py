@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from perdure.errors import PerdureError, Unavailable
-from perdure.runtime.failures import show_failures
+from perdure.runtime.failure_location import show_failures
 from perdure.server.config import Config
 from perdure.server.hosting.process import run, serve
 

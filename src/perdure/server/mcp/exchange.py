@@ -40,14 +40,14 @@ from perdure.model.messages import FAILED, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.json_encoding import encoded
 from perdure.server import error_handlers, responses
-from perdure.server.auth.claims import with_verified
 from perdure.server.auth.identity import Refusal
+from perdure.server.auth.reserved_names import with_verified
 from perdure.server.mcp.replies import reply_of
 from perdure.server.mcp.tools import assistant_of, input_of, tool_names, visible
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
 from perdure.server.run_creation import AcceptedRun, submit
-from perdure.server.run_headers import without_terms
+from perdure.server.run_request_headers import without_terms
 from perdure.server.run_values import values_of
 from perdure.server.temporary_threads import ended, removed, removed_after
 

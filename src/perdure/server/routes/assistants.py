@@ -19,9 +19,9 @@ from perdure.runtime.run_context import is_reserved
 from perdure.runtime.threads.index import contains
 from perdure.server import graph_schema, responses
 from perdure.server.assistants import Assistant, no_assistant
-from perdure.server.auth.claims import config_without_claims, with_verified
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
+from perdure.server.auth.reserved_names import config_without_claims, with_verified
 from perdure.server.requests import Body, Config, Mapped, Offset, Page
 from perdure.server.resources import AssistantName, Caller, CallerNow, Namespace
 from perdure.server.responses import Json

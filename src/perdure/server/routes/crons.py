@@ -16,9 +16,9 @@ from perdure.runtime.run_user import USER_EMAIL
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.threads import missing
 from perdure.server import responses
-from perdure.server.auth.claims import verified_names, without_claims
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, User, require_stamp
+from perdure.server.auth.reserved_names import verified_names, without_claims
 from perdure.server.cron_schedules import BadSchedule, Schedule
 from perdure.server.crons import Completion, CronJob
 from perdure.server.requests import Body, Config, Mapped, NewRun, Offset, Page, RunMode, Strategy

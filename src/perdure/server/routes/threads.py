@@ -26,9 +26,9 @@ from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server import thread_ids as naming
-from perdure.server.auth.claims import with_verified
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
+from perdure.server.auth.reserved_names import with_verified
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json

@@ -33,8 +33,8 @@ from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.actions import Learned, action_of, holds, root_action
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Unanswered
+from perdure.storage.dynamodb.commit_plan import planned, stored
 from perdure.storage.dynamodb.items import Item, PartitionRoot
-from perdure.storage.dynamodb.plan import planned, stored
 from perdure.storage.dynamodb.reading import Reader
 
 _ROUNDS = 64

@@ -44,7 +44,7 @@ from perdure.storage.sql import checksums, migrations, schema
 from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
 from perdure.storage.sqlite.errors import translate, translated
-from perdure.storage.sqlite.file_watch import FileWatch
+from perdure.storage.sqlite.file_identity import FileWatch
 from perdure.storage.sqlite.host_clock import HostClock
 from perdure.storage.sqlite.reader import SqliteReader, open_connection
 

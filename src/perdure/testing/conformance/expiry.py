@@ -13,7 +13,7 @@ from perdure.model.store_items import MINUTE
 from perdure.testing.conformance.backend import Backend
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.conformance.items import LATER
-from perdure.testing.conformance.memories import HOME, keys, refused, there
+from perdure.testing.conformance.store_operations import HOME, keys, refused, there
 from perdure.testing.faults import FaultyDriver
 
 

@@ -17,7 +17,7 @@ from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, ITEM
 from perdure.testing.conformance.backend import Backend
-from perdure.testing.conformance.memories import HOME, keys, refused
+from perdure.testing.conformance.store_operations import HOME, keys, refused
 from perdure.testing.faults import FaultyDriver
 
 DIMS = 16

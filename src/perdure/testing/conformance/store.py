@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.testing.conformance.expiry import Expiry
 from perdure.testing.conformance.meaning import Meaning
-from perdure.testing.conformance.memories import Operations
+from perdure.testing.conformance.store_operations import Operations
 
 
 class StoreContract(Operations, Expiry, Meaning):

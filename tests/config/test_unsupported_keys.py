@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from perdure.config.langgraph_json import PASSED_OVER, REFUSED
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import of_file
+from perdure.config.unsupported_keys import PASSED_OVER, REFUSED
 from perdure.errors import BadSetting
 from perdure.server.config import load
 from perdure.server.hosting.startup import prepare

@@ -10,9 +10,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import finished_summary, runs
-from perdure.engine.finished_summary import FinishedSummary
+from perdure.engine import pending_summary, runs
 from perdure.engine.inbox import Accept
+from perdure.engine.pending_summary import FinishedSummary
 from perdure.engine.runs import Claim, Ending, HeldRun
 from perdure.model.messages import DONE, Message
 from perdure.model.queue import Debounce
@@ -45,16 +45,16 @@ def talk(db: perdure.SyncDatabase, run_id: str = "r1") -> None:
 def store(db: perdure.SyncDatabase, text: str, before: Any, run_id: str = "r1") -> bool:
     handle = handle_of(db)
     made = FinishedSummary({"text": text}, run_id, before)
-    return handle.run(finished_summary.store(AT, made, NOW, fresh=handle.fresh()))
+    return handle.run(pending_summary.store(AT, made, NOW, fresh=handle.fresh()))
 
 
 def test_of_several_makers_the_first_one_s_is_kept(db: perdure.SyncDatabase) -> None:
     talk(db)
     handle = handle_of(db)
-    assert handle.run(finished_summary.waiting(AT)) is None
+    assert handle.run(pending_summary.waiting(AT)) is None
     assert store(db, "first", None)
     assert not store(db, "second", None)
-    found = handle.run(finished_summary.waiting(AT))
+    found = handle.run(pending_summary.waiting(AT))
     assert found is not None
     assert found.body == {"text": "first"}
     assert store(db, "third", found)
@@ -67,7 +67,7 @@ def test_a_thread_that_was_deleted_gets_none(db: perdure.SyncDatabase) -> None:
     talk(db)
     assert store(db, "first", None)
     db.checkpointer().delete_thread("t")
-    assert handle_of(db).run(finished_summary.waiting(AT)) is None
+    assert handle_of(db).run(pending_summary.waiting(AT)) is None
     assert not store(db, "late", None)
 
 
@@ -78,5 +78,5 @@ def test_a_summary_of_a_deleted_thread_does_not_reach_the_one_that_has_its_id_no
     db.checkpointer().delete_thread("t")
     talk(db, "r2")
     assert not store(db, "of the deleted thread", None, "r1")
-    assert handle_of(db).run(finished_summary.waiting(AT)) is None
+    assert handle_of(db).run(pending_summary.waiting(AT)) is None
     assert store(db, "of this thread", None, "r2")

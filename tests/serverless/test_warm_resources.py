@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from perdure.errors import Unavailable
-from perdure.serverless import container as containers
-from perdure.serverless.container import Container
+from perdure.serverless import warm_resources
+from perdure.serverless.warm_resources import Container
 
 
 class Resource:
@@ -55,7 +55,7 @@ async def use(resource: int) -> int:
 
 def thaw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every call come after a long pause."""
-    monkeypatch.setattr(containers, "THAWED_AFTER_S", -1.0)
+    monkeypatch.setattr(warm_resources, "THAWED_AFTER_S", -1.0)
 
 
 def test_it_is_opened_in_the_first_call_and_kept(resource: Resource, container: Container[int]) -> None:

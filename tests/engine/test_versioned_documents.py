@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import versioned
-from perdure.engine.paging import read_all
-from perdure.engine.versioned import Versioned
+from perdure.engine import versioned_documents
+from perdure.engine.range_reads import read_all
+from perdure.engine.versioned_documents import Versioned
 from perdure.errors import Unserialisable
 from perdure.model.ops import Range
 from perdure.model.records import DOCUMENT, SERVER, Partition
@@ -38,19 +38,21 @@ class Shelf:
         return self.now, self.fresh
 
     def create(self, name: str, **body: Any) -> Versioned | None:
-        return run(versioned.create(HERE, "c", name, body, *self.tick()), self.driver)
+        return run(versioned_documents.create(HERE, "c", name, body, *self.tick()), self.driver)
 
     def revise(self, name: str, before: Versioned | None = None, **more: Any) -> Versioned | None:
         def change(held: Versioned) -> dict[str, Any]:
             return {**held.body, **more}
 
-        return run(versioned.revise(HERE, "c", name, change, *self.tick(), before=before), self.driver)
+        return run(
+            versioned_documents.revise(HERE, "c", name, change, *self.tick(), before=before), self.driver
+        )
 
     def choose(self, name: str, number: int) -> Versioned | None:
-        return run(versioned.choose(HERE, "c", name, number, *self.tick()), self.driver)
+        return run(versioned_documents.choose(HERE, "c", name, number, *self.tick()), self.driver)
 
     def past(self, name: str) -> list[tuple[int, Any]]:
-        found = run(versioned.past(HERE, "c", name), self.driver)
+        found = run(versioned_documents.past(HERE, "c", name), self.driver)
         return [(one.number, dict(one.body)) for one in found]
 
     def stored(self) -> list[tuple[Any, ...]]:
@@ -72,13 +74,13 @@ def test_every_change_is_a_version_and_an_older_one_may_be_current_again(driver:
     revised = shelf.revise("a", m=3)
     assert revised is not None
     assert (revised.number, dict(revised.body)) == (3, {"n": 1, "m": 3})
-    assert run(versioned.get(HERE, "c", "a"), driver) == revised
+    assert run(versioned_documents.get(HERE, "c", "a"), driver) == revised
     for number in (0, 4):
         assert shelf.choose("a", number) is None
     assert shelf.choose("b", 1) is None
     assert shelf.revise("b", n=1) is None
     assert shelf.past("b") == []
-    assert [one.name for one in run(versioned.everything(HERE, "c"), driver)] == ["a"]
+    assert [one.name for one in run(versioned_documents.everything(HERE, "c"), driver)] == ["a"]
 
 
 def test_one_that_is_not_stored_has_a_first_version_too(driver: Driver) -> None:
@@ -106,8 +108,8 @@ def test_removed_is_removed_with_its_past(driver: Driver) -> None:
     for name in ("a", "aa"):
         shelf.create(name, n=1)
         shelf.revise(name, n=2)
-    assert run(versioned.remove(HERE, "c", "a"), driver)
-    assert not run(versioned.remove(HERE, "c", "a"), driver)
+    assert run(versioned_documents.remove(HERE, "c", "a"), driver)
+    assert not run(versioned_documents.remove(HERE, "c", "a"), driver)
     assert shelf.past("aa") == [(2, {"n": 2}), (1, {"n": 1})]
     assert all("aa" in "/".join(key) for key in shelf.stored())
 
@@ -116,7 +118,7 @@ def test_what_a_removal_left_behind_is_nobodys_past(driver: Driver) -> None:
     shelf = Shelf(driver)
     shelf.create("a", n=1)
     shelf.revise("a", n=2)
-    program = versioned.remove(HERE, "c", "a")
+    program = versioned_documents.remove(HERE, "c", "a")
     # It reads the past and removes the document; then its process dies.
     answer: Any = None
     for _ in range(2):
@@ -134,7 +136,7 @@ def test_what_a_removal_left_behind_is_nobodys_past(driver: Driver) -> None:
 def test_a_removal_that_is_late_leaves_what_was_made_anew(driver: Driver) -> None:
     shelf = Shelf(driver)
     shelf.create("a", n=1)
-    late = versioned.remove(HERE, "c", "a")
+    late = versioned_documents.remove(HERE, "c", "a")
     effect = late.send(None)
     answer: Any = driver.perform(effect)
     effect = late.send(answer)

@@ -15,7 +15,7 @@ from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.items import PartitionRoot
 
 
-class Plan(NamedTuple):
+class CommitPlan(NamedTuple):
     """The ways of a commit's operations.
 
     Attributes:
@@ -32,16 +32,16 @@ class Plan(NamedTuple):
     after: bytes = b""
 
 
-def planned(ops: Sequence[Op], root: PartitionRoot | None) -> Plan:
+def planned(ops: Sequence[Op], root: PartitionRoot | None) -> CommitPlan:
     """Return the plan of a commit on a partition whose root is as remembered."""
     inside = tuple(op for op in ops if items.is_embedded(op))
     own = [n for n, op in enumerate(ops) if not items.is_embedded(op)]
     if root is None or not root.incarnation or all(isinstance(op, Check) for op in ops):
-        return Plan(inside, _by_item(ops, own))
+        return CommitPlan(inside, _by_item(ops, own))
     known = [n for n in own if _holds_at(ops[n], root)]
     early = [n for n in own if _is_chunk(ops[n])] if _refuses_collected(ops) else []
     own = [n for n in own if n not in known and n not in early]
-    return Plan(inside, _by_item(ops, own), tuple(early), root.revision if known else b"")
+    return CommitPlan(inside, _by_item(ops, own), tuple(early), root.revision if known else b"")
 
 
 def stored(ops: Sequence[Op]) -> Mapping[tuple[str, Key], int]:

@@ -12,8 +12,8 @@ from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 import perdure
-from perdure.langgraph import large_channels
-from perdure.langgraph.large_channels import LargeChannels, path_of
+from perdure.langgraph import large_channel_warning
+from perdure.langgraph.large_channel_warning import LargeChannels, path_of
 from perdure.model.records import Partition
 
 SECRET = "what a user wrote "
@@ -78,7 +78,7 @@ def test_a_size_that_cannot_be_is_refused(db: perdure.SyncDatabase, size: Any) -
 def test_the_threads_that_it_knows_are_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(large_channels, "_THREADS_MOST", 2)
+    monkeypatch.setattr(large_channel_warning, "_THREADS_MOST", 2)
     watched = LargeChannels(10)
     for thread in ("a", "b", "c", "a"):
         watched.stored(Partition("", thread), "", {"x": 11, "y": 10, START: 99})

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from perdure.engine.paging import read_all
+from perdure.engine.range_reads import read_all
 from perdure.engine.transact import retrying
 from perdure.model.messages import encode
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range

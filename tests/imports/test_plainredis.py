@@ -10,7 +10,7 @@ from langgraph_checkpoint_plainredis import RedisSaver
 
 import perdure
 from perdure.errors import BadUrl, Unavailable
-from perdure.imports.redis import RedisSource
+from perdure.imports.plainredis import RedisSource
 from tests.imports import parity, threads
 from tests.servers import valkey
 
@@ -34,7 +34,7 @@ def test_without_the_package_what_was_read_is_compared(
 ) -> None:
     stock = RedisSaver(url=url)
     made = threads.fill(stock, 2)
-    monkeypatch.setattr("perdure.imports.redis.find_spec", lambda name: None)
+    monkeypatch.setattr("perdure.imports.plainredis.find_spec", lambda name: None)
     with perdure.connect_sync(f"sqlite:///{tmp_path}/new.db", migrate=True) as db:
         source = RedisSource(url)
         assert source.verifier == source.name

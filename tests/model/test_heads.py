@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.model.lineage import ROOT, LoadedHead, Verdict, judge
+from perdure.model.heads import ROOT, LoadedHead, Verdict, judge
 
 ADVANCE, FORK, LOST = Verdict.ADVANCE, Verdict.FORK, Verdict.LOST
 AT_HEAD, BEHIND, ABSENT = LoadedHead("a", True), LoadedHead("a", False), LoadedHead(None, True)

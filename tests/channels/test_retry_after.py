@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.channels.backoff import ChatBackoff
+from perdure.channels.retry_after import ChatBackoff
 from perdure.runtime import NotSent
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
-from perdure.engine import followers
+from perdure.engine import subscribers
 from perdure.engine.events import END, Event
 from perdure.model.queue import FOLLOWED
 from perdure.model.records import EVENT, LANE, Partition
@@ -178,9 +178,9 @@ COST = (6, 5)
 def test_a_follower_record_that_was_renewed_is_not_removed(near: Storage) -> None:
     database = near.database()
     at = Partition("", "ada")
-    handle_of(database).run(followers.note(at, 100, handle_of(database).fresh()))
-    handle_of(database).run(followers.note(at, 200, handle_of(database).fresh()))
-    assert handle_of(database).run(followers.forget(at, 150)) is False
+    handle_of(database).run(subscribers.note(at, 100, handle_of(database).fresh()))
+    handle_of(database).run(subscribers.note(at, 200, handle_of(database).fresh()))
+    assert handle_of(database).run(subscribers.forget(at, 150)) is False
     assert is_followed(near)
-    handle_of(database).run(followers.forget(at, 200))
+    handle_of(database).run(subscribers.forget(at, 200))
     assert not is_followed(near)

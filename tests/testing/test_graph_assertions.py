@@ -32,7 +32,9 @@ def test_a_sound_graph_passes_and_a_faulty_one_fails_with_its_findings() -> None
     assert_sound(graph(Marked))
     assert_sound(Agent(graph(Marked)))
     for faulty in (graph(Bare), Agent(graph(Bare))):
-        with pytest.raises(AssertionError, match=r"test_graphs\.py:\d+: bare-collection: channel docs"):
+        with pytest.raises(
+            AssertionError, match=r"test_graph_assertions\.py:\d+: bare-collection: channel docs"
+        ):
             assert_sound(faulty)
 
 

@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage
 
 import perdure
 from perdure.imports.kinds import SourceKind
-from perdure.testing.faults import faulty
+from perdure.testing.faults import WRITES, faulty
 from tests.imports import parity, threads
 from tests.imports.killed import KilledImports
 from tests.imports.stocks import STOCKS, Made, Stock
@@ -84,6 +84,47 @@ def head(db: perdure.SyncDatabase, thread: str) -> str | None:
     return None if found is None else found.checkpoint["id"]
 
 
+MANY = 200 if parity.FULL else 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600 if parity.FULL else 120)
+@pytest.mark.parametrize("name", STOCKS)
+def test_an_import_of_many_threads_is_finished_although_it_is_killed_again_and_again(
+    name: str, children: KilledImports, tmp_path: Path
+) -> None:
+    """Every import goes on where the killed one before it ended: it brings a few threads more."""
+    url = f"sqlite:///{tmp_path}/target.db"
+    with STOCKS[name](tmp_path, functools.partial(filled, count=MANY)) as stock:
+        source = stock.opened()
+        with faulty("memory://", counts=WRITES) as (db, driver):
+            # More than are compared, where a saver has shapes of threads that it does not keep apart.
+            threads_there = len(parity.imported(source, db))
+            writes = driver.count
+        with perdure.connect_sync(url, migrate=True):
+            pass
+        kills, step = 0, max(1, writes // (POINTS + 2))
+        arrived: list[int] = []
+        for point in range(POINTS):
+            when = ("before", "after")[point % 2]
+            ended = children.run(stock.kind, stock.where, url, step + point % 3, when, writes=True)
+            assert ended == signal.SIGKILL, point
+            kills += 1
+            with perdure.connect_sync(url) as db:
+                arrived.append(len(list(db.threads())))
+        assert arrived == sorted(arrived)
+        assert arrived[0] < arrived[-1] < threads_there
+        with perdure.connect_sync(url) as db:
+            reports = parity.imported(source, db)
+            assert set(stock.made) <= {r.thread for r in reports}
+            assert {r.state for r in reports} == {"imported", "unchanged"}
+            stock.check(db)
+            assert all(db.fsck(thread) == [] for thread in stock.made)
+            assert {r.state for r in parity.imported(source, db)} == {"unchanged"}
+        source.close()
+        print(f"{name}: {threads_there} threads, {writes} writes, {kills} kills, arrived {arrived}")
+
+
 TURNS = 1000 if parity.FULL else 60
 
 
@@ -132,9 +173,6 @@ def compare_long(stock: Stock, db: perdure.SyncDatabase) -> None:
 
 def list_ids(saver: Any) -> list[str]:
     return [found.checkpoint["id"] for found in saver.list(threads.config("long"))]
-
-
-MANY = 200 if parity.FULL else 12
 
 
 @pytest.mark.timeout(3600 if parity.FULL else 120)

@@ -8,22 +8,28 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from bench.proxy import Proxy
+from perdure.conversation import Conversation, Limit
 from perdure.database.opening import open_database
-from perdure.langgraph.early_loads import EarlyLoads
-from perdure.model.ops import Fetch, Get
+from perdure.langgraph.early_loads import EarlyLoads, kept_for_the_next
+from perdure.memory import MemoryPolicy
+from perdure.model.ops import Commit, Fetch, Get
 from perdure.model.program import Effect
-from perdure.model.records import EPOCH, HEAD, RUN, Partition, Record
+from perdure.model.records import CHECKPOINT, EPOCH, HEAD, RUN, Partition, Record
+from perdure.runtime import Agent
 from perdure.runtime import tenant as runtimes
 from perdure.storage import notify
+from perdure.storage.port import Answers, Driver, WrappingDriver, acommit_and_fetch
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, spoken, working
 from tests.servers import postgres
+
+R = TypeVar("R")
 
 
 def two_nodes() -> Any:
@@ -130,6 +136,61 @@ def test_who_waits_for_a_run_of_this_process_reads_nothing_meanwhile(
     go(main())
 
 
+class Noting(WrappingDriver):
+    """Notes what is asked for by itself, and not in the trip of a commit."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.asked: list[Effect[Any]] = []
+
+    def perform(self, effect: Effect[R]) -> R:
+        self.asked.append(effect)
+        return self._inner.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        self.asked.append(effect)
+        return await self._inner.aperform(effect)
+
+    async def acommit_and_fetch(self, commit: Commit, fetch: Fetch) -> tuple[Any, Answers | None]:
+        return await acommit_and_fetch(self._inner, commit, fetch)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_memory_and_windows_load_a_thread_no_more_often() -> None:
+    """They look at it before a run's first step, at what was read in the trip of the claim."""
+    memory = MemoryPolicy(user="ada", extract=lambda request: [], debounce=600.0)
+    conversation = Conversation(limit=Limit(4_000, summary=200), summarize=lambda summary, messages: "talk")
+
+    async def main(url: str) -> list[int]:
+        drivers: list[Noting] = []
+
+        def noted(driver: Driver) -> Driver:
+            drivers.append(Noting(driver))
+            return drivers[-1]
+
+        loads: list[int] = []
+        database = open_database(url, wrap=noted)
+        agent = Agent(two_nodes(), memory=memory, conversation=conversation)
+        async with working(database, agent, settings=settings(poll=600.0, lease=600.0)) as runtime:
+            for number in range(12):
+                drivers[0].asked.clear()
+                assert (await runtime.wait(await runtime.accept("ada", f"m{number}"), 60)).state == "done"
+                reads = [each for each in drivers[0].asked if isinstance(each, Fetch)]
+                own = [each for each in reads if each.partition.thread == "ada"]
+                loads.append(sum(any(item.kind is CHECKPOINT for item in each.items) for each in own))
+        assert database.fsck("ada") == []
+        database.close()
+        return loads
+
+    with postgres.empty() as url:
+        with perdure.connect_sync(url, migrate=True):
+            pass
+        # The first message opens the thread, and after each eighth what is out of date is looked for.
+        assert sorted(go(main(url)))[:9] == [0] * 9
+
+
 HERE = Partition("", "ada")
 LOAD = Fetch(HERE, (Get(HEAD, ("",)), Get(EPOCH, ())))
 
@@ -149,6 +210,19 @@ def test_an_early_load_is_for_one_load_under_its_lease() -> None:
         assert early.take(LOAD, 7) is None, "whoever did not get it may have written"
     early.add(LOAD, answers(7))
     early.forget(HERE)
+    assert early.take(LOAD, 7) is None
+
+
+def test_an_early_load_that_is_kept_is_for_one_more_load_under_its_lease() -> None:
+    early = EarlyLoads()
+    early.add(LOAD, answers(7))
+    with kept_for_the_next():
+        assert early.take(LOAD, 7) == answers(7)
+    assert early.take(LOAD, 7) == answers(7)
+    assert early.take(LOAD, 7) is None
+    early.add(LOAD, answers(7))
+    with kept_for_the_next():
+        assert early.take(LOAD, 8) is None
     assert early.take(LOAD, 7) is None
 
 

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from perdure.model.ops import Fetch
 from perdure.model.records import EPOCH, Partition
 from perdure.storage.port import Answers
 
 _MOST = 1024
+_KEPT: ContextVar[bool] = ContextVar("early_load_kept", default=False)
+
+
+@contextmanager
+def kept_for_the_next() -> Iterator[None]:
+    """Leave what loads within it are answered with for the load that follows: for a caller that looks at a
+    thread before a run's first step. What another writer stores in between refuses that step, as ever."""
+    token = _KEPT.set(True)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
 
 
 class EarlyLoads:
@@ -27,7 +42,8 @@ class EarlyLoads:
             self._found.popitem(last=False)
 
     def take(self, fetch: object, epoch: int | None) -> Answers | None:
-        """Return the answer to a load's first request under a lease, once; ``None`` if it has to be made."""
+        """Return the answer to a load's first request under a lease, once unless it is kept for the next;
+        ``None`` if it has to be made."""
         if not self._found or not isinstance(fetch, Fetch):
             return None
         known, answers = self._found.pop(fetch.partition, (None, ()))
@@ -35,6 +51,8 @@ class EarlyLoads:
             return None
         epochs = [found for item, found in zip(fetch.items, answers, strict=True) if item.kind is EPOCH]
         is_held = any(record.version == epoch for found in epochs for record in found)
+        if is_held and _KEPT.get():
+            self.add(fetch, answers)
         return answers if is_held else None
 
     def forget(self, partition: Partition) -> None:

@@ -51,10 +51,9 @@ class Conversations:
     async def input(
         self,
         conversation: Conversation,
-        graph: Pregel[Any, Any, Any, Any],
-        config: RunnableConfig,
         held: HeldRun,
         given: Any,
+        stored: Mapping[str, Any],
     ) -> Any:
         """Return a run's input, with the thread's messages replaced by their window if they change.
 
@@ -62,10 +61,9 @@ class Conversations:
 
         Args:
             conversation: The policy.
-            graph: The graph of the run.
-            config: The config of the run; it names the checkpoint to start from.
             held: The run.
             given: The input; answers to interrupts and commands are returned unchanged.
+            stored: The values of the state from which the run starts.
 
         Raises:
             NoWindow: No valid list of the messages fits.
@@ -76,8 +74,7 @@ class Conversations:
         new = given.get(key, [])
         if not isinstance(new, list | tuple | str | BaseMessage | Mapping):
             return given
-        stored = (await graph.aget_state(config)).values
-        before = stored.get(key) or [] if isinstance(stored, Mapping) else []
+        before = stored.get(key) or []
         whole: Any = cast("Any", add_messages)(before, list(new) if isinstance(new, list | tuple) else [new])
         if not whole:
             return given

@@ -50,24 +50,24 @@ class Memories:
     async def input(
         self,
         policy: MemoryPolicy,
-        graph: Pregel[Any, Any, Any, Any],
         config: RunnableConfig,
         held: HeldRun,
         given: Any,
+        stored: Mapping[str, Any],
     ) -> Any:
         """Return a run's input: for a new thread with the message of what is recalled of its user.
 
         Args:
             policy: The policy.
-            graph: The graph of the run.
             config: The config of the run, with the user.
             held: The run.
             given: The input; answers to interrupts and commands are returned unchanged.
+            stored: The values of the state from which the run starts.
         """
         if not isinstance(given, Mapping) or not given.get(policy.key):
             return given
         user = self._user(policy, config, held)
-        if user is None or await _has_messages(graph, config, policy.key):
+        if user is None or stored.get(policy.key):
             return given
         new = given[policy.key]
         new = list(new) if isinstance(new, list | tuple) else [new]
@@ -92,22 +92,24 @@ class Memories:
         graph: Pregel[Any, Any, Any, Any],
         config: RunnableConfig,
         held: HeldRun,
-        *,
-        has_begun: bool,
+        stored: Mapping[str, Any] | None,
     ) -> Sequence[Any] | None:
         """Return the messages that a thread had before a run, or ``None`` if that is not known any more.
 
         Args:
             policy: The policy.
             graph: The graph of the run.
-            config: The config of the run; of one that has not begun, that of the checkpoint to start from.
+            config: The config of the run.
             held: The run.
-            has_begun: True if an earlier attempt has stored checkpoints of the run.
+            stored: The values of the state from which the run starts; ``None`` if an earlier attempt has
+                stored checkpoints of the run.
         """
+        if stored is not None:
+            return _messages_of(stored, policy.key)
         if not isinstance(graph.checkpointer, BaseCheckpointSaver):
             return ()
         found = await graph.aget_state(config)
-        while has_begun and (found.metadata or {}).get("run_id") == held.run.id:
+        while (found.metadata or {}).get("run_id") == held.run.id:
             if found.parent_config is None:
                 return ()
             parent = (found.parent_config.get("configurable") or {}).get("checkpoint_id")
@@ -115,8 +117,7 @@ class Memories:
             found = await graph.aget_state({**config, "configurable": configurable})
             if found.metadata is None:
                 return None
-        values = found.values.get(policy.key) if isinstance(found.values, Mapping) else None
-        return values if isinstance(values, list) else ()
+        return _messages_of(found.values, policy.key)
 
     async def ended(
         self,
@@ -220,11 +221,9 @@ class Memories:
         )
 
 
-async def _has_messages(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, key: str) -> bool:
-    if not isinstance(graph.checkpointer, BaseCheckpointSaver):
-        return False
-    found = await graph.checkpointer.aget_tuple(config)
-    return found is not None and bool(found.checkpoint["channel_values"].get(key))
+def _messages_of(values: Any, key: str) -> Sequence[Any]:
+    found = values.get(key) if isinstance(values, Mapping) else None
+    return found if isinstance(found, list) else ()
 
 
 def _added(before: Sequence[Any], messages: Sequence[BaseMessage]) -> list[BaseMessage]:

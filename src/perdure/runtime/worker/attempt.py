@@ -20,6 +20,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from perdure.engine.questions import with_closing_reply
 from perdure.engine.runs import Ending, HeldRun
 from perdure.errors import NotFound
+from perdure.langgraph.early_loads import kept_for_the_next
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model.messages import DONE, WAITING
 from perdure.model.payloads import COMMAND, RESUME
@@ -123,12 +124,15 @@ async def _attempt(
         config = _at(config, options.checkpoint_id)
         await _require_start(graph, config, held, options.checkpoint_id)
     before: Sequence[Any] | None = ()
+    # Read once for both: each load of a thread before its first step is a request to the database.
+    is_read = not has_begun and (agent.memory is not None or agent.conversation is not None)
+    stored = await _values(graph, config) if is_read else None
     if agent.memory is not None:
-        before = await views.memories.before(agent.memory, graph, config, held, has_begun=has_begun)
-    if agent.memory is not None and not has_begun:
-        given = await views.memories.input(agent.memory, graph, config, held, given)
-    if agent.conversation is not None and not has_begun:
-        given = await views.conversations.input(agent.conversation, graph, config, held, given)
+        before = await views.memories.before(agent.memory, graph, config, held, stored)
+    if agent.memory is not None and stored is not None:
+        given = await views.memories.input(agent.memory, config, held, given, stored)
+    if agent.conversation is not None and stored is not None:
+        given = await views.conversations.input(agent.conversation, held, given, stored)
     if isinstance(given, Command) and _ends(given):
         await _end(graph, config, now, held, buffer)
         return Ending(DONE, {})
@@ -217,6 +221,15 @@ async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, 
         return False
     found = await graph.checkpointer.aget_tuple(config)
     return found is not None and found.metadata.get("run_id") == held.run.id
+
+
+async def _values(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> Mapping[str, Any]:
+    """Return the values of the state from which a run starts."""
+    if not isinstance(graph.checkpointer, BaseCheckpointSaver):
+        return {}
+    with kept_for_the_next():
+        values = (await graph.aget_state(config)).values
+    return values if isinstance(values, Mapping) else {}
 
 
 async def _require_start(

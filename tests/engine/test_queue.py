@@ -455,6 +455,24 @@ def test_only_what_is_over_is_forgotten(queue: Queue) -> None:
     assert not queue.accept(key="k0").is_duplicate
 
 
+@pytest.mark.parametrize("messages", [1, 3])
+def test_a_thread_is_tidied_although_its_next_messages_come_meanwhile(queue: Queue, messages: int) -> None:
+    queue.accept("old")
+    queue.finish(queue.held())
+    queue.now += 100
+
+    def between(effect: Effect[Any]) -> None:
+        nonlocal messages
+        if isinstance(effect, Commit) and messages:
+            messages -= 1
+            queue.accept("next", "enqueue")
+
+    queue.run(queue_retention.forget(HERE, queue.now, BUDGET), between)
+    assert messages == 0
+    assert [row.key for row in queue.rows(INBOX)][0] == (2,)
+    assert queue.rows(RUN) == ()
+
+
 @pytest.mark.parametrize("budget", [5, 7, 10, 97])
 def test_all_is_forgotten_however_little_goes_at_once(queue: Queue, budget: int) -> None:
     for n in range(40):

@@ -16,7 +16,6 @@ from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Part
 BATCH_MAX = 64
 """Most messages that one run may take: they are removed together."""
 
-
 _REPLIES = 256
 """Replies that one pass examines: those given up or in doubt stay among them."""
 
@@ -32,8 +31,18 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
         budget: most operations of one commit.
 
     Returns:
-        The count of removed records; nothing is removed if the queue changes meanwhile.
+        The count of removed records; 0 also if the queue changes again at every attempt.
     """
+    for _ in range(ATTEMPTS):
+        # The next message of a busy thread is accepted while its last run is tidied.
+        removed = yield from _forget_page(partition, before, budget)
+        if removed is not None:
+            return removed
+    return 0
+
+
+def _forget_page(partition: Partition, before: int, budget: int) -> Program[int | None]:
+    """Remove a page, ``None`` if the queue has changed since it was read."""
     lanes, outs, messages, replies, runs = yield from ask(
         Fetch(
             partition,
@@ -63,8 +72,8 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
     # The numbers of a thread that was deleted and made again start anew: the lanes show that it is the same.
     checks = [Check(LANE, (lane.name,), lane.version) for lane in (inbox, outbox) if lane.version]
     taken = _taken(parts, budget - len(checks))
-    yield from ask(Commit(partition, (*checks, *taken)))
-    return len(taken)
+    outcome = yield from ask(Commit(partition, (*checks, *taken)))
+    return len(taken) if isinstance(outcome, Committed) else None
 
 
 def _needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:

@@ -243,3 +243,38 @@ def test_a_reader_that_comes_late_gets_all_that_is_held_page_by_page(
             assert own == [event for event in heard if event.name != END]
 
     go(main())
+
+
+class Held:
+    """A database of which requests wait until they are let go."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.gate = asyncio.Event()
+
+    async def arun(self, program: Any) -> Any:
+        await self.gate.wait()
+        return await self._inner.arun(program)
+
+
+def test_a_run_that_begins_and_ends_while_its_state_is_read_is_followed_whole(
+    memory: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph, name="here") as works:
+            subscriptions = works._context.subscriptions
+            held = Held(subscriptions._database)
+            monkeypatch.setattr(subscriptions, "_database", held)
+            unkept = StreamOptions(modes=("values",), kept=False, by="here")
+            given = {"messages": [{"role": "user", "content": "one"}]}
+            ticket = await works.submit("ada", given, delay=0.2, options=Options(stream=unkept))
+            followed = works.follow("ada", ticket.id)
+            first = asyncio.ensure_future(anext(followed))
+            await asyncio.sleep(0)
+            await works.wait(ticket)
+            held.gate.set()
+            heard = [await first, *[item async for item in followed]]
+            names = [item.name for item in heard if isinstance(item, Event)]
+            assert names == ["metadata", *["values"] * 3]
+
+    go(main())

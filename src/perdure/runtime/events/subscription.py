@@ -154,6 +154,7 @@ class Subscriptions:
         """
         pause, longest = _LOOK_S
         buffer: EventBuffer | None = None
+        finished: EventBuffer | None = None
         while True:
             buffer = buffer or self._buffer(partition, run_id)
             if buffer is not None:
@@ -174,7 +175,7 @@ class Subscriptions:
                         return
             news = self._signals.expect(STORED, partition)
             begun = buffer.first - 1 if buffer is not None else None
-            buffer = None
+            finished, buffer = buffer or finished, None
             # The state is read first: the events of a run that has ended are complete.
             standing = await self._database.arun(inbox.find(partition, run_id))
             if run_id != (run_id := _run_of(standing, run_id)):
@@ -186,10 +187,14 @@ class Subscriptions:
                 after, pause = page.after, _LOOK_S[0]
             if not page.is_last:
                 continue
-            if standing is None:
-                raise NotFound(f"thread {partition.thread!r} has no run {run_id!r}")
-            if standing.is_over:
-                yield standing
+            known = _required(standing, partition, run_id)
+            if known.is_over:
+                late = self._buffer(partition, run_id)
+                if late is not None and late is not finished:
+                    # The run began and ended here while its state was read.
+                    buffer = late
+                    continue
+                yield known
                 return
             if begun is not None and after < begun:
                 # The stored events of earlier attempts have been read; the rest is in the buffer.
@@ -260,6 +265,12 @@ class Subscriptions:
 
 def _without_end(found: Iterable[Event]) -> Iterator[Event]:
     return (event for event in found if event.name != events.END)
+
+
+def _required(standing: Standing | None, partition: Partition, run_id: str) -> Standing:
+    if standing is None:
+        raise NotFound(f"thread {partition.thread!r} has no run {run_id!r}")
+    return standing
 
 
 def _run_of(standing: Standing | None, run_id: str) -> str:

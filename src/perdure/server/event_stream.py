@@ -94,8 +94,9 @@ class EventStream(EventSourceResponse):
         """Send the frames. The base class makes a cancel scope and a timer for each of them; here one timer
         serves them all."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        limit = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as limit:
+            async with limit:
                 await self._send_frames(send, _Patience(limit, self._patience))
         except TimeoutError:
             if not limit.expired():

@@ -64,7 +64,7 @@ class Ended(Standing):
         """Return the state of the only message of a run that ended at ``now``; ``None`` where the database
         has to be asked: about a run that waits or was stopped, and about one of several messages, of which
         some may have been removed."""
-        if ending.state not in (DONE, FAILED) or len(held.messages) > 1 or held.messages[0].is_withdrawn:
+        if ending.state not in (DONE, FAILED) or len(held.messages) != 1 or held.messages[0].is_withdrawn:
             return None
         run = replace(held.run, state=ending.state, note=ending.note, updated_at=now)
         ended = cls(held.messages[0], run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import zlib
 from hashlib import sha256
 from random import Random
 
@@ -12,7 +13,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.model.chunks import Digester
-from perdure.model.compression import DICTIONARY, LEAST, MARK, compressed, decompressed
+from perdure.model.compression import DICTIONARY, LEAST, MARK, MOST, compressed, decompressed
 
 DIGEST = Digester()
 PLAIN = st.one_of(
@@ -49,6 +50,14 @@ def test_what_gains_nothing_is_stored_as_it_is() -> None:
     assert compressed(random) is random
     assert decompressed(short) is None
     assert decompressed(MARK + random) is None
+
+
+def test_a_body_expands_to_a_limit() -> None:
+    whole = bytes(MOST)
+    assert decompressed(compressed(whole)) == whole
+    assert compressed(whole + b"\0") == whole + b"\0"
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
+    assert decompressed(MARK + deflate.compress(bytes(100 * MOST)) + deflate.flush()) is None
 
 
 def test_large_bodies_are_compressed_too() -> None:

@@ -20,6 +20,10 @@ SEALED = b"\xf5\x50"
 LEAST = 128
 """Bodies of fewer bytes are stored as they are."""
 
+MOST = 4 << 20
+"""Bytes to which a stored body is expanded at most: no chunk is as large, and a hostile row could be made to
+expand without end."""
+
 _WINDOW = 15
 _SMALL = 3 << 10
 _LARGE = 16 << 10
@@ -59,7 +63,7 @@ def stored_body(put: Put) -> bytes:
 def compressed(body: bytes) -> bytes:
     """Return the form in which a body is stored: compressed, or itself if that is shorter."""
     size = len(body)
-    if size < LEAST:
+    if not LEAST <= size <= MOST:
         return body
     # A small window and a fast level cost small and large bodies less time, and few bytes.
     level = 6 if size <= _LARGE else 1
@@ -70,12 +74,13 @@ def compressed(body: bytes) -> bytes:
 
 
 def decompressed(stored: bytes) -> bytes | None:
-    """Return what was compressed, ``None`` if a body is not the whole of something compressed."""
+    """Return what was compressed, ``None`` if a body is not the whole of something compressed of at most
+    ``MOST`` bytes."""
     if not stored.startswith(MARK):
         return None
     inflate = zlib.decompressobj(-_WINDOW, DICTIONARY)
     try:
-        body = inflate.decompress(stored[len(MARK) :])
+        body = inflate.decompress(stored[len(MARK) :], MOST)
     except zlib.error:
         return None
     return body if inflate.eof and not inflate.unused_data else None

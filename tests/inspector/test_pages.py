@@ -102,7 +102,9 @@ def test_the_largest_threads_come_first(page: Page, address: str) -> None:
     assert page.locator("th").last.inner_text() == "Size"
     sizes = page.locator("tbody td:last-child").all_inner_texts()
     assert all(re.fullmatch(r"[\d.]+ k?B", size) for size in sizes), sizes
-    assert sizes == sorted(sizes, key=lambda size: float(size.split()[0]), reverse=True)
+    units = {"B": 1, "kB": 1000}
+    bytes_ = [float(number) * units[unit] for number, unit in map(str.split, sizes)]
+    assert bytes_ == sorted(bytes_, reverse=True)
     page.get_by_label("Status").select_option("interrupted")
     page.locator('tbody tr[data-id="plain"]').wait_for(state="detached")
     page.get_by_role("status").get_by_text("4 threads measured, which is all.").wait_for()

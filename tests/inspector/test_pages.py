@@ -103,8 +103,9 @@ def test_the_largest_threads_come_first(page: Page, address: str) -> None:
     sizes = page.locator("tbody td:last-child").all_inner_texts()
     assert all(re.fullmatch(r"[\d.]+ k?B", size) for size in sizes), sizes
     units = {"B": 1, "kB": 1000}
-    bytes_ = [float(number) * units[unit] for number, unit in map(str.split, sizes)]
-    assert bytes_ == sorted(bytes_, reverse=True)
+    found = [size.split() for size in sizes]
+    measured = [float(number) * units[unit] for number, unit in found]
+    assert measured == sorted(measured, reverse=True)
     page.get_by_label("Status").select_option("interrupted")
     page.locator('tbody tr[data-id="plain"]').wait_for(state="detached")
     page.get_by_role("status").get_by_text("4 threads measured, which is all.").wait_for()

@@ -170,7 +170,9 @@ def site(large: str) -> Iterator[Site]:
         made.database.close()
 
 
-def test_a_page_of_threads_reads_a_page_of_threads(site: Site) -> None:
+def test_a_page_of_threads_reads_a_page_of_threads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine a search would be answered with what it has found in its time.
+    monkeypatch.setattr(listing, "_SECONDS", 60.0)
     for asked in (
         {},
         {"cursor": str(THREADS - 60)},

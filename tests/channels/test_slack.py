@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -114,9 +115,8 @@ def test_a_reply_whose_answer_is_lost_is_found_and_not_sent_again(memory: Storag
                 (reply,) = await line.runtime.replies(thread(channel))
                 return reply.provider_id if reply.state == "sent" else None
 
-            while (await sent("D1")) is None or (await sent("D2")) is None:
-                # A database in memory answers without letting anything else run.
-                await asyncio.sleep(0.01)
+            for channel in ("D1", "D2"):
+                await eventually_stored(partial(sent, channel))
             assert double.texts("D1") == ["once"]
             assert await sent("D1") == double.shown[[each.chat for each in double.shown].index("D1")].id
             assert "conversations.history" in [name for name, _ in double.calls]

@@ -129,6 +129,7 @@ def test_headings_fences_and_escapes(page: Page) -> None:
 def test_states_of_any_shape_are_shown(page: Page, site: Site, name: str, last: str) -> None:
     page.select_option("#graph", "loose")
     ask(page, name)
+    page.wait_for_url("**#*")  # from here on the user's message is shown, until the state replaces it
     page.locator(".message.user").wait_for(state="detached")
     page.reload()
     page.locator(".message").nth(len(STATES[name]) - 1).wait_for()

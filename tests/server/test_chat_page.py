@@ -20,7 +20,7 @@ from tests.server.hosting import owners
 from tests.server.typists import graphs
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = pytest.mark.timeout(240)
 COUNTED = "1 2 3 4 5"
@@ -393,6 +393,30 @@ def test_the_page_outlives_the_server_and_goes_on_when_it_is_back(page: Page, si
     answered(page, 3)
     assert page.locator("#notice").is_hidden()
     assert bodies(page)[0::2] == ["count 100 at 40", "are you there?", "hello?"]
+    assert site.said() == [bodies(page)]
+
+
+def test_messages_are_accepted_in_the_order_in_which_they_were_sent(page: Page, site: Site) -> None:
+    held: list[Route] = []
+
+    def delay(route: Route) -> None:
+        if "first" in (route.request.post_data or ""):
+            held.append(route)
+        else:
+            route.continue_()
+
+    ask(page, "count 100 at 40")
+    written(page, 20)
+    page.route("**/runs", delay)
+    ask(page, "first")
+    ask(page, "second")
+    while not held:
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(300)  # longer than the request for the second message would take
+    held[0].continue_()
+    GATES["count"].set()
+    answered(page, 3)
+    assert bodies(page)[0::2] == ["count 100 at 40", "first", "second"]
     assert site.said() == [bodies(page)]
 
 

@@ -51,6 +51,7 @@ export class Conversation {
     this._abort = new AbortController();
     this._changed = changed;
     this._syncing = null;
+    this._accepted = Promise.resolve(); // resolves when the request before the next one was answered
   }
 
   get isBusy() {
@@ -253,13 +254,12 @@ export class Conversation {
     if (checkpoint) body = { ...body, checkpoint: { checkpoint_id: checkpoint } };
     this._notify("sent");
     try {
-      await this.keeping;
-      await this._make(message);
-      const asked = { assistant_id: this.graph, multitask_strategy: message?.steers ? "steer" : "enqueue", ...body };
-      const { runId, response } = await link.persist(
-        () => api.makeRun(this.id, asked, key, follows),
-        () => { if (message) message.state = "waiting"; this._notify(); },
-      );
+      const { runId, response } = await this._inOrder(async () => {
+        await this.keeping;
+        await this._make(message);
+        const asked = { assistant_id: this.graph, multitask_strategy: message?.steers ? "steer" : "enqueue", ...body };
+        return link.persist(() => api.makeRun(this.id, asked, key, follows));
+      });
       this.wantsBranch = false;
       this._note("accepted", { runId });
       if (message) Object.assign(message, { runId, state: follows ? "stored" : "queued" });
@@ -277,11 +277,19 @@ export class Conversation {
     if (follows && this.wasStopped) await this.stop();
   }
 
+  // Makes a request when the one before it was answered: the server takes messages up in the order of their acceptance,
+  // and several may have waited for it.
+  _inOrder(request) {
+    const answered = this._accepted.then(request);
+    this._accepted = answered.catch(() => undefined); // reported to its own caller
+    return answered;
+  }
+
   async _make(message) {
     if (!this.isNew) return;
     this.title ??= titleOf(message?.text ?? "");
     const metadata = { graph_id: this.graph, title: this.title };
-    await link.persist(() => api.makeThread(this.id, metadata), () => { if (message) message.state = "waiting"; this._notify(); });
+    await link.persist(() => api.makeThread(this.id, metadata));
     this.isNew = false;
     this._notify("made");
   }

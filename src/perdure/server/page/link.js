@@ -39,13 +39,12 @@ async function probe() {
 }
 
 // Repeats a request until the server is available.
-export async function persist(request, waits = () => undefined) {
+export async function persist(request) {
   for (;;) {
     try {
       return await request();
     } catch (failure) {
       if (!failure.away) throw failure;
-      waits();
       await back();
     }
   }

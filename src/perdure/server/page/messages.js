@@ -3,13 +3,14 @@
 import { isAnswer, isUser, reasoningOf, showAttachments, textOf } from "./content.js";
 import { isStopped } from "./conversation.js";
 import { at, copy, element, icon, iconButton } from "./dom.js";
+import * as link from "./link.js";
 import { show } from "./markdown.js";
 import { RECALLED, makeMemory } from "./memory.js";
 import { questionsOf } from "./questions.js";
 
 const area = at("messages");
 const scroller = at("scroller");
-const STATES = { sending: "Sending…", waiting: "Waits for the server", stored: "Stored", failed: "Not sent" };
+const STATES = { sending: "Sending…", stored: "Stored", failed: "Not sent" };
 
 let shown = new Map();
 let owner = null;
@@ -71,7 +72,7 @@ function listed(conversation) {
   const queued = outgoing.filter(({ state, steers }) => state === "queued" && !steers);
   const pending = (one) => {
     const ahead = queued.indexOf(one);
-    const state = one.steers && one.state === "queued" ? "Joins the answer at its next step" : ahead < 0 ? STATES[one.state] : ahead ? `Queued, number ${ahead + 1}` : "Queued: next";
+    const state = one.steers && one.state === "queued" ? "Joins the answer at its next step" : one.state === "sending" && link.isAway() ? "Waits for the server" : ahead < 0 ? STATES[one.state] : ahead ? `Queued, number ${ahead + 1}` : "Queued: next";
     add(one.id, { role: "user", message: { content: [{ type: "text", text: one.text }, ...(one.parts ?? [])] }, outgoing: one, state });
   };
   const parts = () => {

@@ -276,9 +276,12 @@ def test_no_help_has_words_in_brackets_which_would_be_taken_for_markup() -> None
     assert [each for each in shown if re.search(r"\[[a-z#/@].*?\]", each[1])] == []
 
 
-def test_the_installed_program_refuses_in_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "program", [[Path(sys.executable).with_name("perdure")], [sys.executable, "-m", "perdure"]]
+)
+def test_the_installed_program_refuses_in_one_sentence(program: list[str | Path], tmp_path: Path) -> None:
     done = subprocess.run(
-        [Path(sys.executable).with_name("perdure"), "threads", "ls", "--db", "sqlite:///none.db"],
+        [*program, "threads", "ls", "--db", "sqlite:///none.db"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

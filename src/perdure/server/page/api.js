@@ -21,14 +21,14 @@ const gone = () => new Failure("The server does not answer.", { away: true });
 const of = (thread, rest = "") => `threads/${encodeURIComponent(thread).replace(/^(\.\.?)$/, (dots) => dots.replaceAll(".", "%2E"))}${rest}`;
 const run = (thread, id, rest = "") => of(thread, `/runs/${encodeURIComponent(id)}${rest}`);
 
-async function request(method, path, { body, headers = {}, signal } = {}) {
+async function request(method, path, { body, headers = {}, signal, keepalive = false } = {}) {
   headers = { ...headers, "X-End-Frame": "true" };
   const token = sessionStorage.getItem(TOKEN);
   if (token) headers = { ...headers, Authorization: `Bearer ${token}` };
   if (body !== undefined) headers = { ...headers, "Content-Type": "application/json" };
   let response;
   try {
-    response = await fetch(new URL(path, BASE), { method, headers, signal, body: JSON.stringify(body) });
+    response = await fetch(new URL(path, BASE), { method, headers, signal, keepalive, body: JSON.stringify(body) });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw gone();
@@ -39,7 +39,11 @@ async function request(method, path, { body, headers = {}, signal } = {}) {
   throw new Failure(detail, { status: response.status, away: [502, 503, 504].includes(response.status) });
 }
 
-const json = async (...asked) => (await request(...asked)).json();
+// Anything but JSON is no answer of this server, but that of a proxy or a sign-in page in between, or was cut off.
+const json = async (...asked) => {
+  const response = await request(...asked);
+  return response.json().catch(() => { throw gone(); });
+};
 
 let described = null;
 export const about = () => {
@@ -64,7 +68,7 @@ async function listed(wanted, name, ask) {
 
 export const memory = () => json("GET", "memory");
 export const forget = (id) => request("DELETE", `memory/${encodeURIComponent(id)}`);
-export const alive = () => request("GET", "ok?check_db=1");
+export const alive = () => json("GET", "ok?check_db=1");
 export const graphs = () => json("GET", "chat/graphs.json");
 
 const LISTED = ["thread_id", "metadata", "status", "updated_at"];
@@ -90,7 +94,7 @@ export const firstMessages = async (ids) => {
 export const thread = (id) => json("GET", of(id));
 export const makeThread = (id, metadata) => json("POST", "threads", { body: { thread_id: id, metadata, if_exists: "do_nothing" } });
 export const rename = (id, title) => json("PATCH", of(id), { body: { metadata: { title } } });
-export const remove = (id) => request("DELETE", of(id));
+export const remove = (id, how) => request("DELETE", of(id), how);
 
 const TREE = ["checkpoint_id", "parent_checkpoint_id", "next"];
 export const history = (id, limit, before) => json("POST", of(id, "/history"), { body: { limit, before, select: TREE } });
@@ -109,11 +113,13 @@ export const cancel = (id, runId) => request("POST", run(id, runId, "/cancel"));
 
 const STREAMED = { stream_mode: ["messages-tuple", "values", "updates", "custom"], stream_resumable: true, on_disconnect: "continue" };
 
-// Creates a run. `key` is its idempotency key. With `follows` the response streams its events.
+// Creates a run. `key` is its idempotency key. With `follows` the response streams its events. A response that names no
+// run is not this server's.
 export async function makeRun(id, body, key, follows) {
   const path = of(id, follows ? "/runs/stream" : "/runs");
   const response = await request("POST", path, { body: { ...STREAMED, ...body }, headers: { "Idempotency-Key": key } });
   const runId = decodeURIComponent((response.headers.get("Content-Location") ?? "").split("/runs/")[1] ?? "");
+  if (!runId) throw gone();
   return { runId, response: follows ? response : null };
 }
 

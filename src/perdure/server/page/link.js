@@ -38,14 +38,15 @@ async function probe() {
   }
 }
 
-// Repeats a request until the server is available.
+// Repeats a request until the server is available. A server may answer that it is alive, and refuse the request as before.
 export async function persist(request) {
-  for (;;) {
+  for (let delay = 0; ; delay = Math.min(LONGEST, delay * 1.5 || FIRST)) {
     try {
       return await request();
     } catch (failure) {
       if (!failure.away) throw failure;
       await back();
+      await pause(delay);
     }
   }
 }

@@ -144,12 +144,7 @@ class Histories:
             content += [
                 {"type": "tool_use", "id": c["id"], "name": c["name"], "input": c["args"]} for c in calls
             ]
-        results = [
-            ToolMessage(
-                self._text() if self.random.random() < 0.9 else "", tool_call_id=call["id"], id=self._id()
-            )
-            for call in calls
-        ]
+        results = [ToolMessage(self._result(), tool_call_id=call["id"], id=self._id()) for call in calls]
         self.random.shuffle(results)
         return [AIMessage(content, tool_calls=calls, id=self._id()), *results]
 
@@ -187,12 +182,39 @@ class Histories:
             blocks.append({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}})
         if "thinking" in others:
             blocks.insert(0, {"type": "thinking", "thinking": self._text(), "signature": "s"})
+            if self.random.random() < 0.3:
+                blocks.insert(self.random.randrange(len(blocks) + 1), self._more_reasoning())
         if self.random.random() < 0.2:
             blocks.append({"type": "text", "text": ""})
+        if self.random.random() < 0.2:
+            blocks = [block["text"] if block["type"] == "text" else block for block in blocks]
         return blocks
 
+    def _more_reasoning(self) -> dict[str, Any]:
+        """Reasoning in the middle of an answer, or at the end of one that was cut off."""
+        return self.random.choice(
+            (
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "thinking", "thinking": "", "signature": "s"},
+                {"type": "thinking", "thinking": self._text(), "signature": "s"},
+            )
+        )
+
+    def _result(self) -> Any:
+        """The content of a tool's result: text, blocks, or nothing."""
+        chance = self.random.random()
+        if chance < 0.8:
+            return self._text()
+        if chance < 0.9:
+            return self.random.choice(("", [], [""], [{"type": "text", "text": " "}], ["x", ""]))
+        return [
+            {"type": "text", "text": self._text()},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        ]
+
     def _text(self) -> str:
-        return " ".join(["so", *(self._word() for _ in range(self.random.randint(0, 30)))])
+        words = " ".join(["so", *(self._word() for _ in range(self.random.randint(0, 30)))])
+        return words + self.random.choice(("", "", "", " ", "\n", "\u00a0"))
 
     def _word(self) -> str:
         return self.random.choice(WORDS)

@@ -17,8 +17,8 @@ from langchain_core.messages import (
 
 from perdure.conversation import NO_RESULT, repair
 from perdure.conversation.repair import is_synthetic
-from tests.conversation.histories import Histories, each, openai_body
-from tests.conversation.rules import openai_faults
+from tests.conversation.histories import Histories, anthropic_body, each, openai_body
+from tests.conversation.rules import anthropic_faults, openai_faults
 
 
 def call(call_id: str | None, name: str = "look") -> dict[str, Any]:
@@ -133,6 +133,26 @@ def test_empty_messages_are_removed(empty: str | list[str | dict[str, str]]) -> 
     assert [change.kind for change in repaired.changes] == ["message_removed"]
 
 
+@pytest.mark.parametrize("kind", ["thinking", "redacted_thinking", "reasoning"])
+def test_a_message_does_not_end_with_reasoning(kind: str) -> None:
+    reasoning, text = {"type": kind}, {"type": "text", "text": "so"}
+    whole = AIMessage([reasoning, text], id="a")
+    cut_off = AIMessage([reasoning, text, reasoning, reasoning], id="b")
+    repaired = repair([HUMAN, whole, cut_off])
+    assert repaired.messages[1:] == [whole, AIMessage([reasoning, text], id="b")]
+    assert [(change.kind, change.message_id) for change in repaired.changes] == [("reasoning_removed", "b")]
+
+
+def test_reasoning_before_a_call_stays() -> None:
+    thinking = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    block = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    for content in ([thinking], [thinking, block]):
+        messages = [HUMAN, asked("1", content=content), result("1")]
+        assert repair(messages).messages == messages
+    repaired = repair([HUMAN, asked("1", content=[thinking, block, thinking]), result("1")])
+    assert repaired.messages[1].content == [thinking, block]
+
+
 def test_a_call_without_text_is_not_empty() -> None:
     messages = [HUMAN, asked("1"), result("1", "")]
     assert repair(messages).messages == messages
@@ -172,8 +192,17 @@ def _repaired(_number: int, histories: Histories) -> None:
     contents = [message.content for message in broken]
     for message in repaired.messages:
         assert id(message) in given or is_synthetic(message) or _is_part(message.content, contents)
-    humans = [message for message in repaired.messages if not isinstance(message, ToolMessage)]
-    assert humans == [] or not openai_faults(openai_body(repaired.messages))
+    if repaired.messages:
+        assert not openai_faults(openai_body(repaired.messages))
+        assert not anthropic_faults(anthropic_body(begun(repaired.messages)))
+
+
+def begun(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The messages with a beginning that Anthropic takes, which a window gives them: a repair leaves system
+    messages and the first one where they are."""
+    heads = [message for message in messages if isinstance(message, SystemMessage)]
+    rest = [message for message in messages if not isinstance(message, SystemMessage)]
+    return [*heads, HumanMessage("begin"), *rest]
 
 
 def _is_part(content: object, contents: Sequence[object]) -> bool:

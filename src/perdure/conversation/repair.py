@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
 
-from perdure.conversation.tool_calls import calls_of, with_ids
+from perdure.conversation.tool_calls import calls_of, is_call, with_ids
 
 NO_RESULT = (
     "No result: the call was interrupted before its result was stored. It may have taken effect or not."
@@ -30,6 +30,7 @@ ChangeKind = Literal[
     "call_removed",
     "call_renamed",
     "text_removed",
+    "reasoning_removed",
     "id_removed",
     "message_removed",
     "message_replaced",
@@ -37,9 +38,9 @@ ChangeKind = Literal[
 ]
 """Kinds of changes: a result was added after its call, moved to it, or removed because it has no call or the
 call has another one; a call without a name, or that only the content of its message held, was removed; a call
-whose id is empty or taken got another one; blank text was removed beside other content; an empty id was
-removed; an empty message was removed; a message was replaced by a later one of the same id; a system message
-was moved to the front."""
+whose id is empty or taken got another one; blank text was removed beside other content; reasoning was removed
+from the end of a message; an empty id was removed; an empty message was removed; a message was replaced by a
+later one of the same id; a system message was moved to the front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ def repair(messages: Sequence[BaseMessage]) -> RepairedMessages:
     - Ids of calls are unique in the list, and those of messages. Of messages with one id the last one counts,
       in the place of the first, as in LangGraph's ``add_messages``.
     - Blank text is removed, and messages in which nothing is left to send; reasoning alone is nothing.
+    - Reasoning at the end of a message is removed; an answer that was cut off ends with it.
 
     Repeating it changes nothing more. The given messages are not changed.
 
@@ -219,7 +221,7 @@ def _arranged(ledger: _Ledger) -> list[BaseMessage]:
         if not calls and _is_empty(message):
             ledger.note("message_removed", message)
             continue
-        arranged.append(_without_blank(ledger, message))
+        arranged.append(_without_late_reasoning(ledger, _without_blank(ledger, message)))
         found = sorted((call for call in calls if call.result is not None), key=lambda call: call.result or 0)
         arranged += [_result(ledger, call) for call in found]
         arranged += [_no_result(ledger, call, message) for call in calls if call.result is None]
@@ -261,6 +263,22 @@ def _without_blank(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
     return message.model_copy(update={"content": content or ""})
 
 
+def _without_late_reasoning(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
+    """Return a message without the reasoning at its end. Calls that its content lacks are sent after it."""
+    content = message.content
+    if isinstance(content, str) or not isinstance(message, AIMessage):
+        return message
+    if sum(isinstance(block, dict) and is_call(block) for block in content) < len(calls_of(message)):
+        return message
+    end = len(content)
+    while end and _is_reasoning(content[end - 1]):
+        end -= 1
+    if end == len(content):
+        return message
+    ledger.note("reasoning_removed", message)
+    return message.model_copy(update={"content": content[:end]})
+
+
 def _filled(content: str | list[Any]) -> str | list[Any]:
     """Return content without blank text, which some providers refuse."""
     if isinstance(content, str):
@@ -282,7 +300,8 @@ def _is_empty(message: BaseMessage) -> bool:
     if isinstance(message.content, str):
         return not message.content.strip()
     is_reply = isinstance(message, AIMessage)
-    return all(
-        _is_blank(block) or (is_reply and isinstance(block, dict) and block.get("type") in _REASONING)
-        for block in message.content
-    )
+    return all(_is_blank(block) or (is_reply and _is_reasoning(block)) for block in message.content)
+
+
+def _is_reasoning(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") in _REASONING

@@ -134,7 +134,7 @@ def marked_in_the_input_alone() -> Graph:
         messages: Annotated[list[AnyMessage], Replaces]
 
     builder: Any = StateGraph(MessagesState, input_schema=Input)
-    return builder.add_node("work", idle).add_edge(START, "work").compile()  # type: ignore[no-any-return]
+    return builder.add_node("work", idle).add_edge(START, "work").compile()
 
 
 # What nodes and edges return
@@ -231,7 +231,7 @@ def send_to_nowhere() -> Graph:
         return [Send("worker", {"topic": topic}) for topic in state["topic"]]
 
     builder: Any = StateGraph(Topic).add_node("work", idle).add_edge(START, "work")
-    return builder.add_conditional_edges("work", fan_out).compile()  # type: ignore[no-any-return]
+    return builder.add_conditional_edges("work", fan_out).compile()
 
 
 # Interrupts

@@ -32,7 +32,7 @@ def joined_messages() -> Graph:
 
 @finds("duplicated-messages", "value")
 def delta_messages_joined() -> Graph:
-    def flat(state: list[HumanMessage], writes: list[list[HumanMessage]]) -> list[HumanMessage]:
+    def flat(state: list[HumanMessage], writes: Sequence[list[HumanMessage]]) -> list[HumanMessage]:
         return [*state, *(each for write in writes for each in write)]
 
     return graph(state(Annotated[list[HumanMessage], DeltaChannel(flat)]))
@@ -100,7 +100,9 @@ def reversed_each_time() -> Graph:
 
 @finds("not-associative", "value")
 def messages_that_lose_their_ids() -> Graph:
-    return graph(state(Annotated[list[AnyMessage], add_messages(format="langchain-openai")]))
+    # LangGraph declares it without its keyword.
+    reducer = add_messages(format="langchain-openai")  # type: ignore[call-arg]
+    return graph(state(Annotated[list[AnyMessage], reducer]))
 
 
 @finds("mutating-reducer", "value")
@@ -176,7 +178,7 @@ def delta_of_the_last_write() -> Graph:
 
 @finds("not-batching-invariant", "value")
 def delta_that_counts_batches() -> Graph:
-    def count(state: list[str], writes: list[list[str]]) -> list[str]:
+    def count(state: list[str], writes: Sequence[list[str]]) -> list[str]:
         return [*state, f"{len(writes)} writes"]
 
     return graph(state(Annotated[list[str], DeltaChannel(count)]))
@@ -184,7 +186,7 @@ def delta_that_counts_batches() -> Graph:
 
 @finds("not-batching-invariant", "value")
 def delta_deduplicated_within_a_batch() -> Graph:
-    def distinct(state: list[str], writes: list[list[str]]) -> list[str]:
+    def distinct(state: list[str], writes: Sequence[list[str]]) -> list[str]:
         return [*state, *dict.fromkeys(item for write in writes for item in write)]
 
     return graph(state(Annotated[list[str], DeltaChannel(distinct)]))
@@ -192,7 +194,7 @@ def delta_deduplicated_within_a_batch() -> Graph:
 
 @finds("not-batching-invariant", "value")
 def delta_sorted_by_batch() -> Graph:
-    def ordered(state: list[int], writes: list[list[int]]) -> list[int]:
+    def ordered(state: list[int], writes: Sequence[list[int]]) -> list[int]:
         return state + sorted(item for write in writes for item in write)
 
     return graph(state(Annotated[list[int], DeltaChannel(ordered)]))
@@ -200,7 +202,7 @@ def delta_sorted_by_batch() -> Graph:
 
 @finds("not-batching-invariant", "value")
 def delta_of_dicts_by_first_writer_of_a_batch() -> Graph:
-    def merge(state: dict[str, int], writes: list[dict[str, int]]) -> dict[str, int]:
+    def merge(state: dict[str, int], writes: Sequence[dict[str, int]]) -> dict[str, int]:
         merged: dict[str, int] = {}
         for write in reversed(writes):
             merged.update(write)
@@ -211,7 +213,7 @@ def delta_of_dicts_by_first_writer_of_a_batch() -> Graph:
 
 @finds("mutating-reducer", "value")
 def delta_that_extends_its_state() -> Graph:
-    def extend(state: list[str], writes: list[list[str]]) -> list[str]:
+    def extend(state: list[str], writes: Sequence[list[str]]) -> list[str]:
         for write in writes:
             state.extend(write)
         return state

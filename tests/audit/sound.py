@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -46,7 +46,7 @@ def in_a_row(schema: Any, **nodes: Any) -> Graph:
         builder.add_node(name, node)
         builder.add_edge(before, name)
         before = name
-    return builder.compile()  # type: ignore[no-any-return]
+    return builder.compile()
 
 
 class Model(GenericFakeChatModel):
@@ -114,14 +114,14 @@ def chatbot_without_a_type_of_messages() -> Graph:
 def react_agent() -> Graph:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return create_react_agent(model(), [weather, ask_a_person])  # type: ignore[no-any-return]
+        return create_react_agent(model(), [weather, ask_a_person])
 
 
 @sound
 def react_agent_with_an_answer_of_a_form() -> Graph:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return create_react_agent(  # type: ignore[no-any-return]
+        return create_react_agent(
             model(),
             [weather],
             response_format=Answer,
@@ -141,7 +141,7 @@ def tools_in_a_loop() -> Graph:
     builder.add_edge(START, "chat")
     builder.add_conditional_edges("chat", tools_condition)
     builder.add_edge("tools", "chat")
-    return builder.compile()  # type: ignore[no-any-return]
+    return builder.compile()
 
 
 class Overall(TypedDict):
@@ -169,7 +169,7 @@ def map_and_reduce() -> Graph:
     builder.add_edge(START, "subjects")
     builder.add_conditional_edges("subjects", fan_out, ["joke"])
     builder.add_edge("joke", "best")
-    return builder.compile()  # type: ignore[no-any-return]
+    return builder.compile()
 
 
 @sound
@@ -181,7 +181,7 @@ def routed_by_a_literal() -> Graph:
     builder.add_node("poem", lambda state: {"topic": "poem"})
     builder.add_node("story", lambda state: {"topic": "story"})
     builder.add_conditional_edges(START, route)
-    return builder.compile()  # type: ignore[no-any-return]
+    return builder.compile()
 
 
 @sound
@@ -191,7 +191,7 @@ def routed_by_a_mapping() -> Graph:
 
     builder: Any = StateGraph(Topic).add_node("write", lambda state: {"topic": "poem"})
     builder.add_conditional_edges(START, route, {"yes": "write", "no": END})
-    return builder.compile()  # type: ignore[no-any-return]
+    return builder.compile()
 
 
 @sound
@@ -199,10 +199,10 @@ def handed_over_by_commands() -> Graph:
     def first(state: Topic) -> Command[Literal["second", "__end__"]]:
         if state["topic"]:
             return Command(goto="second", update={"topic": "handed over"})
-        return Command(goto=END)
+        return Command(goto="__end__")
 
     builder: Any = StateGraph(Topic).add_node("first", first)
-    return builder.add_node("second", lambda state: {}).add_edge(START, "first").compile()  # type: ignore[no-any-return]
+    return builder.add_node("second", lambda state: {}).add_edge(START, "first").compile()
 
 
 @sound
@@ -212,7 +212,7 @@ def command_to_the_parent() -> Graph:
 
     inner = in_a_row(Topic, leave=leave)
     builder: Any = StateGraph(AgentState).add_node("inner", inner).add_node("other", lambda state: {})
-    return builder.add_edge(START, "inner").compile()  # type: ignore[no-any-return]
+    return builder.add_edge(START, "inner").compile()
 
 
 @sound
@@ -251,7 +251,7 @@ def called_subgraph_without_checkpoints() -> Graph:
 @sound
 def isolated() -> Graph:
     inner = in_a_row(Topic, work=lambda state: {"topic": "done"})
-    node = isolated_subgraph(
+    node: RunnableLambda[Topic, Mapping[str, Any]] = isolated_subgraph(
         inner, lambda state: {"topic": ""}, lambda result: {"messages": [result["topic"]]}
     )
     return in_a_row(MessagesState, work=node)
@@ -271,7 +271,7 @@ class Output(TypedDict):
 
 
 class Whole(Input, Output):
-    messages: Annotated[list[AnyMessage], add_messages]  # type: ignore[misc]
+    messages: Annotated[list[AnyMessage], add_messages]
 
 
 @sound
@@ -284,7 +284,7 @@ def several_schemas() -> Graph:
 
     builder: Any = StateGraph(Whole, input_schema=Input, output_schema=Output)
     builder.add_sequence([search, answer])
-    return builder.add_edge(START, "search").compile()  # type: ignore[no-any-return]
+    return builder.add_edge(START, "search").compile()
 
 
 @sound
@@ -532,10 +532,8 @@ def computed_updates() -> Graph:
 
 @sound
 def sequence_of_runnables() -> Graph:
-    chain = RunnableLambda(lambda state: {"prompt": state["topic"]}) | (
-        lambda made: {"topic": made["prompt"]}
-    )
-    return in_a_row(Topic, chain=chain)
+    ask: RunnableLambda[Topic, dict[str, str]] = RunnableLambda(lambda state: {"prompt": state["topic"]})
+    return in_a_row(Topic, chain=ask | (lambda made: {"topic": made["prompt"]}))
 
 
 @sound
@@ -555,5 +553,6 @@ def tool_that_returns_a_dict() -> Graph:
 
 @sound
 def root_state() -> Graph:
-    builder: Any = StateGraph(Annotated[list[str], operator.add])
-    return builder.add_node("work", lambda state: ["done"]).add_edge(START, "work").compile()  # type: ignore[no-any-return]
+    schema: Any = Annotated[list[str], operator.add]
+    builder: Any = StateGraph(schema)
+    return builder.add_node("work", lambda state: ["done"]).add_edge(START, "work").compile()

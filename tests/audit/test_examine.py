@@ -7,7 +7,7 @@ perdure.audit.reducers, perdure.audit.stored_types, perdure.audit.subgraphs.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import pytest
 from langgraph.graph import START, StateGraph
@@ -17,7 +17,7 @@ from perdure import Codec
 from perdure.audit import CHECKS, audit
 from perdure.audit.findings import Ignore
 from tests.audit import faulty, faulty_reducers
-from tests.audit.building import FAULTY
+from tests.audit.building import FAULTY, state
 from tests.audit.sound import SOUND
 
 _FILLED_BY = (faulty, faulty_reducers)
@@ -68,8 +68,7 @@ class Parcel:
 
 
 def ordering(kind: type) -> Any:
-    schema: Any = TypedDict("State", {"value": kind})  # type: ignore[misc]
-    return StateGraph(schema).add_node("work", lambda state: {}).add_edge(START, "work").compile()
+    return StateGraph(state(kind)).add_node("work", lambda state: {}).add_edge(START, "work").compile()
 
 
 def test_types_are_judged_by_what_the_checkpointer_allows() -> None:

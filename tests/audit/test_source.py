@@ -84,7 +84,7 @@ def test_a_field_is_found_in_the_class_that_declares_it() -> None:
     assert field_spot(Derived, "second").line == line_of("    second: str")
     assert field_spot(Data, "third").line == line_of('    third: str = ""')
     assert field_source(Derived, "first")[0] is Base
-    made: Any = TypedDict("made", {"fourth": str})  # type: ignore[misc]
+    made: Any = TypedDict("made", {"fourth": str})
     assert field_source(made, "fourth")[1].line == 0
     assert str(field_spot(None, "fifth")) == "?"
 

@@ -159,7 +159,7 @@ def edits(runner: Runner, thread: str, head: RunnableConfig) -> Any:
 
 
 def answers(runner: Runner, thread: str, head: RunnableConfig) -> Any:
-    given = Command(resume=runner.word(thread))
+    given: Command[str] = Command(resume=runner.word(thread))
     return "invoke", (given, config(thread)), {"durability": runner.durability}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 
 from perdure.conversation import Conversation, Limit, Summary, repair
 from perdure.conversation.compaction import compacted
@@ -29,7 +30,7 @@ def whole() -> None:
 
     async def body(app: Runtime) -> None:
         broken = [HumanMessage("hi", id="first"), AIMessage("", tool_calls=[call], id="second")]
-        config = {"configurable": {"thread_id": "t"}}
+        config: RunnableConfig = {"configurable": {"thread_id": "t"}}
         await app.graph("agent").aupdate_state(config, {"messages": broken}, as_node="answer")
         for _ in range(TURNS):
             assert await say(app) == "done"
@@ -60,9 +61,7 @@ def _untrimmed(conversation: Any, messages: Any, made: Any = None) -> Any:
     return changed and replace(changed, messages=repair(messages).messages)
 
 
-def _unrepaired(
-    conversation: Any, messages: Any, made: Any = None, real: Any = conversations.compacted
-) -> Any:
+def _unrepaired(conversation: Any, messages: Any, made: Any = None, real: Any = compacted) -> Any:
     changed = real(conversation, messages, made)
     return None if changed is None or (changed.repairs and not changed.left_out) else changed
 

@@ -13,12 +13,13 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 import perdure
 from perdure.conversation import Conversation, Limit, Summary
-from perdure.database.base import DatabaseBase, handle_of
+from perdure.database.base import handle_of
 from perdure.engine.pending_summary import FinishedSummary, store, waiting
 from perdure.model.records import Partition
 from perdure.runtime import Agent, Runtime, Settings
@@ -76,7 +77,9 @@ def graph(model: Scripted) -> Any:
 
 
 @asynccontextmanager
-async def working(database: DatabaseBase, agent: Agent, seen: Seen | None = None) -> AsyncIterator[Runtime]:
+async def working(
+    database: perdure.Database | perdure.SyncDatabase, agent: Agent, seen: Seen | None = None
+) -> AsyncIterator[Runtime]:
     observers = [seen or Seen()]
     async with asyncio.timeout(100), Runtime(database, agent, settings=QUICK, observers=observers) as app:
         yield app
@@ -220,7 +223,7 @@ def test_of_two_summaries_at_once_the_first_one_is_stored() -> None:
             await asyncio.sleep(0.05)
         # Another process finishes its own in between.
         handle = handle_of(app.database)
-        other = {"base": None, "text": "the early one", "covers": covered[0], "keeps": []}
+        other: dict[str, Any] = {"base": None, "text": "the early one", "covers": covered[0], "keeps": []}
         made = FinishedSummary(other, last)
         assert await handle.arun(store(Partition("", "t"), made, 1, fresh=handle.fresh()))
         go_on.set()
@@ -328,7 +331,7 @@ def test_a_cancelled_call_is_repaired_with_the_next_input() -> None:
 
     async def body(app: Runtime) -> list[BaseMessage]:
         lost = [HumanMessage("hi", id="h"), AIMessage("", tool_calls=[call], id="a")]
-        config = {"configurable": {"thread_id": "t"}}
+        config: RunnableConfig = {"configurable": {"thread_id": "t"}}
         await app.graph("agent").aupdate_state(config, {"messages": lost}, as_node="answer")
         assert await say(app, "still there?") == "done"
         assert await say(app, "good") == "done"
@@ -406,7 +409,7 @@ def test_a_graph_whose_messages_cannot_be_replaced_is_refused() -> None:
 def test_a_fault_at_any_write_leaves_one_summary_and_every_message(on: str) -> None:
     turns = 14
 
-    async def talk(database: DatabaseBase, seen: Seen) -> list[BaseMessage]:
+    async def talk(database: perdure.Database | perdure.SyncDatabase, seen: Seen) -> list[BaseMessage]:
         model = Scripted(answers=[AIMessage(REPLY)])
         agent = Agent(graph(model), conversation=policy(Summaries()))
         async with working(database, agent, seen) as app:
@@ -438,7 +441,7 @@ def test_a_fault_at_any_write_leaves_one_summary_and_every_message(on: str) -> N
     step = max(1, len(places) // how_many(3, len(places)))
     for at in places[step - 1 :: step]:
         for when in ("before", "after"):
-            checked(Fault(at, fail("unavailable"), when))  # type: ignore[arg-type]
+            checked(Fault(at, fail("unavailable"), when))
 
 
 @pytest.mark.slow
@@ -448,7 +451,9 @@ def test_a_process_that_ends_at_any_effect_leaves_one_summary_and_every_message(
     process takes over."""
     turns = 11
 
-    async def talk(database: DatabaseBase, seen: Seen, first: int, last: int) -> list[BaseMessage]:
+    async def talk(
+        database: perdure.Database | perdure.SyncDatabase, seen: Seen, first: int, last: int
+    ) -> list[BaseMessage]:
         agent = Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(Summaries()))
         settings = replace(QUICK, lease=1.0)
         async with Runtime(database, agent, settings=settings, observers=[seen]) as app:

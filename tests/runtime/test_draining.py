@@ -244,7 +244,7 @@ def test_tenants_have_threads_of_their_own(storage: Storage, talk: Talk) -> None
             assert one.id != two.id
             await acme.wait(one, 30)
             await eventually(lambda: post.sent)
-            assert await acme.wait(await acme.accept("bob", "hello"), 30)
+            assert (await acme.wait(await acme.accept("bob", "hello"), 30)).state == "done"
             assert (await beta.look(two)).run is None, "that worker is another tenant's"
             assert await beta.runs("ada") == ()
             assert await beta.replies("ada") == ()

@@ -24,7 +24,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import RetryPolicy, Send
 
 import perdure
-from perdure.database.base import DatabaseBase, handle_of
+from perdure.database.base import handle_of
 from perdure.engine import journal
 from perdure.errors import Fenced, NotAllowed, Unserialisable
 from perdure.runtime import (
@@ -57,7 +57,7 @@ def graph(*nodes: Any) -> Pregel[Any, Any, Any, Any]:
 
 @asynccontextmanager
 async def working(
-    database: DatabaseBase, agent: Agent | Pregel[Any, Any, Any, Any]
+    database: perdure.Database | perdure.SyncDatabase, agent: Agent | Pregel[Any, Any, Any, Any]
 ) -> AsyncIterator[Runtime]:
     async with asyncio.timeout(60), Runtime(database, agent, settings=QUICK, observers=()) as app:
         yield app
@@ -195,7 +195,7 @@ def test_a_subagent_leaves_only_its_result() -> None:
             async with working(db, builder.compile()) as app:
                 assert (await app.wait(await app.accept("t", "go"))).state == "done"
             saver = db.checkpointer()
-            at = {"configurable": {"thread_id": "t"}}
+            at: RunnableConfig = {"configurable": {"thread_id": "t"}}
             found = await saver.aget_tuple(at)
             assert found is not None
             spaces = {c.config["configurable"]["checkpoint_ns"] async for c in saver.alist(at)}

@@ -263,8 +263,11 @@ class Machine:
         self.waits = False
 
     async def prune(self) -> None:
-        keep = {} if self.random.random() < 0.5 else {"keep_last": self.random.randint(1, 5)}
-        await self.other.checkpointer().aprune(["ada"], **keep)
+        saver = self.other.checkpointer()
+        if self.random.random() < 0.5:
+            await saver.aprune(["ada"])
+        else:
+            await saver.aprune(["ada"], keep_last=self.random.randint(1, 5))
 
     async def empty(self) -> None:
         """Remove everything but what is tagged."""

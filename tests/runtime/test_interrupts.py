@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, TypedDict
 
@@ -270,7 +271,7 @@ def _nested() -> Pregel[Any, Any, Any, Any]:
     return StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile()
 
 
-SHAPES = {
+SHAPES: dict[str, tuple[Callable[[], Pregel[Any, Any, Any, Any]], list[str]]] = {
     "one step asks twice": (lambda: Talk().graph, ["echo: one, two"]),
     "two steps ask once": (_chain, ["first: one", "second: two"]),
     "a subgraph asks twice": (_nested, ["within: one, two"]),

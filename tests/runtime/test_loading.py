@@ -76,7 +76,7 @@ def found(place: str, root: Path | None = None) -> Any:
 @pytest.mark.parametrize("place", ["./pi_agent.py:graph", "pi_agent.py:graph", "pi_agent:graph"])
 def test_a_graph_is_found_by_file_as_by_module(write: Write, place: str) -> None:
     write("pi_agent.py", GRAPH)
-    assert agent(place).graph is sys.modules["pi_agent"].graph  # type: ignore[attr-defined]
+    assert agent(place).graph is sys.modules["pi_agent"].graph
 
 
 def test_a_place_in_a_folder_is_loaded_under_its_name_from_the_project(write: Write) -> None:

@@ -10,7 +10,6 @@ import pytest
 from langchain_core.messages import AIMessage
 
 import perdure
-from perdure.database.base import DatabaseBase
 from perdure.errors import PerdureError, Unavailable
 from perdure.memory import Memory
 from perdure.runtime import Agent, Runtime, Settings
@@ -29,7 +28,7 @@ def agent() -> Agent:
     return Agent(graph(Scripted(answers=[AIMessage("Noted.")])), memory=policy())
 
 
-async def talk(db: DatabaseBase) -> None:
+async def talk(db: perdure.Database | perdure.SyncDatabase) -> None:
     """Say each turn, however often it takes, and wait until all are extracted."""
     async with asyncio.timeout(90), Runtime(db, agent(), settings=BRIEF, observers=[Events()]) as app:
         for number, (thread, text) in enumerate(TURNS, 1):
@@ -43,7 +42,7 @@ async def talk(db: DatabaseBase) -> None:
                     await asyncio.sleep(0.02)
 
 
-async def check(db: DatabaseBase) -> None:
+async def check(db: perdure.Database | perdure.SyncDatabase) -> None:
     """Fail unless each fact is stored once, and the correction has closed what it corrects."""
     async with Runtime(db, agent(), works=False) as app:
         facts = await Memory(app.store(), "ada").afacts(history=True)
@@ -76,7 +75,7 @@ def test_a_failure_of_any_write_costs_no_fact_and_doubles_none(on: str) -> None:
     first, last = tried()
     for at in battery(list(range(first + 1, last + 1)), 4):
         for when in ("before", "after"):
-            tried(Fault(at, fail("unavailable"), when))  # type: ignore[arg-type]
+            tried(Fault(at, fail("unavailable"), when))
 
 
 @pytest.mark.timeout(900)

@@ -97,8 +97,8 @@ def test_a_run_sees_what_was_stored_elsewhere_since_this_process_knew_its_thread
                 {"configurable": {"thread_id": "ada"}}, {"messages": [("user", "by hand")]}
             )
             assert (await one.wait(await one.accept("ada", "g"), 60)).state == "done"
-            said = [text for each in "abcdef" for text in (each, f"echo: {each}")]
-            assert await spoken(here, graph, "ada") == [*said, "by hand", "g", "echo: g"]
+            turns = [text for each in "abcdef" for text in (each, f"echo: {each}")]
+            assert await spoken(here, graph, "ada") == [*turns, "by hand", "g", "echo: g"]
         assert here.fsck("ada") == []
         here.close()
         there.close()
@@ -113,7 +113,7 @@ def test_who_waits_for_a_run_of_this_process_reads_nothing_meanwhile(
     memory: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtimes, "_WAIT_S", (0.001, 600.0))
-    looked: list[Effect[Any]] = []
+    looked: list[Fetch] = []
 
     async def note(effect: Effect[Any]) -> None:
         if isinstance(effect, Fetch) and any(item.kind is RUN for item in effect.items):
@@ -196,7 +196,7 @@ LOAD = Fetch(HERE, (Get(HEAD, ("",)), Get(EPOCH, ())))
 
 
 def answers(epoch: int) -> tuple[tuple[Record, ...], ...]:
-    return ((), (Record((), {"open_run": "run"}, b"", epoch),))
+    return ((), (Record(EPOCH, (), {"open_run": "run"}, epoch),))
 
 
 def test_an_early_load_is_for_one_load_under_its_lease() -> None:

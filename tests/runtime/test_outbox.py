@@ -275,9 +275,13 @@ def _ended_while_it_sent(storage: Storage, policy: Any, *, has_it: bool) -> None
         def die(reply: Reply) -> None:
             line.is_dead = True
 
+        def lose(reply: Reply) -> Exception:
+            die(reply)
+            return OSError("the call never left")
+
         post.after = die
         if not has_it:
-            post.refuse = lambda reply: die(reply) or OSError("the call never left")  # type: ignore[func-returns-value]
+            post.refuse = lose
         options = {"channels": {"post": post.channel(in_doubt=policy, find=post.find)}}
         async with working(database, several(talk), **options) as gone:
             ticket = await gone.accept("ada", "a b", channel="post")

@@ -17,6 +17,7 @@ from perdure import connect_sync
 from perdure.runtime import Agent
 from perdure.runtime.schema_plan import plan
 from perdure.schema import Schema, rename_channel, rename_node
+from perdure.schema.steps import Step
 from tests.runtime.graphs import Storage, go, working
 
 
@@ -35,7 +36,7 @@ def before() -> Any:
 
 def after() -> Agent:
     builder = StateGraph(After).add_node("question", lambda _: {"reply": interrupt("why?")})
-    steps = [rename_node(2, "ask", "question"), rename_channel(2, "answer", "reply")]
+    steps: list[Step] = [rename_node(2, "ask", "question"), rename_channel(2, "answer", "reply")]
     return Agent(builder.add_edge(START, "question").compile(), schema=Schema(2, steps))
 
 

@@ -106,7 +106,8 @@ async def test_a_server_refuses_another_graph_s_run_before_it_is_stored() -> Non
         assert answer.status_code == 409
         assert "belongs to the graph 'first'" in answer.json()["detail"]
         assert len(await client.runs.list(thread)) == 1
-        assert (await client.threads.get(thread))["metadata"]["graph_id"] == "first"
+        row: Any = await client.threads.get(thread)
+        assert row["metadata"]["graph_id"] == "first"
         made = await client.assistants.create("first", config={"configurable": {"tone": "dry"}})
         values: Any = await client.runs.wait(thread, made["assistant_id"], input=said)
         assert values["messages"][-1]["content"] == "first sees 3"

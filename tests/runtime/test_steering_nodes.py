@@ -250,7 +250,7 @@ def test_no_commit_of_a_step_is_shared_while_a_node_holds_messages(memory: Stora
 
         builder = StateGraph(Asked)
         for name, node in {"holder": holder, "other": other}.items():
-            builder.add_node(name, node)  # type: ignore[call-overload]
+            builder.add_node(name, node)
             builder.add_edge(START, name)
         database, line = memory.open()
         commits: list[tuple[int, int, int]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -25,7 +25,8 @@ from tests.server.ports import served
 Told = dict[str, Any]
 T = TypeVar("T")
 
-_TIMEOUT = httpx.Timeout(60, connect=10)
+_TIMEOUT = (10.0, 60.0, 60.0, 60.0)
+"""Seconds to connect, to read, to write and to wait for a connection of the pool."""
 
 
 class Place:
@@ -95,7 +96,7 @@ async def place(url: str, *, works: bool = True, gate: Gate | None = None) -> As
             yield Place(address, host)
 
 
-async def heard(http: httpx.AsyncClient, thread_id: str, **asked: Any) -> AsyncIterator[Told]:
+async def heard(http: httpx.AsyncClient, thread_id: str, **asked: Any) -> AsyncGenerator[Told, None]:
     """What is told on a thread, frame by frame, until the server ends the stream."""
     body = {"channels": ["lifecycle"], **asked}
     async with http.stream("POST", f"/threads/{thread_id}/stream/events", json=body) as answer:
@@ -104,6 +105,13 @@ async def heard(http: httpx.AsyncClient, thread_id: str, **asked: Any) -> AsyncI
         async for line in answer.aiter_lines():
             if line.startswith("data:"):
                 yield json.loads(line.removeprefix("data:"))
+
+
+def lines_of(answer: httpx.Response) -> AsyncGenerator[str, None]:
+    """Return the lines of an answer that is streamed; they can be closed before its end."""
+    lines = answer.aiter_lines()
+    assert isinstance(lines, AsyncGenerator)
+    return lines
 
 
 async def until_ended(events: AsyncIterator[Told], ends: int = 1) -> list[Told]:

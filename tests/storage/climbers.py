@@ -8,7 +8,7 @@ from threading import Event
 
 import perdure
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Put, Range
-from perdure.model.records import GC, Partition
+from perdure.model.records import CHECKPOINT, GC, Partition
 from perdure.storage.redis.driver import RedisDriver
 from perdure.testing.conformance import rows
 
@@ -20,7 +20,7 @@ def step(n: int) -> tuple[Put, ...]:
 
 def height(driver: RedisDriver, at: Partition) -> int:
     """The version that a thread has; every checkpoint up to it has to be there, and none beyond."""
-    gc, checkpoints = driver.perform(Fetch(at, (Get(GC, ()), Range(rows.CHECKPOINT, ("",), "seq"))))
+    gc, checkpoints = driver.perform(Fetch(at, (Get(GC, ()), Range(CHECKPOINT, ("",), "seq"))))
     version = gc[0].version if gc else 0
     assert [r.fields["seq"] for r in checkpoints] == list(range(1, version + 1))
     return version

@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
@@ -52,7 +52,7 @@ def test_a_worker_s_requests_and_its_scheduled_compaction_use_one_thread_and_los
     async def fetch(url: str) -> str:
         async with perdure.connect(url, migrate=True) as db:
             graph = BUILDER.compile(checkpointer=db.checkpointer())
-            state = await graph.ainvoke({"messages": [("user", "hi")]}, at, durability="sync")
+            state = await graph.ainvoke({"messages": [HumanMessage("hi")]}, at, durability="sync")
             return str(state["messages"][-1].text)
 
     async def scheduled(url: str) -> int:

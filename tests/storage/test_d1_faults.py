@@ -24,7 +24,7 @@ from perdure.storage.batching import Batcher, PendingRequest
 from perdure.storage.d1 import driver as backend
 from perdure.storage.d1 import writing
 from perdure.storage.d1.columns import Rows
-from perdure.storage.d1.rest import RestTransport
+from perdure.storage.d1.rest import Rejected, RestTransport
 from perdure.storage.d1.url import D1Url
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.concurrency import at_once
@@ -168,7 +168,7 @@ def test_a_copy_that_arrives_late_is_refused_as_a_whole(bench: Bench) -> None:
     rows.stored(bench.driver, rows.tag("t", version=1))
     late = bench.proxy.requests[-1]
     rows.stored(bench.driver, rows.tag("t", version=2))
-    with pytest.raises(backend.Rejected, match="NOT NULL constraint failed: perdure_receipt"):
+    with pytest.raises(Rejected, match="NOT NULL constraint failed: perdure_receipt"):
         bench.direct.batch([(text, tuple(given)) for text, given in late])
     record = rows.get(bench.driver, TAG, "t")
     assert record is not None
@@ -180,7 +180,7 @@ def test_a_drop_that_arrives_late_does_not_drop_what_came_after(bench: Bench) ->
     bench.driver.perform(Drop(HERE))
     late = bench.proxy.requests[-1]
     rows.stored(bench.driver, rows.tag("new"))
-    with pytest.raises(backend.Rejected):
+    with pytest.raises(Rejected):
         bench.direct.batch([(text, tuple(given)) for text, given in late])
     assert rows.keys(bench.driver, Range(TAG)) == [("new",)]
 
@@ -189,7 +189,7 @@ def test_a_drop_that_arrives_late_does_not_drop_what_came_after(bench: Bench) ->
 def test_a_batch_that_a_gateway_delivers_twice_is_answered_as_applied(bench: Bench, writers: int) -> None:
     rows.stored(bench.driver, rows.head(seq=0, version=1))
     jobs = [Commit(HERE, (rows.head(seq=1, expect=1, version=2),)), Commit(THERE, (rows.tag("t"),))]
-    group = [backend.PendingRequest(effect) for effect in jobs[:writers]]
+    group = [PendingRequest(effect) for effect in jobs[:writers]]
     delivered: list[Request] = []
 
     def deliver(request: Request) -> Fault:
@@ -254,7 +254,7 @@ def test_reads_that_shared_a_lost_request_are_read_again(bench: Bench) -> None:
         Commit(HERE, (rows.tag("t", 1, 2),)),
         Stage(HERE, (rows.chunk(b"d"),)),
     ]
-    group = [backend.PendingRequest(effect) for effect in jobs]
+    group = [PendingRequest(effect) for effect in jobs]
     bench.proxy.fault = once(Lose())
     bench.driver._execute(group)
     assert [job.error for job in group] == [None] * 3
@@ -367,9 +367,7 @@ def test_a_refused_statement_is_an_error_of_its_own_caller_alone(bench: Bench) -
         "CREATE TRIGGER no AFTER INSERT ON perdure_tag WHEN new.name = 'bad'"
         " BEGIN SELECT RAISE(ABORT, 'not this one'); END"
     )
-    group = [
-        backend.PendingRequest(Commit(HERE, (rows.tag(name, Expect.ABSENT),))) for name in ("a", "bad", "b")
-    ]
+    group = [PendingRequest(Commit(HERE, (rows.tag(name, Expect.ABSENT),))) for name in ("a", "bad", "b")]
     bench.driver._execute(group)
     assert [job.answer for job in group] == [Committed(), None, Committed()]
     assert isinstance(group[1].error, Unavailable)
@@ -380,11 +378,11 @@ def test_a_refused_statement_is_an_error_of_its_own_caller_alone(bench: Bench) -
 def test_text_that_is_not_unicode_is_an_error_of_its_own_caller_alone(bench: Bench) -> None:
     odd = Partition("", "\ud800")
     group = [
-        backend.PendingRequest(Commit(THERE, (rows.tag("t", Expect.ABSENT),))),
-        backend.PendingRequest(Fetch(odd, (Get(HEAD, ("",)),))),
-        backend.PendingRequest(Find("runs", None, "\ud800")),
-        backend.PendingRequest(Drop(odd)),
-        backend.PendingRequest(Fetch(THERE, (Get(TAG, ("t",)),))),
+        PendingRequest(Commit(THERE, (rows.tag("t", Expect.ABSENT),))),
+        PendingRequest(Fetch(odd, (Get(HEAD, ("",)),))),
+        PendingRequest(Find("runs", None, "\ud800")),
+        PendingRequest(Drop(odd)),
+        PendingRequest(Fetch(THERE, (Get(TAG, ("t",)),))),
     ]
     bench.driver._execute(group)
     assert [type(job.error) for job in group] == [NoneType, *[Unserialisable] * 3, NoneType]
@@ -400,7 +398,7 @@ def test_a_request_that_is_too_large_for_the_sum_of_its_callers_is_split(bench: 
     bench.proxy.fault = heavy
     sizes = (300_000, 300_000, 10, 600_000)
     group = [
-        backend.PendingRequest(Stage(HERE, (rows.chunk(b"%d" % n, body=random.Random(n).randbytes(s)),)))
+        PendingRequest(Stage(HERE, (rows.chunk(b"%d" % n, body=random.Random(n).randbytes(s)),)))
         for n, s in enumerate(sizes)
     ]
     bench.driver._execute(group)

@@ -20,13 +20,12 @@ from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict
 
 import perdure
-from perdure.model.ops import Commit, Delete, Drop, Expect, Find, Get, Now
+from perdure.model.ops import Commit, Delete, Drop, Expect, Find, Get, Now, Put
 from perdure.model.records import ITEM, KINDS, STORE, THREADS, Kind, Partition
 from perdure.storage.d1 import driver as backend
 from perdure.storage.d1 import reading, writing
 from perdure.storage.d1.url import D1Url
 from perdure.storage.url import open_driver
-from perdure.testing.conformance import rows
 from tests.servers import d1
 from tests.servers.d1_proxy import Proxy, proxy
 from tests.storage.living import live
@@ -195,7 +194,7 @@ def _live(driver: Any) -> None:
     live(driver)
     fields = {"created_at": 1, "updated_at": 1, "ttl": None, "expires_at": 2}
     for expect in (Expect.ANY, Expect.ABSENT):
-        item = rows.Put(ITEM, (f"key {expect}",), fields, b"body", expect, 1)
+        item = Put(ITEM, (f"key {expect}",), fields, b"body", expect, 1)
         driver.perform(Commit(Partition("t", "memories/", STORE), (item,)))
     driver.perform(Drop(Partition("t", "memories/", STORE)))
 

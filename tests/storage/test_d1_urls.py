@@ -21,7 +21,7 @@ from perdure.storage.d1.url import ENDPOINT, TOKEN_ENV, D1Url
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
 from tests.servers import d1
-from tests.servers.d1_proxy import Instead, Lose, proxy
+from tests.servers.d1_proxy import Fault, Instead, Lose, Request, proxy
 
 
 @pytest.fixture
@@ -131,8 +131,13 @@ def test_the_token_is_in_no_log_no_error_and_no_picture_of_the_driver(
             rows.stored(driver, rows.tag("t"))
             driver._sleep = lambda _: None
             errors: list[Exception] = []
-            for fault in (Lose(), *(Instead(status) for status in (500, 401, 403, 404, 413))):
-                between.fault = lambda _, fault=fault: fault
+            faults: list[Fault] = [Lose(), *(Instead(status) for status in (500, 401, 403, 404, 413))]
+            for fault in faults:
+
+                def give(_: Request, fault: Fault = fault) -> Fault:
+                    return fault
+
+                between.fault = give
                 with pytest.raises(PerdureError) as raised:
                     rows.commit(driver, rows.tag("t"))
                 errors.append(raised.value)

@@ -39,7 +39,7 @@ class State(TypedDict):
     messages: Annotated[list[AnyMessage], add_messages]
 
 
-class Blob(TypedDict):
+class Blob(TypedDict, total=False):
     blob: bytes
     seen: Annotated[list[int], add]
 

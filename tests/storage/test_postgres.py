@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -114,7 +115,7 @@ def test_commits_that_gather_leave_in_one_trip_and_so_do_reads_of_a_sort(url: st
             driver.perform(commits[0])
             driver.perform(fetches[0])
             clocks = [Now() for _ in range(40)]
-            given: list[list[object]] = []
+            given: list[list[Any]] = []
             for effects in (commits, fetches, clocks):
                 before = proxy.counts().round_trips
                 with ThreadPoolExecutor(40) as pool, held(driver):

@@ -61,7 +61,7 @@ class Session:
             "SET auto_explain.log_format = json",
             "SET client_min_messages = log",
         ):
-            self.connection.execute(setting)  # type: ignore[arg-type]
+            self.connection.execute(setting)
         self.plans.clear()
 
     def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:

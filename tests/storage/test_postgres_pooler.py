@@ -107,8 +107,8 @@ def test_a_pooler_that_is_killed_under_load_loses_nothing_that_was_acknowledged(
                     stop.set()
                 for writer in writers:
                     writer.result(60)
-            for writer, held in counts.items():
-                (found,) = driver.perform(Fetch(Partition("", f"t{writer}"), (Get(TAG, ("n",)),)))
+            for number, held in counts.items():
+                (found,) = driver.perform(Fetch(Partition("", f"t{number}"), (Get(TAG, ("n",)),)))
                 assert (found[0].version, found[0].fields["checkpoint_id"]) == (held, str(held))
         assert min(counts.values()) > 0
 

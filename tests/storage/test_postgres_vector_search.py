@@ -72,9 +72,9 @@ def test_exact_results_are_those_of_the_process() -> None:
             query = str(10_000 + number)
             prefix = chance.choice([(), ("users",), ("users", "u1"), ("user",)])
             given = chance.choice([None, {"n": 1}, {"n": {"$gte": 1}}])
-            page = {"limit": chance.choice([1, 7, 250]), "offset": chance.choice([0, 3, 400])}
-            expected = within.search(prefix, query=query, filter=given, **page)
-            found = store.search(prefix, query=query, filter=given, **page)
+            limit, offset = chance.choice([1, 7, 250]), chance.choice([0, 3, 400])
+            expected = within.search(prefix, query=query, filter=given, limit=limit, offset=offset)
+            found = store.search(prefix, query=query, filter=given, limit=limit, offset=offset)
             assert [(hit.namespace, hit.key) for hit in found] == [(h.namespace, h.key) for h in expected]
             assert [hit.score for hit in found] == pytest.approx([h.score for h in expected], abs=1e-5)
 

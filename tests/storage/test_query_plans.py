@@ -146,7 +146,7 @@ def test_threads_runs_and_due_lanes_are_found_by_index(connection: apsw.Connecti
     for by in ("updated_at", "created_at"):
         for status in ("", "idle", "busy"):
             for reverse in (False, True):
-                find = Find("listed", "t", status, by=by, reverse=reverse, skip=9)  # type: ignore[arg-type]
+                find = Find("listed", "t", status, by=by, reverse=reverse, skip=9)
                 pages.append(sql.select_listed(find)[0])
                 # Most threads are idle, and are found without an index of their own.
                 used = f"{schema.PREFIX}listing_{'status_' * (status == 'busy')}{by.removesuffix('_at')}"

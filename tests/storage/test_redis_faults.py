@@ -270,14 +270,15 @@ def test_a_request_that_nobody_foresaw_fails_alone(driver: RedisDriver) -> None:
 
 
 def test_64_threads_share_a_few_connections(server: Server) -> None:
-    def work(n: int) -> int:
-        at = Partition("", f"t{n}")
-        for i in range(1, 11):
-            assert driver.perform(Commit(at, step(i))) == Committed()
-        return height(driver, at)
-
     backend.migrate(server.url)
     with closing(backend.open_driver(f"{server.url}?pool=3")) as driver:
+
+        def work(n: int) -> int:
+            at = Partition("", f"t{n}")
+            for i in range(1, 11):
+                assert driver.perform(Commit(at, step(i))) == Committed()
+            return height(driver, at)
+
         with ThreadPoolExecutor(64) as pool:
             assert list(pool.map(work, range(64))) == [10] * 64
         with server.client() as client:

@@ -13,8 +13,9 @@ from perdure.storage.redis import driver as backend
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.queues import due
 from tests.servers import valkey
+from tests.storage.climbers import step
 from tests.storage.test_redis import opened
-from tests.storage.test_redis_faults import AT, step
+from tests.storage.test_redis_faults import AT
 
 
 def test_threads_expire_whole_and_leave_nothing_behind() -> None:

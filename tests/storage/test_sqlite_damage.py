@@ -42,6 +42,15 @@ def of(thread: str) -> Any:
     return {"configurable": {"thread_id": thread}}
 
 
+def page_of(connection: apsw.Connection, name: str) -> tuple[int, int]:
+    """Return the number of the root page of a table or index, and the size of a page in bytes."""
+    root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).get
+    size = connection.pragma("page_size")
+    assert isinstance(root, int)
+    assert isinstance(size, int)
+    return root, size
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "threads.db"
@@ -185,10 +194,7 @@ def test_records_that_are_gone_or_older_are_reported_by_fsck(every_kind: Path, k
 def test_a_catalogue_whose_index_lies_serves_no_empty_thread(url: str, path: Path) -> None:
     """The index by name says that ada is somebody else; the row itself is right."""
     with closing(apsw.Connection(str(path))) as connection:
-        ((root,),) = connection.execute(
-            "SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_perdure_thread_1'"
-        ).fetchall()
-        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
+        root, size = page_of(connection, "sqlite_autoindex_perdure_thread_1")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     data = bytearray(path.read_bytes())
     page = data[(root - 1) * size : root * size]
@@ -203,10 +209,7 @@ def test_a_catalogue_whose_index_lies_serves_no_empty_thread(url: str, path: Pat
 
 def test_a_page_that_sqlite_itself_refuses_names_the_thread_and_the_command(url: str, path: Path) -> None:
     with closing(apsw.Connection(str(path))) as connection:
-        ((root,),) = connection.execute(
-            "SELECT rootpage FROM sqlite_schema WHERE name = 'perdure_head'"
-        ).fetchall()
-        ((size,),) = connection.execute("PRAGMA page_size").fetchall()
+        root, size = page_of(connection, "perdure_head")
     data = bytearray(path.read_bytes())
     data[(root - 1) * size : root * size] = bytes(size)
     path.write_bytes(data)

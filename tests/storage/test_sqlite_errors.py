@@ -23,6 +23,7 @@ import perdure
 from perdure.model.ops import Commit, Committed, Fetch, Get, Put, Range
 from perdure.model.records import CHUNK, GC, Partition
 from perdure.storage.batching import PendingRequest
+from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import driver as sqlite
 from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.storage.url import open_driver
@@ -295,7 +296,7 @@ def test_a_read_that_is_interrupted_does_not_keep_the_database_open(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite.sql, "record", interrupted)
+        patch.setattr(sql, "record", interrupted)
         with pytest.raises(KeyboardInterrupt):
             driver.perform(Fetch(THREAD, tuple(Get(CHUNK, chunk.key) for chunk in chunks)))
     assert driver.perform(Fetch(THREAD, (Get(GC, ()),)))[0]

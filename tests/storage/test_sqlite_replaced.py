@@ -375,7 +375,7 @@ def test_small_reads_call_nothing_that_is_known_to_block(path: Path, monkeypatch
             asyncio.get_running_loop()
             pytest.fail("a blocking call in the event loop")
 
-    async def read() -> None:
+    async def read(driver: SqliteDriver) -> None:
         with monkeypatch.context() as patch:
             for owner, name in ((os, "stat"), (os, "open"), (os, "pread"), (time, "sleep")):
                 patch.setattr(owner, name, blocks)
@@ -385,4 +385,4 @@ def test_small_reads_call_nothing_that_is_known_to_block(path: Path, monkeypatch
 
     with closing(SqliteDriver(path)) as driver:
         commit(driver, 1)
-        asyncio.run(read())
+        asyncio.run(read(driver))

@@ -126,8 +126,8 @@ def test_subgraphs_begin_and_end_with_the_tasks_that_they_are() -> None:
 
 def test_the_end_of_a_subgraph_is_told_once_the_state_holds_what_it_returned() -> None:
     """Clients read the state when they hear of an end, whichever graph's it is."""
-    begun = {"input": {}, "triggers": []}
-    over = {"result": {}, "error": None, "interrupts": []}
+    begun: dict[str, Any] = {"input": {}, "triggers": []}
+    over: dict[str, Any] = {"result": {}, "error": None, "interrupts": []}
     heard = told(
         ("tasks", {"id": "t1", "name": "sub", **begun}, ()),
         ("tasks", {"id": "x", "name": "inner", **begun}, ("sub:t1",)),
@@ -143,8 +143,8 @@ def test_the_end_of_a_subgraph_is_told_once_the_state_holds_what_it_returned() -
 
 
 def test_the_end_of_a_subgraph_is_not_held_back_while_another_runs_beside_it() -> None:
-    begun = {"input": {}, "triggers": []}
-    over = {"result": {}, "error": None, "interrupts": []}
+    begun: dict[str, Any] = {"input": {}, "triggers": []}
+    over: dict[str, Any] = {"result": {}, "error": None, "interrupts": []}
     heard = told(
         ("tasks", {"id": "t1", "name": "sub", **begun}, ()),
         ("tasks", {"id": "t2", "name": "slow", **begun}, ()),

@@ -13,9 +13,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 import perdure
+from perdure.model.checkpoint_times import time_of
 from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime.threads.order import Order
-from perdure.runtime.threads.rows import ThreadRow, time_of
+from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import Threads
 from tests.runtime.graphs import HOUR_US, Storage, Talk, go, working
 from tests.server.acceptance.saying import said
@@ -133,12 +134,12 @@ def test_the_server_shows_them_and_goes_on_with_them(tmp_path: Any) -> None:
             for n in range(15):
                 graph.invoke({"messages": [("user", "hello")]}, config(f"t{n}", n=n))
         async with place(url) as here, here.client() as client:
-            found = await client.threads.search(limit=100)
+            found: list[Any] = [*await client.threads.search(limit=100)]
             assert [t["thread_id"] for t in found] == [f"t{n}" for n in reversed(range(15))]
             assert all(t["created_at"] > "2020" and t["updated_at"] >= t["created_at"] for t in found)
             assert [t["thread_id"] for t in await client.threads.search(metadata={"n": 3})] == ["t3"]
             assert await client.threads.count() == 15
-            state = await client.runs.wait("t3", "chat", input=said("again"))
+            state: Any = await client.runs.wait("t3", "chat", input=said("again"))
             assert len(state["messages"]) == 4
             assert (await client.threads.search())[0]["thread_id"] == "t3"
 

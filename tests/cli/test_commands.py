@@ -1,6 +1,7 @@
 """The commands as a shell sees them: output, exit codes, and what is refused in one sentence.
 
-Covers perdure.cli.database, perdure.cli.threads, perdure.langgraph.plain_reading.
+Covers perdure.cli.database, perdure.cli.threads, perdure.langgraph.plain_reading,
+perdure.model.missing_thread.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolCall
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 from typer.main import get_command
@@ -210,6 +211,34 @@ def test_a_checkpoint_is_shown_as_it_was(shell: Shell, tmp_path: Path) -> None:
     assert missing.returncode == 1
     assert "has no checkpoint 1ef" in missing.stderr
     assert json.loads(shell("threads", "digest", "ada", "--json", **url).stdout)["thread_id"] == "ada"
+
+
+def test_a_thread_that_does_not_exist_is_not_sound(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 1)
+    url = {"PERDURE_DB": "sqlite:///t.db"}
+    missing = shell("fsck", "eve", **url)
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert "there is no thread 'eve'; `perdure threads ls` lists what there is" in missing.stderr
+    assert "`perdure tenants ls` the tenants" in missing.stderr
+    assert shell("fsck", "ada", **url).stdout == "1 thread is sound\n"
+
+
+def test_a_thread_that_a_tenant_does_not_have_names_the_tenant(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 1)
+    for words in (("threads", "show"), ("threads", "digest"), ("export",), ("fsck",)):
+        missing = shell(*words, "ada", "--tenant", "acme", PERDURE_DB="sqlite:///t.db")
+        assert missing.returncode == 1, words
+        assert "tenant 'acme' has no thread 'ada'; `perdure threads ls --tenant acme`" in missing.stderr
+
+
+def test_a_call_of_a_tool_is_shown(shell: Shell, tmp_path: Path) -> None:
+    message = AIMessage("", tool_calls=[ToolCall(name="price", args={"sku": "tée"}, id="c1")])
+    with perdure.connect_sync(f"sqlite:///{tmp_path / 't.db'}", migrate=True) as db:
+        builder = StateGraph(MessagesState).add_node("ask", lambda state: {"messages": [message]})
+        graph = builder.add_edge(START, "ask").compile(checkpointer=db.checkpointer())
+        graph.invoke({"messages": [HumanMessage("tea?")]}, {"configurable": {"thread_id": "ada"}})
+    shown = shell("threads", "show", "ada", PERDURE_DB="sqlite:///t.db").stdout
+    assert shown.endswith('\nhuman\ntea?\n\nai\ncalls price with {"sku": "tée"}\n')
 
 
 @pytest.mark.parametrize("command", ["show", "history", "inbox", "delete", "tag"])

@@ -253,7 +253,10 @@ def test_an_empty_list_is_told_from_a_thread_that_is_not_there(shell: Shell, com
     assert shell(command, "plain", "--json").stdout == ""
     absent = shell(command, "nobody")
     assert absent.returncode == 1
-    assert absent.stderr == "perdure: there is no thread 'nobody'; `perdure threads ls` lists what there is\n"
+    assert absent.stderr == (
+        "perdure: there is no thread 'nobody'; `perdure threads ls` lists what there is, "
+        "`perdure tenants ls` the tenants with threads of their own\n"
+    )
 
 
 def test_a_page_of_the_inbox_finds_the_run_that_began_before_it() -> None:

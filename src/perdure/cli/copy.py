@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from perdure.cli.app import err, key_of, out
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
+from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
 from perdure.storage.url import redacted
 
@@ -160,7 +161,7 @@ def _chosen(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -
     chosen = [p for p in partitions if p.space == THREADS and p.thread in threads]
     for name in threads:
         if not any(p.thread == name for p in chosen):
-            raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
+            raise missing_thread(Partition(tenant or "", name))
     return chosen
 
 

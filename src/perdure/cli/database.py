@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, url_of
 from perdure.errors import Conflict, Corrupt, MigrationRequired, Unreadable
+from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SESSIONS, THREADS, Partition
 from perdure.storage.url import backend_of, redacted
 
@@ -111,7 +112,7 @@ def fsck(
         hidden = len(names) == 1 or as_json or not sys.stderr.isatty()
         for name in track(names, "Checking", console=err, transient=True, disable=hidden):
             try:
-                findings = database.fsck(name)
+                findings = _findings(database, Partition(tenant, name), is_named=bool(thread_ids))
                 repaired = database.repair(name) if findings and repair else None
             except (Corrupt, Conflict) as error:
                 # One thread that cannot be checked must not prevent the check of the others.
@@ -145,6 +146,17 @@ def fsck(
         raise typer.Exit(1)
     if not as_json:
         out.print(_sound(len(names), len(histories)))
+
+
+def _findings(database: SyncDatabase, partition: Partition, *, is_named: bool) -> list[Finding]:
+    """Return what is wrong with a thread; raise ``NotFound`` for a named one that does not exist, as a
+    mistyped id must not count as sound."""
+    from perdure import admin
+
+    findings = database.fsck(partition.thread)
+    if is_named and not findings and partition not in admin.partitions(database, partition.tenant):
+        raise missing_thread(partition)
+    return findings
 
 
 def _damaged_histories(database: SyncDatabase, places: Sequence[Partition], *, as_json: bool) -> int:

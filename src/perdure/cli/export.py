@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from perdure.cli.app import Db, KeyFile, Tenant, err, jsonable, key_of, opened, out
 from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound
+from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def export(
             raise NotFound("which thread? Name one or more, or pass --all")
         for name in wanted:
             if name not in names:
-                raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
+                raise missing_thread(Partition(tenant, name))
         with admin.new_archive(output, encryption_key=None if clear else key) as archive:
             digests = [
                 (name, admin.move(database, Partition(tenant, name), archive).digest) for name in wanted

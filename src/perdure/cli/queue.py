@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, handle_in, opened, out, print_json
-from perdure.errors import NotFound
+from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _known(database: SyncDatabase, partition: Partition, found: Sequence[object]
     from perdure import admin
 
     if not found and partition not in admin.partitions(database, partition.tenant):
-        raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
+        raise missing_thread(partition)
 
 
 def _message(standing: Standing, text: bool) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from perdure.cli.care import DryRun, prune_threads
 from perdure.cli.diff import checkpoint_id, diff
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.cli.thread_listing import list_threads, top
-from perdure.errors import Corrupt, NotFound
+from perdure.errors import Corrupt
+from perdure.model.missing_thread import missing_thread
 from perdure.model.records import Partition
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def digest(
                 err.print(f"{escape(name)} cannot be read: {escape(str(error))}", soft_wrap=True)
                 continue
             if not found.checkpoints and not found.writes:
-                raise NotFound(f"there is no thread {name!r}; `perdure threads ls` lists what there is")
+                raise missing_thread(Partition(tenant, name))
             if as_json:
                 print_json({"thread_id": name, "digest": found.hex})
             else:
@@ -252,4 +253,9 @@ def _print_messages(channel: ChannelView) -> None:
             continue
         content = inner["content"]
         text = content if isinstance(content, str) else json.dumps(content, default=jsonable)
-        out.print(f"\n[bold]{escape(str(inner['type']))}[/]\n{escape(text)}")
+        out.print(f"\n[bold]{escape(str(inner['type']))}[/]")
+        if text:
+            out.print(escape(text))
+        for call in inner.get("tool_calls") or ():
+            arguments = json.dumps(call.get("args"), default=jsonable, ensure_ascii=False)
+            out.print(f"calls {escape(str(call.get('name')))} with {escape(arguments)}", soft_wrap=True)

@@ -11,7 +11,7 @@ from perdure.langgraph.large_channel_warning import WARN_BYTES, LargeChannels
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.search.index import IndexConfig, SearchConfig, SearchIndex, index_of
 from perdure.langgraph.store import PerdureStore, TTLConfig
-from perdure.model.arguments import refuse_text
+from perdure.model.arguments import refuse_text, require_text
 from perdure.model.retention_policy import RetentionRules
 from perdure.schema.schema import Schema
 
@@ -77,7 +77,7 @@ class DatabaseBase:
         large = None if warn_bytes is None else LargeChannels(warn_bytes)
         saver = PerdureSaver(
             self._handle.driver,
-            tenant=self.tenant if tenant is None else tenant,
+            tenant=self._owner(tenant),
             digest=self._handle.digest,
             allow=by_default() if allow is None else allow,
             codecs=codecs,
@@ -112,12 +112,18 @@ class DatabaseBase:
             search.announce(self._handle.driver)
         store = PerdureStore(
             self._handle.driver,
-            tenant=self.tenant if tenant is None else tenant,
+            tenant=self._owner(tenant),
             ttl=ttl,
             index=search,
         )
         self._handle.add_store(store)
         return store
+
+    def _owner(self, tenant: str | None) -> str:
+        if tenant is None:
+            return self.tenant
+        require_text("tenant", tenant)
+        return tenant
 
 
 def handle_of(database: DatabaseBase) -> DatabaseHandle:

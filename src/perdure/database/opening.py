@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+)
 from functools import partial
 
 from perdure.care.expiring_driver import ExpiringDriver
@@ -12,6 +18,8 @@ from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
+from perdure.database.unopened import Unopened, UnopenedSync
+from perdure.model.arguments import require_text
 from perdure.model.chunks import Digester
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
@@ -34,6 +42,7 @@ def open_database(
     Arguments are those of ``connect``; ``wrap`` may return another driver around that of the URL, e.g. one
     that fails on purpose.
     """
+    require_text("tenant", tenant)
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
     driver = open_driver(url, migrate=migrate)
     try:
@@ -52,6 +61,7 @@ def open_for_reading(
     Arguments and errors are those of ``connect``. A write raises ``NotAllowed``. A read of an item of the
     store does not postpone its expiry.
     """
+    require_text("tenant", tenant)
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
     driver = open_read_only(url)
     try:
@@ -87,7 +97,6 @@ def over(
     return SyncDatabase(DatabaseHandle(shown, tenant=tenant, digest=digest, retention=retention))
 
 
-@contextmanager
 def connect_sync(
     url: str,
     *,
@@ -95,29 +104,30 @@ def connect_sync(
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
     retention: Retention | RetentionRules | None = None,
-) -> Iterator[SyncDatabase]:
+) -> AbstractContextManager[SyncDatabase, None]:
     """Open a database for the length of a ``with`` block, for programs without an event loop.
 
     Arguments and errors are those of ``connect``.
     """
-    database = open_database(
-        url, migrate=migrate, tenant=tenant, encryption_key=encryption_key, retention=retention
+    opened_with = partial(
+        open_database,
+        url,
+        migrate=migrate,
+        tenant=tenant,
+        encryption_key=encryption_key,
+        retention=retention,
     )
-    try:
-        yield database
-    finally:
-        database.close()
+    return UnopenedSync(_opened_sync(opened_with))
 
 
-@asynccontextmanager
-async def connect(
+def connect(
     url: str,
     *,
     migrate: bool = False,
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
     retention: Retention | RetentionRules | None = None,
-) -> AsyncIterator[Database]:
+) -> AbstractAsyncContextManager[Database, None]:
     """Open a database for the length of an ``async with`` block.
 
     Args:
@@ -141,6 +151,20 @@ async def connect(
         encryption_key=encryption_key,
         retention=retention,
     )
+    return Unopened(_opened(url, opened_with))
+
+
+@contextmanager
+def _opened_sync(opened_with: Callable[[], SyncDatabase]) -> Iterator[SyncDatabase]:
+    database = opened_with()
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+@asynccontextmanager
+async def _opened(url: str, opened_with: Callable[[], SyncDatabase]) -> AsyncIterator[Database]:
     if has_one_thread(url):
         with closing(opened_with()) as only:
             yield Database(handle_of(only))

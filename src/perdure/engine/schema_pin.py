@@ -5,8 +5,9 @@ from __future__ import annotations
 from perdure.engine import documents
 from perdure.engine.thread_view import load_view
 from perdure.engine.transact import ATTEMPTS
-from perdure.errors import Contention, NotFound, ThreadPinned
+from perdure.errors import Contention, ThreadPinned
 from perdure.model.messages import encode
+from perdure.model.missing_thread import missing_thread
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, GC, HEAD, Partition
@@ -50,9 +51,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
     for _ in range(ATTEMPTS):
         view = yield from load_view(partition, "")
         if view.head is None:
-            raise NotFound(
-                f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is"
-            )
+            raise missing_thread(partition)
         (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, _PIN),)))
         before = found[0].version if found else 0
         change: Op

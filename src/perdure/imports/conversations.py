@@ -31,6 +31,7 @@ from perdure.imports.source import (
     WriteSlot,
 )
 from perdure.langgraph.serde import Serde
+from perdure.model.missing_thread import missing_thread
 from perdure.model.packing import joined
 from perdure.model.records import Partition
 
@@ -60,7 +61,7 @@ def read_history(
     handle, partition = handle_of(database), Partition(tenant, thread)
     record = handle.run(checkpoints.load(partition, "", None)).checkpoint
     if record is None:
-        raise NotFound(f"there is no thread {thread!r}; `perdure threads ls` lists what there is")
+        raise missing_thread(partition)
     ref = record.refs.get(channel)
     if ref is None:
         if channel in record.deltas:

@@ -21,6 +21,7 @@ from perdure.langgraph.serde import Serde
 from perdure.model import refs
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
+from perdure.model.missing_thread import missing_thread
 from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
@@ -91,7 +92,7 @@ def load(
             "`perdure threads history` lists those that it has"
         )
     if found.checkpoint is None:
-        raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
+        raise missing_thread(partition)
     names = yield from _tag_names(partition)
     return (yield from _full(partition, found.checkpoint, visible(found.writes), names, digest))
 
@@ -134,7 +135,7 @@ def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Pro
         out.extend(_view(record, names) for record in page)
         below = page[-1].seq
     if not out and namespace == "":
-        raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
+        raise missing_thread(partition)
     return out
 
 
@@ -157,7 +158,7 @@ def export(partition: Partition, digest: Digester) -> Program[dict[str, Any]]:
                 view = yield from _full(partition, record, writes[record.id], names, digest)
                 out.append(_json(view))
     if not out:
-        raise NotFound(f"there is no thread {partition.thread!r}; `perdure threads ls` lists what there is")
+        raise missing_thread(partition)
     return {
         "format": EXPORT_FORMAT,
         "tenant": partition.tenant,

@@ -1,4 +1,4 @@
-"""Validation of arguments that take several names: a single text would pass for a list of its letters."""
+"""Validation of arguments whose wrong type would fail later, or pass for something else."""
 
 from __future__ import annotations
 
@@ -10,3 +10,9 @@ def refuse_text(what: str, values: object) -> None:
     argument."""
     if isinstance(values, _TEXT):
         raise TypeError(f"{what} takes a sequence, not {type(values).__name__}; for one name write [name]")
+
+
+def require_text(what: str, value: object) -> None:
+    """Raise ``TypeError`` for anything but text. ``what`` names the argument."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is text, not {type(value).__name__}")

@@ -12,10 +12,10 @@ from langgraph.types import Overwrite
 
 from perdure.engine import history
 from perdure.engine.thread_view import load_view
-from perdure.errors import NotFound
 from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, answers_at, is_of_calls
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.missing_thread import missing_thread
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.replay.plain_values import snapshot
@@ -129,9 +129,7 @@ class Recording:
         found = {record.id: record for record in (yield from self._all(""))}
         view = yield from load_view(self._partition, "")
         if view.head is None:
-            raise NotFound(
-                f"there is no thread {self._partition.thread!r}; `perdure threads ls` lists what there is"
-            )
+            raise missing_thread(self._partition)
         line: list[CheckpointRecord] = []
         at: CheckpointRecord | None = found.get(view.head.checkpoint_id)
         while at is not None:

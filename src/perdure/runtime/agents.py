@@ -27,9 +27,28 @@ ToInput = Callable[[Sequence[Message]], Any]
 ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
 
 
-def message_payload(message: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the payload of a message: text, or a mapping with ``role`` and ``content``."""
-    return {MESSAGE: {"role": "user", "content": message} if isinstance(message, str) else dict(message)}
+def message_payload(message: object, agent: Agent) -> dict[str, Any]:
+    """Return the payload of a message to an agent: text, or a mapping with ``role`` and ``content``; of an
+    agent with a ``to_input`` of its own any mapping.
+
+    Raises:
+        TypeError: The message is neither.
+        ValueError: The mapping has no content, so that no graph could take it.
+    """
+    if isinstance(message, str):
+        return {MESSAGE: {"role": "user", "content": message}}
+    if not isinstance(message, Mapping | BaseMessage):
+        raise TypeError(
+            f"a message is text, or a mapping with role and content, not {type(message).__name__}; "
+            "nothing was stored"
+        )
+    fields = dict(message)
+    if agent.to_input is to_input and "content" not in fields and "lc" not in fields:
+        raise ValueError(
+            f"a message is text, or a mapping with role and content; this one has the keys {sorted(fields)}. "
+            "Nothing was stored; to pass a graph's whole input, use submit"
+        )
+    return {MESSAGE: fields}
 
 
 def to_input(messages: Sequence[Message]) -> Any:
@@ -117,6 +136,7 @@ class Agent:
 
     Raises:
         ValueError: A setting is invalid, or the graph cannot be run with it.
+        TypeError: The graph is not compiled, or is no graph.
     """
 
     graph: Pregel[Any, Any, Any, Any] | Factory
@@ -145,6 +165,8 @@ class Agent:
             raise ValueError(f"steer_before is a collection of names of nodes: [{self.steer_before!r}]")
         if isinstance(self.graph, Pregel):
             self.check(self.graph)
+        else:
+            _require_factory(self.graph)
 
     def check(self, graph: Pregel[Any, Any, Any, Any]) -> None:
         """Raise ``ValueError`` if a graph cannot be run with this agent's settings."""
@@ -161,6 +183,13 @@ class Agent:
             )
         if self.conversation is not None:
             check_reducer(graph, self.conversation.key)
+
+
+def _require_factory(graph: object) -> None:
+    if not isinstance(graph, Factory):
+        raise TypeError(
+            f"an agent needs a compiled graph, not {type(graph).__name__}; pass builder.compile()"
+        )
 
 
 def _is_unsaved(bound: Any) -> bool:

@@ -15,6 +15,7 @@ from perdure.engine.inbox import Standing, Strategy
 from perdure.engine.preconditions import Precondition
 from perdure.errors import NotFound
 from perdure.langgraph.store import PerdureStore
+from perdure.model.arguments import require_text
 from perdure.model.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.payloads import COMMAND, INPUT, RESUME
 from perdure.model.records import Partition
@@ -30,7 +31,7 @@ from perdure.runtime.options import Options
 from perdure.runtime.run_user import GraphUser
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.threads import Threads
-from perdure.runtime.tickets import Ticket, message_of, options_of
+from perdure.runtime.tickets import Ticket, message_of, options_of, partition_of
 from perdure.runtime.worker.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
@@ -41,6 +42,7 @@ class TenantRuntime:
     """A runtime for the threads of one tenant, made by ``Runtime.for_tenant``."""
 
     def __init__(self, context: RuntimeContext, worker: Worker, tenant: str) -> None:
+        require_text("tenant", tenant)
         self._context = context
         self._worker = worker
         self._tenant = tenant
@@ -111,12 +113,14 @@ class TenantRuntime:
         Raises:
             QueueFull: Too many messages wait on the thread.
             RunInProgress: The strategy is ``"reject"``, and a run is open or a message waits.
+            TypeError: The message is neither text nor a mapping.
+            ValueError: The mapping has no ``content``, and the agent has no ``to_input`` of its own.
         """
         mode: Mode = "coalesce" if coalesce else "enqueue"
         given = options_of(config, options)
-        spoken = message_of(
-            self._graph_name(graph), message_payload(message), mode, dedupe_key, channel, given
-        )
+        name = self._graph_name(graph)
+        payload = message_payload(message, self._context.agents[name])
+        spoken = message_of(name, payload, mode, dedupe_key, channel, given)
         waits = self._context.settings.debounce_for(debounce, max_wait)
         terms = AcceptanceTerms(debounce=waits, strategy=strategy)
         return await self._acceptance.accept(self._partition(thread_id), spoken, terms)
@@ -237,7 +241,7 @@ class TenantRuntime:
     async def look(self, ticket: Ticket) -> Standing:
         """Return the state of an accepted message, with its run if it has one; raise ``NotFound`` if it was
         removed."""
-        partition = Partition(ticket.tenant, ticket.thread_id)
+        partition = partition_of(ticket)
         if ticket.number:
             return await self._database.arun(inbox.look(partition, ticket.number))
         standing = await self._database.arun(inbox.find(partition, ticket.id))
@@ -248,7 +252,7 @@ class TenantRuntime:
     async def wait(self, ticket: Ticket, timeout: float | None = None) -> Run:  # noqa: ASYNC109
         """Wait until the run of an accepted message has ended, in any process, and return it. Raise
         ``TimeoutError`` after ``timeout`` seconds; the run continues."""
-        partition = Partition(ticket.tenant, ticket.thread_id)
+        partition = partition_of(ticket)
         pause, longest = _WAIT_S
         is_ours = self._worker.dispatch.serves(partition)
         async with asyncio.timeout(timeout):
@@ -268,10 +272,10 @@ class TenantRuntime:
     async def run_id(self, ticket: Ticket) -> str:
         """Return the id of the run of an accepted message: its own, or that of the first message with which
         it is joined."""
+        partition = partition_of(ticket)
         if not ticket.number:
             # A postponed message becomes a run of its own.
             return ticket.id
-        partition = Partition(ticket.tenant, ticket.thread_id)
         program = inbox.run_id(partition, ticket.number, self._context.settings.max_batch)
         return await self._database.arun(program) or ticket.id
 
@@ -391,6 +395,7 @@ class TenantRuntime:
         await self._control.remove_run(self._partition(thread_id), run, rollback=rollback)
 
     def _partition(self, thread_id: str) -> Partition:
+        require_text("thread_id", thread_id)
         if not thread_id:
             raise ValueError("a message needs a thread: thread_id is empty")
         return Partition(self._tenant, thread_id)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.model.messages import ANSWERS, Message, Mode, dedupe_digest
+from perdure.model.records import Partition
 from perdure.runtime.options import WEBHOOK, Options
 
 
@@ -20,6 +21,16 @@ class Ticket(NamedTuple):
     id: str
     is_duplicate: bool
     tenant: str
+
+
+def partition_of(ticket: object) -> Partition:
+    """Return the thread of a ticket; raise ``TypeError`` for anything else, such as the id of a run."""
+    if not isinstance(ticket, Ticket):
+        raise TypeError(
+            f"a ticket is what accept, submit and answer return, not {type(ticket).__name__}; for the id of "
+            "a run use find(thread_id, run_id)"
+        )
+    return Partition(ticket.tenant, ticket.thread_id)
 
 
 def message_of(

@@ -69,12 +69,14 @@ def open_driver(url: str, *, migrate: bool = False) -> Driver:
 
 def has_one_thread(url: str) -> bool:
     """Return True if a database is used in the thread that opens it, and no other may be started."""
-    return urlsplit(url).scheme == "d1+binding"
+    return _scheme_of(url) == "d1+binding"
 
 
 def backend_of(url: str) -> BackendModule:
     """Return the module that serves a URL; its client is imported only now."""
-    scheme = urlsplit(url).scheme
+    scheme = _scheme_of(url)
+    if url == ":memory:":
+        raise BadUrl("':memory:' is no database URL; write memory:// for a database that keeps nothing")
     if "://" not in url and "@" not in url:
         raise BadUrl(f"{url!r} is no database URL; for a SQLite file write sqlite:///{url}, or use {FORMS}")
     if scheme not in _BACKENDS:
@@ -86,6 +88,14 @@ def backend_of(url: str) -> BackendModule:
         if extra is None or (error.name or "").startswith("perdure"):
             raise
         raise MissingExtra(f'{scheme}:// needs an extra: pip install "perdure[{extra}]"') from error
+
+
+def _scheme_of(url: object) -> str:
+    if not isinstance(url, str):
+        raise BadUrl(
+            f"a database URL is text, not {type(url).__name__}; for a SQLite file write f'sqlite:///{{path}}'"
+        )
+    return urlsplit(url).scheme
 
 
 def redacted(url: str) -> str:

@@ -1,0 +1,187 @@
+"""Mistakes of a first day: each is refused with the thing and the remedy, and changes nothing.
+
+Covers perdure.database.unopened, perdure.model.arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+import perdure
+from perdure.runtime import Agent, Runtime
+
+MEMORY = "memory://"
+Body = Callable[[Runtime], Awaitable[object]]
+
+
+def chat() -> StateGraph[Any, Any, Any, Any]:
+    builder = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [("ai", "yes")]})
+    return builder.add_edge(START, "answer")
+
+
+def working(body: Body, graph: Any = None) -> None:
+    async def main() -> None:
+        async with (
+            perdure.connect(MEMORY) as db,
+            Runtime(db, graph or chat().compile(), observers=()) as runtime,
+        ):
+            await body(runtime)
+            assert await runtime.messages("ada") == ()
+
+    asyncio.run(main())
+
+
+# Opening
+
+
+def test_the_wrong_block_names_the_right_one() -> None:
+    opening: Any = perdure.connect(MEMORY)
+    with pytest.raises(TypeError, match=r"write `with perdure\.connect_sync\(url\) as db:`"), opening:
+        pass
+
+    async def main() -> None:
+        sync: Any = perdure.connect_sync(MEMORY)
+        with pytest.raises(TypeError, match=r"write `async with perdure\.connect\(url\) as db:`"):
+            async with sync:
+                pass
+        with pytest.raises(TypeError, match="as db:`, without await"):
+            await opening
+
+    asyncio.run(main())
+
+
+def test_a_database_that_is_not_open_names_the_line_that_opens_it() -> None:
+    opening: Any = perdure.connect(MEMORY)
+    with pytest.raises(AttributeError, match=r"has no 'checkpointer': .*`async with perdure\.connect\(url\)"):
+        opening.checkpointer()
+    sync: Any = perdure.connect_sync(MEMORY)
+    with pytest.raises(AttributeError, match=r"has no 'store': .*`with perdure\.connect_sync\(url\)"):
+        sync.store()
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        (Path("threads.db"), "text, not Posix(Path|.*); for a SQLite file write f'sqlite:///{path}'"),
+        (None, "text, not NoneType"),
+        (":memory:", "write memory:// for a database that keeps nothing"),
+    ],
+)
+def test_what_is_no_url_is_refused_with_its_form(url: Any, advice: str) -> None:
+    with pytest.raises(perdure.BadUrl, match=advice), perdure.connect_sync(url):
+        pass
+
+    async def main() -> None:
+        async with perdure.connect(url):
+            pass
+
+    with pytest.raises(perdure.BadUrl, match=advice):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("tenant", [5, None])
+def test_a_tenant_that_is_no_text_is_refused(tenant: Any, tmp_path: Path) -> None:
+    """A missing tenant must not become that of all threads."""
+    file = tmp_path / "threads.db"
+    with (
+        pytest.raises(TypeError, match="tenant is text, not"),
+        perdure.connect_sync(f"sqlite:///{file}", migrate=True, tenant=tenant),
+    ):
+        pass
+    assert not file.exists()
+
+    async def main(runtime: Runtime) -> None:
+        with pytest.raises(TypeError, match="tenant is text, not"):
+            runtime.for_tenant(tenant)
+
+    working(main)
+
+
+def test_a_saver_and_a_store_of_a_tenant_that_is_no_text_are_refused() -> None:
+    number: Any = 5
+    with perdure.connect_sync(MEMORY) as db:
+        for make in (db.checkpointer, db.store):
+            with pytest.raises(TypeError, match="tenant is text, not int"):
+                make(tenant=number)
+
+
+# The runtime
+
+
+@pytest.mark.parametrize("graph", [chat(), chat, None], ids=["builder", "function", "nothing"])
+def test_a_graph_that_is_not_compiled_is_refused_at_once(graph: Any) -> None:
+    with perdure.connect_sync(MEMORY) as db:
+        for make in (Agent, lambda given: Runtime(db, given), lambda given: Runtime(db, {"chat": given})):
+            with pytest.raises(TypeError, match=r"a compiled graph, not \w+; pass builder\.compile\(\)"):
+                make(graph)
+
+
+@pytest.mark.parametrize(
+    ("message", "error", "advice"),
+    [
+        (None, TypeError, "a message is text, or a mapping with role and content, not NoneType"),
+        (5, TypeError, "not int; nothing was stored"),
+        ({"messages": []}, ValueError, r"keys \['messages'\].* to pass a graph's whole input, use submit"),
+        ({"text": "hello"}, ValueError, r"this one has the keys \['text'\]\. Nothing was stored"),
+    ],
+)
+def test_what_is_no_message_is_refused_before_it_is_stored(message: Any, error: Any, advice: str) -> None:
+    async def main(runtime: Runtime) -> None:
+        with pytest.raises(error, match=advice):
+            await runtime.accept("ada", message)
+
+    working(main)
+
+
+def test_an_agent_with_a_conversion_of_its_own_takes_any_mapping() -> None:
+    seen: list[Any] = []
+
+    def to_input(messages: Any) -> Any:
+        seen.append(dict(messages[0].payload["message"]))
+        return {"messages": [("user", seen[-1]["text"])]}
+
+    async def main() -> None:
+        agent = Agent(chat().compile(), to_input=to_input)
+        async with perdure.connect(MEMORY) as db, Runtime(db, agent) as runtime:
+            run = await runtime.wait(await runtime.accept("ada", {"text": "hello"}), 60)
+            assert run.state == "done"
+
+    asyncio.run(main())
+    assert seen == [{"text": "hello"}]
+
+
+def test_a_message_of_langchain_is_taken() -> None:
+    async def main() -> None:
+        async with perdure.connect(MEMORY) as db, Runtime(db, chat().compile()) as runtime:
+            message: Any = HumanMessage("hello")
+            assert (await runtime.wait(await runtime.accept("ada", message), 60)).state == "done"
+            state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert [type(each).__name__ for each in state.values["messages"]] == ["HumanMessage", "AIMessage"]
+
+    asyncio.run(main())
+
+
+def test_a_thread_id_that_is_no_text_is_refused() -> None:
+    async def main(runtime: Runtime) -> None:
+        number: Any = 5
+        with pytest.raises(TypeError, match="thread_id is text, not int"):
+            await runtime.accept(number, "hello")
+
+    working(main)
+
+
+def test_the_id_of_a_run_is_no_ticket() -> None:
+    async def main(runtime: Runtime) -> None:
+        run_id: Any = "4711"
+        for method in (runtime.wait, runtime.look, runtime.run_id):
+            with pytest.raises(TypeError, match=r"not str; for the id of a run use find\(thread_id, run"):
+                await method(run_id)
+
+    working(main)

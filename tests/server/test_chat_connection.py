@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.server.browsing import Site, answered, ask, bodies, browsing, wait_for
+from tests.server.browsing import Site, answered, ask, bodies, browsing, wait_for, written
 from tests.server.gates import GATES
 from tests.server.typists import graphs
 
@@ -66,3 +66,96 @@ def test_a_server_that_is_alive_and_refuses_is_asked_with_pauses(page: Page, sit
     page.locator(".message", has_text="You said: are you there?").wait_for()
     answered(page, 2)
     assert site.said() == [bodies(page)]
+
+
+def cut_off(page: Page) -> None:
+    """Let no request for a run, nor one for the server's health, reach the server."""
+    for path in ("**/runs", "**/runs/stream", "**/ok?*"):
+        page.route(path, lambda route: route.abort())
+
+
+def test_messages_that_wait_outlive_a_reload_in_their_order(page: Page, site: Site) -> None:
+    cut_off(page)
+    for text in ("first", "second"):
+        ask(page, text)
+        page.locator(".message.user", has_text=text).get_by_text("Waits for the server").wait_for()
+    page.reload()
+    for text in ("first", "second"):
+        page.locator(".message.user", has_text=text).get_by_text("Waits for the server").wait_for()
+    page.unroute_all()
+    page.locator(".message", has_text="You said: second").wait_for()
+    answered(page, 3)
+    assert bodies(page)[0::2] == ["hello", "first", "second"]
+    assert site.said() == [bodies(page)]
+    page.reload()
+    answered(page, 3)
+    assert page.locator(".message").count() == 6
+
+
+def test_the_first_message_of_a_conversation_outlives_a_reload(page: Page, site: Site) -> None:
+    page.route("**/threads", lambda route: route.abort())
+    page.route("**/ok?*", lambda route: route.abort())
+    page.locator("#new-thread").click()
+    ask(page, "a new one")
+    page.get_by_text("Waits for the server").wait_for()
+    page.reload()
+    page.get_by_text("Waits for the server").wait_for()
+    page.unroute_all()
+    page.locator(".message", has_text="You said: a new one").wait_for()
+    answered(page, 1)
+    assert site.said() == [bodies(page), ["hello", "You said: hello"]]
+
+
+def test_a_message_whose_acceptance_was_not_seen_is_the_same_after_a_reload(page: Page, site: Site) -> None:
+    passed: list[int] = []
+
+    def lose(route: Route) -> None:
+        passed.append(route.fetch(timeout=30_000).status)
+        route.abort()
+
+    page.route("**/runs/stream", lose)
+    page.route("**/ok?*", lambda route: route.abort())
+    ask(page, "once")
+    page.get_by_text("Waits for the server").wait_for()
+    assert passed == [200]
+    page.reload()
+    page.locator(".message", has_text="You said: once").wait_for()
+    page.unroute_all()
+    answered(page, 2)
+    assert site.said() == [["hello", "You said: hello", "once", "You said: once"]] == [bodies(page)]
+    assert page.evaluate("sessionStorage.getItem('perdure.unsent')") == "[]"
+
+
+def test_a_message_that_waits_is_not_overtaken_in_a_conversation_that_is_opened_again(
+    page: Page, site: Site
+) -> None:
+    held: list[Route] = []
+    ask(page, "count 100 at 40")
+    written(page, 20)
+    page.route("**/runs", lambda route: held.append(route) if not held else route.continue_())
+    ask(page, "first")
+    wait_for("a request", lambda: page.wait_for_timeout(20) is None and held)
+    page.locator("#new-thread").click()
+    page.locator(".thread", has_text="hello").click()
+    page.locator(".message.user", has_text="first").get_by_text("Sending").wait_for()
+    ask(page, "second")
+    page.wait_for_timeout(300)  # longer than the request for the second message would take
+    held[0].continue_()
+    GATES["count"].set()
+    page.locator(".message", has_text="You said: second").wait_for()
+    answered(page, 4)
+    assert bodies(page)[0::2] == ["hello", "count 100 at 40", "first", "second"]
+    assert site.said() == [bodies(page)]
+
+
+def test_a_refused_message_stays_until_it_is_taken_back(page: Page, site: Site) -> None:
+    page.route("**/runs/stream", lambda route: route.fulfill(status=422, json={"detail": "not now"}))
+    ask(page, "refused")
+    refused = page.locator(".message.failed", has_text="refused")
+    refused.get_by_text("Not sent: not now").wait_for()
+    page.reload()
+    refused.get_by_text("Not sent: not now").wait_for()
+    refused.get_by_role("button", name="Take back").click()
+    page.reload()
+    answered(page, 1)
+    assert bodies(page) == ["hello", "You said: hello"] == site.said()[0]

@@ -415,6 +415,7 @@ def test_messages_are_accepted_in_the_order_in_which_they_were_sent(page: Page, 
     page.wait_for_timeout(300)  # longer than the request for the second message would take
     held[0].continue_()
     GATES["count"].set()
+    shown(page, "You said: second")
     answered(page, 3)
     assert bodies(page)[0::2] == ["count 100 at 40", "first", "second"]
     assert site.said() == [bodies(page)]

@@ -5,6 +5,7 @@ import * as api from "./api.js";
 import { contentWith, isUser, joined, partsBeside, shaped, textOf } from "./content.js";
 import { identifier } from "./dom.js";
 import * as link from "./link.js";
+import * as outbox from "./outbox.js";
 import { Progress } from "./progress.js";
 import { Tree } from "./tree.js";
 
@@ -54,8 +55,21 @@ export class Conversation {
     this._accepted = Promise.resolve(); // resolves when the request before the next one was answered
   }
 
+  // Returns a conversation with the messages that an earlier load of the page had sent, but not seen accepted.
+  static of(kept, changed) {
+    const [{ thread, isNew, graph, title }] = kept;
+    const restored = Object.assign(new Conversation(thread, changed), { isNew, isLoading: !isNew, graph, title });
+    restored.outgoing = kept.map(({ message }) => message);
+    return restored;
+  }
+
   get isBusy() {
     return this.live !== null || this.outgoing.some(({ state }) => state !== "failed");
+  }
+
+  // True while it has messages that only this page knows.
+  get isUnsent() {
+    return this.outgoing.some(({ state }) => ["sending", "failed"].includes(state));
   }
 
   close() {
@@ -147,9 +161,9 @@ export class Conversation {
     this.outgoing = this.outgoing.filter(({ id, state, runId }) =>
       !stored.has(id) && (state === "sending" || state === "failed" || !runId || open.some((run) => run.run_id === runId)));
     for (const run of open) {
-      const known = this.outgoing.find(({ runId }) => runId === run.run_id);
       const unseen = (run.kwargs?.input?.messages ?? []).filter((message) => isUser(message) && !stored.has(message.id));
-      if (known) known.state = run.status === "running" ? "stored" : "queued";
+      const known = this.outgoing.find(({ runId, id }) => runId === run.run_id || unseen.some((message) => message.id === id));
+      if (known) Object.assign(known, { runId: run.run_id, state: run.status === "running" ? "stored" : "queued" });
       else if (unseen.length) {
         this.outgoing.push({ key: run.run_id, id: unseen.at(-1).id ?? run.run_id, runId: run.run_id, text: unseen.map(textOf).join("\n"), parts: unseen.flatMap(partsBeside), steers: run.multitask_strategy === "steer", state: run.status === "running" ? "stored" : "queued" });
       }
@@ -172,6 +186,19 @@ export class Conversation {
     const message = { key: identifier(), id: identifier(), text, parts, state: "sending", runId: null, steers: steers && this.isBusy };
     const checkpoint = this.wantsBranch && !this.isBusy ? this.leaf : null;
     await this._start(message, inputOf(message), checkpoint);
+  }
+
+  // Sends the messages of an earlier load of the page again. Those that had arrived are the same messages.
+  async resume() {
+    const restored = this.outgoing.filter(({ state }) => state === "sending");
+    try {
+      await this.sync();
+    } finally {
+      for (const message of restored) {
+        if (this.outgoing.includes(message)) this._start(message, inputOf(message), message.checkpoint);
+        else outbox.drop(message);
+      }
+    }
   }
 
   // Replaces a message in a new branch; the old branch stays, and the attachments too.
@@ -227,9 +254,10 @@ export class Conversation {
     if (this.live.runId) await this._ended(this.live.runId); // otherwise as soon as it is accepted
   }
 
-  // Cancels a queued message.
+  // Cancels a queued message, or removes a refused one.
   async withdraw(message) {
     this.outgoing = this.outgoing.filter((one) => one !== message);
+    outbox.drop(message);
     this._notify();
     if (message.runId) await this._ended(message.runId);
   }
@@ -246,7 +274,7 @@ export class Conversation {
     const key = message?.key ?? identifier();
     const follows = !this.isBusy;
     if (message && !this.outgoing.includes(message)) this.outgoing.push(message);
-    if (message) Object.assign(message, { state: "sending", checkpoint });
+    if (message) outbox.keep(this, Object.assign(message, { state: "sending", checkpoint }));
     if (follows) this.live = { runId: null, key };
     this.problem = null;
     this.isKept = false;
@@ -262,12 +290,12 @@ export class Conversation {
       });
       this.wantsBranch = false;
       this._note("accepted", { runId });
-      if (message) Object.assign(message, { runId, state: follows ? "stored" : "queued" });
+      if (message) outbox.drop(Object.assign(message, { runId, state: follows ? "stored" : "queued" }));
       this._notify("accepted");
       if (follows) this._watch(runId, response);
       else if (!this.live) await this.sync();
     } catch (failure) {
-      if (message) Object.assign(message, { state: "failed", reason: failure.message });
+      if (message) outbox.keep(this, Object.assign(message, { state: "failed", reason: failure.message }));
       if (follows) this.live = null;
       refused();
       this.problem = message ? null : { kind: "refused", reason: failure.message };
@@ -298,6 +326,10 @@ export class Conversation {
 
   async _watch(runId, response = null) {
     this.live = { runId };
+    if (this._abort.signal.aborted) {
+      response?.body.cancel();
+      return;
+    }
     this.partial = new Map();
     this.earlier = new Map();
     this.progress = new Progress();

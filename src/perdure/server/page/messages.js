@@ -151,7 +151,7 @@ function toolsOf(entry, article, conversation, actions) {
   };
   if (entry.outgoing) {
     if (entry.outgoing.state === "failed") made.push(element("button", { type: "button", className: "word", textContent: "Send again", onclick: () => actions.again(entry.outgoing) }));
-    if (entry.outgoing.state === "queued") made.push(element("button", { type: "button", className: "word", textContent: "Take back", onclick: () => actions.withdraw(entry.outgoing) }));
+    if (["queued", "failed"].includes(entry.outgoing.state)) made.push(element("button", { type: "button", className: "word", textContent: "Take back", onclick: () => actions.withdraw(entry.outgoing) }));
     return made;
   }
   if (entry.isWriting) return made;

@@ -7,6 +7,7 @@ import { Conversation } from "./conversation.js";
 import { announce, at, element, icon, pause } from "./dom.js";
 import * as link from "./link.js";
 import { draw, editLast, toEnd } from "./messages.js";
+import * as outbox from "./outbox.js";
 import * as stored from "./stored.js";
 import * as threads from "./threads.js";
 
@@ -17,6 +18,7 @@ const text = at("text");
 const touch = matchMedia("(hover: none)");
 
 let shown = null; // the visible conversation
+const unsent = new Map(); // others with messages that the server has not accepted, by their ids
 let graphs = [];
 let described = null; // resolves when the server's description has been read
 let server = {};
@@ -26,7 +28,10 @@ let isDrawing = false;
 // Rendering
 
 function changed(conversation, what) {
-  if (conversation !== shown) return;
+  if (conversation !== shown) {
+    if (!conversation.isUnsent) leave(conversation);
+    return;
+  }
   if (what === "made") {
     history.replaceState(null, "", `#${encodeURIComponent(conversation.id)}`);
     attaching.become(conversation.id);
@@ -149,7 +154,8 @@ const actions = {
 function send(words, { steers = at("when").value === "now" } = {}) {
   if ((!words.trim() && !attaching.isAny()) || text.disabled || attaching.isReading()) return;
   if (shown.isNew && !graphs.length) { // no graph is known yet
-    described?.then(() => { if (graphs.length) send(text.value); });
+    const conversation = shown;
+    described?.then(() => { if (graphs.length && conversation === shown) send(text.value, { steers }); });
     return;
   }
   if (shown.isNew) shown.graph ??= at("graph").value || graphs[0];
@@ -161,13 +167,24 @@ function send(words, { steers = at("when").value === "now" } = {}) {
   attempt(() => shown.send(words, parts, { steers }));
 }
 
+// Closes a conversation that is no longer shown, unless it has messages to send.
+function leave(conversation) {
+  if (conversation.isUnsent) {
+    unsent.set(conversation.id, conversation);
+  } else {
+    unsent.delete(conversation.id);
+    conversation.close();
+  }
+}
+
 function open(id, { focus = true } = {}) {
   threads.showDrawer(false);
   if (shown && shown.id === id && !shown.isNew) return;
-  shown?.close();
-  shown = new Conversation(id, changed);
-  shown.title = id && threads.rowOf(id) ? threads.titled(threads.rowOf(id)) : null;
-  const hash = id ? `#${encodeURIComponent(id)}` : "";
+  if (shown) leave(shown);
+  shown = unsent.get(id) ?? new Conversation(id, changed);
+  unsent.delete(shown.id);
+  if (threads.rowOf(shown.id)) shown.title = threads.titled(threads.rowOf(shown.id));
+  const hash = shown.isNew ? "" : `#${encodeURIComponent(id)}`;
   if (location.hash !== hash) history.pushState(null, "", hash || location.pathname);
   threads.select(id);
   text.value = sessionStorage.getItem(draftKey()) ?? "";
@@ -355,8 +372,19 @@ theme(document.documentElement.dataset.theme ?? "auto");
 attaching.begin(allowSending);
 stored.begin(() => changed(shown, "state"));
 
+// Sends what an earlier load of the page had not seen accepted. A conversation that is not stored yet has no address.
+function resume() {
+  const kept = outbox.all();
+  for (const id of new Set(kept.map(({ thread }) => thread))) {
+    unsent.set(id, Conversation.of(kept.filter(({ thread }) => thread === id), changed));
+  }
+  const restored = [...unsent.values()];
+  open(ofHash() ?? restored.findLast(({ isNew }) => isNew)?.id ?? null);
+  for (const conversation of restored) conversation.resume().catch((failure) => failed(conversation, failure));
+}
+
 async function start() {
-  open(ofHash());
+  resume();
   described = attempt(describe);
   await described;
   changed(shown, "state");

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
@@ -47,11 +48,11 @@ def _set(*path: Any, value: Any) -> Change:
     return change
 
 
-def _call(*path: Any, name: str, args: Callable[[], tuple[Any, ...]] = tuple) -> Change:
+def _call(*path: Any, name: str, args: tuple[Any, ...] = ()) -> Change:
     def change(state: Any) -> None:
         for step in path:
             state = state.__dict__[step] if isinstance(state, BaseMessage) else state[step]
-        getattr(state, name)(*args())
+        getattr(state, name)(*deepcopy(args))
 
     return change
 
@@ -66,28 +67,28 @@ def changes(rng: random.Random) -> Iterator[list[Change]]:
             [
                 [_set("facts", "deep", "n", value=n), _set("facts", "long", "n", value=n)],
                 [_set("facts", name, value=lambda n=n: {"list": [n]})],
-                [_set("facts", name, value=n), _call("facts", name="pop", args=lambda name=name: (name, 0))],
-                [_call("facts", "deep", "list", name="append", args=lambda n=n: (n,))],
+                [_set("facts", name, value=n), _call("facts", name="pop", args=(name, 0))],
+                [_call("facts", "deep", "list", name="append", args=(n,))],
                 [_call("facts", "deep", "list", name="clear")],
                 [_set("rows", row, "n", value=n), _set("rows", 4, "in", "n", value=n)],
                 [_set("rows", row, value=lambda n=n: {"n": n, "in": {"list": []}})],
                 [_set("rows", row, name, value=n), _call("rows", row, name="popitem")],
                 [
-                    _call("rows", name="append", args=lambda n=n: ({"n": n, "in": {}},)),
+                    _call("rows", name="append", args=({"n": n, "in": {}},)),
                     _call("rows", name="pop"),
                 ],
-                [_call("rows", 4, "in", name="update", args=lambda name=name: ({name: [1]},))],
+                [_call("rows", 4, "in", name="update", args=({name: [1]},))],
                 [_call("rows", 4, "in", name="clear")],
                 [_set("messages", row, "content", value=f"said {n}")],
                 [_set("messages", row, "additional_kwargs", value=lambda n=n: {"n": n})],
                 [_set("messages", row, "response_metadata", "tokens", "n", value=n)],
-                [_call("messages", row, *of, name="append", args=lambda: (1,))],
+                [_call("messages", row, *of, name="append", args=(1,))],
                 [_call("messages", row, *of, name="clear")],
                 [_set("messages", row, "response_metadata", name, value=n),
-                 _call("messages", row, "response_metadata", name="pop", args=lambda name=name: (name, 0))],
+                 _call("messages", row, "response_metadata", name="pop", args=(name, 0))],
                 [_call("messages", row, "additional_kwargs", name="clear")],
                 [
-                    _call("messages", name="append", args=lambda n=n: (message(f"new {n}"),)),
+                    _call("messages", name="append", args=(message(f"new {n}"),)),
                     _call("messages", name="pop"),
                 ],
             ]

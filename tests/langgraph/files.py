@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, empty_checkpoint
 
 import perdure
 
@@ -22,9 +22,13 @@ def config(thread: str = THREAD, **more: Any) -> Any:
 def put(
     saver: perdure.PerdureSaver, values: dict[str, Any], at: Any = None, *, name: str = "c1", **meta: Any
 ) -> Any:
-    checkpoint = empty_checkpoint()
-    versions = dict.fromkeys(values, 1)
-    checkpoint.update(id=name, channel_values=values, channel_versions=versions)  # type: ignore[typeddict-item]
+    versions: ChannelVersions = dict.fromkeys(values, 1)
+    checkpoint: Checkpoint = {
+        **empty_checkpoint(),
+        "id": name,
+        "channel_values": values,
+        "channel_versions": versions,
+    }
     metadata: Any = {"source": "loop", "step": 1, "parents": {}, **meta}
     return saver.put(at or config(), checkpoint, metadata, versions)
 

@@ -36,8 +36,8 @@ async def answer(state: Any) -> Any:
 
 
 def graph(saver: PerdureSaver, node: Node = answer) -> Any:
-    builder = StateGraph(STATES["plain"])
-    builder.add_node("node", node)  # type: ignore[call-overload]
+    builder: Any = StateGraph(STATES["plain"])
+    builder.add_node("node", node)
     builder.add_edge(START, "node")
     builder.add_edge("node", END)
     return builder.compile(checkpointer=saver)
@@ -48,7 +48,7 @@ def given(word: str = "hello") -> Any:
 
 
 def said(saver: PerdureSaver) -> list[str]:
-    return graph(saver).get_state(config()).values.get("said", [])  # type: ignore[no-any-return]
+    return graph(saver).get_state(config()).values.get("said", [])
 
 
 def sources(saver: PerdureSaver) -> list[Any]:

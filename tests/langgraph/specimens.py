@@ -251,7 +251,11 @@ def change(value: Any, rng: random.Random) -> None:
 def _change_message(message: BaseMessage, new: Any, rng: random.Random) -> None:
     how = rng.randrange(8)
     if how == 0:
-        message.content = rng.choice(["changed", ["changed", {"type": "text", "text": "x"}]])
+        contents: list[str | list[str | dict[Any, Any]]] = [
+            "changed",
+            ["changed", {"type": "text", "text": "x"}],
+        ]
+        message.content = rng.choice(contents)
     elif how == 1:
         message.additional_kwargs["k" + str(rng.randrange(3))] = new
     elif how == 2:
@@ -266,7 +270,7 @@ def _change_message(message: BaseMessage, new: Any, rng: random.Random) -> None:
         message.tool_calls.append({"name": "t", "args": {"a": new}, "id": "c", "type": "tool_call"})
     elif how == 7 and type(message) is HumanMessage:
         message.__dict__["type"] = "system"
-        message.__class__ = SystemMessage
+        message.__class__ = SystemMessage  # type: ignore[assignment]
     else:
         message.name = "n" + str(rng.randrange(99))
 

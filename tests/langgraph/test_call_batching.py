@@ -70,7 +70,8 @@ async def test_a_batch_that_is_under_way_holds_up_no_other() -> None:
 async def test_an_error_reaches_the_call_that_it_belongs_to() -> None:
     runs = Runs(bad=frozenset({"7", "61"}))
     batched = CallBatcher(runs)
-    found = await asyncio.gather(*(batched([op(str(n))]) for n in range(100)), return_exceptions=True)
+    calls = (batched([op(str(n))]) for n in range(100))
+    found: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
     assert [n for n, each in enumerate(found) if isinstance(each, TooLarge)] == [7, 61]
     assert [each for n, each in enumerate(found) if n not in (7, 61)] == [
         [str(n)] for n in range(100) if n not in (7, 61)
@@ -99,7 +100,7 @@ async def test_who_is_cancelled_takes_nobody_along(cancelled: int, turns: int) -
         await asyncio.sleep(0)
     tasks[cancelled].cancel()
     runs.gate.set()
-    found = await asyncio.gather(*tasks, return_exceptions=True)
+    found: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(found.pop(cancelled), asyncio.CancelledError)
     assert found == [[str(n)] for n in range(5) if n != cancelled]
 

@@ -10,6 +10,7 @@ import pytest
 import perdure
 from tests.backends import BACKENDS, EMPTY
 from tests.langgraph import skewed
+from tests.langgraph.session import config
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 PATIENCE = 120
@@ -45,8 +46,7 @@ def test_no_turn_is_lost_or_moved_by_a_wrong_clock(backend: str) -> None:
         assert lengths == [2 * (turn + 1) for turn in range(turns)]
 
         saver = db.checkpointer()
-        at = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-        found = list(saver.list(at))
+        found = list(saver.list(config("t", checkpoint_ns="")))
         said = found[0].checkpoint["channel_values"]["said"]
         assert said == [text for n in range(turns) for text in (f"turn {n}", f"answer to turn {n}")]
         ids = [item.checkpoint["id"] for item in found]

@@ -29,7 +29,7 @@ def talk(graph: Any, thread: str, turns: range, *, durability: str = "async") ->
 
 
 def said(graph: Any, at: Any) -> list[str]:
-    return graph.get_state(at).values["said"]  # type: ignore[no-any-return]
+    return graph.get_state(at).values["said"]
 
 
 def expected(turns: range, start: tuple[str, ...] = ()) -> list[str]:

@@ -21,7 +21,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.engine import journal
 from perdure.engine.inbox import Accept
-from perdure.engine.runs import Claim, Ending, finish
+from perdure.engine.runs import Claim, Ending, HeldRun, finish
 from perdure.errors import Corrupt, DecryptionError, MissingExtra, PerdureError, Unserialisable
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model import refs
@@ -138,7 +138,7 @@ def queue(db: perdure.SyncDatabase, thread: str, text: str) -> None:
     )
     handle_of(db).run(Accept(at, message, 1, Debounce(), "enqueue", 10, handle_of(db).fresh()).store(None))
     held = handle_of(db).run(Claim(at, "w", {"g"}, 2, 10, 5, handle_of(db).fresh()).take(None))
-    assert held is not None
+    assert isinstance(held, HeldRun)
     handle_of(db).run(journal.note(at, held.run.id, "task:effect", 0, text.encode(), held.epoch))
     handle_of(db).run(
         finish(held, Ending("failed", {"error": text}, [{"content": text}]), 3, handle_of(db).fresh(), 90)
@@ -355,11 +355,12 @@ def test_keys_rotate(two: File) -> None:
     with two.open(both) as db:
         assert load(db).checkpoint["channel_values"]["text"] == CANARY
         saver = db.checkpointer()
-        at = saver.get_tuple(config())
+        found = saver.get_tuple(config())
+        assert found is not None
         put(
             saver,
             {"messages": [HumanMessage(LONG, id="1"), HumanMessage("new", id="2")]},
-            at.config,
+            found.config,
             name="c3",
         )
         put(db.checkpointer(), {"text": "born under the new key" * 9}, config("young"))

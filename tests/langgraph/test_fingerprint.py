@@ -21,6 +21,7 @@ from perdure.langgraph.fingerprint import fingerprint
 from perdure.runtime import isolated_subgraph
 from perdure.schema import Schema, convert, drop, rename_channel, rename_node
 from perdure.schema.schema_file import RecordedSchema, contradictions, differences, verdict
+from perdure.schema.steps import Step
 
 
 def longest(left: list[str], right: list[str]) -> list[str]:
@@ -43,6 +44,11 @@ FIELDS: dict[str, Any] = {
 }
 
 
+def state_of(fields: dict[str, Any], *, name: str = "S") -> Any:
+    """Return the state, a TypedDict, that has these fields."""
+    return TypedDict(name, fields)  # type: ignore[operator]
+
+
 def graph(
     fields: Any = None,
     nodes: tuple[str, ...] = ("ask", "tell"),
@@ -52,8 +58,8 @@ def graph(
     **compiled: Any,
 ) -> Any:
     """A graph in a row, whose state has these fields; ``within`` is the graph that its last node runs."""
-    state = fields if isinstance(fields, type) else TypedDict("S", FIELDS | (fields or {}))  # type: ignore[misc]
-    builder = StateGraph(state)
+    state = fields if isinstance(fields, type) else state_of(FIELDS | (fields or {}))
+    builder: Any = StateGraph(state)
     for name in nodes:
         builder.add_node(name, node)
     if within is not None:
@@ -68,11 +74,11 @@ def graph(
 
 
 def without(*names: str) -> Any:
-    return TypedDict("S", {name: kind for name, kind in FIELDS.items() if name not in names})  # type: ignore[misc]
+    return state_of({name: kind for name, kind in FIELDS.items() if name not in names})
 
 
 def renamed(old: str, new: str) -> Any:
-    return TypedDict("S", {new if name == old else name: kind for name, kind in FIELDS.items()})  # type: ignore[misc]
+    return state_of({new if name == old else name: kind for name, kind in FIELDS.items()})
 
 
 def model(**fields: Any) -> Any:
@@ -183,9 +189,9 @@ HARMLESS: dict[str, tuple[Any, Any]] = {
     "a node does something else": (graph(), graph(node=lambda _: {"count": 1})),
     "edges turned round": (graph(), graph(edges=turned)),
     "an edge made conditional": (graph(), graph(edges=branched)),
-    "fields in another order": (graph(), graph(TypedDict("S", dict(reversed(FIELDS.items()))))),  # type: ignore[misc]
+    "fields in another order": (graph(), graph(state_of(dict(reversed(FIELDS.items()))))),
     "nodes in another order": (graph(), graph(nodes=("tell", "ask"))),
-    "the state's class renamed": (graph(), graph(TypedDict("Another", FIELDS))),  # type: ignore[misc]
+    "the state's class renamed": (graph(), graph(state_of(FIELDS, name="Another"))),
     "a field that need not be there": (graph(), graph(Plain)),
     "the state as a dataclass": (graph(), graph(AsDataclass)),
     "the state as a model": (graph(), graph(AsModel)),
@@ -248,9 +254,9 @@ def test_versions_are_compared_with_the_record() -> None:
 
 def test_steps_that_lead_elsewhere_are_named() -> None:
     now = fingerprint(graph())
-    fine = [rename_channel(2, "subject", "topic"), rename_node(2, "say", "tell"), drop(2, "old")]
+    fine: list[Step] = [rename_channel(2, "subject", "topic"), rename_node(2, "say", "tell"), drop(2, "old")]
     assert contradictions(Schema(2, fine), now) == []
-    wrong = [
+    wrong: list[Step] = [
         rename_channel(2, "topic", "tpoic"),
         rename_node(2, "ask", "question"),
         convert(2, "none", str),

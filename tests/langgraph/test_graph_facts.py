@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AnyMessage
-from langchain_core.tools import tool
+from langchain_core.tools import StructuredTool, tool
 from langgraph.channels import DeltaChannel, EphemeralValue
 from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
@@ -89,6 +89,7 @@ def test_the_functions_of_nodes_are_those_that_their_author_wrote() -> None:
         """Tell the weather."""
         return city
 
+    assert isinstance(weather, StructuredTool)
     builder: Any = StateGraph(MessagesState)
     builder.add_node("plain", node)
     builder.add_node("async", partial(anode, extra=1))

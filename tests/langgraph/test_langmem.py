@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, IndexConfig
 from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
 
@@ -22,7 +22,7 @@ from tests.conversation.models import Scripted
 
 agents = pytest.importorskip("langchain.agents", reason="pip install 'perdure[conversation]'")
 NAMESPACE = ("memories", "{langgraph_user_id}")
-INDEX: Any = {"dims": DIMS, "embed": embed, "fields": ["content"]}
+INDEX: IndexConfig = {"dims": DIMS, "embed": embed, "fields": ["content"]}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,8 @@ def test_a_memory_with_a_schema_and_the_items_themselves(langmem: Any) -> None:
         langmem.create_search_memory_tool(NAMESPACE, response_format="content_and_artifact"),
     ]
     with perdure.connect_sync("memory://") as db:
-        talk = Talk(db.store(index={**INDEX, "fields": ["$"]}), tools, "ada", awaited=True)
+        whole: IndexConfig = {**INDEX, "fields": ["$"]}
+        talk = Talk(db.store(index=whole), tools, "ada", awaited=True)
         key = talk.manage(content={"name": "Ada", "likes": ["tea"]})
         answer = talk.call("search_memory", query="tea")
         (item,) = answer.artifact

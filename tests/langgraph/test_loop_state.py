@@ -219,5 +219,6 @@ def test_an_id_that_carries_something_compares_as_its_plain_text_does() -> None:
         assert (carrying == other) == (plain == other)
         assert (other == carrying) == (other == plain)
         assert (carrying != other) == (plain != other)
-    assert {carrying: 1}["t"] == 1
+    numbers: dict[str, int] = {carrying: 1}
+    assert numbers["t"] == 1
     assert hash(carrying) == hash("t")

@@ -132,7 +132,7 @@ def test_a_deep_agent_keeps_its_plan_and_files_and_asks_before_it_acts(afresh: C
         held = agent(db).get_state(CONFIG)
         assert held.values["todos"] == todos
         assert "/letter.txt" in held.values["files"]
-        decided = Command(resume={"decisions": [{"type": "approve"}]})
+        decided: Command[Any] = Command(resume={"decisions": [{"type": "approve"}]})
         ended = agent(db, AIMessage("done")).invoke(decided, CONFIG)
         assert (ended["messages"][-1].text, sent) == ("done", ["ada"])
         assert db.fsck("t") == []

@@ -180,7 +180,8 @@ def test_time_travel_reaches_the_checkpoints_of_every_older_version(db: perdure.
             answer = interrupt("why?")
             return {channel: held[channel] + (answer if version < 3 else [answer])}
 
-        builder = StateGraph(state).add_node(node, ask).add_edge(START, node)
+        builder: Any = StateGraph(state).add_edge(START, node)
+        builder.add_node(node, ask)
         return builder.compile(checkpointer=db.checkpointer(schema=schema.at(version)))
 
     for version, given in enumerate(({"topic": "1"}, {"subject": "2"}, {"titles": ["3"]}), 1):

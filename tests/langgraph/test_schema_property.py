@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointTuple, empty_checkpoint
 
 import perdure
 from perdure.errors import Conflict, SchemaTooNew, Unavailable
@@ -82,8 +82,12 @@ def modelled(state: dict[str, Any], schema: Schema) -> dict[str, Any]:
 
 def stored(db: perdure.SyncDatabase, state: dict[str, Any]) -> None:
     """A thread of version 1."""
-    versions = dict.fromkeys(state, 1)
-    checkpoint = {**empty_checkpoint(), "channel_values": state, "channel_versions": versions}
+    versions: ChannelVersions = dict.fromkeys(state, 1)
+    checkpoint: Checkpoint = {
+        **empty_checkpoint(),
+        "channel_values": state,
+        "channel_versions": versions,
+    }
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     db.checkpointer().put(config, checkpoint, {"source": "input", "step": -1}, versions)
 
@@ -100,14 +104,14 @@ def step_on(db: perdure.SyncDatabase, schema: Schema) -> None:
     found = saver.get_tuple(config_of("t"))
     assert found is not None
     held = found.checkpoint
-    checkpoint = {
+    checkpoint: Checkpoint = {
         **held,
         "id": empty_checkpoint()["id"],
         "channel_values": {**held["channel_values"], "turn": schema.version},
         "channel_versions": {**held["channel_versions"], "turn": schema.version},
     }
-    new = {"turn": schema.version}
-    saver.put(found.config, checkpoint, {"source": "loop", "step": schema.version}, new)  # type: ignore[arg-type]
+    new: ChannelVersions = {"turn": schema.version}
+    saver.put(found.config, checkpoint, {"source": "loop", "step": schema.version}, new)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.base import Checkpoint
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel, ValidationError
@@ -23,6 +25,7 @@ from perdure.engine import schema_pin
 from perdure.errors import MigrationFailed, NotFound, ThreadPinned
 from perdure.model.records import Partition
 from perdure.schema import Schema, convert, rename_channel, rename_node, rename_type
+from perdure.schema.steps import Step
 from tests.langgraph.savers import opened
 
 CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
@@ -164,13 +167,13 @@ def test_a_value_of_a_renamed_type_is_found(db: perdure.SyncDatabase) -> None:
         return builder.compile(checkpointer=db.checkpointer(schema=schema))
 
     module = ModuleType("shop_of_yesterday")
-    old_type = dataclass(
+    old_type: Any = dataclass(
         type("Purchase", (), {"__annotations__": {"item": str}, "__module__": module.__name__})
     )
     module.__dict__["Purchase"] = old_type
     sys.modules[module.__name__] = module
     try:
-        graph(None).invoke({"orders": [old_type("tea")]}, CONFIG)  # type: ignore[call-arg]
+        graph(None).invoke({"orders": [old_type("tea")]}, CONFIG)
     finally:
         del sys.modules[module.__name__]
     with pytest.raises(perdure.TypeNotFound):
@@ -182,12 +185,15 @@ def test_a_value_of_a_renamed_type_is_found(db: perdure.SyncDatabase) -> None:
     # What the new version left as it was is still found after that.
     cold = graph(Schema(2, [rename_type(2, "shop_of_yesterday.Purchase", present)]))
     assert cold.get_state(CONFIG).values["orders"] == [Order("tea")]
-    steps = [rename_type(3, "shop_of_yesterday.Purchase", present), convert(3, "orders", lambda o: o)]
+    steps: list[Step] = [
+        rename_type(3, "shop_of_yesterday.Purchase", present),
+        convert(3, "orders", lambda o: o),
+    ]
     plain = graph(Schema(3, steps))
     assert plain.get_state(CONFIG).values["orders"] == [{"item": "tea"}]
 
 
-def joined(held: list[str], updates: list[Any]) -> list[str]:
+def joined(held: list[str], updates: Sequence[Any]) -> list[str]:
     return [*held, *(word for update in updates for word in update)]
 
 
@@ -198,7 +204,8 @@ def talk(db: perdure.SyncDatabase, channel: str, schema: Schema | None = None, e
     def node(held: Any) -> Any:
         return {channel: [f"re {held[channel][-1]}"], "n": held.get("n", 0) + 1}
 
-    builder = StateGraph(state).add_node("node", node).add_edge(START, "node")
+    builder: Any = StateGraph(state)
+    builder.add_node("node", node).add_edge(START, "node")
     return builder.compile(checkpointer=db.checkpointer(schema=schema))
 
 
@@ -234,7 +241,11 @@ def test_a_pinned_thread_is_not_migrated(db: perdure.SyncDatabase) -> None:
     handle_of(db).run(schema_pin.pin(Partition("", "t"), 1, now=1))
     before = db.digest("t")
     graph = talk(db, "words", schema)
-    for refused in (lambda: graph.get_state(CONFIG), lambda: graph.invoke({"words": ["b"]}, CONFIG)):
+    calls: list[Callable[[], Any]] = [
+        lambda: graph.get_state(CONFIG),
+        lambda: graph.invoke({"words": ["b"]}, CONFIG),
+    ]
+    for refused in calls:
         with pytest.raises(ThreadPinned, match="version 1"):
             refused()
     assert db.digest("t") == before
@@ -249,8 +260,9 @@ def test_a_pin_set_meanwhile_stops_a_run_that_would_migrate(db: perdure.SyncData
     talk(db, "lines").invoke({"lines": ["a"]}, CONFIG)
     saver = db.checkpointer(schema=Schema(2))
     found = saver.get_tuple(CONFIG)
+    assert found is not None
     handle_of(db).run(schema_pin.pin(Partition("", "t"), 1, now=1))
-    checkpoint = {**found.checkpoint, "id": "1f000000-0000-6000-8000-000000000000"}
+    checkpoint: Checkpoint = {**found.checkpoint, "id": "1f000000-0000-6000-8000-000000000000"}
     with pytest.raises(ThreadPinned):
         saver.put(found.config, checkpoint, {"source": "loop", "step": 9}, {})
 
@@ -338,7 +350,7 @@ def test_an_input_that_was_accepted_before_a_deploy_runs_under_the_present_names
 
     after = StateGraph(Heard).add_node("m", fine).add_edge(START, "m")
     doubled = convert(2, "heard", lambda word: [word, word])
-    steps = [rename_channel(2, "said", "heard"), doubled, rename_node(2, "n", "m")]
+    steps: list[Step] = [rename_channel(2, "said", "heard"), doubled, rename_node(2, "n", "m")]
     new = after.compile(checkpointer=db.checkpointer(schema=Schema(2, steps)))
     first = list(new.get_state_history(CONFIG))[-1]
     # The oldest checkpoint holds the input itself.

@@ -10,7 +10,7 @@ from typing import Any
 import ormsgpack
 import pytest
 from langchain_core.messages import HumanMessage
-from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
 
 import perdure
 from perdure.database.base import handle_of
@@ -92,7 +92,7 @@ def test_a_stored_row_that_names_code_is_refused_and_nothing_runs(
                 Commit(thread, (Put(WRITE, write.key, write.fields, held, version=write.version),))
             )
         else:
-            change: dict[str, Any] = {
+            changes: dict[str, dict[str, Any]] = {
                 "chunk": {"refs": {"text": refs.chunk(refs.MSGPACK, digest)}},
                 "inline": {"refs": {"text": refs.inline(refs.MSGPACK, body)}},
                 "element": {
@@ -102,8 +102,8 @@ def test_a_stored_row_that_names_code_is_refused_and_nothing_runs(
                 },
                 "metadata": {"metadata": b"\x81\xa4evil" + body},
                 "extra": {"extra": b"\x81\xa4evil" + body},
-            }[place]
-            driver.perform(Commit(thread, (record.moved(**change).put(),)))
+            }
+            driver.perform(Commit(thread, (record.moved(**changes[place]).put(),)))
         saver = db.checkpointer(allow=allow)
         for read in (lambda: saver.get_tuple(config()), lambda: list(saver.list(config()))):
             with pytest.raises(Unreadable) as caught:
@@ -154,12 +154,14 @@ def test_odd_names_are_kept_apart_or_refused(driver: str, tmp_path: Path, name: 
         return text if name == ident else ident
 
     def write(saver: perdure.PerdureSaver, text: str) -> Any:
-        checkpoint = empty_checkpoint()
         channel = use(text, "channel")
-        checkpoint.update(  # type: ignore[typeddict-item]
-            id=use(text, "checkpoint"), channel_values={channel: text}, channel_versions={channel: 1},
-            versions_seen={use(text, "node"): {channel: 1}},
-        )  # fmt: skip
+        checkpoint: Checkpoint = {
+            **empty_checkpoint(),
+            "id": use(text, "checkpoint"),
+            "channel_values": {channel: text},
+            "channel_versions": {channel: 1},
+            "versions_seen": {use(text, "node"): {channel: 1}},
+        }
         meta: Any = {"source": use(text, "source"), "step": 1, "run_id": use(text, "run")}
         thread = "thread" if text == "a" or name == "namespace" else "another"
         at = config(text if name == "thread" else thread, checkpoint_ns=use(text, "namespace"))

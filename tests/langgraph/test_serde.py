@@ -54,7 +54,7 @@ ODD: list[Any] = [
     Person,
     range(3),
     1j,
-    (i for i in ()),
+    (i for i in range(0)),
     lambda: None,
     collections.OrderedDict(a=1),
     collections.Counter("aab"),

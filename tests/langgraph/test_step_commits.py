@@ -109,7 +109,7 @@ def test_a_task_that_ends_before_others_is_stored_before_they_end(
         driver.before = before
         builder = StateGraph(STATES["plain"])
         for name, node in {"quick": quick, "slow": slow}.items():
-            builder.add_node(name, node)  # type: ignore[call-overload]
+            builder.add_node(name, node)
             builder.add_edge(START, name)
             builder.add_edge(name, END)
         app: Any = builder.compile(checkpointer=db.checkpointer())

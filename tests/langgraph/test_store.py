@@ -41,24 +41,28 @@ class State(TypedDict, total=False):
     known: list[str]
 
 
+class User(TypedDict):
+    user: str
+
+
 def remembering(store: BaseStore, checkpointer: Any, awaited: bool) -> Any:
     """A graph that remembers what each user said, in whatever thread."""
 
-    def remember(state: State, runtime: Runtime[dict[str, str]]) -> State:
+    def remember(state: State, runtime: Runtime[User]) -> State:
         assert runtime.store is not None
         user = runtime.context["user"]
         known = [item.value["said"] for item in runtime.store.search(("users", user))]
         runtime.store.put(("users", user), f"m{len(known)}", {"said": state["said"]})
         return {"known": known}
 
-    async def aremember(state: State, *, store: BaseStore, runtime: Runtime[dict[str, str]]) -> State:
+    async def aremember(state: State, *, store: BaseStore, runtime: Runtime[User]) -> State:
         user = runtime.context["user"]
         known = [item.value["said"] for item in await store.asearch(("users", user))]
         await store.aput(("users", user), f"m{len(known)}", {"said": state["said"]})
         return {"known": known}
 
-    graph = StateGraph(State, context_schema=dict)
-    graph.add_node("remember", aremember if awaited else remember)  # type: ignore[type-var]
+    graph: Any = StateGraph(State, context_schema=User)
+    graph.add_node("remember", aremember if awaited else remember)
     graph.add_edge(START, "remember")
     return graph.compile(checkpointer=checkpointer, store=store)
 

@@ -118,7 +118,8 @@ class Model:
             found = self.store.batch([op])[0]
             self._touch([found] if found and op.refresh_ttl else [])
             return found
-        (whole,) = self.store.batch([op._replace(limit=10**6, offset=0)])
+        answers: list[Any] = self.store.batch([op._replace(limit=10**6, offset=0)])
+        whole = answers[0]
         whole.sort(key=lambda item: self.written[item.namespace, item.key], reverse=True)
         page = whole[op.offset : op.offset + op.limit]
         self._touch(page if op.refresh_ttl else [])
@@ -212,7 +213,7 @@ class Stores(RuleBasedStateMachine):
 def machine(backend: str, sealed: bool) -> Any:
     name = f"{backend}{'_sealed' if sealed else ''}"
     keyring = Keyring.of(bytes(32)) if sealed else None
-    kind = type(f"Stores_{name}", (Stores,), {"backend": backend, "keyring": keyring})
+    kind: Any = type(f"Stores_{name}", (Stores,), {"backend": backend, "keyring": keyring})
     local = backend in ("memory", "sqlite")
     test = kind.TestCase
     test.settings = settings(

@@ -31,7 +31,7 @@ CALLS: Calls = {
         config=at(thread="a"), channels=text
     ),
     "allow": lambda db, text: db.checkpointer(allow=text),
-    "one of allow": lambda db, text: db.checkpointer(allow=(text, "Name")),
+    "one of allow": lambda db, text: db.checkpointer(allow=(text, "Name")),  # type: ignore[arg-type]
     "metadata_keys": lambda db, text: db.checkpointer(metadata_keys=text),
     "with_allowlist": lambda db, text: db.checkpointer().with_allowlist(text),
     "store get": lambda db, text: db.store().get(text, "key"),

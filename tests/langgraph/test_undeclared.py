@@ -10,7 +10,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, StateSnapshot, interrupt
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -102,7 +102,9 @@ def test_subgraphs_are_watched_and_still_resumed() -> None:
     watched = watching(outer, lambda node, key: reported.append((node, key)))
     config: Any = {"configurable": {"thread_id": "ada"}}
     assert watched.invoke({"topic": "cats"}, config)["__interrupt__"][0].value == "which?"
-    assert watched.get_state(config, subgraphs=True).tasks[0].state.next == ("ask",)
+    within = watched.get_state(config, subgraphs=True).tasks[0].state
+    assert isinstance(within, StateSnapshot)
+    assert within.next == ("ask",)
     assert watched.invoke(Command(resume="this"), config) == {"topic": "cats", "log": ["this"]}
     assert reported == [("work/ask", "inner")]
 

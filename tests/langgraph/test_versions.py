@@ -161,7 +161,7 @@ def test_versions_come_back_as_they_were_put(driver: str, tmp_path: Path) -> Non
                     before = stock.get_tuple(item.config)
                     assert before is not None
                     for name in ("channel_versions", "versions_seen"):
-                        assert item.checkpoint[name] == before.checkpoint[name]  # type: ignore[literal-required]
+                        assert item.checkpoint[name] == before.checkpoint[name]
                 assert chain(saver).invoke({"said": ["y"]}, config())["said"][-1] == "second saw 5"
 
 
@@ -183,7 +183,9 @@ def test_the_form_of_the_stock_savers_is_kept() -> None:
     theirs = InMemorySaver()
     current = theirs.get_next_version(None, None)
     for number in range(2, 30):
-        current = next_version(current)
+        following = next_version(current)
+        assert isinstance(following, str)
+        current = following
         assert int(current.split(".")[0]) == number
         assert theirs.get_next_version(current, None) > current
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from langgraph.checkpoint.base import empty_checkpoint
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, empty_checkpoint
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 from langgraph.types import Send
@@ -52,9 +53,13 @@ def config(thread: str, **more: Any) -> Any:
 
 def put(saver: perdure.PerdureSaver, at: Any, values: dict[str, Any], step: int) -> Any:
     """Store values under a new version each; the config to put the next on."""
-    checkpoint = empty_checkpoint()
-    versions = dict.fromkeys(values, step)
-    checkpoint.update(id=f"{step:06d}", channel_values=values, channel_versions=versions)  # type: ignore[typeddict-item]
+    versions: ChannelVersions = dict.fromkeys(values, step)
+    checkpoint: Checkpoint = {
+        **empty_checkpoint(),
+        "id": f"{step:06d}",
+        "channel_values": values,
+        "channel_versions": versions,
+    }
     stored = saver.put(at, checkpoint, {"source": "loop", "step": step, "parents": {}}, versions)
     return {"configurable": {**at["configurable"], **stored["configurable"]}}
 
@@ -324,7 +329,7 @@ def test_writes_on_a_thread_made_again_bring_their_chunks(db: perdure.SyncDataba
     assert likeness(value) == likeness(stock(state["messages"]))
 
 
-class Given(TypedDict):
+class Given(TypedDict, total=False):
     pages: list[Any]
     read: Annotated[list[str], operator.add]
 
@@ -340,7 +345,7 @@ def test_a_step_that_fills_a_commit_needs_no_room_for_proofs() -> None:
         open_database("memory://", wrap=lambda driver: Narrow(driver, CommitLimits(100, 1 << 20)))
     ) as db:
         runnable = graph.compile(checkpointer=db.checkpointer())
-        at = {"configurable": {"thread_id": "t"}}
+        at: RunnableConfig = {"configurable": {"thread_id": "t"}}
         for turn in (1, 2):
             state = runnable.invoke({"pages": pages}, at, durability="sync")
             assert len(state["read"]) == 92 * turn

@@ -10,6 +10,7 @@ import pytest
 
 from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
 from perdure.langgraph.search.embedding import TextEmbedder
+from perdure.langgraph.search.ranking import ranked
 from perdure.storage.memory import MemoryDriver
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.meaning import new_index
@@ -79,8 +80,6 @@ def test_searches_compute_beside_the_event_loop() -> None:
     threads: list[threading.Thread] = []
 
     async def work(monkeypatch: pytest.MonkeyPatch) -> None:
-        ranked = module.ranked
-
         def noted(*arguments: Any) -> Any:
             threads.append(threading.current_thread())
             return ranked(*arguments)

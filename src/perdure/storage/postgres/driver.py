@@ -9,30 +9,24 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar, cast
 
 from psycopg import pq
 
 from perdure.errors import Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable, Unserialisable
 from perdure.model.ops import (
-    Check,
     Commit,
     Committed,
-    Delete,
     Drop,
-    Expect,
     Fetch,
     Find,
     IndexHit,
     Now,
-    Op,
-    Put,
     Refused,
-    Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import INDEXED, ITEM, STORE, Key, Kind, Partition, Record
+from perdure.model.records import INDEXED, ITEM, STORE, Partition, Record
 from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.notify import ServerNotifier
@@ -48,15 +42,12 @@ from perdure.storage.postgres.notify import PostgresListener
 from perdure.storage.postgres.statements import Statement, Statements
 from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.postgres.vector_search import VectorSearch
+from perdure.storage.postgres.write_groups import Touch, outcome, overwritten, portions
 
 R = TypeVar("R")
-Touch = tuple[Partition, Kind, Key, type[Op]]
-"""A record, and the kind of earlier write on it that a later one may have overwritten."""
-
 _LIMITS = CommitLimits(ops=20_000, bytes=16 << 20)
 _WRITES_MAX = 128
 _READS_MAX = 64
-_GROUP_BYTES = 32 << 20
 _ATTEMPTS = 4
 _DROP_ROWS = 5_000
 _ROLLBACKS = 8
@@ -182,7 +173,7 @@ class PostgresDriver:
     # Writing
 
     def _write(self, group: Sequence[PendingRequest]) -> None:
-        for jobs in _portions(group):
+        for jobs in portions(group):
             if isinstance(jobs[0].effect, Drop):
                 self._each(jobs, lambda job: self._drop(cast(Drop, job.effect)))
             else:
@@ -205,13 +196,13 @@ class PostgresDriver:
             for job in jobs:
                 self._write_together([job])
         else:
-            for job, outcome in zip(jobs, outcomes, strict=True):
-                job.answer = outcome
+            for job, answer in zip(jobs, outcomes, strict=True):
+                job.answer = answer
 
     def _settle_all(self, jobs: Sequence[PendingRequest]) -> None:
         """Determine the outcome of the jobs of a round trip whose answer was lost, in their order."""
         later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
-        self._each(jobs, lambda job: self._settle(job, _written(later[id(job)])))
+        self._each(jobs, lambda job: self._settle(job, overwritten(later[id(job)])))
 
     def _commit(self, writes: Sequence[codec.Write], readers: Sequence[PendingRequest] = ()) -> list[Any]:
         """Return the outcomes of writes. What ``readers`` read afterwards is read in the same round trip,
@@ -252,7 +243,7 @@ class PostgresDriver:
             return outcomes
 
         refusals = self._repeated(once)
-        return [_outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
+        return [outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
 
     def _settle(self, job: PendingRequest, after: Collection[Touch]) -> Any:
         """Repeat a write whose answer was lost, unless it is found to be applied. Records in ``after`` were
@@ -267,8 +258,8 @@ class PostgresDriver:
 
     def _done(self, effect: Effect[Any], after: Collection[Touch]) -> Any:
         if not isinstance(effect, Commit):
-            (outcome,) = self._commit([cast(codec.Write, effect)])
-            return outcome
+            (only,) = self._commit([cast(codec.Write, effect)])
+            return only
         left = tuple(op for op in effect.ops if (effect.partition, op.kind, op.key, type(op)) not in after)
         seen = Commit(effect.partition, left)
         if was_applied(seen, self._evidence(seen)):
@@ -277,16 +268,16 @@ class PostgresDriver:
             raise Unavailable(f"{self._place.name}: a later write of the same round trip overwrites this one")
         if not is_repeatable(effect):
             raise Unavailable(f"{self._place.name}: a write that expects nothing is not made twice")
-        (outcome,) = self._commit([effect])
-        if not isinstance(outcome, Refused):
-            return outcome
+        (only,) = self._commit([effect])
+        if not isinstance(only, Refused):
+            return only
         # The lost write may have arrived only now: then it is the one that caused this refusal.
         answers = self._evidence(seen)
         if was_applied(seen, answers):
             return Committed()
         if is_in_doubt(seen, answers):
             raise Unavailable(f"{self._place.name}: others wrote meanwhile")
-        return outcome
+        return only
 
     def _evidence(self, commit: Commit) -> tuple[tuple[Record, ...], ...]:
         (answers,) = self._fetch([evidence(commit)])
@@ -446,50 +437,6 @@ class PostgresDriver:
             except ConnectionLost:
                 self._stop.wait(0.05 * attempt)
         return work()
-
-
-def _written(jobs: Iterable[PendingRequest]) -> set[Touch]:
-    """Return the earlier writes that these may have overwritten: one that must find nothing overwrites no
-    put."""
-    effects = [job.effect for job in jobs]
-    return {
-        (e.partition, op.kind, op.key, covered)
-        for e in effects
-        if isinstance(e, Commit | Stage)
-        for op in (e.ops if isinstance(e, Commit) else e.puts)
-        if not isinstance(op, Check) and op.kind.grows is None
-        for covered in ((Delete,) if op.expect is Expect.ABSENT else (Put, Delete))
-    }
-
-
-def _outcome(write: codec.Write, refused: int) -> Committed | Refused | None:
-    if not isinstance(write, Commit):
-        return None
-    if refused == 0:
-        return Committed()
-    op = write.ops[refused - 1]
-    return Refused(op.kind, op.key)
-
-
-def _portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
-    """Yield the group in parts that fit one round trip; a drop is a part of its own, in its place."""
-    held: list[PendingRequest] = []
-    size = 0
-    for job in group:
-        if not isinstance(job.effect, Commit | Stage | Drop):
-            job.error = TypeError(f"not a storage request: {type(job.effect).__name__}")
-            continue
-        grown = 0 if isinstance(job.effect, Drop) else codec.weight([job.effect])
-        if held and (isinstance(job.effect, Drop) or size + grown > _GROUP_BYTES):
-            yield held
-            held, size = [], 0
-        if isinstance(job.effect, Drop):
-            yield [job]
-        else:
-            held.append(job)
-            size += grown
-    if held:
-        yield held
 
 
 def _raised(error: Exception, place: PostgresUrl) -> Exception:

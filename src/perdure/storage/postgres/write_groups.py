@@ -1,0 +1,60 @@
+"""Which writes share a round trip to PostgreSQL, and what the outcome of each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Op, Put, Refused, Stage
+from perdure.model.records import Key, Kind, Partition
+from perdure.storage.batching import PendingRequest
+from perdure.storage.postgres import codec
+
+Touch = tuple[Partition, Kind, Key, type[Op]]
+"""A record, and the kind of earlier write on it that a later one may have overwritten."""
+
+_GROUP_BYTES = 32 << 20
+
+
+def overwritten(jobs: Iterable[PendingRequest]) -> set[Touch]:
+    """Return the writes before these that they may have overwritten: one that must find nothing overwrites no
+    put."""
+    effects = [job.effect for job in jobs]
+    return {
+        (e.partition, op.kind, op.key, covered)
+        for e in effects
+        if isinstance(e, Commit | Stage)
+        for op in (e.ops if isinstance(e, Commit) else e.puts)
+        if not isinstance(op, Check) and op.kind.grows is None
+        for covered in ((Delete,) if op.expect is Expect.ABSENT else (Put, Delete))
+    }
+
+
+def outcome(write: codec.Write, refused: int) -> Committed | Refused | None:
+    """Return the outcome of a write, given 0 or the number of its first condition that does not hold."""
+    if not isinstance(write, Commit):
+        return None
+    if refused == 0:
+        return Committed()
+    op = write.ops[refused - 1]
+    return Refused(op.kind, op.key)
+
+
+def portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
+    """Yield the group in parts that fit one round trip; a drop is a part of its own, in its place."""
+    held: list[PendingRequest] = []
+    size = 0
+    for job in group:
+        if not isinstance(job.effect, Commit | Stage | Drop):
+            job.error = TypeError(f"not a storage request: {type(job.effect).__name__}")
+            continue
+        grown = 0 if isinstance(job.effect, Drop) else codec.weight([job.effect])
+        if held and (isinstance(job.effect, Drop) or size + grown > _GROUP_BYTES):
+            yield held
+            held, size = [], 0
+        if isinstance(job.effect, Drop):
+            yield [job]
+        else:
+            held.append(job)
+            size += grown
+    if held:
+        yield held

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.server.browsing import Site, answered, ask, bodies, browsing, wait_for, written
+from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for, written
 from tests.server.gates import GATES
 from tests.server.typists import graphs
 
@@ -159,3 +159,87 @@ def test_a_refused_message_stays_until_it_is_taken_back(page: Page, site: Site) 
     page.reload()
     answered(page, 1)
     assert bodies(page) == ["hello", "You said: hello"] == site.said()[0]
+
+
+def test_another_answer_that_is_asked_for_twice_is_made_once(page: Page, site: Site) -> None:
+    held: list[Route] = []
+    page.reload()
+    answered(page, 1)
+    answer = page.locator(".message.assistant")
+    answer.hover()
+    page.route("**/state/**", lambda route: held.append(route))
+    # Both clicks come before the page is drawn again.
+    answer.locator('[data-act="again"]').evaluate("button => { button.click(); button.click(); }")
+    wait_for("a request", lambda: page.wait_for_timeout(20) is None and held)
+    ask(page, "and next")
+    page.wait_for_timeout(300)  # longer than the request for the next message would take
+    page.route("**/state/**", lambda route: route.continue_())
+    for one in held:
+        one.continue_()
+    page.locator(".message", has_text="You said: and next").wait_for()
+    answered(page, 2)
+    assert bodies(page) == ["hello", "You said: hello", "and next", "You said: and next"]
+    thread = page.url.partition("#")[2]
+    assert len(site.ask("GET", f"/threads/{thread}/runs")) == 3
+    assert page.locator(".branch").inner_text() == "2/2"
+
+
+def test_an_edit_that_is_being_written_stays_when_the_thread_goes_on_elsewhere(
+    page: Page, site: Site
+) -> None:
+    act(page.locator(".message.user"), "edit")
+    editor = page.get_by_label("Your message, edited")
+    editor.fill("good morning")
+    thread = page.url.partition("#")[2]
+    new = {"assistant_id": "chat", "input": {"messages": [{"role": "user", "content": "elsewhere"}]}}
+    made = site.ask("POST", f"/threads/{thread}/runs", json={**new, "checkpoint": first_of(site, thread)})
+    site.ask("GET", f"/threads/{thread}/runs/{made['run_id']}/join")
+    with page.expect_response("**/threads/search"):
+        page.evaluate("dispatchEvent(new Event('focus'))")
+    page.wait_for_timeout(300)  # longer than the page would take to read the thread
+    editor.press("Enter")
+    page.locator(".message", has_text="You said: good morning").wait_for()
+    answered(page, 1)
+    assert bodies(page) == ["good morning", "You said: good morning"]
+
+
+def first_of(site: Site, thread: str) -> dict[str, str]:
+    checkpoints = site.ask("POST", f"/threads/{thread}/history", json={"limit": 100})
+    return {"checkpoint_id": checkpoints[-1]["checkpoint_id"]}
+
+
+def test_what_is_deleted_is_deleted_although_the_page_is_left_at_once(page: Page, site: Site) -> None:
+    page.locator("li", has_text="hello").hover()
+    page.get_by_role("button", name="Delete hello").click()
+    page.locator(".deleted").wait_for()
+    page.goto("about:blank")
+    wait_for("the deletion", lambda: site.said() == [])
+
+
+def test_names_and_deletions_wait_for_the_server_too(page: Page, site: Site) -> None:
+    titles = page.locator(".thread-title")
+    page.locator("#new-thread").click()
+    ask(page, "gone soon")
+    answered(page, 1)
+    held: list[Route] = []
+    for path in ("**/threads/*", "**/threads/search", "**/ok?*"):
+        page.route(path, lambda route: held.append(route) or route.abort())
+    for name in ("one", "two"):
+        page.locator(".thread").nth(1).focus()
+        page.keyboard.press("F2")
+        page.keyboard.type(name)
+        page.keyboard.press("Enter")
+    page.clock.install()
+    page.locator(".thread", has_text="gone soon").focus()
+    page.keyboard.press("Delete")
+    page.get_by_role("button", name="Undo").wait_for()
+    page.clock.fast_forward(7_000)
+    page.get_by_role("button", name="Undo").wait_for(state="detached")
+    wait_for("the request", lambda: any(one.request.method == "DELETE" for one in held))
+    page.unroute_all()
+    page.clock.fast_forward(7_000)
+    page.locator(".deleted").wait_for(state="detached")
+    wait_for("the name", lambda: titles.all_inner_texts() == ["two"])
+    assert site.said() == [["hello", "You said: hello"]]
+    thread = site.ask("POST", "/threads/search", json={})[0]
+    assert thread["metadata"]["title"] == "two"

@@ -204,19 +204,24 @@ export class Conversation {
   // Replaces a message in a new branch; the old branch stays, and the attachments too.
   async edit(place, text) {
     const message = { key: identifier(), id: identifier(), text, parts: partsBeside(this.messages[place]), state: "sending", runId: null };
-    await this._settled();
-    const { parent } = await this._before(place);
-    this._take({ ...this.values, messages: this.messages.slice(0, place) });
-    await this._start(message, inputOf(message), parent);
+    await this._start(message, inputOf(message), async () => {
+      await this._settled();
+      const { parent } = await this._before(place);
+      this._take({ ...this.values, messages: this.messages.slice(0, place) });
+      return parent;
+    });
   }
 
   // Has the message before a place answered again, in a new branch.
   async regenerate(place) {
-    await this._settled();
-    while (place >= 0 && !isUser(this.messages[place])) place -= 1;
-    const first = await link.persist(() => this.tree.firstWith(this.path, place));
-    this._take({ ...this.values, messages: this.messages.slice(0, place + 1) });
-    await this._start(null, { input: null }, this.forks.get(place + 1)?.parent ?? first);
+    if (this.isBusy) return; // a second click, before the button is disabled
+    await this._start(null, { input: null }, async () => {
+      await this._settled();
+      while (place >= 0 && !isUser(this.messages[place])) place -= 1;
+      const first = await link.persist(() => this.tree.firstWith(this.path, place));
+      this._take({ ...this.values, messages: this.messages.slice(0, place + 1) });
+      return this.forks.get(place + 1)?.parent ?? first;
+    });
   }
 
   async _before(place) {
@@ -270,22 +275,28 @@ export class Conversation {
     }
   }
 
-  async _start(message, body, checkpoint, refused = () => undefined) {
+  // Creates a run. `from` is the checkpoint that it starts from, or a function that finds it: what is sent meanwhile comes
+  // after this run. A message is kept over a reload once its checkpoint is known.
+  async _start(message, body, from, refused = () => undefined) {
     const key = message?.key ?? identifier();
     const follows = !this.isBusy;
     if (message && !this.outgoing.includes(message)) this.outgoing.push(message);
-    if (message) outbox.keep(this, Object.assign(message, { state: "sending", checkpoint }));
+    const isKnown = typeof from !== "function";
+    if (message) message.state = "sending";
+    if (message && isKnown) outbox.keep(this, Object.assign(message, { checkpoint: from }));
     if (follows) this.live = { runId: null, key };
     this.problem = null;
     this.isKept = false;
     if (follows) this.wasStopped = false;
-    if (checkpoint) body = { ...body, checkpoint: { checkpoint_id: checkpoint } };
     this._notify("sent");
     try {
       const { runId, response } = await this._inOrder(async () => {
         await this.keeping;
         await this._make(message);
-        const asked = { assistant_id: this.graph, multitask_strategy: message?.steers ? "steer" : "enqueue", ...body };
+        const checkpoint = isKnown ? from : await from();
+        if (message && !isKnown) outbox.keep(this, Object.assign(message, { checkpoint }));
+        const start = checkpoint ? { checkpoint: { checkpoint_id: checkpoint } } : {};
+        const asked = { assistant_id: this.graph, multitask_strategy: message?.steers ? "steer" : "enqueue", ...body, ...start };
         return link.persist(() => api.makeRun(this.id, asked, key, follows));
       });
       this.wantsBranch = false;

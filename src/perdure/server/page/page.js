@@ -24,6 +24,7 @@ let described = null; // resolves when the server's description has been read
 let server = {};
 let wasBusy = false;
 let isDrawing = false;
+let renamed = Promise.resolve(); // resolves when the name before the next one is stored
 
 // Rendering
 
@@ -212,7 +213,7 @@ async function refresh() {
   try {
     await threads.refresh();
     const row = threads.rowOf(shown.id);
-    if (row && !shown.isBusy && !shown.isNew && !shown.isLoading && shown.updatedAt && Date.parse(row.updated_at) > Date.parse(shown.updatedAt)) await shown.sync();
+    if (row && !shown.isBusy && !shown.isNew && !shown.isLoading && !document.querySelector(".editor") && shown.updatedAt && Date.parse(row.updated_at) > Date.parse(shown.updatedAt)) await shown.sync();
   } catch (failure) {
     failed(shown, failure);
   }
@@ -222,14 +223,16 @@ threads.begin({
   open,
   refresh,
   rename: (id, title) => attempt(async () => {
-    await api.rename(id, title);
     if (shown.id === id) shown.title = title;
     changed(shown, "state");
+    renamed = renamed.catch(() => undefined).then(() => link.persist(() => api.rename(id, title))); // failures are reported below
+    await renamed;
+    await refresh();
   }),
   removing: (id) => { if (shown.id === id) open(null, { focus: false }); },
-  remove: (id) => attempt(async () => {
+  remove: (id, how) => attempt(async () => {
     try {
-      await api.remove(id);
+      await link.persist(() => api.remove(id, how));
     } catch (failure) {
       if (failure.status !== 404) throw failure;
     }

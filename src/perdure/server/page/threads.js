@@ -159,6 +159,7 @@ function rename(row, item) {
     document.querySelector(`li[data-id="${CSS.escape(row.thread_id)}"] .thread`)?.focus();
   };
   field.onkeydown = (event) => {
+    if (event.isComposing) return;
     if (event.key === "Enter") end(true);
     if (event.key === "Escape") {
       event.stopPropagation();
@@ -173,18 +174,28 @@ function rename(row, item) {
 
 function remove(row) {
   const id = row.thread_id;
-  deleted.set(id, setTimeout(async () => {
-    await actions.remove(id);
-    deleted.delete(id);
-    rows = rows.filter((one) => one.thread_id !== id);
-    if (search) search.rows = search.rows.filter((one) => one.thread_id !== id);
-    draw();
-  }, UNDO));
+  deleted.set(id, setTimeout(() => end(id), UNDO));
   draw();
   announce(`${titled(row)} is deleted. Undo is possible for a few seconds.`);
   document.querySelector(`li[data-id="${CSS.escape(id)}"] .undo`)?.focus();
   actions.removing(id);
 }
+
+async function end(id, how) {
+  clearTimeout(deleted.get(id));
+  deleted.set(id, null); // can no longer be undone
+  draw();
+  await actions.remove(id, how);
+  deleted.delete(id);
+  rows = rows.filter((one) => one.thread_id !== id);
+  if (search) search.rows = search.rows.filter((one) => one.thread_id !== id);
+  draw();
+}
+
+// What the page shows as deleted is deleted, also when it is left before the time to undo it is over.
+addEventListener("pagehide", () => {
+  for (const [id, timer] of deleted) if (timer !== null) end(id, { keepalive: true });
+});
 
 function tombstone(row) {
   const undo = element("button", { type: "button", className: "undo", textContent: "Undo", onclick: () => {
@@ -194,7 +205,8 @@ function tombstone(row) {
     document.querySelector(`li[data-id="${CSS.escape(row.thread_id)}"] .thread`)?.focus();
   } });
   undo.dataset.act = "undo";
-  const item = element("li", { className: "deleted" }, element("span", { textContent: "Deleted" }), undo);
+  const isOver = deleted.get(row.thread_id) === null;
+  const item = element("li", { className: "deleted" }, element("span", { textContent: "Deleted" }), ...(isOver ? [] : [undo]));
   item.dataset.id = row.thread_id;
   return item;
 }

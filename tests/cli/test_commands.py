@@ -223,6 +223,20 @@ def test_a_thread_that_does_not_exist_is_not_sound(shell: Shell, tmp_path: Path)
     assert shell("fsck", "ada", **url).stdout == "1 thread is sound\n"
 
 
+def test_fsck_counts_the_tenants_that_it_does_not_check(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 1)
+    with perdure.connect_sync(f"sqlite:///{tmp_path / 't.db'}", tenant="acme") as db:
+        db.store().put(("facts",), "k", {"v": 1})
+    url = {"PERDURE_DB": "sqlite:///t.db"}
+    whole = shell("fsck", **url)
+    assert (whole.returncode, whole.stdout) == (0, "1 thread is sound\n")
+    assert whole.stderr.startswith(
+        "1 other tenant not checked: `perdure tenants ls` lists them, --tenant NAME"
+    )
+    assert shell("fsck", "ada", **url).stderr == ""
+    assert shell("fsck", "--json", **url) == (0, "", "")
+
+
 def test_a_thread_that_a_tenant_does_not_have_names_the_tenant(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 1)
     for words in (("threads", "show"), ("threads", "digest"), ("export",), ("fsck",)):

@@ -159,7 +159,10 @@ READY = ("--db", "sqlite:///ready.db")
         (("broken_app:with_arguments", *READY), "needs other arguments than a run's config"),
         (("broken_app:failing", *READY), "broken_app.py, line 16: LookupError: the key is missing"),
         (("broken_app:pathless", *READY), "cannot be loaded: ValueError: Graph must have an entrypoint"),
-        (("broken_app", *READY), "the command line: agent has to be a place, e.g. './agent.py:graph'"),
+        (
+            ("broken_app", *READY),
+            "the command line: agent is 'broken_app'; it has to be a place, e.g. './agent",
+        ),
         (("./nowhere.py:graph", *READY), "nowhere.py; check the path, which starts at "),
         (("=broken_app:graph", *READY), "write name=module:graph"),
         (("broken_app:graph", "broken_app:pathless", *READY), "name each, e.g. support=broken_app:pathless"),

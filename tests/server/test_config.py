@@ -255,6 +255,14 @@ def test_a_langgraph_json_is_read_for_what_it_means_here() -> None:
     )
 
 
+def test_a_misspelt_key_is_ignored_with_a_hint() -> None:
+    langgraph(dependancies=["."], http={"ap": "web:app"})
+    assert usable().ignored == (
+        "dependancies in langgraph.json; did you mean dependencies?",
+        "http.ap in langgraph.json; did you mean http.app?",
+    )
+
+
 def test_encryption_by_code_of_its_own_is_not_passed_over() -> None:
     langgraph(encryption={"path": "./enc.py:encryption"})
     assert "everything would be stored in the clear; pass --key-file" in refused()
@@ -362,7 +370,7 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
         ("graphs = {}\n", "graphs in perdure.toml is an empty table; it has to be a table of names"),
         (
             "[graphs]\na = 'agent'\n",
-            "graphs in perdure.toml: a has to be a place, e.g. './agent.py:graph'",
+            "graphs in perdure.toml: a is 'agent'; it has to be a place, e.g. './agent.py:graph'",
         ),
         ("[graphs]\na = { path = 'a:b', about = 'x' }\n", "a has 'about'; a graph has path and description"),
         ("[graphs]\na = { path = 'a:b', description = 1 }\n", "the description of a has to be text"),

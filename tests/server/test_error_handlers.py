@@ -248,3 +248,21 @@ async def test_a_run_that_fails_with_a_driver_s_words_does_not_repeat_them(near:
         runs = await http.get("/threads/t/runs")
         for answer in (waited, streamed, thread, state, runs):
             assert not any(word in answer.text for word in WORDS), answer.text
+
+
+@run
+async def test_a_body_that_is_not_sent_as_json_names_the_header() -> None:
+    """``curl -d`` without a header sends a form."""
+    body = b'{"assistant_id": "turn", "input": {"messages": []}}'
+    async with served("memory://") as http:
+        for headers, sent in (
+            ({}, "without a content type"),
+            ({"Content-Type": "application/x-www-form-urlencoded"}, "as application/x-www-form-urlencoded"),
+        ):
+            answer = await http.post("/runs/wait", content=body, headers=headers)
+            assert answer.status_code == 422
+            assert detail(answer) == (
+                f"The body was sent {sent}; send JSON, with the header Content-Type: application/json."
+            )
+        listed = await http.post("/runs/wait", json="text")
+        assert "Content-Type" not in detail(listed)

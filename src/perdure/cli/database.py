@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, url_of
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, several, url_of
 from perdure.errors import Conflict, Corrupt, MigrationRequired, Unreadable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SESSIONS, THREADS, Partition
@@ -88,9 +88,10 @@ def fsck(
     """Check the database and its threads: links, heads, tags, references, checksums, and the queue; and that
     every history can be read.
 
-    With --types, a thread is also reported whose latest state the graph cannot build: because a class is gone
-    or not allowed, or because a newer schema version stored it. Exit code 0 when everything is sound (or was
-    repaired), 1 when damage is left. With --json, one object for each finding, and nothing if there is none.
+    The threads are those of one tenant; the others are counted. With --types, a thread is also reported whose
+    latest state the graph cannot build: because a class is gone or not allowed, or because a newer schema
+    version stored it. Exit code 0 when everything is sound (or was repaired), 1 when damage is left. With
+    --json, one object for each finding, and nothing if there is none.
     """
     from rich.progress import track
 
@@ -142,10 +143,13 @@ def fsck(
                     err.print(f"thread {name!r}: {escape(unreadable)}", soft_wrap=True)
             damaged += bool(findings) or unreadable is not None
         damaged += _damaged_histories(database, histories, as_json=as_json)
+        others = 0 if thread_ids or as_json else len(admin.tenants(database).keys() - {tenant})
     if damaged:
+        _print_others(others)
         raise typer.Exit(1)
     if not as_json:
         out.print(_sound(len(names), len(histories)))
+    _print_others(others)
 
 
 def _findings(database: SyncDatabase, partition: Partition, *, is_named: bool) -> list[Finding]:
@@ -183,6 +187,16 @@ def _sound(threads: int, histories: int) -> str:
     if histories:
         counts.append(f"{histories} {'history' if histories == 1 else 'histories'}")
     return f"{' and '.join(counts)} {'is' if threads + histories == 1 else 'are'} sound"
+
+
+def _print_others(count: int) -> None:
+    """Print that other tenants were not checked, as the threads of one look like all of the database."""
+    if count:
+        err.print(
+            f"{several(count, 'other tenant')} not checked: `perdure tenants ls` lists them, --tenant NAME "
+            "checks one",
+            soft_wrap=True,
+        )
 
 
 def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:

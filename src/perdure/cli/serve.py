@@ -109,9 +109,11 @@ def serve(
         if asked.sources:
             err.print(f"[dim]configured by[/] {escape(', '.join(asked.sources))}", soft_wrap=True)
         if asked.ignored:
-            err.print(f"[yellow]Passed over:[/] {escape(', '.join(asked.ignored))}", soft_wrap=True)
+            err.print(f"[yellow]Ignored:[/] {escape(', '.join(asked.ignored))}", soft_wrap=True)
         if asked.development:
-            err.print("[yellow bold]DEVELOPMENT[/]: nothing here is meant for other people's threads.")
+            err.print(
+                "[yellow bold]DEVELOPMENT[/]: for this machine alone; serve other people without --dev."
+            )
 
     with listener:
         if workers > 1:

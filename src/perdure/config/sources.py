@@ -74,7 +74,7 @@ def of_file(path: Path) -> Layer:
         elif key in REFUSED:
             raise BadSetting(f"{key} in {path} cannot be followed: {REFUSED[key]}; then take it out")
         elif key not in PASSED_OVER:
-            ignored.append(f"{key} in {path}")
+            ignored.append(f"{key} in {path}{_resembled(key)}")
     return Layer(entries, tuple(ignored), tuple(empty))
 
 
@@ -167,6 +167,14 @@ def _flat(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Ite
 
 def _is_table(key: str) -> bool:
     return any(known.startswith(f"{key}.") for known in SETTINGS)
+
+
+def _resembled(key: str) -> str:
+    """Return a hint at the key of LangGraph's file that an ignored one resembles, if any: other keys are
+    those of other programs."""
+    known = {name for name, setting in SETTINGS.items() if setting.langgraph}
+    near = get_close_matches(key, known | PASSED_OVER.keys() | REFUSED.keys(), 1, 0.8)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

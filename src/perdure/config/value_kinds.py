@@ -165,7 +165,7 @@ def _graph(name: str, graph: Any) -> tuple[str, str | None]:
     try:
         return _place(place), description
     except ValueError:
-        raise ValueError(f"{name} has to be {PLACE.wants}") from None
+        raise ValueError(f"{name} is {place!r}; it has to be {PLACE.wants}") from None
 
 
 def _graphs_of(text: str) -> dict[str, str]:

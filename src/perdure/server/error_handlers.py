@@ -144,8 +144,15 @@ async def _refused(_: Request, error: Exception) -> JSONResponse:
     return error_response(error.status, error.detail, dict(error.headers))
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it was installed for
+    if isinstance(error.body, bytes):
+        # It was not read as JSON, and no field of it could be checked.
+        kind = request.headers.get("content-type")
+        sent = "without a content type" if kind is None else f"as {kind}"
+        return error_response(
+            422, f"The body was sent {sent}; send JSON, with the header Content-Type: application/json."
+        )
     return error_response(422, "; ".join(map(_fault, error.errors())))
 
 

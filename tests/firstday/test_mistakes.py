@@ -177,6 +177,21 @@ def test_a_thread_id_that_is_no_text_is_refused() -> None:
     working(main)
 
 
+def test_a_runtime_that_is_not_open_does_not_wait_for_ever() -> None:
+    async def main() -> None:
+        async with perdure.connect(MEMORY) as db:
+            runtime = Runtime(db, chat().compile())
+            ticket = await runtime.accept("ada", "hello")
+            with pytest.raises(RuntimeError, match=r"is not open.*write `async with Runtime"):
+                await runtime.wait(ticket, 60)
+            with pytest.raises(TimeoutError):
+                await Runtime(db, chat().compile(), works=False).wait(ticket, 0.01)
+            async with runtime:
+                assert (await runtime.wait(ticket, 60)).state == "done"
+
+    asyncio.run(main())
+
+
 def test_the_id_of_a_run_is_no_ticket() -> None:
     async def main(runtime: Runtime) -> None:
         run_id: Any = "4711"

@@ -188,7 +188,9 @@ def stuck(
 
 def retry(
     thread_id: ThreadId,
-    reply: Annotated[int, typer.Option(metavar="NUMBER", help="The reply's number in the thread's outbox")],
+    reply: Annotated[
+        int, typer.Option(metavar="NUMBER", help="The reply's number, as `perdure threads outbox` lists it")
+    ],
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,

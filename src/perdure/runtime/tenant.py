@@ -251,8 +251,14 @@ class TenantRuntime:
 
     async def wait(self, ticket: Ticket, timeout: float | None = None) -> Run:  # noqa: ASYNC109
         """Wait until the run of an accepted message has ended, in any process, and return it. Raise
-        ``TimeoutError`` after ``timeout`` seconds; the run continues."""
+        ``TimeoutError`` after ``timeout`` seconds; the run continues. Raise ``RuntimeError`` if this runtime
+        works itself and was never entered, as nothing might ever end the run."""
         partition = partition_of(ticket)
+        if self._context.works and not self._worker.was_started:
+            raise RuntimeError(
+                "this runtime is not open, so it works on nothing; write `async with Runtime(…) as runtime:`,"
+                " or pass works=False if other processes do the work"
+            )
         pause, longest = _WAIT_S
         is_ours = self._worker.dispatch.serves(partition)
         async with asyncio.timeout(timeout):

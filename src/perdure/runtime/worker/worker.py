@@ -41,6 +41,11 @@ class Worker:
         self.is_resumed = False
         """True if this process works on what it accepts only, and does not poll."""
 
+    @property
+    def was_started(self) -> bool:
+        """True once the worker has been started, also after ``drain``."""
+        return bool(self._loops)
+
     def start(self, *, polls: bool = True) -> None:
         """Start to renew leases and to receive notifications, and to poll unless ``polls`` is false. May be
         called again, also after ``drain``."""

@@ -25,7 +25,7 @@ from typer.main import get_command
 
 import perdure
 from perdure.cli import main
-from perdure.cli.app import app
+from perdure.cli.app import app, flowed
 
 Shell = Callable[..., "Done"]
 
@@ -221,6 +221,17 @@ def test_a_thread_that_does_not_exist_is_not_sound(shell: Shell, tmp_path: Path)
     assert "there is no thread 'eve'; `perdure threads ls` lists what there is" in missing.stderr
     assert "`perdure tenants ls` the tenants" in missing.stderr
     assert shell("fsck", "ada", **url).stdout == "1 thread is sound\n"
+
+
+def test_help_fills_the_width_and_keeps_examples(shell: Shell) -> None:
+    helped = shell("threads", "retry", "--help", COLUMNS="80").stdout
+    assert "so that a provider that recognises the key delivers it once." in " ".join(helped.split())
+    lines = [line.strip() for line in helped.splitlines()]
+    assert not any(line.startswith("delivers it once") for line in lines)
+    assert "\n   perdure serve ./agent.py:graph --dev" in shell("serve", "--help").stdout
+    assert flowed("One\ntwo.\n\n  perdure x\n  perdure y\n\nThree\nfour.") == (
+        "One two.\n\n  perdure x\n  perdure y\n\nThree four."
+    )
 
 
 def test_fsck_counts_the_tenants_that_it_does_not_check(shell: Shell, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from perdure.cli.app import app
+from perdure.cli.app import app, flow_help
 from perdure.cli.audit import audit
 from perdure.cli.care import care
 from perdure.cli.copy import copy
@@ -40,6 +40,7 @@ app.add_typer(store, name="store")
 app.add_typer(memory, name="memory")
 app.add_typer(care, name="care")
 app.add_typer(schema, name="schema")
+flow_help(app)
 
 
 def main() -> None:

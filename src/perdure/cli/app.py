@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,6 +66,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 def printable(name: str) -> str:
     """Return an id for a line of a listing: quoted if it would affect the terminal or break the line."""
     return name if name.isprintable() else repr(name)
+
+
+def flow_help(group: typer.Typer) -> None:
+    """Let the help of a group's commands fill the width of the terminal: lines of a docstring are shorter or
+    longer than that. Indented lines stay as they are."""
+    for command in group.registered_commands:
+        if command.callback is not None and command.help is None:
+            command.help = flowed(command.callback.__doc__ or "")
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            flow_help(inner.typer_instance)
+
+
+def flowed(text: str) -> str:
+    """Return a text with each paragraph on one line, except those with indented lines."""
+    paragraphs = cleandoc(text).split("\n\n")
+    return "\n\n".join(each if "\n " in f"\n{each}" else each.replace("\n", " ") for each in paragraphs)
 
 
 def several(count: int, what: str) -> str:

@@ -7,6 +7,7 @@ perdure.model.missing_thread.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -345,6 +346,53 @@ def test_the_installed_program_refuses_in_one_sentence(program: list[str | Path]
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_an_output_that_is_full_and_bytes_that_are_no_text_are_refused_in_one_sentence(
+    tmp_path: Path,
+) -> None:
+    converse(tmp_path / "t.db", "ada", 1)
+    program = [sys.executable, "-m", "perdure"]
+    for words, wanted in (
+        (["export", "ada"], "No space left on device"),
+        (["threads", "show", b"a\xff"], "bytes that are not UTF-8"),
+    ):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [*program, *words, "--db", f"sqlite:///{tmp_path / 't.db'}"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        assert done.returncode == 1
+        assert wanted in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_an_encoding_that_lacks_characters_is_named_in_one_sentence(tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "日本", 1)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "perdure",
+            "threads",
+            "show",
+            "日本",
+            "--db",
+            f"sqlite:///{tmp_path / 't.db'}",
+        ],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "perdure: ascii cannot show all characters; set PYTHONIOENCODING=utf-8\n"
 
 
 def test_the_database_may_be_named_in_perdure_toml(shell: Shell, tmp_path: Path) -> None:

@@ -44,16 +44,25 @@ flow_help(app)
 
 
 def main() -> None:
-    """Run ``perdure``. Errors of Perdure are printed as one sentence, with exit code 1."""
+    """Run ``perdure``. Errors of Perdure and of the operating system are printed as one sentence, with exit
+    code 1, which it also is when the reader of the output has gone."""
     try:
         app()
     except PerdureError as error:
         sys.stderr.write(f"perdure: {error}\n")
         sys.exit(1)
-    except BrokenPipeError:
-        # The reader closed the pipe (`perdure threads ls | head`).
-        sys.stderr.close()
-        sys.exit(0)
+    except UnicodeEncodeError as error:
+        # No stored text has lone surrogates, so they come from the command line.
+        if error.reason == "surrogates not allowed":
+            sys.stderr.write(f"perdure: {error.object!r} is no text: it has bytes that are not UTF-8\n")
+        else:
+            sys.stderr.write(
+                f"perdure: {error.encoding} cannot show all characters; set PYTHONIOENCODING=utf-8\n"
+            )
+        sys.exit(1)
+    except OSError as error:
+        sys.stderr.write(f"perdure: {error}\n")
+        sys.exit(1)
 
 
 __all__ = ["main"]

@@ -173,6 +173,20 @@ def test_each_turn_prolongs_the_whole_session(driver: Driver) -> None:
     assert load(driver, now + HOUR) == NOTHING
 
 
+def test_a_time_to_live_that_begins_or_ends_counts_for_the_whole_session(driver: Driver) -> None:
+    texts = [f"{n:02}" * 35_000 for n in range(4)]
+    held, now = NOTHING, NOW
+    for ttl in (None, HOUR, None):
+        now += HOUR // 2
+        after = add(driver, held, *texts, now=now, ttl=ttl)
+        assert after is not None
+        held = load(driver, now)
+        assert held == after
+        (found,) = driver.perform(Fetch(AT, (Range(ITEM, bodies=False),)))
+        assert len(found) == 1 + len(held.segments)
+        assert {r.fields["expires_at"] is None for r in found} == {ttl is None}
+
+
 def test_a_missing_part_is_damage_and_not_a_shorter_history() -> None:
     driver = MemoryDriver()
     held = add(driver, NOTHING, "a" * 100_000, "b" * 100_000, "c")

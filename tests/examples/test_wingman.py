@@ -232,10 +232,10 @@ def test_a_message_on_dynamodb_is_one_strong_read_and_one_conditional_write() ->
                 with watched(made[-1]) as wire:
                     for _ in range(5):
                         (await http.post("/api/chat", json=asked)).raise_for_status()
-        assert wire.count() == {"BatchGetItem": 5, "TransactWriteItems": 5}
+        assert wire.count() == {"GetItem": 5, "TransactWriteItems": 5}
         for call in wire.calls:
-            if call.operation == "BatchGetItem":
-                assert all(one["ConsistentRead"] for one in call.parameters["RequestItems"].values())
+            if call.operation == "GetItem":
+                assert call.parameters["ConsistentRead"]
             else:
                 actions = [each for action in call.parameters["TransactItems"] for each in action.values()]
                 assert all("ConditionExpression" in each for each in actions)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,21 +19,59 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 import perdure
 from perdure import admin
+from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
 from perdure.engine.transfer import State
 from perdure.errors import Conflict, Contention, Unserialisable
 from perdure.history.histories import Histories, NewTurn, SessionHistory, SyncHistories, TaskBudget
 from perdure.history.neutral_messages import to_langchain
-from perdure.model.records import SESSIONS
+from perdure.model.ops import Fetch, Range
+from perdure.model.records import ITEM, SESSIONS, Partition, Record
 from perdure.storage.dynamodb.driver import DynamoDriver
 from perdure.storage.port import Driver
 from tests import backends
 from tests.servers import dynamodb
 from tests.servers.dynamodb_wire import watched
 
+ROOT = Path(__file__).parents[2]
 RACERS = range(2, 17) if os.environ.get("PERDURE_CHAOS") == "full" else (2, 16)
 CALL = AIMessage("", tool_calls=[{"name": "look", "args": {"at": ["Rome", 1.5]}, "id": "c1"}])
+
+
+_FRESH = """
+import json, sys
+from perdure.database import opening
+from langchain_core.messages import HumanMessage
+from tests.servers.dynamodb_wire import watched
+from perdure.storage.dynamodb import client, table
+from types import SimpleNamespace
+
+made, of_url = [], client.Client.__init__
+opened = []
+def init(self, *args, **options):
+    of_url(self, *args, **options)
+    opened.append(watched(SimpleNamespace(client=self)))
+    made.append(opened[-1].__enter__())
+client.Client.__init__ = init
+database = opening.open_database(sys.argv[1])
+(wire,) = made
+first = dict(wire.count())
+wire.calls.clear()
+histories = database.history()
+after = histories.commit(histories.load("s1"), [HumanMessage("q" + sys.argv[2])])
+read, write = wire.calls
+conditions = [a["ConditionExpression"] for each in write.parameters["TransactItems"] for a in each.values()]
+print(json.dumps({"opening": first, "turn": wire.count(), "texts": [m["content"] for m in after.messages],
+    "strong": read.parameters["ConsistentRead"] and all(conditions)}))
+"""
+"""A process that makes one turn, and prints its requests to the table: those of opening it, and those of the
+turn."""
+
+
+def _items(database: SyncDatabase, session_id: str) -> tuple[Record, ...]:
+    (found,) = handle_of(database).driver.perform(Fetch(Partition("", session_id, SESSIONS), (Range(ITEM),)))
+    return found
 
 
 @pytest.fixture
@@ -214,30 +255,67 @@ class TestOnDynamoDB:
 
     def test_a_turn_is_one_strong_read_and_one_conditional_write(self, url: str) -> None:
         database, driver = self._open(url, migrate=True)
-        with closing(database), watched(driver) as wire:
+        with closing(database), watched(driver, weigh=True) as wire:
             histories = database.history()
             for n in range(3):
                 histories.commit(histories.load("s1"), [HumanMessage(f"q{n}"), AIMessage(f"a{n}")])
-        assert wire.count() == {"GetItem": 1, "BatchGetItem": 2, "TransactWriteItems": 3}
-        read, _, *more = wire.calls
-        assert read.parameters["ConsistentRead"] is True
-        for call in more:
-            if call.operation == "BatchGetItem":
-                ((asked),) = call.parameters["RequestItems"].values()
-                assert asked["ConsistentRead"] is True
+        assert wire.count() == {"GetItem": 3, "TransactWriteItems": 3}
+        for call in wire.calls:
+            if call.operation == "GetItem":
+                assert call.parameters["ConsistentRead"] is True
             else:
-                actions = call.parameters["TransactItems"]
-                assert all("ConditionExpression" in next(iter(action.values())) for action in actions)
+                ((action,),) = (each.values() for each in call.parameters["TransactItems"])
+                assert action["ConditionExpression"]
+        assert wire.reads == 3
+        assert wire.writes <= 3 * 2 + 1, "one item of under 1 KB each, and its entry in the catalogue once"
 
-    def test_a_turn_in_a_new_process_reads_the_row_of_the_session_besides(self, url: str) -> None:
-        first, _ = self._open(url, migrate=True)
-        with closing(first):
-            first.history().commit(first.history().load("s1"), [HumanMessage("a")])
-        second, driver = self._open(url)
-        with closing(second), watched(driver) as wire:
-            histories = second.history()
-            histories.commit(histories.load("s1"), [HumanMessage("b")])
+    def test_a_turn_of_a_long_history_is_two_reads_and_one_write(self, url: str) -> None:
+        database, driver = self._open(url, migrate=True)
+        with closing(database):
+            histories = database.history()
+            histories.commit(histories.load("s1"), [HumanMessage(f"{n}" * 100_000) for n in range(4)])
+            with watched(driver) as wire:
+                after = histories.commit(histories.load("s1"), [HumanMessage("next")])
+        assert len(after.held.segments) == 3
         assert wire.count() == {"GetItem": 1, "BatchGetItem": 1, "TransactWriteItems": 1}
+        ((asked),) = wire.calls[1].parameters["RequestItems"].values()
+        assert asked["ConsistentRead"] is True
+
+    def test_the_first_turn_of_a_process_reads_no_more_than_later_ones(self, url: str) -> None:
+        self._open(url, migrate=True)[0].close()
+        for n in range(3):
+            done = subprocess.run(
+                [sys.executable, "-c", _FRESH, url, str(n)],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert json.loads(done.stdout) == {
+                "opening": {"GetItem": 2},
+                "turn": {"GetItem": 1, "TransactWriteItems": 1},
+                "strong": True,
+                "texts": [f"q{before}" for before in range(n + 1)],
+            }
+
+    def test_a_history_that_was_removed_and_made_again_shows_nothing_of_the_first(self, url: str) -> None:
+        first, _ = self._open(url, migrate=True)
+        second, _ = self._open(url)
+        with closing(first), closing(second):
+            mine, theirs = first.history(), second.history()
+            old = mine.commit(mine.load("s1"), [HumanMessage(f"old {n}" * 20_000) for n in range(3)])
+            assert len(old.held.segments) == 2
+            assert theirs.load("s1").messages == old.messages, "both processes know the incarnation now"
+            theirs.delete("s1")
+            assert mine.load("s1").version == 0
+            theirs.commit(theirs.load("s1"), [HumanMessage("new")])
+            with pytest.raises(Conflict):
+                mine.commit(old, [HumanMessage("late")])
+            assert texts(mine.load("s1")) == ["new"]
+            assert [record.body for record in _items(first, "s1")] == [
+                record.body for record in _items(second, "s1")
+            ]
+            assert b"old" not in b"".join(record.body for record in _items(first, "s1"))
 
 
 def test_awaited_requests_lose_nothing(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_newer_layout_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) ->
             ask(url)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 def test_a_table_of_an_earlier_layout_is_refused_by_name_and_left_alone(
     url: str, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:

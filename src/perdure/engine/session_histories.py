@@ -221,9 +221,14 @@ def _expired(partition: Partition, now: int) -> Program[int | None]:
 
 
 def _renewed(partition: Partition, session: Session, terms: Terms) -> Program[Session]:
-    """Store those segments again that would expire before the head, which happens once in a time to live."""
-    until = expiry(terms.ttl, terms.now) or LAST
-    late = {s.key for s in session.segments if s.expires_at is not None and s.expires_at < until}
+    """Store those segments again that would expire before the head, which happens once in a time to live, or
+    never while the head does: nothing would remove them then."""
+    until = expiry(terms.ttl, terms.now)
+    late = {
+        s.key
+        for s in session.segments
+        if (s.expires_at is None) != (until is None) or (s.expires_at or LAST) < (until or 0)
+    }
     if not late:
         return session
     answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (key,)) for key in sorted(late))))

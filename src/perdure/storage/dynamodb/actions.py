@@ -16,6 +16,7 @@ from perdure.storage.dynamodb.items import (
     PartitionRoot,
     attribute,
     catalogued,
+    expiry_of,
     fields_of,
     is_shared,
     item_of,
@@ -33,6 +34,8 @@ class Expression:
     conditions: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     values: Item = field(default_factory=dict)
+    sets: list[str] = field(default_factory=list)
+    removes: list[str] = field(default_factory=list)
 
     def name(self, attribute: str) -> str:
         self.names[f"#{attribute}"] = attribute
@@ -42,6 +45,11 @@ class Expression:
         name = f":v{len(self.values)}"
         self.values[name] = value
         return name
+
+    def update(self) -> str:
+        """Return the assignments and removals."""
+        parts = (("SET ", self.sets), ("REMOVE ", self.removes))
+        return " ".join(word + ", ".join(of) for word, of in parts if of)
 
     def filled(self) -> Item:
         """Return the parameters of an action, as far as there are any."""
@@ -61,7 +69,7 @@ def root_action(
     root: PartitionRoot | None,
     incarnation: bytes,
     revision: bytes,
-    ops: Sequence[Op],
+    members: Sequence[tuple[Op, Item, Learned]],
     *,
     after: bytes = b"",
 ) -> Item:
@@ -76,7 +84,8 @@ def root_action(
         root: Its root as it is known.
         incarnation: Its incarnation, new if it has none.
         revision: The new revision; empty for a commit without puts and deletes, which only checks.
-        ops: The operations on records inside the root.
+        members: The operations on records inside the root, the attributes that carry their bodies, and the
+            facts from the last attempt.
         after: The revision that it must still have; empty for any.
     """
     e = Expression()
@@ -86,19 +95,16 @@ def root_action(
         e.conditions.append("attribute_not_exists(inc)")
     if after:
         e.conditions.append(f"rev = {e.value({'B': after})}")
-    sets: list[str] = []
-    removes: list[str] = []
-    for op in ops:
+    for op, body, seen in members:
         if isinstance(op, Check) and op.expect is Expect.ANY:
             continue
-        path = e.name(op.kind.name)
-        expect(e, op.expect, f"attribute_exists({path})", f"attribute_not_exists({path})", f"{path}.v")
-        if isinstance(op, Delete):
-            unchanged(e, op, f"attribute_exists({path})", f"{path}.")
-            removes.append(path)
-        elif isinstance(op, Put):
-            held = {"v": {"N": str(op.version)}, **fields_of(op.kind, op.fields)}
-            sets.append(f"{path} = {e.value({'M': held})}")
+        _in_map(e, op, op.kind.name, body, seen)
+        if op.kind.expires and isinstance(op, Put) and (expiry := expiry_of(op)):
+            # What the root names would be left for ever if the service removed it.
+            e.conditions.append("attribute_not_exists(dead)")
+            e.sets.append(f"x = {e.value(expiry['x'])}")
+        elif op.kind.expires and not isinstance(op, Check):
+            e.removes.append("x")
     target = {
         "TableName": table,
         "Key": root_key(partition),
@@ -106,12 +112,11 @@ def root_action(
     }
     if not revision:
         return {"ConditionCheck": {**target, **e.filled()}}
-    sets.append(f"rev = {e.value({'B': revision})}")
+    e.sets.append(f"rev = {e.value({'B': revision})}")
     if root is None or not root.incarnation:
-        sets.append(f"inc = {e.value({'B': incarnation})}")
-        sets += [f"{e.name(n)} = {e.value(v)}" for n, v in catalogued(partition).items()]
-    update = "SET " + ", ".join(sets) + (" REMOVE " + ", ".join(removes) if removes else "")
-    return {"Update": {**target, "UpdateExpression": update, **e.filled()}}
+        e.sets.append(f"inc = {e.value({'B': incarnation})}")
+        e.sets += [f"{e.name(n)} = {e.value(v)}" for n, v in catalogued(partition).items()]
+    return {"Update": {**target, "UpdateExpression": e.update(), **e.filled()}}
 
 
 # Operations
@@ -175,35 +180,21 @@ def _shared_action(
 ) -> Item:
     e = Expression()
     first = members[0][0]
-    sets: list[str] = []
-    removes: list[str] = []
     for op, body, seen in members:
         if isinstance(op, Check) and op.expect is Expect.ANY:
             continue
-        path = e.name(slot(op.key[-1]))
-        expect(e, op.expect, f"attribute_exists({path})", f"attribute_not_exists({path})", f"{path}.v")
-        if isinstance(op, Delete):
-            unchanged(e, op, f"attribute_exists({path})", f"{path}.")
-            removes.append(path)
-        if not isinstance(op, Check) and op.expect is not Expect.ABSENT:
-            part = f"{path}.p"
-            e.conditions.append(
-                f"{part} = {_nonce(e, seen.parts)}" if seen.parts else f"attribute_not_exists({part})"
-            )
-        if isinstance(op, Put):
-            held = {"v": {"N": str(op.version)}, **fields_of(op.kind, op.fields), **body}
-            sets.append(f"{path} = {e.value({'M': held})}")
+        _in_map(e, op, slot(op.key[-1]), body, seen)
     target: Item = {
         "TableName": table,
         "Key": key_of(partition, incarnation, first.kind, first.key),
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
     }
-    if sets:
-        sets += [f"{e.name(n)} = {e.value(v)}" for n, v in long_key(first.kind, first.key).items()]
-    elif removes:
+    if e.sets:
+        e.sets += [f"{e.name(n)} = {e.value(v)}" for n, v in long_key(first.kind, first.key).items()]
+    elif e.removes:
         # An item is removed with the last of its records; one without any would stay for ever.
         names = [e.name(slot(n)) for n in range(SLOTS)]
-        others = [name for name in names if name not in removes]
+        others = [name for name in names if name not in e.removes]
         if not any(seen.others for _, _, seen in members):
             e.conditions += [f"attribute_not_exists({name})" for name in others]
             return {"Delete": {**target, **e.filled()}}
@@ -212,8 +203,32 @@ def _shared_action(
         if not e.conditions:
             e.conditions.append(f"({PRESENT} OR {ABSENT})")
         return {"ConditionCheck": {**target, **e.filled()}}
-    update = ("SET " + ", ".join(sets) if sets else "") + (" REMOVE " + ", ".join(removes) if removes else "")
-    return {"Update": {**target, "UpdateExpression": update.strip(), **e.filled()}}
+    return {"Update": {**target, "UpdateExpression": e.update(), **e.filled()}}
+
+
+def _in_map(e: Expression, op: Op, name: str, body: Item, seen: Learned) -> None:
+    """Add an operation on a record that is an attribute of an item.
+
+    Args:
+        e: The action's expression to extend.
+        op: The operation.
+        name: The attribute.
+        body: The attributes that carry the record's body.
+        seen: The facts from the last attempt.
+    """
+    path = e.name(name)
+    expect(e, op.expect, f"attribute_exists({path})", f"attribute_not_exists({path})", f"{path}.v")
+    if isinstance(op, Delete):
+        unchanged(e, op, f"attribute_exists({path})", f"{path}.")
+        e.removes.append(path)
+    if op.kind.body and not isinstance(op, Check) and op.expect is not Expect.ABSENT:
+        part = f"{path}.p"
+        e.conditions.append(
+            f"{part} = {_nonce(e, seen.parts)}" if seen.parts else f"attribute_not_exists({part})"
+        )
+    if isinstance(op, Put):
+        held = {"v": {"N": str(op.version)}, **fields_of(op.kind, op.fields), **body}
+        e.sets.append(f"{path} = {e.value({'M': held})}")
 
 
 def _nonce(e: Expression, parts: tuple[bytes, int]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from perdure.model.ops import Check, Delete, Expect, Op, Put
-from perdure.model.records import GC, Key
+from perdure.model.records import GC, Key, Partition
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.items import PartitionRoot
 
@@ -19,23 +19,23 @@ class CommitPlan(NamedTuple):
     """The ways of a commit's operations.
 
     Attributes:
-        inside: The operations on records in the root item.
+        inside: The positions of the operations on records in the root item.
         own: The positions of those on other items in the transaction, one group for each item.
         early: The positions of chunks that are stored before the transaction.
         after: The revision that the root must still have, as checks of other items were left out on its
             account; empty for any.
     """
 
-    inside: tuple[Op, ...]
+    inside: tuple[int, ...]
     own: tuple[tuple[int, ...], ...]
     early: tuple[int, ...] = ()
     after: bytes = b""
 
 
-def planned(ops: Sequence[Op], root: PartitionRoot | None) -> CommitPlan:
+def planned(partition: Partition, ops: Sequence[Op], root: PartitionRoot | None) -> CommitPlan:
     """Return the plan of a commit on a partition whose root is as remembered."""
-    inside = tuple(op for op in ops if items.is_embedded(op))
-    own = [n for n, op in enumerate(ops) if not items.is_embedded(op)]
+    inside = tuple(n for n, op in enumerate(ops) if items.is_embedded(partition, op))
+    own = [n for n in range(len(ops)) if n not in inside]
     if root is None or not root.incarnation or all(isinstance(op, Check) for op in ops):
         return CommitPlan(inside, _by_item(ops, own))
     known = [n for n in own if _holds_at(ops[n], root)]

@@ -1,9 +1,9 @@
 """Translates records to items of the table. Pure.
 
 A partition has one *root* item: the incarnation under which its records are stored, the revision that the
-latest commit gave it, the records of kinds without a key, and the head of the root namespace. Other records
-are in an item collection for each partition, incarnation and kind: each is an item of its own, except that
-successive writes of a task share one. A body too large for an item is stored beside it in parts.
+latest commit gave it, the records of kinds without a key, the head of the root namespace, and the head of a
+session. Other records are in an item collection for each partition, incarnation and kind: each is an item of
+its own, except that successive writes of a task share one. A body too large for an item is stored in parts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 from perdure.model.ops import Get, Op, Put
 from perdure.model.records import (
     HEAD,
+    ITEM,
     KINDS,
     NO_FIELDS,
     RESERVED,
+    SESSIONS,
     WRITE,
     Column,
     Key,
@@ -56,14 +58,16 @@ KEPT = len(_KEY) + _SK_MAX
 _PARTS = b"\x00parts"
 
 ROOT_HEAD: Key = ("",)
-"""The key of the head of a thread's root namespace."""
+"""The key of the head of a thread's root namespace, and of the head of a session."""
 
 EMBEDDED: Mapping[str, tuple[Kind, Key]] = {
     **{kind.name: (kind, ()) for kind in KINDS if not kind.key and not kind.body},
     HEAD.name: (HEAD, ROOT_HEAD),
+    ITEM.name: (ITEM, ROOT_HEAD),
 }
-"""The small records that are attributes of the root item, by the name of the attribute. Each commit writes
-that item anyway, so they cost nothing there."""
+"""The records that are attributes of the root item, by the name of the attribute. Each commit writes it, so
+small ones cost nothing there. Of items it is the head of a session alone, which is found there without the
+incarnation."""
 
 SLOTS = 16
 """The number of writes of a task, with successive numbers, that share an item."""
@@ -81,17 +85,21 @@ INDEXED = ("n", "k", *dict.fromkeys(c.name for k in PLAIN if k.index == "run_id"
 class PartitionRoot(NamedTuple):
     """A partition's root item. ``incarnation`` is empty while the partition holds nothing; ``dead`` names the
     incarnations whose records are still to be removed. ``stored`` has the versions of records that are known
-    to be stored at this revision, by kind and key."""
+    to be stored at this revision, by kind and key. ``parts`` are those of the body of a session's head, if it
+    is not in the root."""
 
     incarnation: bytes
     revision: bytes
     records: Mapping[str, Record]
     dead: tuple[bytes, ...] = ()
     stored: Mapping[tuple[str, Key], int] = MappingProxyType({})
+    parts: tuple[bytes, int] | None = None
 
 
-def is_embedded(at: Op | Get) -> bool:
+def is_embedded(partition: Partition, at: Op | Get) -> bool:
     """Return True if a record is an attribute of the root item."""
+    if at.kind is ITEM and partition.space != SESSIONS:
+        return False
     return at.kind.name in EMBEDDED and EMBEDDED[at.kind.name][1] == at.key
 
 
@@ -237,12 +245,16 @@ def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
     item.update(fields_of(kind, put.fields))
     for by in kind.by:
         item["o"] = {"B": order_prefix(kind, put.key[:-1]) + keys.encode_integer(put.fields[by])}
-    if kind.index is not None and (value := put.fields[kind.index]) is not None:
-        if kind.expires:
-            item["x"] = {"N": str(-(-value // 1_000_000))}
-        else:
-            item.update(_entry(kind, partition, full, value))
+    item.update(expiry_of(put))
+    if kind.index is not None and not kind.expires and (value := put.fields[kind.index]) is not None:
+        item.update(_entry(kind, partition, full, value))
     return item
+
+
+def expiry_of(put: Put) -> Item:
+    """Return the attribute by which the service removes an item that expires."""
+    value = put.fields[put.kind.index] if put.kind.expires and put.kind.index is not None else None
+    return {} if value is None else {"x": {"N": str(-(-value // 1_000_000))}}
 
 
 def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
@@ -379,7 +391,9 @@ def root_of(item: Item) -> PartitionRoot:
     for name, (kind, key) in EMBEDDED.items():
         if name in item:
             held = item[name]["M"]
-            records[name] = Record(kind, key, _values(kind, held), int(held["v"]["N"]))
+            body = _bytes(held["b"]) if "b" in held else b""
+            records[name] = Record(kind, key, _values(kind, held), int(held["v"]["N"]), body)
     dead = tuple(bytes(name) for name in item.get("dead", {"BS": ()})["BS"])
     incarnation = _bytes(item["inc"]) if "inc" in item else b""
-    return PartitionRoot(incarnation, _bytes(item["rev"]), records, dead)
+    parts = parts_of(item[ITEM.name]["M"]) if ITEM.name in item else None
+    return PartitionRoot(incarnation, _bytes(item["rev"]), records, dead, parts=parts)

@@ -12,13 +12,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from threading import Lock, RLock, local
 from typing import Any, TypeVar
 
 from perdure.errors import Contention
 from perdure.model.ops import Fetch, Get, Range
-from perdure.model.records import Key, Kind, Partition, Record
+from perdure.model.records import ITEM, SESSIONS, Key, Kind, Partition, Record
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client
 from perdure.storage.dynamodb.items import Item, PartitionRoot
@@ -81,10 +82,24 @@ class Reader:
 
     def root(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the table."""
-        answer = self._client.call(
-            "get_item", TableName=self._client.table, Key=items.root_key(partition), ConsistentRead=True
-        )
-        return self.remember(partition, items.root_of(answer["Item"]) if "Item" in answer else None)
+        key = items.root_key(partition)
+        for _ in range(_ATTEMPTS):
+            answer = self._client.call("get_item", TableName=self._client.table, Key=key, ConsistentRead=True)
+            item = answer.get("Item", {})
+            root = self.remember(partition, items.root_of(item) if item else None)
+            with suppress(TornRead):
+                return root if root is None or not root.parts else self._with_body(partition, root, item)
+        raise Contention(f"session {partition.thread!r} is written to without a pause; try again")
+
+    def _with_body(self, partition: Partition, root: PartitionRoot, item: Item) -> PartitionRoot:
+        """Return a root with the body of its session's head, which is stored in parts; raise ``TornRead`` if
+        it was replaced meanwhile."""
+        (body,) = self._bodies(partition, root.incarnation, [(ITEM, {**item, **item[ITEM.name]["M"]})])
+        records = dict(root.records)
+        head = records.pop(ITEM.name)
+        if body is not None:
+            records[ITEM.name] = head._replace(body=body)
+        return root._replace(records=records)
 
     def remember(self, partition: Partition, root: PartitionRoot | None) -> PartitionRoot | None:
         with self._lock:
@@ -94,7 +109,8 @@ class Reader:
                 before = self._known.get(partition)
                 if before is not None and before.revision == root.revision and not root.stored:
                     root = root._replace(stored=before.stored)
-                self._known[partition] = root
+                # Records are never answered from here, and those of sessions would take much memory.
+                self._known[partition] = root._replace(records={})
                 self._known.move_to_end(partition)
                 if len(self._known) > _KNOWN:
                     self._known.popitem(last=False)
@@ -104,10 +120,10 @@ class Reader:
 
     def fetch(self, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
         partition = effect.partition
-        wanted = [item for item in effect.items if not _embedded(item)]
+        wanted = [item for item in effect.items if not _embedded(partition, item)]
         if not wanted:
             return self._answers(effect, self.root(partition), {})
-        one_by_one = len(wanted) == len(effect.items) and _independent(wanted)
+        one_by_one = len(wanted) == len(effect.items) and _independent(partition, wanted)
         root = self.known(partition)
         for attempt in range(_ATTEMPTS):
             if root is None or not root.incarnation:
@@ -158,7 +174,7 @@ class Reader:
         for item in effect.items:
             record = root.records.get(item.kind.name)
             own = () if record is None else (record,)
-            if _embedded(item):
+            if _embedded(effect.partition, item):
                 out.append(_of_range(item, own) if isinstance(item, Range) else own)
             elif own and isinstance(item, Range):
                 out.append(_with_least(item, own, found[id(item)]))
@@ -415,15 +431,16 @@ def _select(item: Range) -> Item:
     }
 
 
-def _embedded(item: Get | Range) -> bool:
+def _embedded(partition: Partition, item: Get | Range) -> bool:
     """Return True if an item reads a record in the root and no other."""
-    return items.is_embedded(item if isinstance(item, Get) else Get(item.kind, item.prefix))
+    return items.is_embedded(partition, item if isinstance(item, Get) else Get(item.kind, item.prefix))
 
 
 def _with_least(item: Range, least: tuple[Record, ...], found: tuple[Record, ...]) -> tuple[Record, ...]:
     """Return the answer of a range with a record in it that precedes all others of its kind."""
     if item.prefix or (item.after is not None and (not item.reverse or item.after <= least[0].key)):
         return found
+    least = _of_range(item._replace(after=None), least)
     return (found + least if item.reverse else least + found)[: item.limit]
 
 
@@ -434,10 +451,12 @@ def _of_range(item: Range, found: tuple[Record, ...]) -> tuple[Record, ...]:
     return found if item.bodies else tuple(Record(r.kind, r.key, r.fields, r.version) for r in found)
 
 
-def _independent(wanted: Sequence[Get | Range]) -> bool:
-    """Return True if the items may be read at different moments: one record, or immutable ones."""
+def _independent(partition: Partition, wanted: Sequence[Get | Range]) -> bool:
+    """Return True if the items may be read at different moments: one record, or immutable ones. Of a session
+    all but its head are."""
     gets = all(isinstance(item, Get) for item in wanted)
-    return gets and (len(wanted) == 1 or all(item.kind.grows is not None for item in wanted))
+    fixed = partition.space == SESSIONS or all(item.kind.grows is not None for item in wanted)
+    return gets and (len(wanted) == 1 or fixed)
 
 
 def is_past(full: bytes, prefix: bytes, edge: bytes | None, reverse: bool) -> bool:

@@ -9,10 +9,10 @@ from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redacted_target, target_of
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The version of the layout that this release reads and writes. In version 5 the head of the root namespace
-is in the root item, and the writes of a task share items. Tables of earlier versions are refused: their
-records are at other places."""
+is in the root item, and the writes of a task share items; in version 6 the head of a session is there, too.
+Tables of earlier versions are refused: their records are at other places."""
 
 _LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}
 _EXPIRY = "x"

@@ -33,7 +33,7 @@ from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.actions import Learned, action_of, holds, root_action
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Unanswered
-from perdure.storage.dynamodb.commit_plan import planned, stored
+from perdure.storage.dynamodb.commit_plan import CommitPlan, planned, stored
 from perdure.storage.dynamodb.items import Item, PartitionRoot
 from perdure.storage.dynamodb.reading import Reader
 
@@ -75,7 +75,7 @@ class Writer:
             is_empty = root is None or not root.incarnation
             if is_empty and (outcome := _on_nothing(ops)) is not None:
                 return outcome
-            plan = planned(ops, root)
+            plan = planned(partition, ops, root)
             incarnation = root.incarnation if root is not None else b""
             incarnation = incarnation or secrets.token_bytes(items.INCARNATION)
             revision = secrets.token_bytes(_TOKEN)
@@ -84,21 +84,15 @@ class Writer:
                 if plan.early and staged_in != incarnation:
                     self._stage_all(partition, incarnation, _puts(ops, plan.early))
                     staged_in = incarnation
-                bodies = {
-                    n: self._lay_out(partition, incarnation, ops[n], laid)
-                    for group in plan.own
-                    for n in group
-                }
+                inside, *own = [
+                    [(ops[n], self._lay_out(partition, incarnation, ops[n], laid), learned[n]) for n in group]
+                    for group in (plan.inside, *plan.own)
+                ]
                 table = self._client.table
                 new = revision if writes else b""
                 actions = [
-                    root_action(table, partition, root, incarnation, new, plan.inside, after=plan.after),
-                    *(
-                        action_of(
-                            table, partition, incarnation, [(ops[n], bodies[n], learned[n]) for n in group]
-                        )
-                        for group in plan.own
-                    ),
+                    root_action(table, partition, root, incarnation, new, inside, after=plan.after),
+                    *(action_of(table, partition, incarnation, group) for group in own),
                 ]
                 self._transact(effect, actions, revision)
             except ConditionFailed as failed:
@@ -106,6 +100,10 @@ class Writer:
                 if now is not None and now.revision == revision:
                     return self._done(partition, incarnation, revision, ops, learned)
                 self._discard(partition, incarnation, laid)
+                if now is not None and now.dead and any(map(items.expiry_of, _puts(ops, plan.inside))):
+                    # A removal was cut short: it is ended here before the root, which names it, may expire.
+                    self._clear(partition, now.dead)
+                    now = self._reader.root(partition)
                 if (now.incarnation if now else b"") != (root.incarnation if root else b""):
                     # Removed meanwhile: nothing refers to the chunks that were stored first.
                     self._unstage(partition, incarnation, _puts(ops, plan.early))
@@ -116,7 +114,7 @@ class Writer:
                     # Another commit came between: the checks that were left out are part of the next attempt.
                     root = self._reader.remember(partition, now)
                     continue
-                refused = _judge(ops, plan.own, failed.reasons, now, learned)
+                refused = _judge(ops, plan, failed.reasons, now, learned)
                 if refused is not None:
                     return refused
             except PerdureError as error:
@@ -312,9 +310,7 @@ class Writer:
                 if root.incarnation and not self._bury(partition, root, is_guarded=bool(effect.checks)):
                     continue
                 dead = [*root.dead, *((root.incarnation,) if root.incarnation else ())]
-                for incarnation in dead:
-                    self._sweep(partition, incarnation)
-                self._forget(partition, dead)
+                self._clear(partition, dead)
                 return Committed()
         raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
 
@@ -339,7 +335,7 @@ class Writer:
                 "update_item",
                 TableName=self._client.table,
                 Key=items.root_key(partition),
-                UpdateExpression=f"SET rev = :rev REMOVE inc, {', '.join(names)} ADD dead :dead",
+                UpdateExpression=f"SET rev = :rev REMOVE inc, x, {', '.join(names)} ADD dead :dead",
                 ConditionExpression="inc = :inc AND rev = :seen" if is_guarded else "inc = :inc",
                 ExpressionAttributeNames=names,
                 ExpressionAttributeValues={
@@ -352,6 +348,12 @@ class Writer:
         except ConditionFailed:
             return False
         return True
+
+    def _clear(self, partition: Partition, dead: Sequence[bytes]) -> None:
+        """Delete all items under deleted incarnations, and forget these."""
+        for incarnation in dead:
+            self._sweep(partition, incarnation)
+        self._forget(partition, dead)
 
     def _sweep(self, partition: Partition, incarnation: bytes) -> None:
         """Delete all items under an incarnation, page by page."""
@@ -426,7 +428,7 @@ def _root_in(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
 
 def _judge(
     ops: Sequence[Op],
-    own: Sequence[Sequence[int]],
+    plan: CommitPlan,
     reasons: Sequence[Any],
     root: PartitionRoot | None,
     learned: list[Learned],
@@ -436,19 +438,18 @@ def _judge(
 
     Args:
         ops: The operations of the commit.
-        own: The positions of those on other items than the root, one group for each item.
+        plan: Their places.
         reasons: The transaction's reasons, the root's first.
         root: The root as the transaction saw it.
         learned: The facts for each operation, updated.
     """
     failed: list[int] = []
     if reasons[0].get("Code") == "ConditionalCheckFailed" and root is not None:
-        failed += [
-            n
-            for n, op in enumerate(ops)
-            if items.is_embedded(op) and not holds(op, root.records.get(op.kind.name))
-        ]
-    for group, reason in zip(own, reasons[1:], strict=True):
+        failed += [n for n in plan.inside if not holds(ops[n], root.records.get(ops[n].kind.name))]
+        for n in plan.inside:
+            if ops[n].kind.body and not isinstance(ops[n], Check):
+                learned[n] = Learned(root.parts)
+    for group, reason in zip(plan.own, reasons[1:], strict=True):
         if reason.get("Code") != "ConditionalCheckFailed":
             continue
         stored_item = reason.get("Item")

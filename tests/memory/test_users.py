@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import perdure
+from perdure.database.base import handle_of
 from perdure.memory import Memory, namespace_of, users
 from perdure.memory.users import user_of_namespace
+from perdure.storage.postgres import vector_search
+from tests.backends import EMPTY
 from tests.conversation.histories import how_many
 
 ODD = st.text("aA.%_2Ee5-@/: \té\u0301é", min_size=1, max_size=8)
@@ -42,25 +47,51 @@ def test_an_id_that_is_none_is_refused(user: str) -> None:
         namespace_of(user)
 
 
-def test_of_many_look_alikes_none_sees_anothers() -> None:
+INDEXES: dict[str, dict[str, Any]] = {
+    "vectors": {"dims": 2, "embed": lambda texts: [[1.0, 0.5] for _ in texts]},
+    "words": {"text": True, "fields": ["text"]},
+}
+"""Indexes in which all that users store is equally near to a query."""
+
+WAYS = [
+    pytest.param(on, how, is_graph, id=f"{on}-{how}{'-hnsw' * is_graph}", marks=marks)
+    for on, how, is_graph, marks in (
+        ("memory", "vectors", False, []),
+        ("memory", "words", False, [pytest.mark.slow]),
+        ("sqlite", "words", False, [pytest.mark.slow]),
+        ("postgresql", "vectors", False, [pytest.mark.slow]),
+        ("postgresql", "vectors", True, [pytest.mark.slow]),
+    )
+]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("on", "how", "is_graph"), WAYS)
+def test_of_many_look_alikes_none_sees_anothers(
+    on: str, how: str, is_graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = how_many(60, 1000)
     names = look_alikes(count)
     assert len(set(names)) == count
-
-    def embed(texts: list[str]) -> list[list[float]]:
-        return [[1.0, 0.5] for _ in texts]
-
-    with perdure.connect_sync("memory://") as db:
-        store = db.store(index={"dims": 2, "embed": embed})
+    if is_graph:
+        monkeypatch.setattr(vector_search, "EXACT_MOST", 0)
+    with EMPTY[on]() as url, perdure.connect_sync(url, migrate=True) as db:
+        index = perdure.SearchIndex(INDEXES[how])
+        store = db.store(index=index)
         for name in names:
             Memory(store, name).remember(f"This is {name!r}.")
+        if is_graph:
+            index.prepare(handle_of(db).driver)
+            assert "through HNSW" in index.method(handle_of(db).driver)
         leaks = 0
         for name in names:
             memory = Memory(store, name)
             seen = {
-                each.text for each in (*memory.facts(), *memory.recall("who", 5), *memory.recall(None, 5))
+                each.text for each in (*memory.facts(), *memory.recall("this", 5), *memory.recall(None, 5))
             }
             leaks += seen != {f"This is {name!r}."}
+            found = store.search(memory.namespace, query="this", limit=99)
+            leaks += [item.value["text"] for item in found] != [f"This is {name!r}."]
         assert leaks == 0
         assert users(store) == sorted(names)
         Memory(store, "a.b").forget()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,8 @@ from tests.conversation.models import Scripted
 from tests.runtime.test_memories import Events, graph, of, policy, settled
 
 TURNS = (("one", "I sing"), ("two", "I live in Lisbon"), ("one", "I live in Porto"))
+WHOLE = 10_000
+"""No run has so many effects: it is not cut off."""
 BRIEF = Settings(lease=1.0, backoff=0.02, max_backoff=0.05, poll=0.1, attempts=6, drain=0.2)
 
 
@@ -78,35 +79,46 @@ def test_a_failure_of_any_write_costs_no_fact_and_doubles_none(on: str) -> None:
             tried(Fault(at, fail("unavailable"), when))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_process_that_ends_at_any_write_costs_no_fact_and_doubles_none(tmp_path: Path, when: Any) -> None:
+@pytest.mark.parametrize(
+    "on",
+    [
+        "sqlite",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in BACKENDS
+            if each not in ("memory", "sqlite")
+        ),
+    ],
+)
+def test_a_process_that_ends_at_any_write_costs_no_fact_and_doubles_none(on: str, when: Any) -> None:
     """From one effect on everything fails, as for a process that is gone; then another one continues."""
 
-    def ended(name: str, at: int) -> int:
-        url = f"sqlite:///{tmp_path / name}.db"
+    def ended(at: int) -> int:
         last = how_many(200, 400)
         faults = [Fault(n, fail("unavailable"), when if n == at else "before") for n in range(at, at + last)]
-        with faulty(url, *faults, counts=WRITES, migrate=True) as (db, driver):
+        with EMPTY[on]() as url:
+            with faulty(url, *faults, counts=WRITES, migrate=True) as (db, driver):
 
-            async def cut_off() -> None:
-                try:
-                    async with asyncio.timeout(1.5):
-                        await talk(db)
-                except (PerdureError, TimeoutError):
-                    return
+                async def cut_off() -> None:
+                    try:
+                        async with asyncio.timeout(1.5 if at < WHOLE else 60):
+                            await talk(db)
+                    except (PerdureError, TimeoutError):
+                        return
 
-            asyncio.run(cut_off())
-            count = driver.count
+                asyncio.run(cut_off())
+                count = driver.count
 
-        async def rest() -> None:
-            async with perdure.connect(url) as again:
-                await talk(again)
-                await check(again)
+            async def rest() -> None:
+                async with perdure.connect(url) as again:
+                    await talk(again)
+                    await check(again)
 
-        asyncio.run(rest())
-        return count
+            asyncio.run(rest())
+            return count
 
-    whole = ended("whole", 10_000)
+    whole = ended(WHOLE)
     for at in battery(list(range(2, whole + 1)), 2):
-        ended(f"at-{at}", at)
+        ended(at)

@@ -281,8 +281,8 @@ def _store(names: Names) -> Iterator[Attempt]:
         yield Attempt("POST", "/store/namespaces", body={"suffix": labels}, kind="empty")
     for body in ({}, {"namespace_prefix": ["alice"]}, {"filter": {"said": "x"}}):
         yield Attempt("POST", "/store/items/search", body=body, kind="empty")
-    for body in ({}, {"max_depth": 1}):
-        yield Attempt("POST", "/store/namespaces", body=body, kind="empty")
+    for asked in ({}, {"max_depth": 1}):
+        yield Attempt("POST", "/store/namespaces", body=asked, kind="empty")
 
 
 def _crons(names: Names) -> Iterator[Attempt]:
@@ -344,7 +344,7 @@ def _message() -> dict[str, Any]:
 def _claims(names: Names) -> Iterator[Attempt]:
     """To make what has the name of what is Alice's."""
     for if_exists in ("raise", "do_nothing"):
-        body = {"graph_id": "chat", "assistant_id": names.assistant, "if_exists": if_exists}
+        body: dict[str, Any] = {"graph_id": "chat", "assistant_id": names.assistant, "if_exists": if_exists}
         yield Attempt("POST", "/assistants", body=body, kind="claims")
         body = {"thread_id": names.idle, "if_exists": if_exists, "metadata": _FAKE}
         yield Attempt("POST", "/threads", body=body, kind="claims")

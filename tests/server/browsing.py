@@ -139,6 +139,16 @@ def wait_for(what: str, reached: Callable[[], object], seconds: float = PATIENCE
         time.sleep(0.02)
 
 
+def wait_on(page: Page, what: str, reached: Callable[[], object]) -> None:
+    """Ask as ``wait_for`` does, and let the page's requests reach the handlers of the test in between."""
+
+    def asked() -> object:
+        page.wait_for_timeout(20)
+        return reached()
+
+    wait_for(what, asked)
+
+
 def ask(page: Page, text: str) -> None:
     page.fill("#text", text)
     page.press("#text", "Enter")

@@ -46,7 +46,7 @@ def headers_of(user: str, org: str, *, key: Any = SECRET, **claims: Any) -> dict
 def strangers() -> dict[str, dict[str, str]]:
     """Those who are nobody, and most of whom say that they are Alice."""
     alice = {"user": "alice", "org": "acme"}
-    unsigned = jwt.encode({"sub": "alice", "iss": ISSUER, "aud": AUDIENCE}, None, "none")
+    unsigned = jwt.encode({"sub": "alice", "iss": ISSUER, "aud": AUDIENCE}, "", "none")
     return {
         "nobody": {},
         "forged": headers_of(**alice, key=OTHER_SECRET),

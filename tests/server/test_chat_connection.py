@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for, written
+from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for, wait_on, written
 from tests.server.gates import GATES
 from tests.server.typists import graphs
 
@@ -59,7 +59,7 @@ def test_a_server_that_is_alive_and_refuses_is_asked_with_pauses(page: Page, sit
 
     page.route("**/runs/stream", refuse)
     ask(page, "are you there?")
-    wait_for("a repetition", lambda: page.wait_for_timeout(20) is None and len(asked) > 1)
+    wait_on(page, "a repetition", lambda: len(asked) > 1)
     page.wait_for_timeout(2000)
     assert len(asked) < 8
     page.unroute_all()
@@ -134,7 +134,7 @@ def test_a_message_that_waits_is_not_overtaken_in_a_conversation_that_is_opened_
     written(page, 20)
     page.route("**/runs", lambda route: held.append(route) if not held else route.continue_())
     ask(page, "first")
-    wait_for("a request", lambda: page.wait_for_timeout(20) is None and held)
+    wait_on(page, "a request", lambda: held)
     page.locator("#new-thread").click()
     page.locator(".thread", has_text="hello").click()
     page.locator(".message.user", has_text="first").get_by_text("Sending").wait_for()
@@ -170,7 +170,7 @@ def test_another_answer_that_is_asked_for_twice_is_made_once(page: Page, site: S
     page.route("**/state/**", lambda route: held.append(route))
     # Both clicks come before the page is drawn again.
     answer.locator('[data-act="again"]').evaluate("button => { button.click(); button.click(); }")
-    wait_for("a request", lambda: page.wait_for_timeout(20) is None and held)
+    wait_on(page, "a request", lambda: held)
     ask(page, "and next")
     page.wait_for_timeout(300)  # longer than the request for the next message would take
     page.route("**/state/**", lambda route: route.continue_())
@@ -222,8 +222,13 @@ def test_names_and_deletions_wait_for_the_server_too(page: Page, site: Site) -> 
     ask(page, "gone soon")
     answered(page, 1)
     held: list[Route] = []
+
+    def refuse(route: Route) -> None:
+        held.append(route)
+        route.abort()
+
     for path in ("**/threads/*", "**/threads/search", "**/ok?*"):
-        page.route(path, lambda route: held.append(route) or route.abort())
+        page.route(path, refuse)
     for name in ("one", "two"):
         page.locator(".thread").nth(1).focus()
         page.keyboard.press("F2")

@@ -250,7 +250,7 @@ def test_axe_finds_nothing_serious(page: Page) -> None:
     page.get_by_role("button", name="Remove notes.md").wait_for()
     page.locator(".reasoning:visible summary").click()
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)
         assert findings(page) == [], scheme
     page.set_viewport_size({"width": 390, "height": 844})
     assert findings(page) == []

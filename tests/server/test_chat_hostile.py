@@ -14,7 +14,7 @@ from tests.server.gates import GATES
 from tests.server.typists import AnyGraph, chat
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Route
+    from playwright.sync_api import Browser, FilePayload, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -150,8 +150,8 @@ def test_an_address_that_cannot_be_read_opens_a_new_conversation(page: Page, sit
 def test_files_stay_with_the_conversation_for_which_they_were_chosen(page: Page) -> None:
     ask(page, "one")
     answered(page, 1)
-    file = {"name": "secret.md", "mimeType": "text/markdown", "buffer": b"secret"}
-    page.set_input_files("#files", [file])  # type: ignore[list-item]
+    file: FilePayload = {"name": "secret.md", "mimeType": "text/markdown", "buffer": b"secret"}
+    page.set_input_files("#files", [file])
     page.get_by_role("button", name="Remove secret.md").wait_for()
     page.locator("#new-thread").click()
     page.locator("#attached").wait_for(state="hidden")

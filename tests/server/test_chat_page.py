@@ -477,7 +477,7 @@ def test_colours_follow_the_system_until_they_are_chosen(page: Page) -> None:
 
     seen = {}
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)
         seen[scheme] = ground()
     assert seen["light"] != seen["dark"]
     page.get_by_role("button", name="Colours: as the system").click()

@@ -16,6 +16,7 @@ import pytest
 from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace, make_folder_of
 from perdure.config.settings import EXPOSED, SETTINGS, Setting
 from perdure.errors import BadSetting, GraphLoadError, PerdureError
+from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime.settings import Settings
 from perdure.server.auth.jwt import JwtSettings
 from perdure.server.config import (
@@ -23,7 +24,6 @@ from perdure.server.config import (
     Cors,
     Http,
     RequestLimits,
-    ThreadTtl,
     load,
 )
 
@@ -87,7 +87,7 @@ def test_a_graph_and_a_database_are_enough() -> None:
 def test_the_defaults_of_the_table_are_those_of_the_parts() -> None:
     """Whoever builds a part in a test gets what a server without settings has."""
     table = {key: setting.default for key, setting in SETTINGS.items()}
-    parts = {
+    parts: dict[str, Http | Cors | RequestLimits | ThreadTtl] = {
         "http": Http(),
         "http.cors": Cors(),
         "limits": RequestLimits(),

@@ -18,6 +18,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Http
 from perdure.server.resources import ServerState
+from perdure.server.state_snapshots import snapshot
 from tests.server.hosting import owners, run, tenants
 
 SEARCH = "/chat/search.json"
@@ -87,8 +88,6 @@ def test_an_excerpt_has_the_word_also_after_characters_that_grow_when_folded() -
 
 
 def test_a_conversation_that_is_removed_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = conversation_search.snapshot
-
     @run
     async def ask() -> None:
         async with client_of() as client:
@@ -96,7 +95,7 @@ def test_a_conversation_that_is_removed_meanwhile_is_left_out(monkeypatch: pytes
             async def removing(caller: Any, row: Any) -> Any:
                 if row.thread_id == "gone":
                     await client.delete("/threads/gone")
-                return await real(caller, row)
+                return await snapshot(caller, row)
 
             monkeypatch.setattr(conversation_search, "snapshot", removing)
             for thread in ("gone", "kept"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -91,23 +92,23 @@ def test_the_clocks_are_changed(
     assert times(expression, zone, begin, end) == expected
 
 
+def schedules(step: int, hour: int, minute: int) -> list[tuple[str, Callable[[datetime], bool]]]:
+    """Return schedules, each with a predicate for the minutes at which it is due."""
+    return [
+        (f"*/{step} * * * *", lambda t: t.minute % step == 0),
+        (f"{minute} * * * *", lambda t: t.minute == minute),
+        (f"{minute} {hour} * * *", lambda t: (t.hour, t.minute) == (hour, minute)),
+        (f"{minute} {hour} * * TUE", lambda t: (t.weekday(), t.hour, t.minute) == (1, hour, minute)),
+    ]
+
+
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Paris", "America/New_York", "Asia/Kolkata"])
 def test_each_minute_that_matches_is_found_once(zone: str) -> None:
     dice, begin = random.Random(zone), datetime(2026, 6, 1, tzinfo=UTC)
     minutes = [begin + timedelta(minutes=n) for n in range(1, 2 * 1440 + 1)]
     for _ in range(25):
         step, hour, minute = dice.choice([7, 10, 25, 45]), dice.randrange(24), dice.randrange(60)
-        expression, matches = dice.choice(
-            [
-                (f"*/{step} * * * *", lambda t, s=step: t.minute % s == 0),
-                (f"{minute} * * * *", lambda t, m=minute: t.minute == m),
-                (f"{minute} {hour} * * *", lambda t, m=minute, h=hour: (t.hour, t.minute) == (h, m)),
-                (
-                    f"{minute} {hour} * * TUE",
-                    lambda t, m=minute, h=hour: (t.weekday(), t.hour, t.minute) == (1, h, m),
-                ),
-            ]
-        )
+        expression, matches = dice.choice(schedules(step, hour, minute))
         local = [minute.astimezone(ZoneInfo(zone)) for minute in minutes]
         expected = [moment.isoformat() for moment in local if matches(moment)]
         assert times(expression, zone, begin.isoformat(), minutes[-1].isoformat()) == expected

@@ -18,6 +18,7 @@ from perdure.runtime.crons import Crons, Due
 from perdure.server.crons import CronJob
 from tests.backends import EMPTY
 from tests.runtime.graphs import Heard
+from tests.server.acceptance.saying import row, rows, state_values
 from tests.server.hosting import Served, owners, run, serving, tenants
 
 EACH_SECOND = "* * * * * *"
@@ -54,8 +55,8 @@ async def until(what: Any) -> Any:
 
 
 async def texts(client: LangGraphClient, thread_id: str) -> list[str]:
-    state = await client.threads.get_state(thread_id)
-    return [message["content"] for message in (state["values"] or {}).get("messages", ())]
+    values = await state_values(client, thread_id)
+    return [message["content"] for message in (values or {}).get("messages", ())]
 
 
 @on_all
@@ -64,8 +65,10 @@ async def test_a_cron_runs_on_its_thread_each_time(url: str) -> None:
     async with serving(url) as server:
         client = await server.client()
         thread = (await client.threads.create())["thread_id"]
-        made = await client.crons.create_for_thread(
-            thread, "aware", schedule=EACH_SECOND, input=said("tick"), metadata={"team": "a"}
+        made = row(
+            await client.crons.create_for_thread(
+                thread, "aware", schedule=EACH_SECOND, input=said("tick"), metadata={"team": "a"}
+            )
         )
         assert set(made) == FIELDS
         assert (made["thread_id"], made["schedule"], made["enabled"]) == (thread, EACH_SECOND, True)
@@ -77,7 +80,7 @@ async def test_a_cron_runs_on_its_thread_each_time(url: str) -> None:
 
         await until(twice)
         await client.crons.delete(made["cron_id"])
-        runs = await client.runs.list(thread)
+        runs = rows(await client.runs.list(thread))
         assert {one["metadata"]["cron_id"] for one in runs} == {made["cron_id"]}
         assert {one["metadata"]["team"] for one in runs} == {"a"}
         with pytest.raises(NotFoundError):
@@ -88,14 +91,16 @@ async def test_a_cron_runs_on_its_thread_each_time(url: str) -> None:
 async def test_a_cron_without_a_thread_has_a_new_one_each_time(url: str) -> None:
     async with serving(url) as server:
         client = await server.client()
-        kept = await client.crons.create(
-            "aware",
-            schedule=EACH_SECOND,
-            input=said("kept"),
-            on_run_completed="keep",
-            metadata={"is": "kept"},
+        kept = row(
+            await client.crons.create(
+                "aware",
+                schedule=EACH_SECOND,
+                input=said("kept"),
+                on_run_completed="keep",
+                metadata={"is": "kept"},
+            )
         )
-        passing = await client.crons.create("aware", schedule=EACH_SECOND, input=said("gone"))
+        passing = row(await client.crons.create("aware", schedule=EACH_SECOND, input=said("gone")))
         assert (kept["thread_id"], passing["on_run_completed"]) == (None, "delete")
 
         async def started() -> Any:
@@ -126,16 +131,18 @@ async def test_the_routes_of_crons_do_what_the_client_s_methods_say(url: str) ->
         assert (await http.get("/info")).json()["flags"]["crons"] is True
         end = datetime(2030, 1, 1, tzinfo=UTC)
         made = [
-            await client.crons.create(
-                "aware",
-                schedule="0 9 * * MON-FRI",
-                timezone="Europe/Paris",
-                end_time=end,
-                input=said(str(n)),
-                metadata={"n": n},
-                enabled=n != 2,
-                stream_mode="updates",
-                durability="sync",
+            row(
+                await client.crons.create(
+                    "aware",
+                    schedule="0 9 * * MON-FRI",
+                    timezone="Europe/Paris",
+                    end_time=end,
+                    input=said(str(n)),
+                    metadata={"n": n},
+                    enabled=n != 2,
+                    stream_mode="updates",
+                    durability="sync",
+                )
             )
             for n in range(3)
         ]
@@ -158,17 +165,19 @@ async def test_the_routes_of_crons_do_what_the_client_s_methods_say(url: str) ->
         ascending = await client.crons.search(
             assistant_id="aware", sort_by="created_at", sort_order="asc", select=["cron_id"]
         )
-        assert ascending == [{"cron_id": one["cron_id"]} for one in made]
+        assert rows(ascending) == [{"cron_id": one["cron_id"]} for one in made]
 
-        changed = await client.crons.update(first["cron_id"], input=said("new"), metadata={"x": 1})
+        changed = row(await client.crons.update(first["cron_id"], input=said("new"), metadata={"x": 1}))
         assert changed["payload"]["input"] == said("new")
         assert changed["metadata"] == {"n": 0, "x": 1}
         assert changed["next_run_date"] == first["next_run_date"]
         assert changed["updated_at"] > first["updated_at"]
         paused = await client.crons.update(first["cron_id"], enabled=False)
         assert (paused["enabled"], paused["next_run_date"]) == (False, None)
-        resumed = await client.crons.update(
-            first["cron_id"], enabled=True, schedule="@hourly", timezone="UTC", end_time=None
+        resumed = row(
+            await client.crons.update(
+                first["cron_id"], enabled=True, schedule="@hourly", timezone="UTC", end_time=None
+            )
         )
         assert (resumed["schedule"], resumed["end_time"]) == ("@hourly", None)
         assert datetime.fromisoformat(resumed["next_run_date"]) - datetime.now(UTC) <= timedelta(hours=1)
@@ -211,15 +220,18 @@ def test_what_cannot_run_is_refused_when_it_is_created(url: str, given: dict[str
 async def test_a_change_is_checked_as_a_new_cron_is(url: str) -> None:
     async with serving(url) as server:
         client = await server.client()
-        made = await client.crons.create("aware", schedule="0 9 * * *", input=said("a"))
+        made = row(await client.crons.create("aware", schedule="0 9 * * *", input=said("a")))
         thread = (await client.threads.create())["thread_id"]
-        other = await client.crons.create_for_thread(thread, "aware", schedule="0 9 * * *", input=said("a"))
-        for cron, change in (
+        other = row(
+            await client.crons.create_for_thread(thread, "aware", schedule="0 9 * * *", input=said("a"))
+        )
+        changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (made, {"schedule": "often"}),
             (made, {"timezone": "Mars"}),
             (made, {"end_time": datetime(2001, 1, 1, tzinfo=UTC)}),
             (other, {"on_run_completed": "delete"}),
-        ):
+        ]
+        for cron, change in changes:
             with pytest.raises(UnprocessableEntityError):
                 await client.crons.update(cron["cron_id"], **change)
             http = await server.http()
@@ -230,7 +242,7 @@ async def test_a_change_is_checked_as_a_new_cron_is(url: str) -> None:
 async def test_a_cron_is_its_owner_s(url: str) -> None:
     async with serving(url, gate=owners()) as server:
         ada, bob, root = [await server.client(name) for name in ("ada", "bob", "root")]
-        made = await ada.crons.create("aware", schedule="0 9 * * *", input=said("a"))
+        made = row(await ada.crons.create("aware", schedule="0 9 * * *", input=said("a")))
         assert (made["user_id"], made["metadata"]) == ("ada", {"owner": "ada"})
         assert await bob.crons.search() == []
         assert await bob.crons.count() == 0
@@ -247,7 +259,7 @@ async def test_a_cron_is_its_owner_s(url: str) -> None:
         given = await ada.crons.update(made["cron_id"], metadata={"owner": "bob"})
         assert given["metadata"] == {"owner": "ada"}
         # Switching it off and on leaves it its owner's; another input is run by the one who gave it.
-        other = await ada.crons.create("aware", schedule="0 9 * * *", input=said("a"))
+        other = row(await ada.crons.create("aware", schedule="0 9 * * *", input=said("a")))
         await root.crons.update(other["cron_id"], enabled=False)
         assert (await root.crons.update(other["cron_id"], enabled=True))["user_id"] == "ada"
         assert (await root.crons.update(other["cron_id"], input=said("b")))["user_id"] == "root"
@@ -296,8 +308,10 @@ def test_times_that_were_missed_are_treated_as_the_setting_says(url: str, policy
         async with serving(url, observers=[heard], missed_crons=policy) as server:
             client = await server.client()
             thread = (await client.threads.create())["thread_id"]
-            made = await client.crons.create_for_thread(
-                thread, "aware", schedule="0 * * * *", input=said("tick")
+            made = row(
+                await client.crons.create_for_thread(
+                    thread, "aware", schedule="0 * * * *", input=said("tick")
+                )
             )
             now = await server.host.runtime.now()
             hour = 3600 * 1_000_000
@@ -323,11 +337,13 @@ async def test_a_cron_whose_thread_is_gone_is_disabled_and_says_why(url: str) ->
     async with serving(url, observers=[heard]) as server:
         client = await server.client()
         thread = (await client.threads.create())["thread_id"]
-        made = await client.crons.create_for_thread(thread, "aware", schedule="0 * * * *", input=said("a"))
+        made = row(
+            await client.crons.create_for_thread(thread, "aware", schedule="0 * * * *", input=said("a"))
+        )
         await client.threads.delete(thread)
         cron = await _fired(server, made["cron_id"], 5)
         assert cron.due_at is None
-        (shown,) = await client.crons.search()
+        (shown,) = rows(await client.crons.search())
         assert shown["enabled"] is False
         assert shown["last_run"]["error"] == "NotFound"
         assert heard.count("cron.disabled") == 1
@@ -339,9 +355,13 @@ async def test_a_thread_that_another_user_created_since_is_not_the_cron_s(url: s
         ada, bob = await server.client("ada"), await server.client("bob")
         thread = "invoice-4711"
         await ada.threads.create(thread_id=thread)
-        made = await ada.crons.create_for_thread(thread, "aware", schedule="0 * * * *", input=said("ADA"))
-        paused = await ada.crons.create_for_thread(
-            thread, "aware", schedule="0 * * * *", input=said("ADA"), enabled=False
+        made = row(
+            await ada.crons.create_for_thread(thread, "aware", schedule="0 * * * *", input=said("ADA"))
+        )
+        paused = row(
+            await ada.crons.create_for_thread(
+                thread, "aware", schedule="0 * * * *", input=said("ADA"), enabled=False
+            )
         )
         await ada.threads.delete(thread)
         await bob.threads.create(thread_id=thread)
@@ -376,8 +396,10 @@ async def test_a_start_that_is_refused_is_noted_and_the_next_comes(url: str) -> 
     async with serving(url, observers=[heard]) as server:
         client = await server.client()
         thread = (await client.threads.create())["thread_id"]
-        made = await client.crons.create_for_thread(
-            thread, "slow", schedule="0 * * * *", input=said("0"), multitask_strategy="reject"
+        made = row(
+            await client.crons.create_for_thread(
+                thread, "slow", schedule="0 * * * *", input=said("0"), multitask_strategy="reject"
+            )
         )
         await client.runs.create(thread, "slow", input=said("3"))
         cron = await _fired(server, made["cron_id"], 5)
@@ -392,7 +414,9 @@ async def test_a_start_that_is_repeated_is_one_run(url: str) -> None:
     async with serving(url) as server:
         client, runtime = await server.client(), server.host.runtime
         thread = (await client.threads.create())["thread_id"]
-        made = await client.crons.create_for_thread(thread, "aware", schedule="0 * * * *", input=said("a"))
+        made = row(
+            await client.crons.create_for_thread(thread, "aware", schedule="0 * * * *", input=said("a"))
+        )
         first = await _fired(server, made["cron_id"], 5)
         again = await runtime.crons.change(
             made["cron_id"], lambda held: Due(held.body, CronJob.read(first).last["at"])

@@ -18,6 +18,7 @@ import perdure
 from examples.fastapi_app import create_app as example
 from perdure.errors import Unavailable
 from perdure.server import OpenedNow, RequestThreadId, perdure_app, perdure_router
+from tests.server.acceptance.saying import said
 from tests.server.applications import QUICK, Place, app_with, client_of, listening, run, started
 
 pytestmark = pytest.mark.usefixtures("nothing_is_set")
@@ -26,10 +27,9 @@ pytestmark = pytest.mark.usefixtures("nothing_is_set")
 async def _drive(client: LangGraphClient) -> None:
     """From a thread to its state, and errors under the names that the client has for them."""
     thread = await client.threads.create(metadata={"of": "a test"})
-    said = {"messages": [{"role": "user", "content": "hello"}]}
-    state: Any = await client.runs.wait(thread["thread_id"], "chat", input=said)
+    state: Any = await client.runs.wait(thread["thread_id"], "chat", input=said("hello"))
     assert state["messages"][-1]["content"] == "1: hello"
-    stream = client.runs.stream(thread["thread_id"], "chat", input=said, stream_mode="updates")
+    stream = client.runs.stream(thread["thread_id"], "chat", input=said("hello"), stream_mode="updates")
     told = [part async for part in stream]
     assert [part.event for part in told] == ["metadata", "updates", "end"]
     assert told[1].data["answer"]["messages"][0]["content"] == "2: hello"
@@ -38,7 +38,7 @@ async def _drive(client: LangGraphClient) -> None:
     with pytest.raises(NotFoundError):
         await client.threads.get("nobody-made-this")
     with pytest.raises(UnprocessableEntityError, match="no graph or assistant"):
-        await client.runs.create(thread["thread_id"], "poet", input=said)
+        await client.runs.create(thread["thread_id"], "poet", input=said("hello"))
 
 
 def test_the_example_chats_and_serves_langgraph_s_client(place: Place) -> None:
@@ -52,8 +52,7 @@ def test_the_example_chats_and_serves_langgraph_s_client(place: Place) -> None:
                 # What the chat stored is a thread to LangGraph's client, and goes on there.
                 found: Any = await client.threads.get_state("mine")
                 assert len(found["values"]["messages"]) == 4
-                said = {"messages": [{"role": "user", "content": "you"}]}
-                state: Any = await client.runs.wait("mine", "chat", input=said)
+                state: Any = await client.runs.wait("mine", "chat", input=said("you"))
                 assert state["messages"][-1]["content"] == "3: you"
             told = await http.post("/chat", json={"thread_id": "mine", "message": "me"})
             assert told.json()["answer"] == "4: me"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.server.end_frames import wants_end
+from tests.server.acceptance.saying import said
 from tests.server.asking import request
 from tests.server.hosting import run, serving
 
@@ -35,11 +36,11 @@ def test_a_client_is_known_by_its_name(agent: str, wants: bool) -> None:
 
 @run
 async def test_without_the_frame_a_stream_still_ends_in_order(near: str) -> None:
-    said = {"assistant_id": "aware", "input": {"messages": [{"role": "user", "content": "hi"}]}}
+    body = {"assistant_id": "aware", "input": said("hi")}
     async with serving(near) as served:
         client, http = await served.client(), await served.http()
-        told = [part.event async for part in client.runs.stream(None, "aware", input=said["input"])]
+        told = [part.event async for part in client.runs.stream(None, "aware", input=said("hi"))]
         assert told[-1] == "end"
-        text = (await http.post("/runs/stream", json=said, headers={"User-Agent": "node"})).text
+        text = (await http.post("/runs/stream", json=body, headers={"User-Agent": "node"})).text
         assert "event: end" not in text
         assert text.rstrip().rpartition("event: ")[2].startswith("values")

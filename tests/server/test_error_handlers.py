@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Any, LiteralString
 
 import httpx
@@ -93,7 +94,7 @@ def _failed(noted: str, kind: str) -> Run:
     return Run("r", 1, 1, FAILED, "g", "", 5, 1, None, 0, 0, {"error": noted, "kind": kind})
 
 
-@pytest.mark.parametrize("kind", sorted(set(kinds()), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(set(kinds()), key=attrgetter("__name__")))
 def test_only_sentences_about_threads_and_runs_are_told(
     kind: type[PerdureError], caplog: pytest.LogCaptureFixture
 ) -> None:

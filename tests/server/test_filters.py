@@ -112,7 +112,8 @@ def test_conditions(condition: Any, value: Any, met: bool) -> None:
 
 
 def test_what_is_absent_meets_no_condition() -> None:
-    for condition in (None, {"$eq": None}, {"$contains": []}):
+    conditions: list[Any] = [None, {"$eq": None}, {"$contains": []}]
+    for condition in conditions:
         assert not matches(checked({"owner": condition}), {})
         assert not matches(checked({"owner": condition}), None)
 

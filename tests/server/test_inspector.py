@@ -128,8 +128,8 @@ def test_other_users_see_and_change_nothing(way: str) -> None:
                         expected = 401 if who in strangers() else 404
                         assert answer.status_code == expected, f"{who} {action}: {answer.text}"
                     for thread_id in (names.idle, names.asks, names.failed, names.busy):
-                        asked = {"id": thread_id, "graphs": ["chat"]}
-                        answer = await other.post("/inspect/api/replay", json=asked)
+                        body = {"id": thread_id, "graphs": ["chat"]}
+                        answer = await other.post("/inspect/api/replay", json=body)
                         assert answer.status_code == (401 if who in strangers() else 404), answer.text
             assert await held(alice, names) == before
             log = (await alice.get("/inspect/api/log")).json()["entries"]

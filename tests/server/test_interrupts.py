@@ -27,7 +27,8 @@ async def test_a_question_is_sent_with_the_schema_of_its_answer(near: str) -> No
         thread = (await client.threads.create())["thread_id"]
         asked: list[Any] = []
         async for part in client.runs.stream(thread, "ask", input=INPUT, stream_mode="updates"):
-            asked += part.data.get("__interrupt__", []) if isinstance(part.data, dict) else []
+            data: Any = part.data
+            asked += data.get("__interrupt__", []) if isinstance(data, dict) else []
         assert [one["response_schema"] for one in asked] == [SCHEMA]
 
 

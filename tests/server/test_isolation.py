@@ -276,7 +276,7 @@ async def test_nothing_is_told_to_another_while_it_happens(url: str, way: str) -
                 async for part in answer.aiter_text():
                     to += [part]
 
-        asked = (channels, {**channels, "since": 0})
+        asked: list[dict[str, Any]] = [{**channels}, {**channels, "since": 0}]
         hers: list[str] = []
         told = asyncio.create_task(listens(alice, {**channels, "since": 0}, hers))
         theirs: list[list[str]] = [[] for _ in range(len(others) * len(asked))]

@@ -42,7 +42,7 @@ def _graph() -> Any:
     def ask(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(f"you: {interrupt({'question': 'sure?'})}")]}
 
-    inner = StateGraph(MessagesState)
+    inner: Any = StateGraph(MessagesState)
     inner.add_sequence([("turn", turn), ("ask", ask)])
     inner.add_edge(START, "turn")
     outer = StateGraph(MessagesState)
@@ -65,7 +65,7 @@ def _checked(text: str, where: str) -> None:
     assert SECRET not in text, where
     assert TENANT not in text, where
     found = INTERNAL.search(text)
-    assert found is None, f"{where}: {text[max(0, found.start() - 80) : found.end() + 40]}"  # type: ignore[union-attr]
+    assert found is None, f"{where}: {text[max(0, found.start() - 80) : found.end() + 40]}"
 
 
 def _frames(text: str) -> list[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
@@ -114,7 +115,7 @@ def test_a_checkpointer_in_memory_is_there_on_request_alone(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with perdure.connect_sync("memory://") as db:
-        saver: Any = InMemorySaver() if kind == "LangGraph's" else db.checkpointer()
+        saver: BaseCheckpointSaver[Any] = InMemorySaver() if kind == "LangGraph's" else db.checkpointer()
         with pytest.raises(BadSetting, match=r"keeps threads in memory: .*allow_in_memory=True"):
             compile_graph(chat, checkpointer=saver)
         assert compile_graph(chat, checkpointer=saver, allow_in_memory=True).checkpointer is saver
@@ -219,7 +220,8 @@ def test_an_unmigrated_database_is_refused_with_the_command(place: Place, monkey
 
 
 def test_what_cannot_go_together_is_refused_at_once() -> None:
-    for graphs in (None, {}):
+    empty: list[Any] = [None, {}]
+    for graphs in empty:
         with pytest.raises(BadSetting, match="serve=True needs graphs"):
             checkpoint_lifespan(graphs=graphs, serve=True)
     with pytest.raises(BadSetting, match="pass serve=True as well"):

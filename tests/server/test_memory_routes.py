@@ -189,7 +189,13 @@ def test_a_lane_is_in_no_listing(backend: str) -> None:
                 }
                 await http.post(f"/threads/t{number}/runs/wait", json=said, headers=ADA)
             await settled(runtime, "ada", 3)
-            for asked in ({}, {"sort_by": "thread_id"}, {"status": "idle"}, {"offset": 1}):
+            searches: list[dict[str, Any]] = [
+                {},
+                {"sort_by": "thread_id"},
+                {"status": "idle"},
+                {"offset": 1},
+            ]
+            for asked in searches:
                 found = (await http.post("/threads/search", json=asked, headers=BOB)).json()
                 names = {each["thread_id"] for each in found}
                 assert len(names) == 3 - asked.get("offset", 0)

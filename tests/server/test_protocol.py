@@ -442,8 +442,14 @@ async def _refusals(url: str) -> None:
         assert (
             await http.post(f"{url}/commands", json={"id": 1, "method": "run.start", "params": []})
         ).is_error
-        for body in ({}, {"channels": []}, {"channels": ["no"]}, {"channels": ["values"], "since": -1}):
-            answer = await http.post(f"{url}/stream/events", json=body)
+        wrong: list[dict[str, Any]] = [
+            {},
+            {"channels": []},
+            {"channels": ["no"]},
+            {"channels": ["values"], "since": -1},
+        ]
+        for asked in wrong:
+            answer = await http.post(f"{url}/stream/events", json=asked)
             assert (answer.status_code, list(answer.json())) == (400, ["detail"])
 
 
@@ -492,7 +498,8 @@ def test_anothers_thread_is_as_one_that_is_not_there(url: str) -> None:
 async def test_what_is_sent_to_a_thread_that_waits_is_its_answer(url: str) -> None:
     """Also when it is sent the moment that the question is heard, before the run has stopped."""
     async with place(url) as here, here.http() as http:
-        for answer in ("yes", {"sure": True}, False, 0, []):
+        answers: list[Any] = ["yes", {"sure": True}, False, 0, []]
+        for answer in answers:
             thread = new()
             await start(http, thread, "ask", said("hello"))
             async for event in heard(http, thread, channels=["input"]):

@@ -160,12 +160,13 @@ async def _wrong(url: str) -> None:
             told = json.loads(await opened.recv())
             assert (told["type"], told["error"]) == ("error", "invalid_argument")
             assert part in told["message"]
-        for params in (
+        wrong: list[dict[str, Any]] = [
             {},
             {"channels": []},
             {"channels": ["gossip"]},
             {"channels": ["values"], "since": "x"},
-        ):
+        ]
+        for params in wrong:
             told = await command(opened, "subscription.subscribe", 2, **params)
             assert told["error"] == "invalid_argument"
         assert (await command(opened, "subscription.unsubscribe", 3))["error"] == "invalid_argument"

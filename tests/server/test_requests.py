@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from perdure.server.requests import DEPTH, NewRun, check_numbers
-from tests.server.acceptance.saying import detail, said
+from tests.server.acceptance.saying import detail, said, state_values
 from tests.server.acceptance.serving import run
 from tests.server.hosting import Served, serving
 
@@ -75,9 +75,10 @@ async def test_the_longest_numbers_come_back_as_they_were_sent(near: str) -> Non
         client = await server.client()
         thread_id = (await client.threads.create())["thread_id"]
         message = {"role": "user", "content": "x", "additional_kwargs": {"n": list(LONG)}}
-        await client.runs.wait(thread_id, "aware", input={"messages": [message]}, metadata={"n": LONG[0]})
-        state = await client.threads.get_state(thread_id)
-        assert state["values"]["messages"][0]["additional_kwargs"]["n"] == list(LONG)  # type: ignore[call-overload]
+        given: dict[str, Any] = {"messages": [message]}
+        await client.runs.wait(thread_id, "aware", input=given, metadata={"n": LONG[0]})
+        values = await state_values(client, thread_id)
+        assert values["messages"][0]["additional_kwargs"]["n"] == list(LONG)
         await client.store.put_item(["n"], "k", {"n": list(LONG)})
         assert (await client.store.get_item(["n"], "k"))["value"] == {"n": list(LONG)}
         # What is larger is a number with a point, or text.

@@ -50,7 +50,7 @@ def test_a_handler_sees_who_asks_for_what() -> None:
     seen: list[Auth.types.AuthContext] = []
 
     @auth.on.threads.create_run
-    async def rule(ctx: Auth.types.AuthContext, value: dict[str, Any]) -> bool:
+    async def rule(ctx: Auth.types.AuthContext, value: Auth.types.RunsCreate) -> bool:
         seen.append(ctx)
         value["kwargs"]["input"] = "changed"
         return "read" in ctx.permissions and ctx.user["org"] == "acme"

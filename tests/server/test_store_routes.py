@@ -84,7 +84,8 @@ async def test_it_is_the_store_of_the_graphs(url: str) -> None:
     async with serving(url) as server:
         client = await server.client()
         await client.store.put_item(["notes", "ada"], "tea", {"says": "she likes it"})
-        values: Any = await client.runs.wait(None, "remembers", input={"messages": [("user", "hi")]})
+        given: dict[str, Any] = {"messages": [("user", "hi")]}
+        values: Any = await client.runs.wait(None, "remembers", input=given)
         assert values["messages"][-1]["content"] == "she likes it"
         assert (await client.store.get_item(["notes", "graph"], "wrote"))["value"] == {"by": "graph"}
 
@@ -92,7 +93,9 @@ async def test_it_is_the_store_of_the_graphs(url: str) -> None:
 @run
 async def test_an_item_lives_as_long_as_it_was_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time_ns() // 1000
-    monkeypatch.setitem(PerdureStore.__init__.__kwdefaults__, "clock", Clock(lambda: now))
+    defaults = PerdureStore.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "clock", Clock(lambda: now))
     async with serving(url) as server:
         client, http = await server.client(), await server.http()
         for key in ("short", "long", "read"):
@@ -113,7 +116,7 @@ async def test_what_cannot_be_stored_is_told_in_a_sentence(url: str) -> None:
     async with serving(url) as server:
         http = await server.http()
         item = {"namespace": ["a"], "key": "k", "value": {"v": 1}}
-        for wrong in (
+        wrongs: list[dict[str, Any]] = [
             {"namespace": []},
             {"namespace": ["a", ""]},
             {"namespace": ["a.b"]},
@@ -126,7 +129,8 @@ async def test_what_cannot_be_stored_is_told_in_a_sentence(url: str) -> None:
             {"ttl": 0},
             {"ttl": -1},
             {"index": True},
-        ):
+        ]
+        for wrong in wrongs:
             answer = await http.put("/store/items", content=json.dumps({**item, **wrong}))
             assert answer.status_code == 422, (wrong, answer.text)
             assert isinstance(answer.json()["detail"], str)

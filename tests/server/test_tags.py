@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure import Retention, RetentionRules
 from perdure.care.sweeper import SweepOptions
+from tests.server.acceptance.saying import row
 from tests.server.hosting import run, serving
 
 
@@ -30,7 +31,8 @@ async def test_a_tagged_checkpoint_survives_a_sweep(near: str) -> None:
         await server.host.runtime.database.sweeper(options).sweep()
         left = [state["checkpoint"]["checkpoint_id"] for state in await client.threads.get_history(thread_id)]
         assert left == [latest, oldest]
-        assert (await client.threads.get_state(thread_id, checkpoint_id=oldest))["values"]["messages"]
+        tagged = row(await client.threads.get_state(thread_id, checkpoint_id=oldest))
+        assert tagged["values"]["messages"]
         assert (await http.delete(f"{path}/approved")).status_code == 204
         await server.host.runtime.database.sweeper(options).sweep()
         assert len(await client.threads.get_history(thread_id)) == 1

@@ -15,15 +15,16 @@ import httpx
 import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
+from langgraph_sdk.schema import StreamMode
 
 from perdure.runtime.events import publisher
 from tests.server.acceptance.saying import parts, said
 from tests.server.acceptance.serving import run
 from tests.server.gates import GATES
 from tests.server.hosting import owners
-from tests.server.listening import heard, phase, place, until_ended
+from tests.server.listening import heard, lines_of, phase, place, until_ended
 
-ALL = ["values", "updates", "tasks", "custom", "debug"]
+ALL: list[StreamMode] = ["values", "updates", "tasks", "custom", "debug"]
 
 
 @pytest.fixture
@@ -50,7 +51,8 @@ async def _every_run(url: str) -> None:
     async with place(url) as here, here.client() as client:
         thread_id = (await client.threads.create())["thread_id"]
         live = await here.begun(thread_id, _listening(client, thread_id, 3))
-        for graph, modes in (("chat", ["values", "updates"]), ("boom", ["values"])):
+        asked: list[tuple[str, list[StreamMode]]] = [("chat", ["values", "updates"]), ("boom", ["values"])]
+        for graph, modes in asked:
             created = await client.runs.create(thread_id, graph, input=said("hi"), stream_mode=modes)
             async for _ in client.runs.join_stream(thread_id, created["run_id"]):
                 pass
@@ -96,7 +98,7 @@ async def _modes(url: str) -> None:
             found: list[str] = []
             headers = {"Last-Event-ID": "-"}
             asked = http.stream("GET", f"/threads/{thread_id}/stream?{query}", headers=headers)
-            async with asked as answer, aclosing(answer.aiter_lines()) as lines:
+            async with asked as answer, aclosing(lines_of(answer)) as lines:
                 async for line in lines:
                     if line.startswith("event:"):
                         found.append(line.removeprefix("event:").strip())
@@ -142,7 +144,7 @@ async def _too_much(url: str, held: pytest.MonkeyPatch) -> None:
             with suppress(httpx.TransportError):
                 async with (
                     http.stream("POST", path, json=body) as answer,
-                    aclosing(answer.aiter_lines()) as lines,
+                    aclosing(lines_of(answer)) as lines,
                 ):
                     await taken(lines, to)
 

@@ -11,7 +11,7 @@ import pytest
 
 import perdure
 from perdure.database.opening import open_database
-from tests.server.acceptance.saying import said
+from tests.server.acceptance.saying import row, said
 from tests.server.acceptance.serving import run
 from tests.server.listening import place
 
@@ -74,8 +74,9 @@ async def test_the_others_are_listed_whole_and_this_one_is_marked(url: str, kind
             assert rows[name] == before[name]
             assert (await client.threads.get(name))["values"] == before[name]["values"]
             assert len(await client.threads.get_history(name)) > 0
-            assert len((await client.runs.wait(name, "chat", input=said("again")))["messages"]) == 4
-        marked = rows[BROKEN]
+            values: Any = await client.runs.wait(name, "chat", input=said("again"))
+            assert len(values["messages"]) == 4
+        marked = row(rows[BROKEN])
         if kind in HARMLESS:
             assert marked["values"] == before[BROKEN]["values"]
             return
@@ -84,7 +85,7 @@ async def test_the_others_are_listed_whole_and_this_one_is_marked(url: str, kind
             assert marked["values"] is None
         assert repr(BROKEN) in marked["error"]["message"]
         assert "fsck" in marked["error"]["message"]
-        assert (await client.threads.get(BROKEN))["error"] == marked["error"]
+        assert row(await client.threads.get(BROKEN))["error"] == marked["error"]
         # Everything that reads more than one thread.
         titles = {"ids": [BROKEN, *SOUND], "extract": {"first": "values.messages[0].content"}}
         found = (await http.post("/threads/search", json=titles)).json()

@@ -74,10 +74,11 @@ class Typist(BaseChatModel):
             raise ConnectionError("no line")
         verb, _, words = said.partition(" ")
         if verb == "think":
-            thoughts = [
+            contents: list[dict[str, Any]] = [
                 {"type": "thinking", "thinking": text, "index": 0} for text in ("Let me see. ", "Yes!")
             ]
-            for part in (*thoughts, {"type": "text", "text": words, "index": 1}):
+            contents.append({"type": "text", "text": words, "index": 1})
+            for part in contents:
                 chunk = ChatGenerationChunk(message=AIMessageChunk(content=[part]))
                 if run_manager is not None:
                     await run_manager.on_llm_new_token("", chunk=chunk)

@@ -85,8 +85,8 @@ class IndexedModel(Model):
     def _read(self, op: Op) -> Any:
         if not isinstance(op, SearchOp) or op.query is None:
             return super()._read(op)
-        (whole,) = self.store.batch([op._replace(limit=WHOLE, offset=0)])
-        return [item for item in whole if item.score is not None]
+        answers: list[Any] = self.store.batch([op._replace(limit=WHOLE, offset=0)])
+        return [item for item in answers[0] if item.score is not None]
 
 
 def place(item: SearchItem) -> tuple[Any, ...]:
@@ -168,7 +168,7 @@ class IndexedStores(RuleBasedStateMachine):
 
 def machine(backend: str, sealed: bool) -> Any:
     keyring = Keyring.of(bytes(32)) if sealed else None
-    kind = type(f"Indexed_{backend}", (IndexedStores,), {"backend": backend, "keyring": keyring})
+    kind: Any = type(f"Indexed_{backend}", (IndexedStores,), {"backend": backend, "keyring": keyring})
     test = kind.TestCase
     few, full = {"memory": (30, 1_000), "sqlite": (10, 200)}.get(backend, (3, 40))
     test.settings = settings(

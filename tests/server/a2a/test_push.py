@@ -203,9 +203,9 @@ async def test_a_receiver_is_sent_the_end_of_a_question_that_another_message_clo
         if way == "A2A":
             await talk.task("coffee", context=context)
         else:
-            said = {"messages": [{"role": "user", "content": "coffee"}]}
+            coffee: dict[str, Any] = {"messages": [{"role": "user", "content": "coffee"}]}
             async with get_client(url=url) as api:
-                await api.runs.wait(context, "ask", input=said)
+                await api.runs.wait(context, "ask", input=coffee)
         await receiver.told(2)
         first, second = receiver.calls[:2]
         assert first.headers["idempotency-key"] != second.headers["idempotency-key"]

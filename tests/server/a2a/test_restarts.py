@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -82,7 +83,7 @@ async def test_a_task_outlives_its_server(tmp_path: Path) -> None:
     async with serving(tmp_path) as (url, _), talking(url, "agent", streaming=True) as talk:
         stream = talk.client.send_message(said("go"))
         task = MessageToDict(await anext(stream))["task"]
-        seen = []
+        seen: list[dict[str, Any]] = []
         while not seen or "artifactUpdate" not in seen[-1]:
             seen.append(MessageToDict(await anext(stream)))
         assert list(reassembled(seen).values()) == ["a first word"]

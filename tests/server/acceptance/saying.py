@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,27 @@ def said(*texts: str) -> dict[str, Any]:
 def heard(values: Any) -> list[str]:
     """The texts of the messages in a state."""
     return [message["content"] for message in (values or {}).get("messages", ())]
+
+
+def row(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer as the object that was sent: LangGraph's types leave out some of its keys."""
+    return dict(answer)
+
+
+def rows(answers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the objects of a list, as ``row`` does."""
+    return [row(answer) for answer in answers]
+
+
+def questions(values: Any) -> list[dict[str, Any]]:
+    """Return what a run asks, from the values with which it stopped."""
+    return values["__interrupt__"]
+
+
+async def state_values(client: LangGraphClient, thread_id: str) -> dict[str, Any]:
+    """Return the values of a thread's state."""
+    values: Any = (await client.threads.get_state(thread_id))["values"]
+    return values
 
 
 async def new(client: LangGraphClient) -> str:

@@ -14,8 +14,9 @@ import httpx
 import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
+from langgraph_sdk.schema import Config
 
-from tests.server.acceptance.saying import detail, heard, new, said
+from tests.server.acceptance.saying import detail, heard, new, row, rows, said
 from tests.server.acceptance.serving import Server, near, run
 from tests.server.listening import command
 
@@ -54,9 +55,9 @@ async def talk(server: Server) -> AsyncIterator[Talk]:
         for text in ("one", "two"):
             await client.runs.wait(thread, "chat", input=said(text))
         await client.runs.wait(other, "chat", input=said("elsewhere"))
-        history = await client.threads.get_history(thread, limit=50)
+        history = rows(await client.threads.get_history(thread, limit=50))
         old = next(s for s in history if heard(s["values"]) == ["one", "echo one"] and not s["next"])
-        elsewhere = await client.threads.get_state(other)
+        elsewhere = row(await client.threads.get_state(other))
         yield Talk(client, http, thread, old["checkpoint_id"] or "", elsewhere["checkpoint_id"] or "")
 
 
@@ -118,7 +119,7 @@ async def test_a_command_says_that_there_is_no_such_checkpoint(server: Server) -
 @run
 async def test_what_can_be_configured_names_a_checkpoint_too(server: Server) -> None:
     async with talk(server) as here:
-        past = {"configurable": {"checkpoint_id": here.old, "checkpoint_ns": "", "__pregel_read": 1}}
+        past: Config = {"configurable": {"checkpoint_id": here.old, "checkpoint_ns": "", "__pregel_read": 1}}
         values = await here.client.runs.wait(here.thread, "chat", input=said("other"), config=past)
         assert heard(values) == ["one", "echo one", "other", "echo other"]
         (newest, *_) = await here.client.runs.list(here.thread)
@@ -130,8 +131,8 @@ async def test_what_can_be_configured_names_a_checkpoint_too(server: Server) -> 
             body = {"assistant_id": "chat", "config": {"configurable": wrong}}
             answer = await here.http.post(f"/threads/{here.thread}/runs/wait", json=body)
             assert answer.status_code == 422, answer.text
-        for wrong in ({"configurable": [1]}, {"metadata": "text"}):
-            body = {"assistant_id": "chat", "config": wrong}
+        for config in ({"configurable": [1]}, {"metadata": "text"}):
+            body = {"assistant_id": "chat", "config": config}
             answer = await here.http.post(f"/threads/{here.thread}/runs/wait", json=body)
             assert answer.status_code == 422, answer.text
             assert "of a config is an object" in detail(answer)
@@ -164,9 +165,9 @@ async def test_a_run_that_starts_in_the_past_ends_where_it_is(server: Server) ->
         thread = await new(client)
         for given in (said("one"), None):
             await client.runs.wait(thread, "stopped", input=given)
-        over = await client.threads.get_state(thread)
+        over = row(await client.threads.get_state(thread))
         assert (over["next"], (await client.threads.get(thread))["status"]) == ([], "idle")
-        past = {"configurable": {"checkpoint_id": over["checkpoint_id"]}}
+        past: Config = {"configurable": {"checkpoint_id": over["checkpoint_id"]}}
         await client.runs.wait(thread, "stopped", input=said("two"), config=past)
         assert (await client.threads.get_state(thread))["next"] == ["second"]
         assert (await client.threads.get(thread))["status"] == "interrupted"

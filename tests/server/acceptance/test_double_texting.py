@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 
-from tests.server.acceptance.saying import heard, new, parts, rests, said, statuses
+from tests.server.acceptance.saying import heard, new, parts, rests, rows, said, statuses
 from tests.server.acceptance.serving import Server, eventually, run
 from tests.server.gates import GATES
 
@@ -78,7 +78,7 @@ async def test_t08_steer_is_taken_up_by_the_open_run(server: Server) -> None:
         )
         assert heard([part.data for part in steered if part.event == "values"][-1])[-1] == "at last"
         assert heard(await client.runs.join(thread_id, first["run_id"])) == ["wait", "enough", "at last"]
-        second, _ = await client.runs.list(thread_id)
+        second, _ = rows(await client.runs.list(thread_id))
         assert (second["status"], second["taken_up_by"]) == ("success", first["run_id"])
         assert await client.runs.get(thread_id, second["run_id"]) == second
         assert heard(await client.runs.join(thread_id, second["run_id"]))[-1] == "at last"
@@ -113,7 +113,7 @@ async def test_t08_rollback_takes_the_run_back_with_all_that_it_stored(server: S
     async with server.client() as client:
         thread_id = await new(client)
         await client.runs.wait(thread_id, "chat", input=said("before"))
-        known = {s["checkpoint_id"] for s in await client.threads.get_history(thread_id)}
+        known = {s["checkpoint_id"] for s in rows(await client.threads.get_history(thread_id))}
         old = await client.runs.create(thread_id, "slow", input=said("30"))
         await rests(client, thread_id)
         assert len(await client.threads.get_history(thread_id)) > len(known)

@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 import pytest
+from langgraph_sdk.schema import StreamMode
 
-from tests.server.acceptance.saying import heard, names, new, parts, said
+from tests.server.acceptance.saying import heard, names, new, parts, said, state_values
 from tests.server.acceptance.serving import Server, eventually, line_to, run
 from tests.server.gates import GATES
 
@@ -66,8 +67,7 @@ async def test_t11_a_stream_that_is_not_resumable_ends_all_the_same(server: Serv
         assert last == "end"
         assert steps == sorted(set(steps))
         async with server.client() as client:
-            state = await client.threads.get_state(thread_id)
-            assert state["values"]["trail"] == list(range(12))
+            assert (await state_values(client, thread_id))["trail"] == list(range(12))
 
 
 @pytest.mark.filterwarnings("ignore:Request failed, attempting reconnect")
@@ -121,7 +121,8 @@ async def test_t12_a_run_is_joined_from_the_beginning_the_middle_and_after_its_e
         middle = whole[7]
         rest = await parts(client.runs.join_stream(thread_id, run_id, last_event_id=middle.id))
         assert [(p.event, p.data) for p in rest] == [(p.event, p.data) for p in whole[8:]]
-        for modes in ("custom", ["custom"], ["custom", "updates"]):
+        each_way: list[StreamMode | list[StreamMode]] = ["custom", ["custom"], ["custom", "updates"]]
+        for modes in each_way:
             some = await parts(
                 client.runs.join_stream(thread_id, run_id, stream_mode=modes, last_event_id="-1")
             )
@@ -207,7 +208,7 @@ async def test_t11_a_client_that_leaves_ends_the_run_or_not(server: Server, then
         await eventually(is_over)
         (made,) = await client.runs.list(thread_id)
         assert made["status"] == status
-        trail = (await client.threads.get_state(thread_id))["values"]["trail"]
+        trail = (await state_values(client, thread_id))["trail"]
         if then == "cancel":
             assert len(trail) < 20
 

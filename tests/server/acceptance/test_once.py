@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langgraph_sdk.errors import ConflictError, UnprocessableEntityError
 
-from tests.server.acceptance.saying import heard, names, new, parts, said
+from tests.server.acceptance.saying import heard, names, new, parts, said, state_values
 from tests.server.acceptance.serving import Server, near, run
 from tests.server.gates import GATES
 
@@ -23,7 +23,7 @@ async def test_x01_the_same_key_and_body_are_the_same_run(server: Server) -> Non
             *(client.runs.create(thread_id, "chat", input=said("once"), headers=key) for _ in range(5))
         )
         assert len({one["run_id"] for one in made}) == 1
-        values = await client.runs.join(thread_id, made[0]["run_id"])
+        values: Any = await client.runs.join(thread_id, made[0]["run_id"])
         assert heard(values) == ["once", "echo once"]
         late = await client.runs.create(thread_id, "chat", input=said("once"), headers=key)
         assert (late["run_id"], late["status"]) == (made[0]["run_id"], "success")
@@ -60,7 +60,7 @@ async def test_x01_a_stream_that_is_asked_for_again_is_the_same_run(server: Serv
         second = await parts(client.runs.stream(thread_id, "walk", **given))
         assert [(p.event, p.data, p.id) for p in second] == [(p.event, p.data, p.id) for p in first]
         assert names(first) == ["metadata", *["custom"] * 3, "end"]
-        assert (await client.threads.get_state(thread_id))["values"]["trail"] == [0, 1, 2]
+        assert (await state_values(client, thread_id))["trail"] == [0, 1, 2]
 
 
 @run
@@ -163,8 +163,9 @@ async def test_a_run_that_comes_later_holds_its_key(server: Server) -> None:
             key = {"Idempotency-Key": str(uuid.uuid4())}
             made: list[str] = []
             for delay in delays:
-                given = {} if delay is None else {"after_seconds": delay}
-                asked = client.runs.create(thread_id, "chat", input=said("x"), headers=key, **given)
+                asked = client.runs.create(
+                    thread_id, "chat", input=said("x"), headers=key, after_seconds=delay
+                )
                 made.append((await asked)["run_id"])
             assert made[0] == made[1]
         await client.runs.join(thread_id, made[0])

@@ -16,7 +16,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel.remote import RemoteException, RemoteGraph
 from langgraph.types import Command
 
-from tests.server.acceptance.saying import heard, names, said
+from tests.server.acceptance.saying import heard, names, questions, said
 from tests.server.acceptance.serving import Server, eventually, near, run
 
 
@@ -69,7 +69,7 @@ async def _is_used(graph: RemoteGraph, config: RunnableConfig) -> None:
 async def test_t18_a_remote_graph_asks_and_has_subgraphs(server: Server) -> None:
     config = on(str(uuid.uuid4()))
     async with remote(server, "nested") as (graph,):
-        told = [
+        told: list[Any] = [
             part async for part in graph.astream(said("x"), config, stream_mode="updates", subgraphs=True)
         ]
         assert any(namespace and namespace[0].startswith("inner:") for namespace, _ in told)
@@ -79,7 +79,7 @@ async def test_t18_a_remote_graph_asks_and_has_subgraphs(server: Server) -> None
         (task,) = state.tasks
         assert task.interrupts[0].value == "deep?"
         assert task.state is not None
-        assert heard(task.state.values) == ["x", "echo x"]  # type: ignore[union-attr]
+        assert heard(task.state.values) == ["x", "echo x"]
         values = await graph.ainvoke(Command(resume="yes"), config)
         assert heard(values) == ["x", "echo x", "within: yes", "outside"]
 
@@ -137,7 +137,7 @@ def test_t25_the_client_without_coroutines_waits_and_streams_and_answers(server:
             assert names(list(stream)) == ["metadata", *told, "end"]
         thread_id = client.threads.create()["thread_id"]
         values = client.runs.wait(thread_id, "ask", input=said("hello"))
-        assert values["__interrupt__"][0]["value"] == {"question": "really?"}
+        assert questions(values)[0]["value"] == {"question": "really?"}
         assert client.threads.get(thread_id)["status"] == "interrupted"
         assert heard(client.runs.wait(thread_id, "ask", command={"resume": "yes"}))[-1] == "you said yes"
         assert client.threads.get(thread_id)["status"] == "idle"

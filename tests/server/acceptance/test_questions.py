@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import httpx
 import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError
 
-from tests.server.acceptance.saying import heard, new, parts, said, statuses
+from tests.server.acceptance.saying import heard, new, parts, questions, row, said, state_values, statuses
 from tests.server.acceptance.serving import Server, eventually, run
 
 
@@ -24,7 +27,7 @@ async def test_t05_a_failure_is_told_in_every_way(server: Server) -> None:
         values = await client.runs.wait(thread_id, "boom", input=said("x"), raise_error=False)
         failure = {"__error__": {"error": "ValueError", "message": "it broke"}}
         assert values == failure
-        thread = await client.threads.get(thread_id)
+        thread = row(await client.threads.get(thread_id))
         assert thread["status"] == "error"
         assert thread["error"] == {"error": "ValueError", "message": "it broke"}
         state = await client.threads.get_state(thread_id)
@@ -37,7 +40,7 @@ async def test_t05_a_failure_is_told_in_every_way(server: Server) -> None:
         # The thread can be spoken to again.
         await client.runs.wait(thread_id, "chat", input=said("y"))
         assert (await client.threads.get(thread_id))["status"] == "idle"
-        assert (await client.threads.get(thread_id))["error"] is None
+        assert row(await client.threads.get(thread_id))["error"] is None
 
 
 @run
@@ -45,7 +48,7 @@ async def test_t06_an_interrupted_run_waits_and_resumes(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)
         values = await client.runs.wait(thread_id, "ask", input=said("hello"))
-        (asked,) = values["__interrupt__"]
+        (asked,) = questions(values)
         assert asked["value"] == {"question": "really?"}
         assert asked["id"]
         thread = await client.threads.get(thread_id)
@@ -84,12 +87,13 @@ async def test_t06_a_question_is_streamed_and_answered(server: Server) -> None:
 async def test_t06_two_questions_are_answered_by_their_ids(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)
-        values = await client.runs.wait(thread_id, "both", input={"answers": ["begun"]})
-        ids = {asked["value"]: asked["id"] for asked in values["__interrupt__"]}
+        begun: dict[str, Any] = {"answers": ["begun"]}
+        values: Any = await client.runs.wait(thread_id, "both", input=begun)
+        ids = {asked["value"]: asked["id"] for asked in questions(values)}
         assert set(ids) == {"left?", "right?"}
         assert len((await client.threads.get(thread_id))["interrupts"]) == 2
         values = await client.runs.wait(thread_id, "both", command={"resume": {ids["right?"]: "r"}})
-        assert [asked["value"] for asked in values["__interrupt__"]] == ["left?"]
+        assert [asked["value"] for asked in questions(values)] == ["left?"]
         assert (await client.threads.get(thread_id))["status"] == "interrupted"
         values = await client.runs.wait(thread_id, "both", command={"resume": {ids["left?"]: "l"}})
         assert values["answers"][0] == "begun"
@@ -101,7 +105,7 @@ async def test_t06_a_question_of_a_subgraph(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)
         values = await client.runs.wait(thread_id, "nested", input=said("hello"))
-        assert [asked["value"] for asked in values["__interrupt__"]] == ["deep?"]
+        assert [asked["value"] for asked in questions(values)] == ["deep?"]
         values = await client.runs.wait(thread_id, "nested", command={"resume": "yes"})
         assert heard(values) == ["hello", "echo hello", "within: yes", "outside"]
 
@@ -154,8 +158,10 @@ async def test_a_question_that_is_marked_as_resolved_is_closed(server: Server) -
         thread_id = await new(client)
         await client.runs.wait(thread_id, "ask", input=said("hello"))
         # As a chat does it that has nothing to answer.
-        how = {"command": {"goto": "__end__"}, "stream_mode": ["messages-tuple", "values"]}
-        told = await parts(client.runs.stream(thread_id, "ask", **how))
+        stream = client.runs.stream(
+            thread_id, "ask", command={"goto": "__end__"}, stream_mode=["messages-tuple", "values"]
+        )
+        told = await parts(stream)
         assert all("__interrupt__" not in (part.data or {}) for part in told if part.event == "values")
         state = await client.threads.get_state(thread_id)
         assert (state["next"], state["interrupts"], state["tasks"]) == ([], [], [])
@@ -171,11 +177,17 @@ async def test_a_thread_whose_run_was_stopped_is_idle_at_once(server: Server) ->
     async with server.client() as client, server.http() as http:
         for begins in ("stopped by its page", "stopped before it began"):
             thread_id = await new(client)
-            given = {"input": {"steps": 50, "pause": 0.1}, "config": {"recursion_limit": 100}}
-            late = {"after_seconds": 60} if "before" in begins else {}
-            made = await client.runs.create(thread_id, "walk", stream_resumable=True, **given, **late)
-            if not late:
-                await eventually(lambda at=thread_id: _walks(client, at))
+            is_late = "before" in begins
+            made = await client.runs.create(
+                thread_id,
+                "walk",
+                input={"steps": 50, "pause": 0.1},
+                config={"recursion_limit": 100},
+                stream_resumable=True,
+                after_seconds=60 if is_late else None,
+            )
+            if not is_late:
+                await eventually(partial(_walks, client, thread_id))
             # The page does not wait for it.
             path = f"/threads/{thread_id}/runs/{made['run_id']}/cancel"
             assert (await http.post(path, params={"wait": "0", "action": "interrupt"})).is_success
@@ -191,4 +203,4 @@ async def test_a_thread_whose_run_was_stopped_is_idle_at_once(server: Server) ->
 
 
 async def _walks(client: LangGraphClient, thread_id: str) -> bool:
-    return bool((await client.threads.get_state(thread_id))["values"].get("trail"))
+    return bool((await state_values(client, thread_id)).get("trail"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from langgraph_sdk.errors import ConflictError, NotFoundError
 
-from tests.server.acceptance.saying import detail, heard, is_time, new, rests, said, statuses
+from tests.server.acceptance.saying import detail, heard, is_time, new, rests, rows, said, statuses
 from tests.server.acceptance.serving import Server, eventually, near, run
 from tests.server.gates import GATES
 
@@ -56,10 +56,10 @@ async def test_t02_config_and_context_reach_the_graph(server: Server) -> None:
         thread_id = await new(client)
         values = await client.runs.wait(thread_id, "aware", input={}, context={"mood": "calm"})
         assert values == {"heard": ["mood=calm", "tone=None"]}
-        values = await client.runs.wait(
+        toned: Any = await client.runs.wait(
             thread_id, "aware", input={}, config={"configurable": {"tone": "low"}}
         )
-        assert values["heard"][1] == "tone=low"
+        assert toned["heard"][1] == "tone=low"
         with pytest.raises(Exception, match="GraphRecursionError"):
             await client.runs.wait(thread_id, "walk", input={"steps": 9}, config={"recursion_limit": 3})
 
@@ -110,7 +110,7 @@ async def test_t09_a_run_is_created_joined_listed_and_deleted(server: Server) ->
         assert await client.runs.list(thread_id, limit=1, offset=1) == [first]
         assert await client.runs.list(thread_id, status="success") == [second, first]
         assert await client.runs.list(thread_id, status="pending") == []
-        assert await client.runs.list(thread_id, select=["run_id", "status"], limit=1) == [
+        assert rows(await client.runs.list(thread_id, select=["run_id", "status"], limit=1)) == [
             {"run_id": second["run_id"], "status": "success"}
         ]
         await client.runs.delete(thread_id, first["run_id"])
@@ -250,7 +250,7 @@ async def test_t17_a_run_without_a_thread_leaves_none(server: Server) -> None:
         values = await client.runs.wait(None, "chat", input=said("alone"), on_run_created=told.append)
         assert heard(values) == ["alone", "echo alone"]
         made = await client.runs.create(None, "chat", input=said("alone"))
-        batch = [{"assistant_id": "chat", "input": said(text)} for text in "ab"]
+        batch: list[Any] = [{"assistant_id": "chat", "input": said(text)} for text in "ab"]
         together = await client.runs.create_batch(batch)
         assert len({one["run_id"] for one in together}) == 2
         gone = [told[0]["thread_id"], made["thread_id"], *(one["thread_id"] for one in together)]

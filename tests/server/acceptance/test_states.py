@@ -6,6 +6,7 @@ Covers perdure.server.routes.states, perdure.server.state_snapshots.
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 from langgraph_sdk.errors import (
@@ -14,7 +15,7 @@ from langgraph_sdk.errors import (
     NotFoundError,
 )
 
-from tests.server.acceptance.saying import detail, heard, is_time, new, parts, said
+from tests.server.acceptance.saying import detail, heard, is_time, new, parts, row, rows, said
 from tests.server.acceptance.serving import Server, run
 
 STATE = {
@@ -36,7 +37,7 @@ TASK = {"id", "name", "path", "error", "interrupts", "checkpoint", "state", "res
 async def test_t07_a_state_has_all_that_clients_read(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)
-        empty = await client.threads.get_state(thread_id)
+        empty = row(await client.threads.get_state(thread_id))
         assert empty == {
             "values": {},
             "next": [],
@@ -52,7 +53,7 @@ async def test_t07_a_state_has_all_that_clients_read(server: Server) -> None:
         assert await client.threads.get_history(thread_id) == []
         await client.runs.wait(thread_id, "chat", input=said("hello"))
         (made,) = await client.runs.list(thread_id)
-        history = await client.threads.get_history(thread_id)
+        history = rows(await client.threads.get_history(thread_id))
         assert [s["metadata"]["step"] for s in history] == [1, 0, -1]
         assert [s["metadata"]["source"] for s in history] == ["loop", "loop", "input"]
         assert [s["next"] for s in history] == [[], ["talk"], ["__start__"]]
@@ -73,10 +74,10 @@ async def test_t07_a_state_has_all_that_clients_read(server: Server) -> None:
         (task,) = history[1]["tasks"]
         assert set(task) == TASK
         assert (task["name"], task["error"], task["interrupts"]) == ("talk", None, [])
-        assert await client.threads.get_state(thread_id) == history[0]
+        assert row(await client.threads.get_state(thread_id)) == history[0]
         old = history[1]
-        assert await client.threads.get_state(thread_id, old["checkpoint"]) == old
-        assert await client.threads.get_state(thread_id, checkpoint_id=old["checkpoint_id"]) == old
+        assert row(await client.threads.get_state(thread_id, old["checkpoint"])) == old
+        assert row(await client.threads.get_state(thread_id, checkpoint_id=old["checkpoint_id"])) == old
 
 
 @run
@@ -85,25 +86,26 @@ async def test_t07_a_state_edited_in_the_past_is_a_fork_that_a_run_goes_on(serve
         thread_id = await new(client)
         for text in ("one", "two"):
             await client.runs.wait(thread_id, "chat", input=said(text))
-        history = await client.threads.get_history(thread_id, limit=50)
+        history = rows(await client.threads.get_history(thread_id, limit=50))
         old = next(s for s in history if heard(s["values"]) == ["one", "echo one"] and not s["next"])
-        forked = await client.threads.update_state(
+        update = client.threads.update_state(
             thread_id,
             said("instead"),
             as_node="__start__",
             checkpoint=old["checkpoint"],
         )
+        forked = row(await update)
         assert forked["checkpoint"]["thread_id"] == thread_id
         assert forked["checkpoint_id"] == forked["checkpoint"]["checkpoint_id"]
         assert forked["configurable"]["checkpoint_id"] == forked["checkpoint_id"]
-        state = await client.threads.get_state(thread_id, forked["checkpoint"])
+        state = row(await client.threads.get_state(thread_id, forked["checkpoint"]))
         assert state["metadata"]["source"] == "update"
         assert state["parent_checkpoint"]["checkpoint_id"] == old["checkpoint_id"]
         assert state["next"] == ["talk"]
-        at = {k: v for k, v in forked["checkpoint"].items() if k != "thread_id"}
+        at: Any = {k: v for k, v in forked["checkpoint"].items() if k != "thread_id"}
         values = await client.runs.wait(thread_id, "chat", input=None, checkpoint=at)
         assert heard(values) == ["one", "echo one", "instead", "echo instead"]
-        history = await client.threads.get_history(thread_id, limit=50)
+        history = rows(await client.threads.get_history(thread_id, limit=50))
         ids = [s["checkpoint_id"] for s in history]
         assert ids == sorted(ids, reverse=True)
         children = [
@@ -120,7 +122,7 @@ async def test_t07_a_run_on_an_old_checkpoint_begins_a_branch(server: Server) ->
         thread_id = await new(client)
         for text in ("one", "two"):
             await client.runs.wait(thread_id, "chat", input=said(text))
-        history = await client.threads.get_history(thread_id, limit=50)
+        history = rows(await client.threads.get_history(thread_id, limit=50))
         old = next(s for s in history if heard(s["values"]) == ["one", "echo one"] and not s["next"])
         told = await parts(
             client.runs.stream(thread_id, "chat", input=said("other"), checkpoint_id=old["checkpoint_id"])
@@ -172,7 +174,7 @@ async def test_q01_history_before_takes_an_id_a_reference_and_a_config(server: S
     async with server.client() as client, server.http() as http:
         thread_id = await new(client)
         await client.runs.wait(thread_id, "chat", input=said("hello"))
-        history = await client.threads.get_history(thread_id)
+        history = rows(await client.threads.get_history(thread_id))
         newest = history[0]["checkpoint"]
         assert await client.threads.get_history(thread_id, before=newest["checkpoint_id"]) == history[1:]
         assert await client.threads.get_history(thread_id, before=newest) == history[1:]
@@ -194,20 +196,20 @@ async def test_q01_history_of_a_subgraph(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)
         await client.runs.wait(thread_id, "nested", input=said("hello"))
-        (task,) = (await client.threads.get_state(thread_id))["tasks"]
+        (task,) = row(await client.threads.get_state(thread_id))["tasks"]
         assert task["state"] is None
         namespace = task["checkpoint"]["checkpoint_ns"]
         assert namespace.startswith("inner:")
-        (task,) = (await client.threads.get_state(thread_id, subgraphs=True))["tasks"]
+        (task,) = row(await client.threads.get_state(thread_id, subgraphs=True))["tasks"]
         below = task["state"]
         assert below["next"] == ["ask"]
         assert below["checkpoint"]["checkpoint_ns"] == namespace
         assert below["tasks"][0]["interrupts"][0]["value"] == "deep?"
-        at = {"checkpoint_ns": namespace, "thread_id": thread_id}
-        history = await client.threads.get_history(thread_id, checkpoint=at)
+        at: Any = {"checkpoint_ns": namespace, "thread_id": thread_id}
+        history = rows(await client.threads.get_history(thread_id, checkpoint=at))
         assert history[0]["checkpoint_id"] == below["checkpoint_id"]
         assert {s["checkpoint"]["checkpoint_ns"] for s in history} == {namespace}
-        there = await client.threads.get_state(thread_id, below["checkpoint"])
+        there = row(await client.threads.get_state(thread_id, below["checkpoint"]))
         assert there["values"] == below["values"]
 
 
@@ -216,18 +218,19 @@ async def test_q03_only_what_is_selected_is_answered(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)
         await client.runs.wait(thread_id, "walk", input={"steps": 2, "pause": 0})
-        whole = await client.threads.get_state(thread_id)
-        assert await client.threads.get_state(thread_id, select=["values.trail", "next"]) == {
+        whole = row(await client.threads.get_state(thread_id))
+        assert row(await client.threads.get_state(thread_id, select=["values.trail", "next"])) == {
             "values": {"trail": [0, 1]},
             "next": [],
         }
         at = whole["checkpoint"]
-        assert await client.threads.get_state(thread_id, at, select=["values"]) == {"values": whole["values"]}
+        some = row(await client.threads.get_state(thread_id, at, select=["values"]))
+        assert some == {"values": whole["values"]}
         by_id = await client.threads.get_state(
             thread_id, checkpoint_id=at["checkpoint_id"], select=["checkpoint"]
         )
-        assert by_id == {"checkpoint": at}
-        history = await client.threads.get_history(thread_id, select=["values.trail"])
+        assert row(by_id) == {"checkpoint": at}
+        history = rows(await client.threads.get_history(thread_id, select=["values.trail"]))
         assert history[0] == {"values": {"trail": [0, 1]}}
         assert all(set(state) <= {"values"} for state in history)
 

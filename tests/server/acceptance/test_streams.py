@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from langgraph_sdk.schema import StreamMode
 
 from perdure.runtime import Runtime
 from tests.server.acceptance.saying import heard, names, new, parts, said
@@ -30,7 +31,7 @@ TOLD: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("mode", TOLD)
 @run
 async def test_t03_a_mode_tells_its_events_after_metadata_and_before_the_end(
-    server: Server, mode: str
+    server: Server, mode: StreamMode
 ) -> None:
     graph, given, expected = TOLD[mode]
     async with server.client() as client:

@@ -6,6 +6,7 @@ Covers perdure.server.routes.threads.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from langgraph_sdk.errors import (
     UnprocessableEntityError,
 )
 
-from tests.server.acceptance.saying import detail, heard, is_time, names, new, parts, said
+from tests.server.acceptance.saying import detail, heard, is_time, names, new, parts, row, rows, said
 from tests.server.acceptance.serving import Server, eventually, near, run
 
 THREAD = {
@@ -36,7 +37,7 @@ THREAD = {
 @run
 async def test_t01_a_thread_is_created_read_patched_and_deleted(server: Server) -> None:
     async with server.client() as client:
-        made = await client.threads.create(metadata={"who": "ada"}, graph_id="chat")
+        made = row(await client.threads.create(metadata={"who": "ada"}, graph_id="chat"))
         assert set(made) == THREAD
         assert made["status"] == "idle"
         assert made["values"] is None
@@ -49,8 +50,10 @@ async def test_t01_a_thread_is_created_read_patched_and_deleted(server: Server) 
         assert patched["metadata"] == {"who": "ada", "graph_id": "chat", "mood": "calm"}
         assert patched["created_at"] == made["created_at"]
         assert patched["updated_at"] > made["updated_at"]
-        assert await client.threads.update(thread_id, metadata={"mood": "glad"}, return_minimal=True) is None
-        assert (await client.threads.get(thread_id))["metadata"]["mood"] == "glad"
+        # For mypy, what returns None has no result.
+        update: Callable[..., Awaitable[Any]] = client.threads.update
+        assert await update(thread_id, metadata={"mood": "glad"}, return_minimal=True) is None
+        assert row(await client.threads.get(thread_id))["metadata"]["mood"] == "glad"
         await client.threads.delete(thread_id)
         for ask in (client.threads.get, client.threads.get_state, client.threads.get_history):
             with pytest.raises(NotFoundError, match=thread_id):
@@ -111,7 +114,7 @@ async def test_t01_threads_are_found_by_metadata_values_status_and_id(server: Se
             select=["thread_id", "status"],
             extract={"last": "values.messages[-1].content", "none": "values.nothing[3]"},
         )
-        assert shown == [
+        assert rows(shown) == [
             {
                 "thread_id": made[2],
                 "status": "interrupted",
@@ -148,7 +151,7 @@ async def test_t01_the_first_run_writes_whose_thread_it_is(server: Server) -> No
     async with server.client() as client:
         thread_id = await new(client)
         await client.runs.wait(thread_id, "chat", input=said("hello"))
-        thread = await client.threads.get(thread_id)
+        thread = row(await client.threads.get(thread_id))
         assert thread["metadata"]["graph_id"] == "chat"
         assistant = str(uuid.uuid5(uuid.UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8"), "chat"))
         assert thread["metadata"]["assistant_id"] == assistant
@@ -168,8 +171,8 @@ async def test_t01_threads_are_copied_and_pruned(server: Server) -> None:
         await client.threads.copy(thread_id)
         found = {t["thread_id"] for t in await client.threads.search(metadata=mark)}
         (copy_id,) = found - {thread_id}
-        before = await client.threads.get_history(thread_id, limit=50)
-        after = await client.threads.get_history(copy_id, limit=50)
+        before = rows(await client.threads.get_history(thread_id, limit=50))
+        after = rows(await client.threads.get_history(copy_id, limit=50))
         assert [s["checkpoint_id"] for s in after] == [s["checkpoint_id"] for s in before]
         assert {s["checkpoint"]["thread_id"] for s in after} == {copy_id}
         assert (await client.threads.get(copy_id))["status"] == "idle"
@@ -192,7 +195,7 @@ async def test_t01_threads_are_copied_and_pruned(server: Server) -> None:
 async def test_t01_a_thread_can_begin_with_supersteps_and_have_a_time_to_live(server: Server) -> None:
     async with server.client() as client:
         replayed = {"messages": [{"role": "ai", "content": "replayed"}]}
-        steps = [
+        steps: list[dict[str, Sequence[dict[str, Any]]]] = [
             {"updates": [{"values": said("past"), "as_node": "__start__"}]},
             {"updates": [{"values": replayed, "as_node": "talk"}]},
         ]
@@ -204,7 +207,7 @@ async def test_t01_a_thread_can_begin_with_supersteps_and_have_a_time_to_live(se
         await client.runs.wait(thread_id, "chat", input=said("now"))
         assert heard((await client.threads.get_state(thread_id))["values"])[2:] == ["now", "echo now"]
         assert "ttl" not in await client.threads.get(thread_id)
-        ttl = (await client.threads.get(thread_id, include=["ttl"]))["ttl"]
+        ttl = row(await client.threads.get(thread_id, include=["ttl"]))["ttl"]
         assert (ttl["strategy"], ttl["ttl_minutes"]) == ("delete", 30)
         assert is_time(ttl["expires_at"])
         with pytest.raises(UnprocessableEntityError):
@@ -245,7 +248,7 @@ async def test_t24_a_thread_id_may_have_any_character_on_every_route(server: Ser
         assert (await client.runs.get(thread_id, run_id))["run_id"] == run_id
         again = await parts(client.runs.join_stream(thread_id, run_id, last_event_id="-1"))
         assert names(again) == names(told)
-        state = await client.threads.get_state(thread_id)
+        state: Any = await client.threads.get_state(thread_id)
         assert state["checkpoint"]["thread_id"] == thread_id
         assert await client.threads.get_state(thread_id, state["checkpoint"]) == state
         assert await client.threads.get_state(thread_id, checkpoint_id=state["checkpoint_id"]) == state
@@ -335,6 +338,6 @@ async def test_q15_ids_that_are_no_uuids_are_taken_and_a_run_can_make_the_thread
             return (await client.threads.get(thread_id))["status"] == "idle"
 
         await eventually(is_idle)
-        thread = await client.threads.get(thread_id)
+        thread = row(await client.threads.get(thread_id))
         assert heard(thread["values"]) == ["hello", "echo hello"]
         assert thread["metadata"]["graph_id"] == "chat"

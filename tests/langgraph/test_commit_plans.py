@@ -1,4 +1,7 @@
-"""A checkpoint of which a channel is replayed from many writes: its commit stays small, and proves them."""
+"""A checkpoint of which a channel is replayed from many writes: its commit stays small, and proves them.
+
+Covers perdure.engine.drafts.
+"""
 
 from __future__ import annotations
 

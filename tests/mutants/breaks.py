@@ -14,6 +14,7 @@ import pytest
 
 from perdure.engine import checkpoints, history
 from perdure.engine.thread_view import View
+from perdure.errors import Conflict
 from perdure.langgraph import translate
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord
@@ -115,8 +116,8 @@ def references_of_the_parent(patch: pytest.MonkeyPatch) -> None:
     real = translate.to_record
     made: dict[tuple[str, str], CheckpointRecord] = {}
 
-    def to_record(*args: Any, base: CheckpointRecord | None) -> CheckpointRecord:
-        record, new_versions = real(*args, base=base), args[-1]
+    def to_record(*args: Any, **named: Any) -> CheckpointRecord:
+        record, new_versions = real(*args, **named), args[-1]
         parent = made.get((record.namespace, record.parent_id or ""))
         if parent is not None:
             taken = {c: r for c, r in parent.refs.items() if c in record.refs and c not in new_versions}
@@ -129,7 +130,7 @@ def references_of_the_parent(patch: pytest.MonkeyPatch) -> None:
 
 def memory_believed(patch: pytest.MonkeyPatch) -> None:
     """A remembered view of the thread refuses a write by itself."""
-    patch.setattr(checkpoints, "confirmed", lambda view, decide: view)
+    patch.setattr(checkpoints, "Conflict", type("Other", (Conflict,), {}))
 
 
 def generations_return(patch: pytest.MonkeyPatch) -> None:

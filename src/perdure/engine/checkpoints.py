@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeGuard
 
 from perdure.engine import arrival_leftovers, transfer_claim
-from perdure.engine.steering import Taking, ops_of
+from perdure.engine.drafts import CheckpointDrafts, WriteDrafts
+from perdure.engine.steering import Taking
 from perdure.engine.thread_view import (
     HeadView,
     View,
@@ -22,7 +24,7 @@ from perdure.engine.thread_view import (
     unwritten,
     view_items,
 )
-from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, confirmed, retrying
+from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, retrying
 from perdure.errors import Conflict, Contention, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
@@ -31,20 +33,6 @@ from perdure.model.program import Effect, Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
 from perdure.model.versions import successor
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A write encoded under a collection generation: its references, and the chunks it adds.
-
-    ``checks`` prove that chunks it refers to and does not add are stored; ``folded`` that the writes on its
-    parent exist from which it is replayed."""
-
-    chunks: Mapping[bytes, bytes]
-    checkpoint: CheckpointRecord | None = None
-    writes: tuple[PendingWrite, ...] = ()
-    checks: tuple[Check, ...] = ()
-    folded: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +100,17 @@ class CheckpointPut:
     """Put of a checkpoint that also moves the head of its namespace to it.
 
     Attributes:
-        plan: encodes the checkpoint for a thread as it was seen, under a collection generation and a sequence
-            number. It may look up what the checkpoint is built on, and is called again if another write or a
-            collection came between.
         before: the checkpoint that the loop stored last.
         first_version: start of the versions and generations of a new thread, so that a thread that was
             deleted and made again has neither the versions nor the chunks of its past.
         met_in: the generation in which the loop loaded or stored what it builds on.
-        before_load: called before the thread is read for the plan.
         taking: messages that the run takes with what it stores.
         on_older: called if records that were known to be stored are missing: the database came back older.
     """
 
     partition: Partition
     namespace: str
-    plan: Callable[[View, int, int], Program[Draft]]
+    plan: CheckpointDrafts
     parent: str | None
     source: str | None
     loaded: LoadedHead | None
@@ -137,11 +121,12 @@ class CheckpointPut:
     first_version: int
     budget: Budget
     met_in: int
-    on_older: Callable[[], None]
-    before_load: Callable[[], None]
+    on_older: Callable[[Partition], None]
     taking: Taking | None = None
     planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
     """State after the commit in progress, if it is accepted."""
+    known: View | None = field(default=None, init=False)
+    """The thread as the caller remembers it."""
 
     def store(self, view: View | None) -> Program[tuple[View, CheckpointRecord]]:
         """Store the checkpoint and return the thread and the checkpoint as stored.
@@ -151,8 +136,9 @@ class CheckpointPut:
         Raises:
             HeadConflict: another run moved the head.
         """
-        known = confirmed(view, self._decide)
-        return retrying(self.partition, known, lambda: self._load(view), self._attempt)
+        self.known = view
+        stored = None if view is None else (yield from self._attempt(view))
+        return stored or (yield from retrying(self.partition, None, self._load, self._attempt))
 
     def is_committed_by(self, effect: Effect[Any]) -> TypeGuard[Commit]:
         """Return True if this commit stores the checkpoint, and nothing was staged for it."""
@@ -161,14 +147,11 @@ class CheckpointPut:
         key = self.namespace, self.planned[1].id
         return any(op.kind is CHECKPOINT and op.key == key and isinstance(op, Put) for op in effect.ops)
 
-    def _load(self, known: View | None) -> Program[View]:
-        self.before_load()
-        view = yield from load_view(self.partition, self.namespace)
-        if known is not None and is_older(known, view):
-            self.on_older()
-        return view
+    def _load(self) -> Program[View]:
+        self.plan.freeze()
+        return _loaded(self, self.namespace)
 
-    def _decide(self, view: View) -> tuple[tuple[Op, ...], int, Verdict]:
+    def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
         checks, generation = _guarded(self.partition, view, self.epoch, self.first_version)
         head, parent = view.head, self.parent
         verdict = judge(
@@ -186,13 +169,16 @@ class CheckpointPut:
                 f"{head.checkpoint_id if head else None} while this one built on {parent}; nothing of this "
                 "step was stored. Load the thread again and repeat the call"
             )
-        return checks, generation, verdict
+        return checks, generation
 
     def _attempt(self, view: View) -> Program[tuple[View, CheckpointRecord] | None]:
         partition, namespace, parent, loaded = self.partition, self.namespace, self.parent, self.loaded
-        checks, generation, _ = self._decide(view)
+        decided = _decided(self, view)
+        if decided is None:
+            return None
+        checks, generation = decided
         head = view.head
-        draft = yield from self.plan(view, generation, head.seq + 1 if head else 1)
+        draft = yield from self.plan.draft(view, generation, head.seq + 1 if head else 1)
         record = draft.checkpoint
         if record is None:
             raise ValueError("the plan of a put has a checkpoint")
@@ -225,12 +211,11 @@ class CheckpointPut:
         self.planned = after, record
         proof: list[Op] = [check for check in draft.checks if check not in parent_check]
         proof += draft.folded
-        proof += yield from ops_of(self.taking)
+        if self.taking is not None:
+            proof += yield from self.taking.ops()
         ops: list[Op] = [*checks, *parent_check, *proof, moved]
-        new = record.put()
-        outcome = yield from commit_with_chunks(
-            partition, [*ops, new._replace(expect=Expect.ABSENT)], chunks, self.budget
-        )
+        new = record.put(Expect.ABSENT)
+        outcome = yield from commit_with_chunks(partition, [*ops, new], chunks, self.budget)
         if not view.generation and not isinstance(outcome, Committed):
             yield from arrival_leftovers.clear(partition, self.first_version, self.budget)
         if outcome == Refused(CHECKPOINT, new.key):
@@ -242,7 +227,7 @@ class CheckpointPut:
             moved, after = self._moved_again(view, after, stored, moved)
             outcome = yield from commit_with_chunks(
                 partition,
-                [*raised, *parent_check, *proof, moved, record.put()._replace(expect=Expect.PRESENT)],
+                [*raised, *parent_check, *proof, moved, record.put(Expect.PRESENT)],
                 chunks,
                 self.budget,
             )
@@ -253,10 +238,10 @@ class CheckpointPut:
                 raise removed(partition, parent)
             if outcome.kind is WRITE:
                 if self.met_in == generation:
-                    self.on_older()
+                    self.on_older(partition)
                 raise unwritten(partition, parent)
             if _refuses(outcome, draft.checks):
-                self.on_older()
+                self.on_older(partition)
             return None
         if self.taking is not None:
             self.taking.stored()
@@ -311,29 +296,22 @@ class WritesPut:
         seen: versions of the slots that the writer's loop loaded, by task and index. A filled slot that is
             neither its own nor among them belongs to a rival run and raises ``HeadConflict``. With ``None``
             (a bare call without a load, or forks allowed) filled slots are kept, negative ones overwritten.
-        claim: demands that the head is as it was loaded or claimed, or has moved to ``child``.
-        child: returns the loop's own next checkpoint. It is called at the last moment, as a write may be
-            later than the put that consumed it.
-        before: returns the checkpoint that the loop stored last, if the writes belong to that one or to its
-            parent; called at the last moment. Without a claim it must still be stored, as the writes would
-            otherwise belong to a checkpoint that cannot be loaded.
+        claim: demands that the head is as it was loaded or claimed, or has moved to the loop's own next one.
         first_version, on_older: as for ``CheckpointPut``.
         taking: messages that the run takes with these writes.
     """
 
     partition: Partition
-    plan: Callable[[View, int], Draft]
+    plan: WriteDrafts
     seen: Mapping[tuple[str, int], int] | None
     claim: HeadClaim | None
-    child: Callable[[], str | None]
-    before: Callable[[], tuple[str, str] | None]
     epoch: int | None
     first_version: int
     budget: Budget
-    on_older: Callable[[], None]
+    on_older: Callable[[Partition], None]
     taking: Taking | None = None
 
-    _known: View | None = None
+    known: View | None = field(default=None, init=False)
 
     def store(self, view: View | None) -> Program[bool]:
         """Store the writes; ``view`` is the thread's root as the caller remembers it.
@@ -341,41 +319,41 @@ class WritesPut:
         Raises:
             HeadConflict: another run moved the head or filled a slot.
         """
-        self._known = confirmed(view, self._decide)
-        stored = yield from retrying(self.partition, self._known, lambda: self._load(view), self._attempt)
+        self.known = view
+        stored = None if view is None else (yield from self._attempt(view))
+        if stored is None:
+            stored = yield from retrying(self.partition, None, partial(_loaded, self, ROOT), self._attempt)
         if self.taking is not None:
             self.taking.stored()
         return stored
 
-    def _load(self, known: View | None) -> Program[View]:
-        view = yield from load_view(self.partition, ROOT)
-        if known is not None and is_older(known, view):
-            self.on_older()
-        return view
-
-    def _decide(self, view: View) -> tuple[tuple[Op, ...], int]:
+    def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
         claim = self.claim
-        if claim is not None and self.child() is None and not _holds(claim, view.head):
+        if claim is not None and self.plan.child() is None and not _holds(claim, view.head):
             raise outrun(self.partition, claim.checkpoint_id)
-        return _guarded(self.partition, view, self.epoch, self.first_version)
+        checks, generation = _guarded(self.partition, view, self.epoch, self.first_version)
+        if claim is not None and view.head is not None and _holds(claim, view.head):
+            checks = (*checks, _claiming(claim, view.head))
+        return checks, generation
 
     def _attempt(self, view: View) -> Program[bool | None]:
         partition, claim = self.partition, self.claim
-        checks, generation = self._decide(view)
-        head = view.head
-        if claim is not None and head is not None and _holds(claim, head):
-            checks = (*checks, _claiming(claim, head))
-        elif claim is not None and (own := self.child()) is not None:
+        decided = _decided(self, view)
+        if decided is None:
+            return None
+        checks, generation = decided
+        if claim is not None and not _holds(claim, view.head) and (own := self.plan.child()) is not None:
             (mine,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, own)),)))
-            if not mine and view is self._known:
+            if not mine and view is self.known:
                 return None
             if not mine:
                 raise outrun(partition, claim.checkpoint_id)
-        draft = self.plan(view, generation)
-        before = self.before() if claim is None else None
+        draft = self.plan.draft(view, generation)
+        before = self.plan.before() if claim is None else None
         is_there = () if before is None else (Check(CHECKPOINT, before, Expect.PRESENT),)
         checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
-        checks = (*checks, *(yield from ops_of(self.taking)))
+        if self.taking is not None:
+            checks = (*checks, *(yield from self.taking.ops()))
         ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
         chunks = chunk_puts(draft.chunks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
@@ -383,22 +361,38 @@ class WritesPut:
             return True
         if not view.generation:
             yield from arrival_leftovers.clear(partition, self.first_version, self.budget)
-        if before is not None and outcome == Refused(CHECKPOINT, before) and self.before() == before:
+        if before is not None and outcome == Refused(CHECKPOINT, before) and self.plan.before() == before:
             raise removed(partition, before[1])
         if outcome.kind is not WRITE:
             if _refuses(outcome, draft.checks):
-                self.on_older()
+                self.on_older(partition)
             return None
         answers = yield from ask(Fetch(partition, tuple(Get(WRITE, w.key) for w in draft.writes)))
+        ops = self._over(draft.writes, answers, checks, generation)
+        outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
+        return True if isinstance(outcome, Committed) else None
+
+    def _over(
+        self,
+        writes: Sequence[PendingWrite],
+        answers: Sequence[tuple[Record, ...]],
+        checks: tuple[Op, ...],
+        generation: int,
+    ) -> list[Op]:
+        """Return the operations that store writes of which some slots are filled.
+
+        Raises:
+            HeadConflict: another run filled one.
+        """
         puts: list[Op] = []
-        for write, answer in zip(draft.writes, answers, strict=True):
+        for write, answer in zip(writes, answers, strict=True):
             if not answer:
                 puts.append(write.put(expect=Expect.ABSENT))
                 continue
             stored = PendingWrite.read(answer[0])
             if _is_foreign(stored, write, self.seen):
                 raise HeadConflict(
-                    f"thread {partition.thread!r}: another run has already written task {write.task_id} "
+                    f"thread {self.partition.thread!r}: another run has already written task {write.task_id} "
                     f"of checkpoint {write.checkpoint_id}; nothing of this write was stored. Load the "
                     "thread again and repeat the call"
                 )
@@ -407,8 +401,7 @@ class WritesPut:
                 if not are_of_one_run(stored.nonce, write.nonce):
                     puts.append(stored.aside.put())
                 checks = _raising(checks, generation, write.task_id)
-        outcome = yield from commit_with_chunks(partition, [*checks, *puts], chunks, self.budget)
-        return True if isinstance(outcome, Committed) else None
+        return [*checks, *puts]
 
 
 def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
@@ -422,6 +415,24 @@ def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecor
         carried=stored.carried,
         seen=tuple(dict.fromkeys(n for n in nonces if n and n != record.nonce)),
     )
+
+
+def _loaded(put: CheckpointPut | WritesPut, namespace: str) -> Program[View]:
+    view = yield from load_view(put.partition, namespace)
+    if put.known is not None and is_older(put.known, view):
+        put.on_older(put.partition)
+    return view
+
+
+def _decided(put: CheckpointPut | WritesPut, view: View) -> tuple[tuple[Op, ...], int] | None:
+    """Return the guards of a write and the generation to plan it under. ``None`` if a remembered view shows a
+    conflict: it may be out of date, so only a view that is read now may refuse a write."""
+    try:
+        return put.decide(view)
+    except Conflict:
+        if view is put.known:
+            return None
+        raise
 
 
 def _guarded(

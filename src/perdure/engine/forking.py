@@ -60,7 +60,7 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
         original = Check(CHECKPOINT, (ROOT, checkpoint_id), Expect.PRESENT)
         question = yield from _closed_question(partition)
         rewound = yield from _rewound_subgraphs(partition, checkpoint_id)
-        copy = record.put()._replace(expect=Expect.ABSENT)
+        copy = record.put(Expect.ABSENT)
         ops = (*guards(partition, view, None), original, question, moved, copy, *rewound)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return record.id

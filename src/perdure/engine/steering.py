@@ -49,11 +49,6 @@ def find_taken(partition: Partition, message_id: str) -> Program[tuple[Message, 
         before = found[-1].key
 
 
-def ops_of(taking: Taking | None) -> Program[tuple[Op, ...]]:
-    """Return what binds the messages of ``taking``, if there is any; see ``Taking.ops``."""
-    return () if taking is None else (yield from taking.ops())
-
-
 @dataclass(slots=True, eq=False)
 class Taking:
     """Messages that a held run has taken, and those that one of its tasks is about to.

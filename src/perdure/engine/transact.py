@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perdure.errors import Conflict, Contention, TooLarge
+from perdure.errors import Contention, TooLarge
 from perdure.model.ops import Check, Commit, Committed, Expect, Op, Put, Refused, Stage
 from perdure.model.program import Program, ask
 from perdure.model.records import CHUNK, GC, Partition
@@ -57,6 +57,12 @@ def commit_with_chunks(
     if budget.holds(whole := (*ops, *chunks)):
         outcome: Committed | Refused = yield Commit(partition, whole)
         return outcome
+    return (yield from _staged_commit(partition, ops, chunks, budget))
+
+
+def _staged_commit(
+    partition: Partition, ops: Sequence[Op], chunks: Sequence[Put], budget: Budget
+) -> Program[Committed | Refused]:
     # A thread without a generation is given one before anything is staged: a drop in between takes both, and
     # the commit is refused instead of referring to what is gone.
     born = next(
@@ -80,18 +86,6 @@ def commit_with_chunks(
     if batch:
         yield from ask(Stage(partition, tuple(batch)))
     return (yield from ask(Commit(partition, tuple(ops))))
-
-
-def confirmed(view: V | None, decide: Callable[[V], object]) -> V | None:
-    """Return a remembered view, ``None`` if it shows a conflict: it may be out of date, so only a view that
-    is read now may refuse a write."""
-    if view is None:
-        return None
-    try:
-        decide(view)
-    except Conflict:
-        return None
-    return view
 
 
 def retrying(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 
-from perdure.engine.checkpoints import Draft
+from perdure.engine.drafts import Draft
 from perdure.engine.thread_view import View
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate, value_errors
@@ -160,8 +160,9 @@ class CheckpointPlan:
                         self.metadata,
                         self.new_versions,
                         base=base,
+                        schema=self.migration.schema.version,
                     )
-                    return record.moved(schema=self.migration.schema.version, carried=carried(encoding.write))
+                    return record if carried is None else record.moved(carried=carried(encoding.write))
                 except (TypeNotAllowed, Unserialisable) as error:
                     values = checkpoint["channel_values"].items()
                     raise value_errors.on_write(encoder.serde, error, values) from error
@@ -199,9 +200,9 @@ class CheckpointPlan:
 
     def _crossed(
         self, base: CheckpointRecord | None, place: translate.CheckpointPosition
-    ) -> Program[Callable[[Callable[[Any], bytes]], dict[str, Carried]]]:
-        """Return what makes the history that the checkpoint carries over, if an older schema version stored
-        what it is built on."""
+    ) -> Program[Callable[[Callable[[Any], bytes]], dict[str, Carried]] | None]:
+        """Return what makes the history that the checkpoint carries over, ``None`` unless an older schema
+        version stored what it is built on."""
         loop, migration = self.loop, self.migration
         older = base
         if older is None and migration.schema.version > UNVERSIONED and self.beside is None:
@@ -210,7 +211,7 @@ class CheckpointPlan:
             if older is None:
                 older = yield from self._stored(name)
         if older is None or not migration.is_due(older):
-            return lambda _: {}
+            return None
         deltas = translate.delta_channels(self.metadata).keys() - self.checkpoint["channel_values"].keys()
         new = older.moved(
             id=self.checkpoint["id"],

@@ -10,7 +10,6 @@ is not notified any sooner. A put that no other write carries makes a commit of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -52,6 +51,9 @@ def may_be_carried(at: Address, loop: Loop | None, source: object) -> bool:
     )
 
 
+_Place = tuple[asyncio.AbstractEventLoop, Partition]
+
+
 class PreparedWrite(NamedTuple):
     """A write whose program has been run up to its commit."""
 
@@ -75,29 +77,41 @@ class Opening:
         put: The put of the input, already planned.
         lead: Its program, up to the commit.
         driver: The backend that stores it.
-        over: Called when the opening ends, also after an error.
+        under_way: The openings, of which this is one until it ends, also by an error.
+        place: Its place among them.
     """
 
+    __slots__ = (
+        "_budget", "_driver", "_error", "_is_open", "_is_sent", "_is_together", "_over", "_parts", "_place",
+        "_under_way", "base", "view",
+    )  # fmt: skip
+
     def __init__(
-        self, put: CheckpointPut, lead: PreparedWrite, driver: Driver, over: Callable[[], object]
-    ) -> None:
+        self, put: CheckpointPut, lead: PreparedWrite, driver: Driver, under_way: dict[_Place, Opening],
+        place: _Place,
+    ) -> None:  # fmt: skip
         if put.planned is None:
             raise ValueError("a put has planned what it commits")
         self.view, self.base = put.planned
         self._driver = driver
         self._budget = put.budget
-        self._over = over
+        self._under_way = under_way
+        self._place = place
+        under_way[place] = self
         self._parts = [lead]
         self._is_open = True
         self._is_sent = False
         self._is_together = False
-        self._settled = asyncio.Event()
+        self._over: asyncio.Event | None = None
         self._error: Exception | None = None
 
     async def is_carried(self) -> bool:
         """Wait a moment for a write that carries the put. If none comes, the put makes its own commit."""
         try:
-            await self._while(lambda: len(self._parts) == 1)
+            for _ in range(_ROUNDS):
+                if len(self._parts) > 1:
+                    break
+                await asyncio.sleep(0)
         finally:
             if len(self._parts) == 1:
                 self._end()
@@ -120,7 +134,10 @@ class Opening:
         self._parts.append(PreparedWrite(program, effect))
         if not is_last:
             try:
-                await self._while(lambda: not self._is_sent)
+                for _ in range(_ROUNDS):
+                    if self._is_sent:
+                        break
+                    await asyncio.sleep(0)
             except BaseException:
                 if not self._is_sent:
                     self._fail(_cancelled())
@@ -132,15 +149,11 @@ class Opening:
 
     async def settled(self) -> None:
         """Return when the put is durable, or raise the error with which it failed."""
-        await self._settled.wait()
+        if self._under_way.get(self._place) is self:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
         if self._error is not None:
             raise self._error
-
-    async def _while(self, waiting: Callable[[], bool]) -> None:
-        for _ in range(_ROUNDS):
-            if not waiting():
-                return
-            await asyncio.sleep(0)
 
     async def _send(self) -> None:
         """Store all that has joined, or the put alone if they do not fit in one commit."""
@@ -181,8 +194,10 @@ class Opening:
 
     def _end(self) -> None:
         self._is_open = False
-        self._over()
-        self._settled.set()
+        if self._under_way.get(self._place) is self:
+            del self._under_way[self._place]
+        if self._over is not None:
+            self._over.set()
 
 
 class Openings:
@@ -190,7 +205,7 @@ class Openings:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._openings: dict[tuple[asyncio.AbstractEventLoop, Partition], Opening] = {}
+        self._openings: dict[_Place, Opening] = {}
 
     def of(self, at: Address) -> Opening | None:
         """Return the opening of which a write at this address is a part."""
@@ -206,10 +221,7 @@ class Openings:
         effect = next(program)
         at = asyncio.get_running_loop(), put.partition
         if put.is_committed_by(effect) and at not in self._openings:
-            opening = Opening(
-                put, PreparedWrite(program, effect), self._driver, lambda: self._openings.pop(at, None)
-            )
-            self._openings[at] = opening
+            opening = Opening(put, PreparedWrite(program, effect), self._driver, self._openings, at)
             if await opening.is_carried():
                 return
         await arun(program, self._driver, effect)

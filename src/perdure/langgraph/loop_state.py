@@ -53,9 +53,10 @@ class Loop:
     def note(self, checkpoint_id: str, writes: Iterable[PendingWrite]) -> None:
         """Remember that writes of a checkpoint are stored."""
         noted = self.written.setdefault(checkpoint_id, [])
-        noted.extend((write.key, write.channel) for write in writes if write.idx >= 0)
-        for older in list(self.written)[:-_WRITTEN_MAX]:
-            self.written.pop(older, None)
+        noted += [(write.key, write.channel) for write in writes if write.idx >= 0]
+        if len(self.written) > _WRITTEN_MAX:
+            for older in list(self.written)[:-_WRITTEN_MAX]:
+                self.written.pop(older, None)
 
     def refuse_if_lost(self) -> None:
         """Raise the error with which this loop lost a race, if it lost one."""

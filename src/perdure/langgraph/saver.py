@@ -191,9 +191,12 @@ class PerdureSaver(SaverPrograms):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
-        with _Reporting(at):
+        try:
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
             run(self._store(put, plan), self._driver)
+        except Exception as error:
+            _report(at, error)
+            raise
         return translate.stored_config(at, checkpoint["id"])
 
     async def aput(
@@ -205,8 +208,14 @@ class PerdureSaver(SaverPrograms):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
-        with _Reporting(at), self._steps.putting(at, checkpoint["id"]):
+        putting = self._steps.putting(at, checkpoint["id"])
+        try:
             await self._aput(at, config, checkpoint, metadata, new_versions)
+        except Exception as error:
+            _report(at, error)
+            raise
+        finally:
+            putting.end()
         return translate.stored_config(at, checkpoint["id"])
 
     async def _aput(
@@ -240,10 +249,13 @@ class PerdureSaver(SaverPrograms):
     ) -> None:
         """Store the writes of a task on the checkpoint at which its step began."""
         at = self._address(config)
-        with _Reporting(at):
+        try:
             plan = self._plan_writes(at, writes, task_id, task_path)
             run(self._put_writes(at, plan), self._driver)
             plan.raise_refused()
+        except Exception as error:
+            _report(at, error)
+            raise
 
     async def aput_writes(
         self,
@@ -254,8 +266,11 @@ class PerdureSaver(SaverPrograms):
     ) -> None:
         """Store the writes of a task on the checkpoint at which its step began."""
         at = self._address(config)
-        with _Reporting(at):
+        try:
             await self._aput_writes(at, self._plan_writes(at, writes, task_id, task_path))
+        except Exception as error:
+            _report(at, error)
+            raise
 
     async def _aput_writes(self, at: Address, plan: WritesPlan) -> None:
         opening = self._openings.of(at)
@@ -326,18 +341,7 @@ class PerdureSaver(SaverPrograms):
         await arun(self._prune(thread_ids, strategy, keep_last), self._driver)
 
 
-class _Reporting:
-    """Passes the error of a write on to the nodes that wait for a checkpoint: after it none is stored."""
-
-    __slots__ = ("_at",)
-
-    def __init__(self, at: Address) -> None:
-        self._at = at
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        thread = self._at.thread
-        if isinstance(error, Exception) and thread is not None and thread.stored is not None:
-            thread.stored.fail(self._at.named or ROOT, error)
+def _report(at: Address, error: Exception) -> None:
+    """Pass the error of a write on to the nodes that wait for a checkpoint: after it none is stored."""
+    if at.thread is not None and at.thread.stored is not None:
+        at.thread.stored.fail(at.named or ROOT, error)

@@ -286,7 +286,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         put = checkpoints.CheckpointPut(
             partition,
             namespace,
-            plan=plan.draft,
+            plan=plan,
             parent=parent,
             source=source,
             loaded=None if loop is None else loop.loaded,
@@ -297,8 +297,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             first_version=self._first_version(),
             budget=self._budget,
             met_in=0 if loop is None else loop.generation,
-            on_older=lambda: self._report_older(partition),
-            before_load=plan.freeze,
+            on_older=self._report_older,
             taking=None if at.thread is None or namespace != ROOT else at.thread.taking,
         )
         return put, plan
@@ -377,15 +376,13 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             loop.refuse_if_lost()
         put = checkpoints.WritesPut(
             partition,
-            plan=plan.draft,
+            plan=plan,
             seen=loop.seen if loop is not None and not self._fork else None,
             claim=self._claim(loop, namespace, plan.checkpoint_id),
-            child=plan.child,
-            before=plan.before,
             epoch=at.epoch,
             first_version=self._first_version(),
             budget=self._budget,
-            on_older=lambda: self._report_older(partition),
+            on_older=self._report_older,
             taking=_taken_with(at, plan),
         )
         try:

@@ -252,7 +252,8 @@ class Migration:
         """
         self.require_readable(partition, record, writes)
         if not self.is_due(record):
-            return record.moved(namespace=namespace), (yield from read_values(record, writes))
+            shown = record if record.namespace == namespace else record.moved(namespace=namespace)
+            return shown, (yield from read_values(record, writes))
         changes = self.schema.since(record.schema)
         moves = yield from self._moves(partition, record, writes, namespace)
         moved = self._moved_writes(writes, moves)

@@ -173,11 +173,14 @@ class Serde:
             TypeNotAllowed: The value contains a type that is not allowed.
             Unserialisable: The value could not be read back.
         """
-        if isinstance(value, dict | list | tuple):
-            with suppress(*_NOT_PLAIN):
-                return packed_plain(value)
         try:
-            return ormsgpack.packb(_detached(value), default=self._default, option=_PACK)
+            if isinstance(value, dict | list | tuple):
+                return packed_plain(value)
+            detached = value
+        except _NOT_PLAIN:
+            detached = _detached(value)
+        try:
+            return ormsgpack.packb(detached, default=self._default, option=_PACK)
         except _NOT_PLAIN as error:
             cause = _hook.failed()
             if isinstance(cause, TypeNotAllowed | Unserialisable):

@@ -45,22 +45,26 @@ class _HeldWrite:
 
 
 class _Putting:
-    """The time in which a checkpoint is being stored: entered once, it is over when it is left."""
+    """The time in which a checkpoint is being stored, until ``end``."""
 
     __slots__ = ("_over", "_puts", "_step")
 
-    def __init__(self, puts: dict[_Step, asyncio.Event], step: _Step) -> None:
+    def __init__(self, puts: dict[_Step, _Putting], step: _Step) -> None:
         self._puts = puts
         self._step = step
-        self._over = asyncio.Event()
+        self._over: asyncio.Event | None = None
+        puts[step] = self
 
-    def __enter__(self) -> None:
-        self._puts[self._step] = self._over
+    async def over(self) -> None:
+        """Return when the checkpoint has an outcome."""
+        self._over = self._over or asyncio.Event()
+        await self._over.wait()
 
-    def __exit__(self, *_: object) -> None:
-        if self._puts.get(self._step) is self._over:
+    def end(self) -> None:
+        if self._puts.get(self._step) is self:
             del self._puts[self._step]
-        self._over.set()
+        if self._over is not None:
+            self._over.set()
 
 
 class StepCommits:
@@ -69,19 +73,20 @@ class StepCommits:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._held: dict[_Step, list[_HeldWrite]] = {}
-        self._puts: dict[_Step, asyncio.Event] = {}
+        self._puts: dict[_Step, _Putting] = {}
 
     def putting(self, at: Address, checkpoint_id: str) -> _Putting:
-        """Return a context in which the writes on a checkpoint are held: it is being stored."""
+        """Hold the writes on a checkpoint from now on, until the returned object is ended: it is being
+        stored."""
         return _Putting(self._puts, _step(at, checkpoint_id))
 
     async def store_writes(self, at: Address, program: Program[None]) -> None:
         """Store a task's writes on the checkpoint of ``at``, by the put of the next one or by a commit of
         their own."""
         step = _step(at, at.checkpoint_id)
-        if step in self._puts:
+        if (putting := self._puts.get(step)) is not None:
             # What the put changes in the thread would refuse writes that are planned before.
-            await self._puts[step].wait()
+            await putting.over()
         effect = next(program)
         if isinstance(effect, Commit):
             held = _HeldWrite(program, effect)

@@ -28,7 +28,7 @@ from perdure.langgraph.loop_state import ThreadId, carried, plain
 from perdure.langgraph.serde import Serde
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.heads import ROOT
+from perdure.model.heads import ROOT, UNVERSIONED
 from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
@@ -163,6 +163,7 @@ def to_record(
     new_versions: ChannelVersions,
     *,
     base: CheckpointRecord | None,
+    schema: int = UNVERSIONED,
 ) -> CheckpointRecord:
     """Return the record of a checkpoint. Channels that ``base`` has at the same version keep its references.
 
@@ -177,6 +178,7 @@ def to_record(
         full: The metadata to persist.
         new_versions: The channels with new versions.
         base: The checkpoint whose references may be reused.
+        schema: The schema version of the application.
     """
     values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
     deltas = delta_channels(full)
@@ -226,6 +228,7 @@ def to_record(
         root=parents.get("") if isinstance(parents, dict) and place.namespace else None,
         root_head=place.root_head,
         deltas=tuple(c for c in deltas if c not in references),
+        schema=schema,
     )
 
 

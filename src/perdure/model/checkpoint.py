@@ -12,7 +12,7 @@ import ormsgpack
 from perdure.errors import Corrupt
 from perdure.model.checkpoint_times import time_of
 from perdure.model.heads import UNVERSIONED
-from perdure.model.ops import Put
+from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import CHECKPOINT, WRITE, Record
 from perdure.model.short_forms import (
     PLAIN_METADATA,
@@ -124,7 +124,7 @@ class CheckpointRecord(NamedTuple):
                 return None
         return at
 
-    def put(self) -> Put:
+    def put(self, expect: Expectation = Expect.ANY) -> Put:
         """Return the operation that stores it. A checkpoint stored again under its id replaces the first."""
         names = list(self.versions)
         place = {name: i for i, name in enumerate(names)}
@@ -158,6 +158,7 @@ class CheckpointRecord(NamedTuple):
                 "step": self.step,
             },
             body,
+            expect,
         )
 
     def last_elements(self) -> tuple[object, ...]:
@@ -293,14 +294,14 @@ class PendingWrite(NamedTuple):
         """Order in which a super-step applies its writes (LangGraph's ``writes_sort_key``)."""
         return (self.task_path, self.task_id, self.idx)
 
-    def put(self, **expect: Any) -> Put:
+    def put(self, expect: Expectation = Expect.ANY) -> Put:
         return Put(
             WRITE,
             self.key,
             {"channel": self.channel, "task_path": self.task_path, "nonce": self.nonce},
             self.ref,
-            version=self.version,
-            **expect,
+            expect,
+            self.version,
         )
 
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from perdure.model.program import Effect
@@ -87,6 +88,9 @@ class Check(NamedTuple):
 
 Op = Put | Delete | Check
 
+_place = itemgetter(0, 1)
+"""Kind and key of an operation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -126,7 +130,7 @@ class Commit(Effect[Committed | Refused]):
     ops: tuple[Op, ...]
 
     def __post_init__(self) -> None:
-        if len({op[:2] for op in self.ops}) != len(self.ops):
+        if len(set(map(_place, self.ops))) != len(self.ops):
             raise ValueError("a commit holds at most one operation a key")
 
 

@@ -75,6 +75,8 @@ def digests(packed: bytes) -> Iterator[bytes]:
 
 
 def varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return bytes((value,))
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

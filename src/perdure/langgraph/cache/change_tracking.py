@@ -16,9 +16,9 @@ import decimal
 import sys
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from operator import attrgetter, eq, is_, methodcaller, not_, setitem
+from operator import add, attrgetter, eq, is_, methodcaller, not_, setitem
 from sys import getrefcount
 from typing import Any, NamedTuple
 from weakref import getweakrefcount
@@ -53,90 +53,56 @@ _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
 
 
-class Template:
-    """Decoded elements that only the cache refers to. Immutable; ``extended`` makes another template.
+class Template(NamedTuple):
+    """Decoded elements that only the cache refers to, in columns. The cycle collector walks whatever lives as
+    long as a template, again and again: so the columns are tuples, of which it leaves out those that hold
+    nothing mutable.
 
     The containers inside are numbered in one sequence across all elements. Opaque elements, which contain
     something that is neither immutable nor a plain container, are left out: they are decoded every time.
+
+    Attributes:
+        values: the elements, ``None`` for opaque ones.
+        opaque: positions of these.
+        containers: all containers.
+        children: numbers of the containers that are inside others.
+        parents: numbers of those others.
+        keys: the keys in those others.
+        bare: elements that are containers themselves: position and number.
+        models: positions of the elements that are objects.
+        roots: number of the fields of each object; its extra fields have the number after it.
+        dicts: numbers of the dicts that are not empty.
+        names: keys of these, one dict after another.
+        sizes: number of keys of each.
+        lists: numbers of the lists that are not empty.
+        lengths: number of items of each.
+        empty: numbers of the dicts and lists that are empty.
     """
 
-    __slots__ = (
-        "_bare", "_children", "_classes", "_containers", "_dicts", "_empty", "_extras", "_given", "_keys",
-        "_lists", "_models", "_names", "_parents", "_roots", "_sizes", "opaque", "values",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self.opaque: list[int] = []
-        self._containers: list[Any] = []
-        # Positions of containers in others: a container's number, its parent's, and the key in the parent.
-        self._children: list[int] = []
-        self._parents: list[int] = []
-        self._keys: list[Any] = []
-        # Elements that are containers themselves, with their number.
-        self._bare: list[tuple[int, int]] = []
-        # Elements that are objects, and of each: its class, the numbers of its fields and of its extra
-        # fields, and the names of the fields that it was given.
-        self._models: list[int] = []
-        self._classes: list[type] = []
-        self._roots: list[int] = []
-        self._extras: list[int] = []
-        self._given: list[set[str]] = []
-        # Containers by kind: dicts that are not empty, lists that are not, and empty ones of both.
-        self._dicts: list[int] = []
-        self._lists: list[int] = []
-        self._empty: list[int] = []
-        self._names: list[Any] = []
-        self._sizes: list[int] = []
-
-    @classmethod
-    def over(cls, values: Iterable[Any]) -> Template:
-        """Return the template of decoded elements that nothing else refers to."""
-        return cls().extended(values)
+    values: tuple[Any, ...] = ()
+    opaque: tuple[int, ...] = ()
+    containers: tuple[Any, ...] = ()
+    children: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    keys: tuple[Any, ...] = ()
+    bare: tuple[tuple[int, int], ...] = ()
+    models: tuple[int, ...] = ()
+    roots: tuple[int, ...] = ()
+    dicts: tuple[int, ...] = ()
+    names: tuple[Any, ...] = ()
+    sizes: tuple[int, ...] = ()
+    lists: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    empty: tuple[int, ...] = ()
 
     def extended(self, values: Iterable[Any]) -> Template:
-        """Return the template of this one's elements and more."""
-        new = Template()
-        for name in Template.__slots__:
-            setattr(new, name, getattr(self, name).copy())
-        for value in values:
-            new._add(value)
-        return new
+        """Return the template of this one's elements and more, to which nothing else refers."""
+        columns = _columns(values, len(self.values), len(self.containers))
+        return Template(*map(add, self, map(tuple, columns)))
 
-    def _add(self, value: Any) -> None:
-        kind, place = type(value), len(self.values)
-        if kind in _IMMUTABLE:
-            self.values.append(value)
-            return
-        found = _inner(value)
-        if found is None:
-            self.values.append(None)
-            self.opaque.append(place)
-            return
-        self.values.append(value)
-        first = len(self._containers)
-        if kind in _MODELS:
-            self._models.append(place)
-            self._classes.append(kind)
-            self._roots.append(first)
-            self._extras.append(first + 1)
-            self._given.append(value.__pydantic_fields_set__)
-        else:
-            self._bare.append((place, first))
-        for number, (container, parent, key) in enumerate(found, first):
-            self._containers.append(container)
-            if parent is not None:
-                self._children.append(number)
-                self._parents.append(first + parent)
-                self._keys.append(key)
-            if not container:
-                self._empty.append(number)
-            elif type(container) is dict:
-                self._dicts.append(number)
-                self._names += container
-                self._sizes.append(len(container))
-            else:
-                self._lists.append(number)
+    def messages(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Return those of the elements, or of their copies, that are objects."""
+        return values if len(self.models) == len(values) else [values[place] for place in self.models]
 
     def copies(
         self, opaque: Callable[[int], Any], *, is_watched: bool = True
@@ -150,44 +116,40 @@ class Template:
         Returns:
             The elements, and their watch: ``None`` on interpreters where nothing can be watched, too.
         """
-        made = list(map(_copy, self._containers))
+        made = list(map(_copy, self.containers))
         at = made.__getitem__
-        _drain(map(setitem, map(at, self._parents), self._keys, map(at, self._children)))
-        models = list(map(_new, self._classes))
-        roots, extras = list(map(at, self._roots)), list(map(at, self._extras))
+        _drain(map(setitem, map(at, self.parents), self.keys, map(at, self.children)))
+        originals = self.messages(self.values)
+        models = list(map(_new, map(type, originals)))
+        roots, extras = tuple(map(at, self.roots)), tuple(map(at, map(add, self.roots, repeat(1))))
         _drain(map(_set, models, repeat("__dict__"), roots))
-        _drain(map(_set, models, repeat("__pydantic_fields_set__"), map(_copy, self._given)))
+        _drain(map(_set, models, repeat("__pydantic_fields_set__"), map(_copy, map(_given, originals))))
         _drain(map(_set, models, repeat("__pydantic_extra__"), extras))
         _drain(map(_set, models, repeat("__pydantic_private__"), repeat(None)))
-        values = self.values.copy()
-        _drain(map(values.__setitem__, self._models, models))
-        for place, number in self._bare:
+        values = list(self.values)
+        _drain(map(values.__setitem__, self.models, models))
+        for place, number in self.bare:
             values[place] = made[number]
-        watched = values.copy()
+        watched = tuple(values)
         for place in self.opaque:
             values[place] = opaque(place)
         if not (_IS_ATOMIC and is_watched):
             return values, None
-        dicts, lists = list(map(at, self._dicts)), list(map(at, self._lists))
+        dicts, lists = tuple(map(at, self.dicts)), tuple(map(at, self.lists))
         places = dict(zip(map(id, watched), range(len(watched)), strict=True))
         if self.opaque:
             places.pop(id(None), None)
         return values, Watch(
+            self,
             places,
             watched,
-            models,
-            self._classes,
-            self._given,
             roots,
             extras,
-            list(map(at, self._empty)),
+            tuple(map(at, self.empty)),
             dicts,
-            self._sizes,
-            self._names,
-            list(chain.from_iterable(map(dict.values, dicts))),
+            tuple(chain.from_iterable(map(dict.values, dicts))),
             lists,
-            list(map(len, lists)),
-            list(chain.from_iterable(lists)),
+            tuple(chain.from_iterable(lists)),
         )
 
 
@@ -196,43 +158,40 @@ class Watch(NamedTuple):
 
     ``places`` maps the identity of each copy to its position; the watch keeps the copies alive, so that no
     identity is used again. ``empty`` holds the dicts and lists without content; the content of the others is
-    kept in columns.
+    kept in columns, and its names and numbers in the ``template`` of the same elements.
     """
 
+    template: Template
     places: dict[int, int]
-    values: list[Any]
-    models: list[Any]
-    classes: list[type]
-    given: list[set[str]]
-    roots: list[dict[str, Any]]
-    extras: list[dict[str, Any]]
-    empty: list[Any]
-    dicts: list[dict[Any, Any]]
-    sizes: list[int]
-    names: list[Any]
-    dict_items: list[Any]
-    lists: list[list[Any]]
-    lengths: list[int]
-    list_items: list[Any]
+    values: tuple[Any, ...]
+    roots: tuple[dict[str, Any], ...]
+    extras: tuple[dict[str, Any], ...]
+    empty: tuple[Any, ...]
+    dicts: tuple[dict[Any, Any], ...]
+    dict_items: tuple[Any, ...]
+    lists: tuple[list[Any], ...]
+    list_items: tuple[Any, ...]
 
-    def joined(self, more: Watch) -> Watch:
-        """Return the watch over these copies and more."""
+    def joined(self, template: Template, more: Watch) -> Watch:
+        """Return the watch over these copies and more, which are copies of the elements of ``template``."""
         places = self.places.copy()
         places.update(zip(more.places, map(len(self.values).__add__, more.places.values()), strict=True))
-        columns: Iterator[Any] = map(list.__add__, self[1:], more[1:])
-        return Watch(places, *columns)
+        columns: Iterator[Any] = map(add, self[2:], more[2:])
+        return Watch(template, places, *columns)
 
     def unchanged(self) -> Iterator[bool]:
         """Yield True for everything that is unchanged. Exhausted by one call into C, it is one snapshot."""
+        template = self.template
+        models = template.messages(self.values)
         columns: tuple[Iterator[bool], ...] = (
-            map(is_, map(type, self.models), self.classes),
-            map(is_, map(_inside, self.models), self.roots),
-            map(is_, map(_extra, self.models), self.extras),
+            map(is_, map(type, models), map(type, template.messages(template.values))),
+            map(is_, map(_inside, models), self.roots),
+            map(is_, map(_extra, models), self.extras),
             map(not_, map(any, (self.empty,))),
             # Sizes first: a container whose size has changed would shift the columns that follow.
-            map(eq, map(len, self.dicts), self.sizes),
-            map(eq, map(len, self.lists), self.lengths),
-            map(is_, chain.from_iterable(self.dicts), self.names),
+            map(eq, map(len, self.dicts), template.sizes),
+            map(eq, map(len, self.lists), template.lengths),
+            map(is_, chain.from_iterable(self.dicts), template.names),
             map(is_, chain.from_iterable(map(dict.values, self.dicts)), self.dict_items),
             map(is_, chain.from_iterable(self.lists), self.list_items),
         )
@@ -242,25 +201,74 @@ class Watch(NamedTuple):
         """Return True if the copies are unchanged and nothing else refers to them, so that they may be
         returned again as they are. Only messages are examined; for other elements, and where references
         cannot be counted, the answer is False."""
-        if not _COUNTS or len(self.models) != len(self.values):
+        if not _COUNTS or len(self.template.models) != len(self.values) or not self.is_alone():
             return False
-        # Most that are held at all are held whole: their messages are counted first.
-        if max(map(getrefcount, self.models), default=0) > _REFERENCES[0] or self.references() != _REFERENCES:
-            return False
-        given = list(map(_given, self.models))
+        given = list(map(_given, self.values))
         return (
-            given == self.given
-            and not any(map(getweakrefcount, chain(self.models, given)))
-            and not any(map(_private, self.models))
+            all(map(eq, given, map(_given, self.template.values)))
+            and not any(map(getweakrefcount, chain(self.values, given)))
+            and not any(map(_private, self.values))
             and all(self.unchanged())
         )
 
-    def references(self) -> tuple[int, int, int]:
-        """Return the most references to a message, to a container inside one, and to the set of the fields
-        that one was given."""
-        containers = max(map(getrefcount, chain(self.empty, self.dicts, self.lists)), default=0)
-        given = max(map(getrefcount, map(_given, self.models)), default=0)
-        return max(map(getrefcount, self.models), default=0), containers, given
+    def is_alone(self) -> bool:
+        """Return True if the watch alone refers to the messages and to all that is mutable inside them."""
+        # Most that are held at all are held whole: their messages are counted first.
+        return (
+            all(map(eq, map(getrefcount, self.values), repeat(_MESSAGE)))
+            and all(map(eq, map(getrefcount, chain(self.empty, self.dicts, self.lists)), repeat(_CONTAINER)))
+            and all(map(eq, map(getrefcount, map(_given, self.values)), repeat(_NAMES)))
+        )
+
+
+_MESSAGE, _CONTAINER, _NAMES = 2, 4, 2
+"""References to objects that only one watch holds, counted by a call into C, which holds one itself. A
+message: ``values``. A container: its kind's column, its parent, and one more column (``roots``, ``extras`` or
+the parent's content). The set of given fields: its message."""
+
+
+def _columns(values: Iterable[Any], start: int, number: int) -> tuple[list[Any], ...]:
+    """Return the columns of a template's further elements.
+
+    Args:
+        values: The elements.
+        start: The position of the first of them.
+        number: The number of the first container.
+    """
+    columns = elements, opaque, containers, children, parents, keys, bare, models, roots, *inside = tuple(
+        list[Any]() for _ in Template._fields
+    )
+    dicts, names, sizes, lists, lengths, empty = inside
+    for place, value in enumerate(values, start):
+        kind = type(value)
+        found = () if kind in _IMMUTABLE else _inner(value)
+        if found is None:
+            elements.append(None)
+            opaque.append(place)
+            continue
+        elements.append(value)
+        first = number + len(containers)
+        if kind in _MODELS:
+            models.append(place)
+            roots.append(first)
+        elif found:
+            bare.append((place, first))
+        for at, (container, parent, key) in enumerate(found, first):
+            containers.append(container)
+            if parent is not None:
+                children.append(at)
+                parents.append(first + parent)
+                keys.append(key)
+            if not container:
+                empty.append(at)
+            elif type(container) is dict:
+                dicts.append(at)
+                names += container
+                sizes.append(len(container))
+            else:
+                lists.append(at)
+                lengths.append(len(container))
+    return columns
 
 
 Inner = tuple[Any, int | None, Any]
@@ -292,12 +300,6 @@ def _inner(value: Any) -> list[Inner] | None:
     return found
 
 
-_REFERENCES = (3, 4, 2)
-"""References to objects that only one watch holds, counted by a call into C, which holds one itself. A
-message: ``values`` and ``models``. A container: its kind's column, its parent, and one more column
-(``roots``, ``extras`` or the parent's content). The set of given fields: its message."""
-
-
 def _is_counted() -> bool:
     """Return True if references are counted as expected, tried on messages that only this function holds.
     False under a tracer that keeps frames, or on an interpreter that counts otherwise."""
@@ -305,8 +307,8 @@ def _is_counted() -> bool:
         AIMessage("a", id="1", response_metadata={"usage": {"tokens": [1]}}, tool_calls=[]),
         HumanMessage(["b", {"type": "text"}], id="2", odd=1),
     ]
-    watch = Template.over(messages).copies(messages.__getitem__)[1]
-    return watch is not None and watch.references() == _REFERENCES
+    watch = Template().extended(messages).copies(messages.__getitem__)[1]
+    return watch is not None and watch.is_alone()
 
 
 _COUNTS = _is_counted()

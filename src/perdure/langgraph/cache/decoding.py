@@ -110,9 +110,9 @@ def _handed_out(
         known = len(free.values)
         # An opaque element is in no free watch.
         between = [made(p) if p in opaque else template.values[p] for p in range(known, start)]
-        added, more = Template.over(between + rest).copies(lambda place: made(known + place))
-        values = free.values + added
-        watch = free if more is None else free.joined(more)
+        added, more = Template().extended(between + rest).copies(lambda place: made(known + place))
+        values = [*free.values, *added]
+        watch = free if more is None else free.joined(template, more)
     else:
         values, watch = template.copies(made)
     spare = None if free is latest else latest
@@ -153,7 +153,7 @@ class ListingDecoder:
         is_shared = len(self._places) + len(missing) <= 2 * len(tree.refs)
         if not is_shared or len(set(tree.refs)) < len(tree.refs):
             # It has little in common with the others, or an element twice, which is two objects.
-            return self._copied(Template.over(known[ref][0] for ref in tree.refs), tree.refs)
+            return self._copied(Template().extended(known[ref][0] for ref in tree.refs), tree.refs)
         if missing:
             self._template = self._template.extended(known[ref][0] for ref in missing)
             self._places.update(zip(missing, count(len(self._places))))

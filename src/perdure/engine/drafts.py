@@ -1,0 +1,58 @@
+"""Drafts of writes: what the caller of a put encodes for a thread as it was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from perdure.engine.thread_view import View
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.ops import Check
+from perdure.model.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A write encoded under a collection generation: its references, and the chunks it adds.
+
+    ``checks`` prove that chunks it refers to and does not add are stored; ``folded`` that the writes on its
+    parent exist from which it is replayed."""
+
+    chunks: Mapping[bytes, bytes]
+    checkpoint: CheckpointRecord | None = None
+    writes: tuple[PendingWrite, ...] = ()
+    checks: tuple[Check, ...] = ()
+    folded: tuple[Check, ...] = ()
+
+
+class CheckpointDrafts(Protocol):
+    """The drafts of a checkpoint."""
+
+    def draft(self, view: View, generation: int, seq: int) -> Program[Draft]:
+        """Return the checkpoint, encoded for a thread as it was seen, under a collection generation and a
+        sequence number. It may look up what the checkpoint is built on, and is called again if another write
+        or a collection came between."""
+        ...
+
+    def freeze(self) -> None:
+        """Keep the values as they are. Called before the thread is read for a draft."""
+        ...
+
+
+class WriteDrafts(Protocol):
+    """The drafts of a task's writes. ``child`` and ``before`` are called at the last moment."""
+
+    def draft(self, view: View, generation: int) -> Draft:
+        """Return the writes, encoded for a thread as it was seen, under a collection generation."""
+        ...
+
+    def child(self) -> str | None:
+        """Return the loop's own next checkpoint, as a write may be later than the put that consumed it."""
+        ...
+
+    def before(self) -> tuple[str, str] | None:
+        """Return the checkpoint that the loop stored last, if the writes belong to that one or to its parent.
+        Without a claim it must still be stored, as the writes would otherwise belong to a checkpoint that
+        cannot be loaded."""
+        ...

@@ -35,7 +35,7 @@ from perdure.engine.inbox import Strategy
 from perdure.errors import PerdureError
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import OPEN, WAITING, Message, Reply
-from perdure.model.ops import Check, Commit, Committed, Fetch, Find, Get, Put
+from perdure.model.ops import Check, Commit, Committed, Fetch, Find, Get, Put, Refused
 from perdure.model.payloads import MESSAGE, RESUME
 from perdure.model.program import Effect, ask
 from perdure.model.queue import IN
@@ -45,7 +45,15 @@ from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.delivery import Channel
-from perdure.storage.port import CommitLimits, Driver, Notifier, bell_of
+from perdure.storage.port import (
+    Answers,
+    CommitLimits,
+    Driver,
+    Notifier,
+    acommit_and_fetch,
+    bell_of,
+    reads_with_commits,
+)
 from perdure.storage.url import backend_of
 from perdure.testing.faults import Fault, FaultyDriver, kill
 from tests.chaos.history import Log, Pause, logging_agent
@@ -166,6 +174,17 @@ class _Watched:
             for task in tasks:
                 self._journal.line("stored", task, epoch)
         return answer
+
+    @property
+    def reads_with_commits(self) -> bool:
+        return reads_with_commits(self._inner)
+
+    async def acommit_and_fetch(
+        self, commit: Commit, fetch: Fetch
+    ) -> tuple[Committed | Refused, Answers | None]:
+        if _of_a_run(commit) is not None:
+            return await self.aperform(commit), None
+        return await acommit_and_fetch(self._inner, commit, fetch)
 
     def close(self) -> None:
         self._inner.close()

@@ -28,7 +28,7 @@ from perdure.model.program import Effect
 from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import CommitLimits, Driver
+from perdure.storage.port import Answers, CommitLimits, Driver
 
 R = TypeVar("R")
 
@@ -105,12 +105,14 @@ class Simulation:
     """One history, as a context manager.
 
     ``spawn`` starts processes; ``run`` lets them run until ``until`` is true, or ``limit`` virtual seconds
-    have passed. ``trace`` lists the events in order, ``wrong`` the violations found."""
+    have passed. ``trace`` lists the events in order, ``wrong`` the violations found. In
+    each second history, by its seed, the storage reads in the round trip of a commit, as PostgreSQL does."""
 
     def __init__(self, seed: int, faults: Faults | None = None, *, driver: Driver | None = None) -> None:
         self.random = random.Random(seed)
         self.faults = faults or Faults()
         self.driver = driver or MemoryDriver()
+        self.reads_with_commits = seed % 2 == 1
         self.trace: list[str] = []
         self.wrong: list[str] = []
         self.counts: dict[str, int] = {
@@ -321,6 +323,19 @@ class _Driver:
             lambda: simulation.performed(self._process, effect),
             is_write=isinstance(effect, Commit),
         )
+
+    @property
+    def reads_with_commits(self) -> bool:
+        return self._simulation.reads_with_commits
+
+    async def acommit_and_fetch(
+        self, commit: Commit, fetch: Fetch
+    ) -> tuple[Committed | Refused, Answers | None]:
+        outcome = await self.aperform(commit)
+        if not self.reads_with_commits:
+            return outcome, None
+        # The read is a transaction of its own: others may come in between.
+        return outcome, await self.aperform(fetch)
 
     def close(self) -> None:
         """Leave the storage open: it is the simulation's."""

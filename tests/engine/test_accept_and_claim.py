@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from perdure.engine import accept_and_claim, subscribers
-from perdure.engine.accept_and_claim import Begun
+from perdure.engine.accept_and_claim import NEW, Begun
 from perdure.engine.inbox import Accept
 from perdure.engine.runs import Claim, RememberedInbox, closed_epoch
 from perdure.model.messages import Message, dedupe_digest
-from perdure.model.ops import Commit
-from perdure.model.program import Effect
+from perdure.model.ops import Commit, Fetch, Refused
+from perdure.model.program import Effect, ask
 from perdure.model.queue import IN, Debounce, Lane
-from perdure.model.records import DEDUPE, EPOCH, INBOX, LANE, RUN
+from perdure.model.records import DEDUPE, EPOCH, INBOX, LANE, RUN, Record
 from tests.engine.queues import HERE, TTL, Queue
 
 
@@ -25,17 +25,23 @@ def begin(
     *,
     key: str = "",
     between: Callable[[Effect[Any]], None] | None = None,
-    graph: str = "g",
-) -> Begun:
-    message = Message("new", "hello", graph, dedupe=dedupe_digest(key) if key else b"")
-    accept = Accept(HERE, message, queue.now, Debounce(), "enqueue", 100, queue.fresh)
+) -> Begun | Refused:
+    accept = message(queue, key)
     claim = Claim(HERE, "w", ("g",), queue.now, TTL, 100, queue.fresh)
     planned = accept_and_claim.plan(accept, claim, known)
-    begun: Begun = queue.run(accept_and_claim.begin(accept, planned, known), between)
+    begun: Begun | Refused = queue.run(accept_and_claim.begin(accept, planned, known), between)
     return begun
 
 
-NEW = RememberedInbox(Lane(IN), 0)
+def message(queue: Queue, key: str = "") -> Accept:
+    new = Message("new", "hello", "g", dedupe=dedupe_digest(key) if key else b"")
+    return Accept(HERE, new, queue.now, Debounce(), "enqueue", 100, queue.fresh)
+
+
+def read(queue: Queue) -> RememberedInbox:
+    """The inbox as it is read when a claim was refused."""
+    found: tuple[tuple[Record, ...], ...] = queue.run(ask(Fetch(HERE, accept_and_claim.GETS)))
+    return accept_and_claim.read(found)
 
 
 def idle(queue: Queue) -> RememberedInbox:
@@ -49,7 +55,7 @@ def test_one_commit_stores_what_an_acceptance_and_a_claim_store() -> None:
     one, two = Queue(), Queue()
     commits: list[Effect[Any]] = []
     begun = begin(one, NEW, key="k", between=commits.append)
-    assert begun.held is not None
+    assert isinstance(begun, Begun)
     assert [type(effect) for effect in commits] == [Commit]
     accepted = two.accept(key="k", mode="enqueue")
     two.held(known=RememberedInbox(accepted.lane or Lane(IN), 0))
@@ -70,7 +76,7 @@ def test_a_thread_that_has_had_runs_goes_on_with_its_numbers_and_epochs() -> Non
     queue = Queue()
     known = idle(queue)
     begun = begin(queue, known)
-    assert begun.held is not None
+    assert isinstance(begun, Begun)
     assert begun.accepted.seq == 2
     assert begun.held.epoch > (known.epoch or 0)
     queue.now += TTL
@@ -94,7 +100,7 @@ def followed_by_another(queue: Queue) -> None:
 
 @pytest.mark.parametrize("other", [accepted_by_another, claimed_by_another, followed_by_another])
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_thread_that_is_not_as_it_is_remembered_gets_the_message_and_no_claim(
+def test_in_a_thread_that_is_not_as_it_is_remembered_nothing_is_stored(
     other: Callable[[Queue], None], is_new: bool
 ) -> None:
     queue = Queue()
@@ -107,23 +113,44 @@ def test_a_thread_that_is_not_as_it_is_remembered_gets_the_message_and_no_claim(
             others.append(None)
             other(queue)
 
-    begun = begin(queue, known, key="k", between=between)
-    assert begun.held is None
-    assert not begun.accepted.is_duplicate
-    by_another = 0 if other is followed_by_another else 1
-    assert begun.accepted.seq == before + by_another + 1
-    assert len(queue.rows(INBOX)) == before + by_another + 1
-    assert begun.accepted.lane == queue.lane()
+    refused = begin(queue, known, key="k", between=between)
+    assert isinstance(refused, Refused)
+    is_followed = other is followed_by_another
+    assert accept_and_claim.is_of_inbox(refused) is not is_followed
+    assert len(queue.rows(INBOX)) == before + (not is_followed)
+    assert not queue.rows(DEDUPE)
+    # What is read then is enough to store it without a claim.
+    accepted = queue.run(message(queue, "k").store(read(queue).lane))
+    assert (accepted.seq, accepted.is_duplicate) == (before + (not is_followed) + 1, False)
+    assert accepted.lane == queue.lane()
+
+
+def test_an_idle_thread_that_was_taken_for_a_new_one_is_claimed_as_it_is_read_then() -> None:
+    queue = Queue()
+    known = idle(queue)
+    refused = begin(queue, NEW)
+    assert isinstance(refused, Refused)
+    assert accept_and_claim.is_of_inbox(refused)
+    assert read(queue) == known
+    begun = begin(queue, read(queue))
+    assert isinstance(begun, Begun)
+    assert begun.accepted.seq == 2
+
+
+def test_the_inbox_of_a_thread_that_does_not_exist_is_read_as_a_new_one() -> None:
+    assert read(Queue()) == NEW
 
 
 def test_a_message_that_is_sent_again_is_not_claimed() -> None:
     queue = Queue()
     first = begin(queue, NEW, key="k")
-    assert first.held is not None
+    assert isinstance(first, Begun)
     known = RememberedInbox(queue.finish(first.held), closed_epoch(first.held.epoch))
-    again = begin(queue, known, key="k")
-    assert again.held is None
-    assert (again.accepted.seq, again.accepted.is_duplicate) == (1, True)
+    refused = begin(queue, known, key="k")
+    assert isinstance(refused, Refused)
+    assert not accept_and_claim.is_of_inbox(refused)
+    again = queue.run(message(queue, "k").store(None))
+    assert (again.seq, again.is_duplicate) == (1, True)
     assert queue.lane() == known.lane
 
 
@@ -131,16 +158,13 @@ def test_only_what_is_due_at_once_in_an_idle_thread_may_be_claimed_as_it_is_stor
     queue = Queue()
     known = idle(queue)
 
-    def may(
-        known: RememberedInbox | None = known, mode: Any = "enqueue", graph: str = "g", quiet: int = 0
-    ) -> bool:
+    def may(known: RememberedInbox = known, mode: Any = "enqueue", graph: str = "g", quiet: int = 0) -> bool:
         message = Message("new", "hello", graph, mode=mode)
         accept = Accept(HERE, message, queue.now, Debounce(quiet, quiet), "enqueue", 100, queue.fresh)
         return accept_and_claim.may_begin(accept, known, ("g",))
 
     assert may()
     assert may(NEW)
-    assert not may(None)
     assert not may(mode="answer")
     assert not may(graph="other")
     assert not may(quiet=1)

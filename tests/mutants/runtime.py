@@ -13,6 +13,7 @@ import pytest
 
 from perdure.engine import inbox, runs, steering
 from perdure.model import messages, queue
+from perdure.runtime.accepting import Acceptance
 from perdure.runtime.worker import attempt
 from perdure.storage.memory import MemoryDriver
 from tests.mutants.breaks import no_fence
@@ -78,6 +79,16 @@ BREAKS = [
         "a reply is sent under one key, however often",
         rewritten(
             messages.Reply, "id", "{self.run_id}:{self.ord}", "{self.run_id}:{self.ord}:{self.attempts}"
+        ),
+    ),
+    Break(
+        "claim of a held thread",
+        "a message is not claimed as it is accepted while another holds its thread",
+        rewritten(
+            Acceptance,
+            "_began",
+            "if accept_and_claim.may_begin(accept, known, runner.graphs.agents.keys()):",
+            "if True:",
         ),
     ),
     Break("max-id head", "the latest is what the head says", lambda patch: None, MaxIdHead),

@@ -24,13 +24,20 @@ from perdure.database.opening import open_database
 from perdure.errors import Unavailable
 from perdure.model.chunks import Digester
 from perdure.model.messages import Reply
-from perdure.model.ops import Commit, Fetch, Now, Range
+from perdure.model.ops import Commit, Committed, Fetch, Now, Range, Refused
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, Partition, Record
 from perdure.runtime import Channel, Runtime, Settings
 from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import CommitLimits, Driver, has_listing
+from perdure.storage.port import (
+    Answers,
+    CommitLimits,
+    Driver,
+    acommit_and_fetch,
+    has_listing,
+    reads_with_commits,
+)
 from tests.backends import EMPTY
 
 R = TypeVar("R")
@@ -219,6 +226,19 @@ class Line:
             await self.before(effect)
         at = self._begun(effect)
         return self._ended(effect, at, await self._inner.aperform(effect))
+
+    @property
+    def reads_with_commits(self) -> bool:
+        return reads_with_commits(self._inner)
+
+    async def acommit_and_fetch(
+        self, commit: Commit, fetch: Fetch
+    ) -> tuple[Committed | Refused, Answers | None]:
+        if self.before is not None:
+            await self.before(commit)
+        at = self._begun(commit)
+        outcome, answers = await acommit_and_fetch(self._inner, commit, fetch)
+        return self._ended(commit, at, outcome), answers
 
     def close(self) -> None:
         self._inner.close()

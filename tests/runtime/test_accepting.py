@@ -16,6 +16,7 @@ from perdure.model.ops import Commit, Now
 from perdure.model.program import Effect
 from perdure.model.records import INBOX, LANE, RUN
 from perdure.runtime import Runtime, Ticket
+from perdure.storage.port import reads_with_commits
 from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, spoken, working
 
 
@@ -141,6 +142,58 @@ def test_a_message_to_an_idle_thread_is_claimed_by_the_commit_that_stores_it(
         names = [name for name, _ in heard.events if name in ("message.accepted", "run.claimed")]
         assert names[2:4] == ["message.accepted", "run.claimed"]
         assert sorted(names) == ["message.accepted"] * 3 + ["run.claimed"] * 3
+
+    go(main())
+
+
+@pytest.mark.parametrize("thread", ["ada", "a new one"])
+def test_a_thread_that_this_process_does_not_know_is_claimed_by_the_commit_that_stores_a_message(
+    storage: Storage, talk: Talk, thread: str
+) -> None:
+    async def main() -> None:
+        first, _ = storage.open()
+        async with working(first, talk.graph) as runtime:
+            for said in ("one", "two"):
+                await runtime.wait(await runtime.accept("ada", said, dedupe_key=said))
+        database, line = storage.open()
+        async with working(database, talk.graph) as runtime:
+            again = await runtime.accept("ada", "one", dedupe_key="one")
+            assert (again.number, again.is_duplicate) == (1, True)
+            before = line.commits
+            ticket = await runtime.accept(thread, "hold")
+            # Where a read costs as much as a refused commit, the thread is taken for a new one first.
+            is_refused = reads_with_commits(line) and thread == "ada"
+            assert line.commits == before + (2 if is_refused else 1)
+            (lane,) = storage.rows(thread, LANE)
+            assert lane.fields["run_id"] == ticket.id
+            talk.gate.set()
+            assert (await runtime.wait(ticket)).state == "done"
+        assert [text for _, text in talk.calls] == ["one", "two", "hold"]
+        assert database.fsck(thread) == []
+
+    go(main())
+
+
+def test_a_thread_that_another_process_holds_is_not_claimed_with_a_message(storage: Storage) -> None:
+    theirs, ours = Talk(), Talk()
+
+    async def main() -> None:
+        database = storage.database()
+        async with working(storage.database(), theirs.graph) as other, working(database, ours.graph) as here:
+            holding = await other.accept("ada", "hold")
+            await eventually(lambda: theirs.under_way)
+            (before,) = storage.rows("ada", LANE)
+            waiting = await here.accept("ada", "after")
+            (lane,) = storage.rows("ada", LANE)
+            held = ("run_id", "owner", "epoch", "bound")
+            assert [lane.fields[name] for name in held] == [before.fields[name] for name in held]
+            assert lane.fields["last"] == 2
+            assert (theirs.most, ours.most) == (1, 0)
+            theirs.gate.set()
+            assert (await other.wait(holding)).state == "done"
+            assert (await here.wait(waiting)).state == "done"
+        assert [text for _, text in (*theirs.calls, *ours.calls)] == ["hold", "after"]
+        assert database.fsck("ada") == []
 
     go(main())
 

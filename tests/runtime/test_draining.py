@@ -82,9 +82,10 @@ def test_a_run_that_is_claimed_while_its_worker_leaves_does_not_keep_it(memory: 
                 await answered.wait()
 
         brief = settings(drain=0)
-        async with working(database, talk.graph, settings=brief, observers=[heard]) as leaving:
-            line.before = slowly
-            ticket = await leaving.accept("ada", "hold")
+        async with working(memory.database(), talk.graph, works=False) as front:
+            ticket = await front.accept("ada", "hold")
+        line.before = slowly
+        async with working(database, talk.graph, settings=brief, observers=[heard]):
             await asked.wait()
             asyncio.get_running_loop().call_later(0.1, answered.set)
         assert talk.under_way == 0

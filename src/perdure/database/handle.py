@@ -64,11 +64,11 @@ class DatabaseHandle:
         """Run a use case of ``perdure.engine`` on this database, awaiting each request."""
         return await arun(program, self.driver)
 
-    async def arun_and_fetch(self, program: Program[R], fetch: Fetch) -> tuple[R, Answers | None]:
+    async def arun_and_fetch(self, program: Program[R], fetch: Fetch | None) -> tuple[R, Answers | None]:
         """Run a use case that begins with a commit, and read after that commit where this needs no round trip
         of its own; see ``port.acommit_and_fetch``."""
         effect = next(program)
-        if not isinstance(effect, Commit):
+        if fetch is None or not isinstance(effect, Commit):
             return await arun(program, self.driver, effect), None
         try:
             outcome, answers = await acommit_and_fetch(self.driver, effect, fetch)

@@ -6,26 +6,44 @@ that process ends after the commit, the run has a lease like any other, and anot
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from perdure.engine.inbox import Accept, Accepted
 from perdure.engine.runs import Claim, HeldRun, PlannedClaim, RememberedInbox
-from perdure.model.ops import Commit, Committed
+from perdure.model.ops import Commit, Committed, Get, Refused
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN
-from perdure.model.records import LANE
+from perdure.model.queue import IN, Lane
+from perdure.model.records import EPOCH, LANE, Record
+
+GETS = (Get(LANE, (IN,)), Get(EPOCH, ()))
+"""Gets of what ``read`` decodes."""
+
+NEW = RememberedInbox(Lane(IN), 0)
+"""Inbox of a thread that does not exist yet."""
 
 
 class Begun(NamedTuple):
-    """An accepted message, and its run if the same commit claimed it."""
+    """An accepted message, and its run, which the same commit claimed."""
 
     accepted: Accepted
-    held: HeldRun | None
+    held: HeldRun
 
 
-def may_begin(accept: Accept, known: RememberedInbox | None, graphs: Collection[str]) -> bool:
+def read(found: Sequence[tuple[Record, ...]]) -> RememberedInbox:
+    """Return an inbox from the answers to ``GETS``."""
+    lanes, epochs = found
+    return RememberedInbox(Lane.read(IN, lanes), epochs[0].version if epochs else 0)
+
+
+def may_ever_begin(accept: Accept, graphs: Collection[str]) -> bool:
+    """Return True if a message may be claimed by the commit that stores it, provided that its thread is idle:
+    it is due at once, and its graph is one of ``graphs``, which the caller can run."""
+    return accept.message.mode != "answer" and accept.message.graph in graphs and accept.debounce.quiet <= 0
+
+
+def may_begin(accept: Accept, known: RememberedInbox, graphs: Collection[str]) -> bool:
     """Return True if a message may be claimed by the commit that stores it.
 
     That is so if its thread is idle, as far as the caller remembers, with no question that the message would
@@ -36,14 +54,7 @@ def may_begin(accept: Accept, known: RememberedInbox | None, graphs: Collection[
         known: the inbox as the caller remembers it.
         graphs: the graphs that the caller can run.
     """
-    return (
-        known is not None
-        and known.is_idle
-        and known.lane.waiting is None
-        and accept.message.mode != "answer"
-        and accept.message.graph in graphs
-        and accept.debounce.quiet <= 0
-    )
+    return known.is_idle and known.lane.waiting is None and may_ever_begin(accept, graphs)
 
 
 def plan(accept: Accept, claim: Claim, known: RememberedInbox) -> PlannedClaim:
@@ -59,8 +70,8 @@ def plan(accept: Accept, claim: Claim, known: RememberedInbox) -> PlannedClaim:
     return claim.of_new(lane, known.epoch or 0, message)
 
 
-def begin(accept: Accept, planned: PlannedClaim, known: RememberedInbox) -> Program[Begun]:
-    """Store a message and claim its run; if the thread is not as it is remembered, store the message only.
+def begin(accept: Accept, planned: PlannedClaim, known: RememberedInbox) -> Program[Begun | Refused]:
+    """Store a message and claim its run. If the thread is not as it is remembered, nothing is stored.
 
     Args:
         accept: a message for which ``may_begin`` is true.
@@ -68,13 +79,17 @@ def begin(accept: Accept, planned: PlannedClaim, known: RememberedInbox) -> Prog
         known: the inbox as the caller remembers it.
 
     Raises:
-        PerdureError: as ``Accept.store`` does. After ``Unavailable`` the run may be claimed; the planned one
-            is then held if ``runs.renew`` can renew its lease.
+        Unavailable: the run may be claimed; the planned one is then held if ``runs.renew`` can renew its
+            lease.
     """
     (message,) = planned.held.messages
     outcome = yield from ask(Commit(accept.partition, (*planned.ops, *accept.ops(message))))
     if isinstance(outcome, Committed):
         held, over = planned.held, known.lane.version
         return Begun(Accepted(message.seq, message.id, False, held.lane, message, not over, over), held)
-    is_current = (outcome.kind, outcome.key) != (LANE, (IN,))
-    return Begun((yield from accept.store(known.lane if is_current else None)), None)
+    return outcome
+
+
+def is_of_inbox(refused: Refused) -> bool:
+    """Return True if ``begin`` was refused as the inbox or the epoch is not as it is remembered."""
+    return refused.kind is EPOCH or (refused.kind, refused.key) == (LANE, (IN,))

@@ -15,12 +15,35 @@ from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Part
 
 BATCH_MAX = 64
 """Most messages that one run may take: they are removed together."""
-
+EVERY = 8
+"""Number of messages of a thread after which expired records are looked for; half of what is removed at
+once."""
 _REPLIES = 256
 """Replies that one pass examines: those given up or in doubt stay among them."""
 
 
-def forget(partition: Partition, before: int, budget: int) -> Program[int]:
+def look(partition: Partition) -> Fetch:
+    """Return the request whose answer ``forget`` examines."""
+    return Fetch(
+        partition,
+        (
+            Get(LANE, (IN,)),
+            Get(LANE, (OUT,)),
+            Range(INBOX, limit=BATCH_MAX, bodies=False),
+            Range(OUTBOX, limit=_REPLIES, bodies=False),
+            Range(RUN, by="first", limit=BATCH_MAX, bodies=False),
+        ),
+    )
+
+
+def look_after(partition: Partition, run: Run) -> Fetch | None:
+    """Return the same, or ``None`` if nothing is looked for at the end of this run."""
+    return look(partition) if run.last // EVERY > (run.first - 1) // EVERY else None
+
+
+def forget(
+    partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]] | None = None
+) -> Program[int]:
     """Remove a page of what was accepted and finished before a time.
 
     Messages go with their dedupe keys, runs and journals; replies go once sent. What waits for an answer, was
@@ -29,32 +52,27 @@ def forget(partition: Partition, before: int, budget: int) -> Program[int]:
     Args:
         before: in microseconds.
         budget: most operations of one commit.
+        found: the answer to ``look``, if the caller has made that request.
 
     Returns:
         The count of removed records; 0 also if the queue changes again at every attempt.
     """
     for _ in range(ATTEMPTS):
-        # The next message of a busy thread is accepted while its last run is tidied.
-        removed = yield from _forget_page(partition, before, budget)
+        if found is None:
+            found = yield from ask(look(partition))
+        removed = yield from _forget_page(partition, before, budget, found)
         if removed is not None:
             return removed
+        # The next message of a busy thread is accepted while its last run is tidied.
+        found = None
     return 0
 
 
-def _forget_page(partition: Partition, before: int, budget: int) -> Program[int | None]:
-    """Remove a page, ``None`` if the queue has changed since it was read."""
-    lanes, outs, messages, replies, runs = yield from ask(
-        Fetch(
-            partition,
-            (
-                Get(LANE, (IN,)),
-                Get(LANE, (OUT,)),
-                Range(INBOX, limit=BATCH_MAX, bodies=False),
-                Range(OUTBOX, limit=_REPLIES, bodies=False),
-                Range(RUN, by="first", limit=BATCH_MAX, bodies=False),
-            ),
-        )
-    )
+def _forget_page(
+    partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]]
+) -> Program[int | None]:
+    """Remove a page of what ``look`` has found, ``None`` if the queue has changed since."""
+    lanes, outs, messages, replies, runs = found
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
     needed = _needed(inbox, runs)

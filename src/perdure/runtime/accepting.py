@@ -13,17 +13,17 @@ from perdure.engine.runs import RememberedInbox
 from perdure.engine.steering import STEER
 from perdure.errors import PerdureError, QueueFull, Unavailable
 from perdure.model.messages import Message
-from perdure.model.ops import Expect, Fetch, Put
+from perdure.model.ops import Expect, Fetch, Put, Refused
 from perdure.model.payloads import COMMAND
-from perdure.model.program import Program
+from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Debounce, Lane
-from perdure.model.records import Partition
+from perdure.model.records import LANE, Partition
 from perdure.runtime.control import Control
 from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.worker import Worker
-from perdure.storage.port import Answers
+from perdure.storage.port import Answers, reads_with_commits
 
 R = TypeVar("R")
 __all__ = ["Acceptance", "AcceptanceTerms", "AlreadyCreated", "Precondition", "Strategy"]
@@ -89,10 +89,7 @@ class Acceptance:
             terms.precondition,
             terms.cancel_pending,
         )
-        known = context.queues.known(partition)
-        if isinstance(terms.precondition, Put) and terms.precondition.expect is Expect.ABSENT:
-            # A thread that does not exist yet has no inbox, and no epoch.
-            known = RememberedInbox(Lane(IN), 0)
+        known = await self._known(accept)
         if known is None or not self._may_begin(accept, known):
             lane = None if known is None else known.lane
             accepted, _ = await self._stored(accept, accept.store(lane))
@@ -102,6 +99,23 @@ class Acceptance:
         self._worker.beginning.add(beginning)
         beginning.add_done_callback(self._over)
         return await asyncio.shield(beginning)
+
+    async def _known(self, accept: Accept) -> RememberedInbox | None:
+        """Return the inbox of a message's thread as this process remembers it. If it does not, and may claim
+        the message with its acceptance, the inbox is read, or guessed where the commit reads it, too."""
+        context, partition = self._context, accept.partition
+        if isinstance(accept.precondition, Put) and accept.precondition.expect is Expect.ABSENT:
+            # A thread that does not exist yet has no inbox, and no epoch.
+            return accept_and_claim.NEW
+        known = context.queues.known(partition)
+        graphs = self._worker.runner.graphs.agents.keys()
+        if known is not None or not context.works or not accept_and_claim.may_ever_begin(accept, graphs):
+            return known
+        if reads_with_commits(context.database.driver):
+            return accept_and_claim.NEW
+        return accept_and_claim.read(
+            await context.database.arun(ask(Fetch(partition, accept_and_claim.GETS)))
+        )
 
     def _may_begin(self, accept: Accept, known: RememberedInbox) -> bool:
         """Return True if a message is to be claimed by the commit that stores it; a slot of the worker is
@@ -115,27 +129,29 @@ class Acceptance:
         )
 
     async def _began(self, accept: Accept, terms: AcceptanceTerms, known: RememberedInbox) -> Ticket:
-        """Store a message and claim its run in one commit; only store it if the thread is not as it is
-        remembered."""
+        """Store a message and claim its run in one commit; only store it if the thread is not idle."""
         partition, dispatch, runner = accept.partition, self._worker.dispatch, self._worker.runner
+        saver = runner.graphs.saver(accept.message.graph, partition.tenant)
+        # The run loads its thread first of all.
+        load = None if saver is None else saver.load_of(partition.thread)
+        gets = accept_and_claim.GETS
+        fetch = Fetch(partition, (*gets, *(() if load is None else load.items)))
         try:
-            planned = accept_and_claim.plan(accept, runner.claim(partition, accept.now), known)
-            saver = runner.graphs.saver(accept.message.graph, partition.tenant)
-            # The run loads its thread first of all.
-            load = None if saver is None else saver.load_of(partition.thread)
-            try:
-                (accepted, held), answers = await self._stored(
-                    accept, accept_and_claim.begin(accept, planned, known), load
-                )
-            except Unavailable:
-                runner.doubted(planned.held)
-                dispatch.serve_reserved((partition, IN))
-                raise
-            if held is None:
+            begun, answers = await self._begin(accept, known, fetch)
+            if isinstance(begun, Refused) and accept_and_claim.is_of_inbox(begun) and answers is not None:
+                # It is not as it was remembered, or guessed; what it is came with the refusal.
+                known = accept_and_claim.read(answers[: len(gets)])
+                if accept_and_claim.may_begin(accept, known, runner.graphs.agents.keys()):
+                    begun, answers = await self._begin(accept, known, fetch)
+            if isinstance(begun, Refused):
                 dispatch.release((partition, IN))
+                is_outdated = accept_and_claim.is_of_inbox(begun) and answers is None
+                lane = known.lane if begun.kind is LANE and not is_outdated else None
+                accepted, _ = await self._stored(accept, accept.store(lane))
                 return await self._scheduled(accept, terms, accepted)
+            accepted, held = begun
             if saver is not None and load is not None and answers is not None:
-                saver.loaded(load, answers)
+                saver.loaded(load, answers[len(gets) :])
             self._context.queues.begun(partition, held.lane)
             self._context.subscriptions.changed(partition)
             if dispatch.is_stopping:
@@ -148,6 +164,19 @@ class Acceptance:
         finally:
             dispatch.release((partition, IN))
 
+    async def _begin(
+        self, accept: Accept, known: RememberedInbox, fetch: Fetch
+    ) -> tuple[accept_and_claim.Begun | Refused, Answers | None]:
+        """Try to store a message and claim its run, and read after that where this costs no round trip."""
+        runner = self._worker.runner
+        planned = accept_and_claim.plan(accept, runner.claim(accept.partition, accept.now), known)
+        try:
+            return await self._stored(accept, accept_and_claim.begin(accept, planned, known), fetch)
+        except Unavailable:
+            runner.doubted(planned.held)
+            self._worker.dispatch.serve_reserved((accept.partition, IN))
+            raise
+
     def _over(self, beginning: asyncio.Task[Ticket]) -> None:
         self._worker.beginning.discard(beginning)
         if not beginning.cancelled():
@@ -158,11 +187,8 @@ class Acceptance:
         self, accept: Accept, program: Program[R], fetch: Fetch | None = None
     ) -> tuple[R, Answers | None]:
         """Run a program that stores a message, and read after it where that costs no round trip."""
-        database = self._context.database
         try:
-            if fetch is None:
-                return await database.arun(program), None
-            return await database.arun_and_fetch(program, fetch)
+            return await self._context.database.arun_and_fetch(program, fetch)
         except QueueFull:
             self._emit("message.refused", accept.partition, accept.message)
             raise

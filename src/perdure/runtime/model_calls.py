@@ -56,6 +56,21 @@ class ModelCalls(BaseCallbackHandler):
         self._emit, self._prices, self._user = emit, prices, user
         self._open: dict[UUID, _Open] = {}
 
+    @property
+    def ignore_chain(self) -> bool:
+        """True: nodes and graphs are no calls of models."""
+        return True
+
+    @property
+    def ignore_agent(self) -> bool:
+        """True: nor are agents and tools."""
+        return True
+
+    @property
+    def ignore_retriever(self) -> bool:
+        """True: nor are retrievers."""
+        return True
+
     def on_chat_model_start(
         self,
         serialized: dict[str, Any],

@@ -103,9 +103,9 @@ class Options:
         reserved = [key for key in self.config.get("configurable") or {} if key.startswith("__")]
         if reserved:
             raise ValueError(f"the configurable keys {reserved} are not a caller's to set; leave them out")
-        if self.durability not in (None, *get_args(Durability)):
+        if self.durability not in _DURABILITIES:
             raise ValueError(f"durability is 'sync', 'async' or 'exit', not {self.durability!r}")
-        if self.on_failure not in (None, *get_args(OnFailure)):
+        if self.on_failure not in _ON_FAILURE:
             raise ValueError(f"on_failure is 'rollback' or 'keep', not {self.on_failure!r}")
         if self.attempts is not None and self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}; it has to be at least 1")
@@ -133,6 +133,8 @@ class Options:
         Raises:
             Corrupt: They are no options of this release.
         """
+        if stored == {}:
+            return _DEFAULT
         try:
             return cls._of(stored)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -166,6 +168,9 @@ class Options:
         )
 
 
+_DURABILITIES = (None, *get_args(Durability))
+_ON_FAILURE = (None, *get_args(OnFailure))
+_DEFAULT = Options()
 _PLAIN = (
     "config",
     "context",

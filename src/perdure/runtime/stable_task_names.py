@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import merge_configs
 
 from perdure.errors import NotAllowed
+from perdure.runtime.callback_handlers import with_handlers
 
 _ISOLATED = "__perdure_isolated"
 _PLACES = "__perdure_places"
@@ -58,6 +58,14 @@ class _Places(BaseCallbackHandler):
 
     @property
     def ignore_chat_model(self) -> bool:
+        return True
+
+    @property
+    def ignore_agent(self) -> bool:
+        return True
+
+    @property
+    def ignore_retriever(self) -> bool:
         return True
 
     def on_chain_start(
@@ -147,11 +155,9 @@ class _Isolated(_Places):
 def with_places(config: RunnableConfig) -> RunnableConfig:
     """Return the config for a run of an outermost graph, under which nested tasks have stable names."""
     places = _Places()
-    merged = merge_configs({"callbacks": config.get("callbacks")}, {"callbacks": [places]})
     configurable = {**config.get("configurable", {}), _PLACES: places}
-    return cast(
-        RunnableConfig, {**config, "configurable": configurable, "callbacks": merged.get("callbacks")}
-    )
+    callbacks = with_handlers(config.get("callbacks"), places)
+    return cast(RunnableConfig, {**config, "configurable": configurable, "callbacks": callbacks})
 
 
 def task_name(config: RunnableConfig) -> str | None:
@@ -223,8 +229,8 @@ def isolate(config: RunnableConfig) -> RunnableConfig:
     if not configurable.get(_TASK_ID):  # called on its own, not by a node
         return {**config, "configurable": inside}
     isolated = inside[_ISOLATED] = _Isolated(config, _call_number(configurable))
-    merged = merge_configs({"callbacks": config.get("callbacks")}, {"callbacks": [isolated]})
-    return {**config, "configurable": inside, "callbacks": merged.get("callbacks")}
+    callbacks = with_handlers(config.get("callbacks"), isolated)
+    return {**config, "configurable": inside, "callbacks": callbacks}
 
 
 def _call_number(configurable: Mapping[str, Any]) -> int:

@@ -263,13 +263,12 @@ class TenantRuntime:
         is_ours = self._worker.dispatch.serves(partition)
         async with asyncio.timeout(timeout):
             while True:
-                ended = self._context.notifications.expect(ENDED, partition)
-                run = self._worker.runner.ended(partition, ticket.id)
-                if run is None and not is_ours:
-                    run = (await self.look(ticket)).run
-                is_ours = False
-                if run is not None and run.state != OPEN:
+                if (run := self._worker.runner.ended(partition, ticket.id)) is not None:
                     return run
+                ended = self._context.notifications.expect(ENDED, partition)
+                if not is_ours and (run := (await self.look(ticket)).run) is not None and run.state != OPEN:
+                    return run
+                is_ours = False
                 # The end of a run in this process is notified without fail.
                 seldom = self._worker.dispatch.serves(partition)
                 await ended.wait(longest if seldom else pause)

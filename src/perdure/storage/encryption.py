@@ -42,6 +42,7 @@ from perdure.storage.port import (
     WrappingDriver,
     acommit_and_fetch,
     prepare_vectors,
+    reads_with_commits,
     vector_dims,
     vector_method,
 )
@@ -200,6 +201,11 @@ class EncryptedDriver(WrappingDriver):
 
     async def aperform(self, effect: Effect[R]) -> R:
         return self._up(effect, await self._inner.aperform(self._down(effect)))
+
+    @property
+    def reads_with_commits(self) -> bool:
+        """See ``port.reads_with_commits``."""
+        return reads_with_commits(self._inner)
 
     async def acommit_and_fetch(
         self, commit: Commit, fetch: Fetch

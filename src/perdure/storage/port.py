@@ -146,6 +146,12 @@ async def acommit_and_fetch(
     return cast("tuple[Committed | Refused, Answers | None]", await own(commit, fetch))
 
 
+def reads_with_commits(driver: Driver) -> bool:
+    """Return True if ``acommit_and_fetch`` reads in the round trip of the commit, so that a refused commit
+    costs no more than a read."""
+    return getattr(driver, "reads_with_commits", False)
+
+
 def is_kept(driver: Driver) -> bool:
     """Return True if the data of a driver outlives the process."""
     return getattr(driver, "is_kept", True)

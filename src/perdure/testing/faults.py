@@ -27,9 +27,19 @@ from typing import Any, Literal, TypeVar, cast
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
 from perdure.errors import Contention, Fenced, HeadConflict, PerdureError, Unavailable
-from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Refused, Stage
+from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
-from perdure.storage.port import CommitLimits, Driver, Notifier, bell_of, searches_items, vector_dims
+from perdure.storage.port import (
+    Answers,
+    CommitLimits,
+    Driver,
+    Notifier,
+    acommit_and_fetch,
+    bell_of,
+    reads_with_commits,
+    searches_items,
+    vector_dims,
+)
 
 __all__ = [
     "ALL",
@@ -142,6 +152,10 @@ class FaultyDriver:
     def bell(self) -> Notifier | None:
         return bell_of(self._inner)
 
+    @property
+    def reads_with_commits(self) -> bool:
+        return reads_with_commits(self._inner)
+
     def perform(self, effect: Effect[R]) -> R:
         at = self._begin(effect)
         refused = self._strike(at, "before", effect)
@@ -158,6 +172,18 @@ class FaultyDriver:
             return cast(R, refused)
         answer = await self._inner.aperform(effect)
         self._strike(at, "after", effect)
+        return answer
+
+    async def acommit_and_fetch(
+        self, commit: Commit, fetch: Fetch
+    ) -> tuple[Committed | Refused, Answers | None]:
+        """See ``storage.port.acommit_and_fetch``: one effect, a commit."""
+        at = self._begin(commit)
+        refused = self._strike(at, "before", commit)
+        if refused is not None:
+            return refused, None
+        answer = await acommit_and_fetch(self._inner, commit, fetch)
+        self._strike(at, "after", commit)
         return answer
 
     def close(self) -> None:

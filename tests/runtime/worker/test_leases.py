@@ -27,10 +27,10 @@ class Opening:
         runner = runtime._worker.runner
         opened = runner._open_buffer
 
-        async def late(held: object) -> None:
+        async def late(held: object, options: object) -> None:
             self.begun.set()
             await self.gate.wait()
-            await opened(held)  # type: ignore[arg-type]
+            await opened(held, options)  # type: ignore[arg-type]
 
         runner._open_buffer = late  # type: ignore[method-assign]
 

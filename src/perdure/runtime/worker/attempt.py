@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.constants import END
 from langgraph.errors import GraphDrained
@@ -25,10 +24,12 @@ from perdure.langgraph.loop_state import ThreadId
 from perdure.model.messages import DONE, WAITING
 from perdure.model.payloads import COMMAND, RESUME
 from perdure.runtime.agents import Agent
+from perdure.runtime.callback_handlers import with_handlers
 from perdure.runtime.conversations import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
+from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.interrupt_answers import still_to_give
 from perdure.runtime.memories import Memories
@@ -90,14 +91,16 @@ async def attempt(
         held.run.graph,
         tenant,
         "threads.create_run",
-        config=config_of(agent, held, journal, options, views, options.context),
+        config=config_of(agent, held, journal, options, views, options.context)
+        if isinstance(agent.graph, Factory)
+        else None,
         user=user_of((options.config.get("configurable") or {}).get(USER)),
         context=options.context,
     )
     within, steered = TENANT.set(tenant), STEERING.set(views.steering)
     try:
         async with making as graph:
-            return await _attempt(agent, graph, views, held, journal, buffer)
+            return await _attempt(agent, graph, views, held, (journal, options), buffer)
     finally:
         STEERING.reset(steered)
         TENANT.reset(within)
@@ -108,10 +111,10 @@ async def _attempt(
     graph: Pregel[Any, Any, Any, Any],
     views: Views,
     held: HeldRun,
-    journal: EffectJournal,
+    how_to: tuple[EffectJournal, Options],
     buffer: EventBuffer | None,
 ) -> Ending:
-    options = Options.read(held.messages[0].options)
+    journal, options = how_to
     context = context_of(graph, options.context, options.config.get("configurable") or {})
     config = now = config_of(agent, held, journal, options, views, context)
     has_begun = await _has_begun(graph, now, held)
@@ -380,8 +383,7 @@ def config_of(
     rest = {**agent.config, **options.config}
     config = cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
     calls = ModelCalls(views.called, agent.prices, str(configurable.get("user_id") or ""))
-    merged = merge_configs({"callbacks": config.get("callbacks")}, {"callbacks": [calls]})
-    return with_places(cast(RunnableConfig, {**config, "callbacks": merged.get("callbacks")}))
+    return with_places({**config, "callbacks": with_handlers(config.get("callbacks"), calls)})
 
 
 async def _ended(cancelled: asyncio.CancelledError) -> None:

@@ -28,6 +28,7 @@ from perdure.runtime.jitter import spread
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 
+Indicate = Callable[[Partition, Message], Coroutine[Any, Any, None]]
 InDoubt = Literal["resend", "reconcile", "hold"]
 """Policy for a reply that the provider may or may not have: send it again under the same key, ask the
 provider first, or hold it for a person."""
@@ -93,7 +94,7 @@ class Channel:
     send_in: Callable[[Partition, Reply], Awaitable[str | None]] | None = None
     split: Callable[[Any], Sequence[Any]] | None = None
     ask: Callable[[str, Any], Any] | None = None
-    indicate: Callable[[Partition, Message], Coroutine[Any, Any, None]] | None = None
+    indicate: Indicate | None = None
 
     def __post_init__(self) -> None:
         if (self.send is None) == (self.send_in is None):

@@ -28,12 +28,13 @@ class Working:
     task: asyncio.Task[Ending]
     confirmed_at: float
     how: str = ""
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def cancel(self, how: str) -> None:
         """Cancel the run; the first reason counts."""
         self.how = self.how or how
-        self.asked.set()
+        if not self.asked.done():
+            self.asked.set_result(None)
         self.task.cancel()
 
 

@@ -49,14 +49,11 @@ from perdure.runtime.state_sizes import Sizes
 from perdure.runtime.steering import Steering
 from perdure.runtime.worker.attempt import Views, attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
-from perdure.runtime.worker.delivery import Channel
+from perdure.runtime.worker.delivery import Channel, Indicate
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 
 _LAST_MOST = 4096
-_TIDY = 8
-"""Number of messages of a thread after which expired records are looked for; half of what is removed at
-once."""
 HEED_S = 5.0
 """Seconds for which a cancelled run is waited for."""
 
@@ -236,18 +233,18 @@ class Runner:
     async def _worked(self, held: HeldRun) -> bool:
         message = held.messages[0]
         try:
-            Options.read(message.options)
+            options = Options.read(message.options)
         except Corrupt as unreadable:
             # Unreadable options stay unreadable at the next attempt.
             return await self._given_up(held, error_note(unreadable), type(unreadable).__name__)
-        await self._open_buffer(held)
+        await self._open_buffer(held, options)
         stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
             return await self._stopped(held, stopped)
         if held.run.attempts > self._settings.attempts:
             return await self._given_up(held, "its worker ended each time that it was tried")
         agent = self.graphs.agents[held.run.graph]
-        durability = Options.read(message.options).durability or agent.durability
+        durability = options.durability or agent.durability
         steering = Steering(
             self._database, agent, held, self._settings.max_batch, is_sync=durability == "sync"
         )
@@ -271,30 +268,30 @@ class Runner:
         working = Working(held, steering, task, asyncio.get_running_loop().time())
         self.leases.started(working)
         deadline = self._deadline(held)
-        asked = asyncio.create_task(working.asked.wait())
-        indicator = asyncio.create_task(self._indicate(held))
+        channel = self._channels.get(held.run.channel)
+        indicator = None
+        if channel is not None and channel.indicate is not None:
+            indicator = asyncio.create_task(self._indicate(held, channel.indicate))
         try:
-            await asyncio.wait([task, asked], timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [task, working.asked]
+            await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 working.cancel("deadline")
                 # A task that ignores it is abandoned: it can store nothing after the run has ended.
                 await asyncio.wait([task], timeout=HEED_S)
         finally:
-            indicator.cancel()
-            asked.cancel()
+            if indicator is not None:
+                indicator.cancel()
             task.cancel()
             if stored is not None:  # a node in a thread of its own may still wait
                 stored.close(Unavailable("the attempt ended before its checkpoint was stored"))
             del self._working[held.partition]
         return await self._ended(working)
 
-    async def _indicate(self, held: HeldRun) -> None:
+    async def _indicate(self, held: HeldRun, indicate: Indicate) -> None:
         """Show on the run's channel that an answer is being written."""
-        channel = self._channels.get(held.run.channel)
-        if channel is None or channel.indicate is None:
-            return
         try:
-            await channel.indicate(held.partition, held.messages[-1])
+            await indicate(held.partition, held.messages[-1])
         except Exception as error:
             self._emit("run.indicator_failed", held, error=type(error).__name__)
 
@@ -346,9 +343,9 @@ class Runner:
         self._emit("run.handed_over", held)
         self._notifications.due(held.partition)
 
-    async def _open_buffer(self, held: HeldRun) -> None:
+    async def _open_buffer(self, held: HeldRun, options: Options) -> None:
         """Open the event buffer of a run that streams, or whose thread is followed."""
-        stream = Options.read(held.messages[0].options).stream
+        stream = options.stream
         if stream is None and (held.is_followed or self._subscriptions.is_followed(held.partition)):
             # The run does not stream by itself, but its thread is followed.
             stream = StreamOptions(modes=("values",), kept=False, by=self._owner)
@@ -385,8 +382,12 @@ class Runner:
         last, puts = await self._end_events(held, ending)
         buffer = self._buffers.get(held.run.id)
         fresh, most = self._database.fresh(), self._database.limits.ops
+        finish = runs.finish(held, ending, now, fresh, most, puts)
+        # What is out of date is read in the round trip of the end, where that is possible.
+        look = queue_retention.look_after(held.partition, held.run)
+        found = None
         try:
-            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, puts))
+            (lane, replies), found = await self._database.arun_and_fetch(finish, look)
         except Followed:
             # Another process began to follow the thread during the run.
             buffer = buffer or await self._new_buffer(held, is_stored=True)
@@ -406,9 +407,9 @@ class Runner:
         self._queues.ended(held.partition, lane, runs.closed_epoch(held.epoch))
         if lane.due_at is not None and not lane.is_due(now):
             self._dispatch.schedule(held.partition, lane, now)
-        if held.run.last // _TIDY > (held.run.first - 1) // _TIDY:
+        if look is not None:
             keep = now - round(self._settings.keep * 1_000_000)
-            await self._database.arun(queue_retention.forget(held.partition, keep, self._database.limits.ops))
+            await self._database.arun(queue_retention.forget(held.partition, keep, most, found))
         return lane.is_due(now)
 
     async def _end_events(self, held: HeldRun, ending: Ending) -> tuple[Event | None, list[Put]]:

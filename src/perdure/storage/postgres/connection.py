@@ -31,7 +31,7 @@ _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _AGAIN = {"57P03", "53300", "57P01", "57P02"}
 """States in which a server will take connections again: starting, full, stopping, crashed."""
 
-_HAS_PIPELINES = pq.version() >= 140_000
+HAS_PIPELINES = pq.version() >= 140_000
 """Older client libraries send one statement at a time."""
 
 _DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
@@ -169,7 +169,7 @@ class ServerConnection:
         Raises:
             ConnectionLost: As ``ask`` does, for the first statement; also the others.
         """
-        if not _HAS_PIPELINES:
+        if not HAS_PIPELINES:
             return self.ask(first.statement, first.values, first.unpack), None
         connection = self.connected()
         results: list[pq.abc.PGresult] = []

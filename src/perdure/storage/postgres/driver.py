@@ -33,6 +33,7 @@ from perdure.storage.notify import ServerNotifier
 from perdure.storage.port import Answers, CommitLimits, Notifier
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.connection import (
+    HAS_PIPELINES,
     ConnectionLost,
     ServerConnection,
     StatementCall,
@@ -128,6 +129,11 @@ class PostgresDriver:
 
     async def aperform(self, effect: Effect[R]) -> R:
         return await self._batcher(effect).aperform(effect)
+
+    @property
+    def reads_with_commits(self) -> bool:
+        """See ``port.reads_with_commits``."""
+        return HAS_PIPELINES
 
     async def acommit_and_fetch(
         self, commit: Commit, fetch: Fetch

@@ -1,0 +1,16 @@
+"""Callback handlers of the runtime's own, beside those of a config."""
+
+from __future__ import annotations
+
+from langchain_core.callbacks import BaseCallbackHandler, Callbacks
+from langchain_core.runnables.config import merge_configs, var_child_runnable_config
+
+
+def with_handlers(callbacks: Callbacks, *handlers: BaseCallbackHandler) -> Callbacks:
+    """Return the callbacks of a config together with handlers, which graphs called within inherit."""
+    if isinstance(callbacks, list):
+        return [*callbacks, *handlers]
+    if callbacks is None and var_child_runnable_config.get() is None:
+        return [*handlers]
+    # A manager, or the callbacks of an enclosing call.
+    return merge_configs({"callbacks": callbacks}, {"callbacks": [*handlers]}).get("callbacks")

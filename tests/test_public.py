@@ -120,6 +120,7 @@ def test_the_help_of_the_command_line_imports_only_the_commands() -> None:
         "perdure.imports",
         "perdure.imports.kinds",
         "perdure.model",
+        "perdure.model.missing_thread",
         "perdure.model.records",
         "perdure.storage",
         "perdure.storage.url",

@@ -147,7 +147,8 @@ def test_a_thread_that_another_process_knows_takes_one_trip_more_once() -> None:
         loads = requests["c"].count("Fetch")
         assert requests["c"] == ["Refused", "Committed", *["Fetch"] * loads, *["Committed"] * 4]
         assert loads > 0
-        assert requests["d"] == ["Committed"] * 5
+        # What was read with the claim may have been forgotten, and is then read again.
+        assert [each for each in requests["d"] if each != "Fetch"] == ["Committed"] * 5
         assert await spoken(here, graph, "ada") == [text for m in "abcd" for text in (m, f"echo: {m}")]
         assert here.fsck("ada") == []
         here.close()

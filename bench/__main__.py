@@ -154,10 +154,14 @@ def _compare(commit: str, quick: bool, only: str, savers: str, scratch: Path | N
             raise typer.BadParameter(str(error), param_hint="--compare") from error
     (RESULTS / "latest.partial.json").unlink(missing_ok=True)
     _keep(results, RESULTS / "trial.partial.json")
-    found = comparison.changes({name: results[name] for name in workloads}, sides)
-    console.print(comparison.table(found, short))
     for note in results["notes"]:
         console.print(f"[yellow]note:[/] {note}")
+    try:
+        found = comparison.changes({name: results[name] for name in workloads}, sides)
+    except comparison.NothingCompared as error:
+        console.print(f"[red]{error}[/]")
+        sys.exit(1)
+    console.print(comparison.table(found, short))
     if results["failed"]:
         sys.exit(1)
 

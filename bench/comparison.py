@@ -25,6 +25,10 @@ class UnknownCommit(Exception):
     """The repository has no such commit."""
 
 
+class NothingCompared(Exception):
+    """No figure was measured with both codes."""
+
+
 class Change(NamedTuple):
     """A figure of one saver, with the code of the commit and with this tree's."""
 
@@ -63,8 +67,12 @@ def sides(names: list[str], known: Mapping[str, Candidate], commit: str, tree: P
 
 
 def changes(results: Mapping[str, Any], twins: Mapping[str, Candidate]) -> list[Change]:
-    """The figures of savers that were measured with both codes."""
-    return [
+    """The figures of savers that were measured with both codes.
+
+    Raises:
+        NothingCompared: There are none.
+    """
+    found = [
         Change(section, twin.twin_of, figure, then[figure], now[figure])
         for section, measured in results.items()
         for twin in twins.values()
@@ -74,6 +82,11 @@ def changes(results: Mapping[str, Any], twins: Mapping[str, Candidate]) -> list[
         for figure in now
         if figure in then
     ]
+    if not found:
+        raise NothingCompared(
+            f"nothing in {', '.join(results)} was measured with both codes; the notes say what failed"
+        )
+    return found
 
 
 def _figures(measured: Any, saver: str, at: tuple[str, ...] = ()) -> Iterator[tuple[str, float]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.comparison import Change, UnknownCommit, changes, checked_out, sides, table
+from bench.comparison import Change, NothingCompared, UnknownCommit, changes, checked_out, sides, table
 from bench.savers import CANDIDATES
 
 TREE = Path("/tree")
@@ -31,6 +31,12 @@ def test_figures_of_both_sides_are_compared_wherever_a_section_has_them() -> Non
     shown = io.StringIO()
     Console(width=120, file=shown).print(table(found, "abc"))
     assert "0.50 ×" in shown.getvalue()
+
+
+def test_a_run_that_compares_nothing_is_no_success() -> None:
+    twins = sides(["perdure"], CANDIDATES, "abc", TREE)
+    with pytest.raises(NothingCompared, match="nothing in growth, race was measured with both codes"):
+        changes({"growth": {"savers": {"perdure": {"p50": 1.0}}}, "race": {}}, twins)
 
 
 def test_a_commit_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class Template(NamedTuple):
     def extended(self, values: Iterable[Any]) -> Template:
         """Return the template of this one's elements and more, to which nothing else refers."""
         columns = _columns(values, len(self.values), len(self.containers))
-        return Template(*map(add, self, map(tuple, columns)))
+        return Template(*_appended(self, map(tuple, columns)))
 
     def messages(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return those of the elements, or of their copies, that are objects."""
@@ -153,6 +153,11 @@ class Template(NamedTuple):
         )
 
 
+def _appended(columns: Iterable[Any], more: Iterable[Any]) -> Iterator[Any]:
+    """Yield each of the columns with more behind it."""
+    return map(add, columns, more)
+
+
 class Watch(NamedTuple):
     """Copies that were returned to a caller, with everything mutable inside them as it was then.
 
@@ -176,8 +181,7 @@ class Watch(NamedTuple):
         """Return the watch over these copies and more, which are copies of the elements of ``template``."""
         places = self.places.copy()
         places.update(zip(more.places, map(len(self.values).__add__, more.places.values()), strict=True))
-        columns: Iterator[Any] = map(add, self[2:], more[2:])
-        return Watch(template, places, *columns)
+        return Watch(template, places, *_appended(self[2:], more[2:]))
 
     def unchanged(self) -> Iterator[bool]:
         """Yield True for everything that is unchanged. Exhausted by one call into C, it is one snapshot."""

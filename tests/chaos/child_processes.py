@@ -40,7 +40,7 @@ from perdure.model.payloads import MESSAGE, RESUME
 from perdure.model.program import Effect, ask
 from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE, Partition
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.tickets import Ticket

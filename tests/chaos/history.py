@@ -28,7 +28,7 @@ from perdure.model.program import ask
 from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
 from perdure.runtime import steered
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 
 STEPS = 3
 """Number of steps in each run of the logging graph."""

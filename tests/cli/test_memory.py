@@ -16,7 +16,7 @@ from tests.backends import BACKENDS, EMPTY
 from tests.cli.test_commands import Shell, shell
 from tests.conversation.models import Scripted
 from tests.runtime.graphs import eventually_stored
-from tests.runtime.test_memories import graph, of, policy
+from tests.runtime.test_run_memory import graph, of, policy
 
 __all__ = ["shell"]
 

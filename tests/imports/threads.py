@@ -14,7 +14,7 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, interrupt
 from typing_extensions import TypedDict
 
-from perdure.imports.versions import translated
+from perdure.imports.channel_versions import translated
 
 RESUME: Command[Any] = Command(resume="yes")
 

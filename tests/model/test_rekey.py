@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure.errors import Corrupt
 from perdure.model import refs
 from perdure.model.chunks import CHUNK_MAX, Digester
-from perdure.model.packing import joined
+from perdure.model.joined_values import joined
 from perdure.model.rekey import Graft, Named
 from perdure.model.tree import Builder, Expansion
 

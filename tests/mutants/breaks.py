@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from perdure.engine import checkpoints, history
-from perdure.engine.thread_view import View
+from perdure.engine.thread_state import View
 from perdure.errors import Conflict
 from perdure.langgraph import translate
 from perdure.langgraph.saver import PerdureSaver

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 
-from perdure.runtime import Agent, Runtime, conversations
+from perdure.runtime import Agent, Runtime, conversation_windows
 from tests.conversation.models import Scripted
-from tests.runtime.test_conversations import REPLY, Seen, graph, policy, run
+from tests.runtime.test_conversation_windows import REPLY, Seen, graph, policy, run
 
 
 def test_slow_summaries_are_few_at_once_and_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "_AT_ONCE", 2)
-    monkeypatch.setattr(conversations, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(conversation_windows, "_AT_ONCE", 2)
+    monkeypatch.setattr(conversation_windows, "_PATIENCE_S", 0.2)
     seen, busy, most = Seen(), 0, 0
 
     async def forever(summary: str, messages: Sequence[BaseMessage]) -> str:

@@ -12,9 +12,9 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.conversation import Conversation, Limit, Summary, repair
 from perdure.conversation.compaction import compacted
-from perdure.runtime import Agent, Runtime, conversations
+from perdure.runtime import Agent, Runtime, conversation_windows
 from tests.conversation.models import Scripted
-from tests.runtime.test_conversations import REPLY, Summaries, accounted, graph, run, say, stored
+from tests.runtime.test_conversation_windows import REPLY, Summaries, accounted, graph, run, say, stored
 
 pytestmark = pytest.mark.slow
 
@@ -71,12 +71,12 @@ async def _lost(self: Any, held: Any, before: Any, made: Any, found: Any) -> boo
 
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "all of it": (conversations.Conversations, "input", _given),
-    "trim": (conversations, "compacted", _untrimmed),
-    "repair": (conversations, "compacted", _unrepaired),
-    "summary": (conversations.Conversations, "note_reply", _nothing),
-    "storing of the summary": (conversations.Conversations, "_store", _lost),
-    "hand-over of the summary": (conversations.Conversations, "_waiting", _nothing),
+    "all of it": (conversation_windows.Conversations, "input", _given),
+    "trim": (conversation_windows, "compacted", _untrimmed),
+    "repair": (conversation_windows, "compacted", _unrepaired),
+    "summary": (conversation_windows.Conversations, "note_reply", _nothing),
+    "storing of the summary": (conversation_windows.Conversations, "_store", _lost),
+    "hand-over of the summary": (conversation_windows.Conversations, "_waiting", _nothing),
 }
 
 

@@ -1,6 +1,6 @@
 """Side effects in nodes: noted once, repeated under the same key, refused to who lost the run.
 
-Covers perdure.runtime.stable_task_names.
+Covers perdure.runtime.repeatable_task_names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Side effects with the durability "async": none before the checkpoint is stored that its key is made of.
 
-Covers perdure.langgraph.stored_checkpoints.
+Covers perdure.langgraph.awaited_checkpoints.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from perdure.testing.faults import WRITES, Fault, fail, faulty
 from tests.backends import BACKENDS, EMPTY
 from tests.conversation.histories import how_many
 from tests.conversation.models import Scripted
-from tests.runtime.test_memories import Events, graph, of, policy, settled
+from tests.runtime.test_run_memory import Events, graph, of, policy, settled
 
 TURNS = (("one", "I sing"), ("two", "I live in Lisbon"), ("one", "I live in Porto"))
 WHOLE = 10_000

@@ -16,7 +16,7 @@ from perdure.runtime import Agent, NotSent, Runtime
 from perdure.runtime.memory_lane import lane_channel
 from perdure.runtime.memory_turns import MEMORY
 from tests.conversation.models import Scripted
-from tests.runtime.test_memories import graph, policy, run, say, settled
+from tests.runtime.test_run_memory import graph, policy, run, say, settled
 
 
 def test_a_turn_that_finds_its_lane_full_is_handed_over_later_without_an_attempt() -> None:

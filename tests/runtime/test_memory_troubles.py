@@ -13,9 +13,9 @@ from langgraph.store.base import Op, SearchOp
 from perdure.errors import Unavailable
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Memory
-from perdure.runtime import Agent, Runtime, memories
+from perdure.runtime import Agent, Runtime, run_memory
 from tests.conversation.models import Scripted
-from tests.runtime.test_memories import Events, graph, policy, run, say
+from tests.runtime.test_run_memory import Events, graph, policy, run, say
 
 
 class Hanging(PerdureStore):
@@ -35,7 +35,7 @@ class Hanging(PerdureStore):
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_store_that_fails_or_hangs_costs_no_reply(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, events = Scripted(answers=[AIMessage("Hi.")]), Events()
-    monkeypatch.setattr(memories, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(run_memory, "_PATIENCE_S", 0.1)
     monkeypatch.setattr(Hanging, "fails", fails)
 
     async def body(app: Runtime) -> None:

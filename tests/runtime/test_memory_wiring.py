@@ -19,11 +19,11 @@ from perdure.model.messages import SENT
 from perdure.model.ops import Fetch, Range
 from perdure.model.program import ask
 from perdure.model.records import ITEM, STORE
-from perdure.runtime import Agent, Runtime, memories, memory_lane
+from perdure.runtime import Agent, Runtime, memory_lane, run_memory
 from perdure.runtime.memory_turns import MEMORY, lane_of
 from tests.conversation.models import Scripted
 from tests.runtime.graphs import eventually_stored
-from tests.runtime.test_memories import graph, policy, say, settled, working
+from tests.runtime.test_run_memory import graph, policy, say, settled, working
 
 
 async def whole() -> None:
@@ -110,8 +110,8 @@ def _no_candidates(*args: Any, **kwargs: Any) -> Any:
 
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "recall": (memories.Memories, "input", _given),
-    "hand-over": (memories.Memories, "ended", _nothing),
+    "recall": (run_memory.Memories, "input", _given),
+    "hand-over": (run_memory.Memories, "ended", _nothing),
     "extraction": (memory_lane, "_found", _empty),
     "summary": (memory_lane, "_found", _no_summary),
     "index": (SearchIndex, "candidates", _no_candidates),

@@ -25,7 +25,7 @@ from perdure.server.config import Http
 from perdure.server.resources import ServerState
 from tests.backends import BACKENDS, EMPTY
 from tests.conversation.models import Scripted
-from tests.runtime.test_memories import graph, policy, settled
+from tests.runtime.test_run_memory import graph, policy, settled
 
 
 class ByHeader(Open):

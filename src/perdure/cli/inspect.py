@@ -15,7 +15,7 @@ from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
     from perdure.inspector.serve import Presentation
-    from perdure.runtime.agents import Agent
+    from perdure.runtime.agent import Agent
 
 ALL, REPLAY = "all", "replay"
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.replay.comparison import Difference
     from perdure.replay.run import ReplayOptions, ReplayReport
-    from perdure.runtime.agents import Agent
+    from perdure.runtime.agent import Agent
 
 _WIDEST = 400
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from langgraph.pregel import Pregel
 
     from perdure.config.graph_choice import ChosenGraph
-    from perdure.runtime.agents import Agent
+    from perdure.runtime.agent import Agent
     from perdure.schema.schema import Schema
 
 schema = typer.Typer(

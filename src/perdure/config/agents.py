@@ -17,7 +17,7 @@ from perdure.conversation.counting import approximate
 from perdure.conversation.policy import Conversation
 from perdure.conversation.window import Limit
 from perdure.errors import BadSetting, GraphLoadError
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.loading import find
 from perdure.runtime.module_files import names_file
 from perdure.schema.schema import Schema

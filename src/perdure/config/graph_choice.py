@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perdure.config.agents import AgentSettings, schema_places
 from perdure.config.resolve import ResolvedConfig, add_import_folders, set_variables, settle
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.loading import find, load_agent, named
 from perdure.runtime.module_files import names_file
 

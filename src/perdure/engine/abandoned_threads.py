@@ -13,6 +13,7 @@ from perdure.engine.transact import Budget
 from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Fetch, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT
+from perdure.model.record_versions import successor
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
@@ -29,7 +30,6 @@ from perdure.model.records import (
     WRITE,
     Partition,
 )
-from perdure.model.versions import successor
 
 _NOTHING_ELSE = (
     Check(EPOCH, (), Expect.ABSENT),

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.drafts import CheckpointDrafts, WriteDrafts
 from perdure.engine.steering import Taking
-from perdure.engine.thread_view import (
+from perdure.engine.thread_state import (
     HeadView,
     View,
     guards,
@@ -30,9 +30,9 @@ from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
 from perdure.model.program import Effect, Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
-from perdure.model.versions import successor
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.chunk_reads import MissingChunk, fetch_chunks, reachable
 from perdure.engine.thread_records import Contents, read, read_heads, references
-from perdure.engine.thread_view import load_view, missing_head
+from perdure.engine.thread_state import load_view, missing_head
 from perdure.engine.transact import ATTEMPTS, Budget, batches, chunk_puts
 from perdure.errors import Conflict, Contention
 from perdure.model.chunks import Digester

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from perdure.engine.thread_view import View
+from perdure.engine.thread_state import View
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.ops import Check
 from perdure.model.program import Program

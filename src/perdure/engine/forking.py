@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.engine import history, transfer_claim
-from perdure.engine.thread_view import HeadView, guards, load_view, missing_head
+from perdure.engine.thread_state import HeadView, guards, load_view, missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, NotFound
 from perdure.model.checkpoint import CheckpointRecord
@@ -11,8 +11,8 @@ from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Lane
+from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
-from perdure.model.versions import successor
 
 
 def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> Program[str]:

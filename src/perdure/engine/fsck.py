@@ -15,17 +15,17 @@ from perdure.engine.chunk_reads import FETCH_KEYS
 from perdure.engine.fsck_queue import check_queue
 from perdure.engine.fsck_report import ARRIVE, REPAIR, RESTORE, Damage, Finding, Repaired
 from perdure.engine.scan import Walk, start
-from perdure.engine.thread_view import guards, load_view
+from perdure.engine.thread_state import guards, load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, LANE, TAG, WRITE, Key, Partition, Record
 from perdure.model.retention import Name
 from perdure.model.tree import Expansion
-from perdure.model.versions import successor
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from perdure.engine.thread_view import lost_head, missing_head, read_view, refuse_headless, view_items
+from perdure.engine.thread_state import lost_head, missing_head, read_view, refuse_headless, view_items
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, in_order

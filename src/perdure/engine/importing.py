@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.range_reads import read_all
-from perdure.engine.thread_view import HeadView, View, guards, read_view, view_items
+from perdure.engine.thread_state import HeadView, View, guards, read_view, view_items
 from perdure.engine.transact import Budget, batches, chunk_puts, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite
 from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT
+from perdure.model.record_versions import successor
 from perdure.model.records import (
     CHECKPOINT,
     DOCUMENT,
@@ -31,7 +32,6 @@ from perdure.model.records import (
     Key,
     Partition,
 )
-from perdure.model.versions import successor
 
 _EXTENT: Key = ("imported",)
 """Key of the record of what an import has brought."""

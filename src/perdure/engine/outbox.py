@@ -19,8 +19,8 @@ from perdure.model.messages import DEAD, READY, SENDING, UNKNOWN, Reply
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import OUT, Lane
+from perdure.model.record_versions import successor
 from perdure.model.records import LANE, OUTBOX, Partition
-from perdure.model.versions import successor
 
 A = TypeVar("A")
 

@@ -16,7 +16,7 @@ from perdure.engine.history import delta_history
 from perdure.engine.removal_of_writes import Held, unneeded_writes
 from perdure.engine.removal_parts import parts, too_large
 from perdure.engine.thread_records import Contents, read
-from perdure.engine.thread_view import guards
+from perdure.engine.thread_state import guards
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.engine.whole_removal import remove_whole
 from perdure.errors import CannotTakeBack, Contention
@@ -40,6 +40,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT
+from perdure.model.record_versions import successor
 from perdure.model.records import (
     CHECKPOINT,
     DOCUMENT,
@@ -64,7 +65,6 @@ from perdure.model.retention import (
     plan_removal,
     plan_retention,
 )
-from perdure.model.versions import successor
 
 _PAGE = 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from perdure.engine.thread_view import HeadView
+from perdure.engine.thread_state import HeadView
 from perdure.engine.transact import Budget
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Delete, Expect, Op, Put

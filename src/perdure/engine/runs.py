@@ -18,8 +18,8 @@ from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import FOLLOWED, IN, OUT, Lane
+from perdure.model.record_versions import successor
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Record
-from perdure.model.versions import successor
 
 
 class HeldRun(NamedTuple):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from perdure.engine import documents
-from perdure.engine.thread_view import load_view
+from perdure.engine.thread_state import load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, ThreadPinned
 from perdure.model.messages import encode
 from perdure.model.missing_thread import missing_thread
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import DOCUMENT, GC, HEAD, Partition
-from perdure.model.versions import successor
 
 _PIN = ("schema", "pin")
 _VERSION = "version"

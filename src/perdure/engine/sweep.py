@@ -15,7 +15,7 @@ from perdure.engine.abandoned_threads import is_arriving, is_unfinished, remove_
 from perdure.engine.chunk_reads import FETCH_KEYS, reachable
 from perdure.engine.expiry import Clocks, ThreadAtRest, read_at_rest, remove_expired
 from perdure.engine.thread_records import Contents, read
-from perdure.engine.thread_view import missing_head
+from perdure.engine.thread_state import missing_head
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord

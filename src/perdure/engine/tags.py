@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from perdure.engine import transfer_claim
-from perdure.engine.thread_view import HeadView, load_view, missing_head
+from perdure.engine.thread_state import HeadView, load_view, missing_head
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, SEAL, TAG, Partition, Record
-from perdure.model.versions import successor
 
 
 def set_tag(

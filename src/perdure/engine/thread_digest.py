@@ -17,7 +17,7 @@ import ormsgpack
 from perdure.engine.chunk_reads import MissingChunk, fetch_chunks
 from perdure.engine.range_reads import read_all
 from perdure.engine.thread_records import Contents, read
-from perdure.engine.thread_view import HeadView
+from perdure.engine.thread_state import HeadView
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from perdure.engine.range_reads import read_all
-from perdure.engine.thread_view import HeadView, View, load_view
+from perdure.engine.thread_state import HeadView, View, load_view
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.ops import Range
 from perdure.model.program import Program

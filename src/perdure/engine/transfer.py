@@ -25,7 +25,7 @@ from perdure.engine.chunk_collection import collect
 from perdure.engine.range_reads import read_all
 from perdure.engine.thread_digest import Digest, Report, ThreadContent
 from perdure.engine.thread_records import Contents
-from perdure.engine.thread_view import HeadView, View, guards, load_view
+from perdure.engine.thread_state import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, batches, chunk_puts
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
 from perdure.model.chunks import Digester

@@ -14,8 +14,8 @@ from collections.abc import Collection, Sequence
 from perdure.engine.range_reads import read_all
 from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Put, Range, Refused
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
 from perdure.model.records import GC, WRITE, Key, Partition
-from perdure.model.versions import successor
 
 _ABSENT = Check(GC, (), Expect.ABSENT)
 

@@ -31,8 +31,8 @@ from perdure.imports.source import (
     WriteSlot,
 )
 from perdure.langgraph.serde import Serde
+from perdure.model.joined_values import joined
 from perdure.model.missing_thread import missing_thread
-from perdure.model.packing import joined
 from perdure.model.records import Partition
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perdure.engine.importing import CheckpointKey
-from perdure.engine.thread_view import HeadView
+from perdure.engine.thread_state import HeadView
 from perdure.errors import Unserialisable
+from perdure.imports.channel_versions import translated
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import SourceCheckpoint, SourceWrite
-from perdure.imports.versions import translated
 from perdure.langgraph import translate
 from perdure.langgraph.cache.encoding import Encoding, Frozen
 from perdure.langgraph.cache.known_chunks import HeadRefs, WriteBasis

@@ -18,7 +18,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import importing
 from perdure.engine.importing import Arrival, CheckpointKey, StoredThread
-from perdure.engine.thread_view import HeadView
+from perdure.engine.thread_state import HeadView
 from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder

@@ -9,12 +9,12 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.engine import chunk_reads, history
 from perdure.errors import Corrupt
+from perdure.imports.channel_versions import translated
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import CheckpointEntry
-from perdure.imports.versions import translated
 from perdure.langgraph import translate
 from perdure.model.chunks import Digester
-from perdure.model.packing import joined
+from perdure.model.joined_values import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
 

@@ -13,7 +13,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import NotAllowed, NotFound
 from perdure.model.records import Partition
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.options import Options
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.tenant import TenantRuntime

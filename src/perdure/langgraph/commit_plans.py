@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 
 from perdure.engine.drafts import Draft
-from perdure.engine.thread_view import View
+from perdure.engine.thread_state import View
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate, value_errors
 from perdure.langgraph.cache.encoding import Encoding, Frozen

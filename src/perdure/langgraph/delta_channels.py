@@ -14,7 +14,7 @@ from perdure.langgraph.schema_values import Converted, Payload
 from perdure.langgraph.translate import noted
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord
 from perdure.model.chunks import Digester
-from perdure.model.packing import joined
+from perdure.model.joined_values import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.schema.schema import Schema

@@ -19,7 +19,7 @@ from yaml.representer import Representer, SafeRepresenter
 
 from perdure.engine.steering import Taking
 from perdure.errors import PerdureError
-from perdure.langgraph.stored_checkpoints import StoredCheckpoints
+from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import LoadedHead
 from perdure.model.records import Key, Partition

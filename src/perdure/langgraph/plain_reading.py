@@ -21,8 +21,8 @@ from perdure.langgraph.serde import Serde
 from perdure.model import refs
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
+from perdure.model.joined_values import joined
 from perdure.model.missing_thread import missing_thread
-from perdure.model.packing import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.tree import EncodedDict, EncodedList, Tree

@@ -22,13 +22,13 @@ from langgraph.checkpoint.base import (
 from perdure.engine import removal
 from perdure.errors import PerdureError
 from perdure.langgraph import translate
+from perdure.langgraph.channel_versions import next_version
 from perdure.langgraph.commit_plans import WritesPlan
 from perdure.langgraph.datatypes import TypeName
 from perdure.langgraph.first_step import may_be_carried
 from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address
-from perdure.langgraph.versions import next_version
 from perdure.model.checkpoint import Version
 from perdure.model.heads import ROOT
 from perdure.schema.schema import Schema

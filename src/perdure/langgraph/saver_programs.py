@@ -29,7 +29,7 @@ from perdure.engine import checkpoints, copying, history, removal
 from perdure.engine import chunk_reads as engine_values
 from perdure.engine.chunk_reads import MissingChunk
 from perdure.engine.steering import Taking
-from perdure.engine.thread_view import View, is_older
+from perdure.engine.thread_state import View, is_older
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, NotAllowed, OtherGraph, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate
@@ -50,11 +50,11 @@ from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, HeadClaim, claim, loop_name
+from perdure.model.joined_values import joined
 from perdure.model.ops import Fetch
-from perdure.model.packing import joined
 from perdure.model.program import Program
+from perdure.model.record_versions import first_version
 from perdure.model.records import Partition
-from perdure.model.versions import first_version
 from perdure.schema.schema import Schema
 from perdure.storage.port import Answers, Driver
 

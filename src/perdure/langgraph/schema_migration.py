@@ -27,7 +27,7 @@ from perdure.langgraph.translate import COUNTERS, Address, Values, noted
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite, Version
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, schema_of
-from perdure.model.packing import joined
+from perdure.model.joined_values import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.schema.changes import Changes

@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.engine import chunk_reads as engine_values
-from perdure.engine.thread_view import View
+from perdure.engine.thread_state import View
 from perdure.errors import PerdureError, Unreadable, Unserialisable
 from perdure.langgraph import value_errors
 from perdure.langgraph.cache.decoding import ListingDecoder, recall, take
@@ -29,7 +29,7 @@ from perdure.langgraph.serde import Serde
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, UNVERSIONED
-from perdure.model.packing import joined
+from perdure.model.joined_values import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
 

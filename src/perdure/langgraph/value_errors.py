@@ -8,7 +8,7 @@ from typing import Any
 from perdure.errors import PerdureError, TypeNotAllowed, TypeNotFound, Unreadable
 from perdure.langgraph.datatypes import TypeName
 from perdure.langgraph.serde import Serde
-from perdure.model.packing import joined
+from perdure.model.joined_values import joined
 from perdure.model.tree import Tree
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import NamedTuple
 
-from perdure.model.versions import successor
+from perdure.model.record_versions import successor
 
 ROOT = ""
 """Root namespace, the only one with compare-and-set: a subgraph is fenced through its root."""

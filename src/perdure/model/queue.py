@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from perdure.model.ops import Expect, Expectation, Put
+from perdure.model.record_versions import successor
 from perdure.model.records import LANE, Record
-from perdure.model.versions import successor
 
 IN = "inbox"
 OUT = "outbox"

@@ -38,12 +38,12 @@ from perdure.replay.interception import RefusingStore, everywhere, install
 from perdure.replay.plain_values import snapshot
 from perdure.replay.recording import Recording, Step, by_key, config_of, name_sent
 from perdure.replay.step_saver import StepSaver
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.effects import ReplayedEffects
 from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import saver_for
+from perdure.runtime.repeatable_task_names import with_places
 from perdure.runtime.run_context import context_of
-from perdure.runtime.stable_task_names import with_places
 
 _PASSES_MAX = 200
 _LOOP = "loop"

@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import INTERRUPT
 from langgraph.types import Interrupt
 
-from perdure.langgraph.versions import next_version
+from perdure.langgraph.channel_versions import next_version
 from perdure.model.checkpoint import Version
 from perdure.replay.plain_values import snapshot
 from perdure.replay.recording import NULL_TASK, StoredTask, TaskKey, config_of, keyed

@@ -3,7 +3,7 @@
 from perdure.engine.events import Event
 from perdure.engine.inbox import Standing
 from perdure.model.messages import Message, Reply, Run
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.effects import effect, effect_key, effects, effects_sync
 from perdure.runtime.isolated_subgraphs import isolated_subgraph
 from perdure.runtime.model_calls import Price

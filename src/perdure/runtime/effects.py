@@ -24,11 +24,11 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine import journal
 from perdure.engine.runs import HeldRun
 from perdure.errors import NotAllowed, UnrecordedCall
+from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.langgraph.loop_state import carried
-from perdure.langgraph.stored_checkpoints import StoredCheckpoints
 from perdure.model.messages import encode
 from perdure.model.records import Key, Partition
-from perdure.runtime.stable_task_names import once_a_try, origins, task_name
+from perdure.runtime.repeatable_task_names import once_a_try, origins, task_name
 
 P = ParamSpec("P")
 R = TypeVar("R")

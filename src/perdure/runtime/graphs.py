@@ -22,7 +22,7 @@ from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
 from perdure.langgraph.undeclared import OnUndeclared, ReportedOnce, refuse, watching
 from perdure.model.records import Partition
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.graph_factories import Access, Factory, Use
 from perdure.runtime.run_user import GraphUser
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.pregel import Pregel
 
-from perdure.runtime.stable_task_names import isolate
+from perdure.runtime.repeatable_task_names import isolate
 
 State = TypeVar("State")
 

@@ -25,7 +25,7 @@ from langgraph.pregel import Pregel
 
 from perdure.errors import GraphLoadError
 from perdure.runtime import module_files
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.graph_factories import Factory, factory_of
 from perdure.runtime.module_files import Unplaced, importable, module_of, names_file
 from perdure.runtime.worker.delivery import Channel

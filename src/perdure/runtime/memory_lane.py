@@ -27,7 +27,7 @@ from perdure.model.payloads import INPUT
 from perdure.model.queue import Debounce
 from perdure.model.records import Partition
 from perdure.runtime.accepting import AcceptanceTerms
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.memory_turns import MEMORY, WaitingTurn, lane_of
 from perdure.runtime.observers import Observers
 from perdure.runtime.options import Options

@@ -24,7 +24,7 @@ from perdure.model.program import ask
 from perdure.model.records import SERVER, Partition
 from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime.accepting import AcceptanceTerms
-from perdure.runtime.agents import Agent, agents
+from perdure.runtime.agent import Agent, agents
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.subscription import Subscriptions
 from perdure.runtime.graphs import StoreOptions

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from perdure.database.handle import DatabaseHandle
 from perdure.model.thread_ttl import ThreadTtl
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.subscription import Subscriptions
 from perdure.runtime.graphs import StoreOptions

@@ -21,7 +21,7 @@ from perdure.langgraph.graph_facts import read, read_all
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.schema_task_ids import SENDS
 from perdure.model.records import Partition
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.graphs import saver_for
 from perdure.schema.changes import BRANCH
 from perdure.schema.namespaces import NamespaceNames, is_by_name

@@ -45,7 +45,7 @@ from perdure.errors import NotAllowed, NoWindow
 from perdure.langgraph.loop_state import holding
 from perdure.model.messages import Message
 from perdure.model.payloads import INPUT, MESSAGE
-from perdure.runtime.agents import Agent, input_names
+from perdure.runtime.agent import Agent, input_names
 from perdure.runtime.run_user import USER
 
 _NULL_TASK = "00000000-0000-0000-0000-000000000000"

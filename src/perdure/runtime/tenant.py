@@ -20,7 +20,7 @@ from perdure.model.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.payloads import COMMAND, INPUT, RESUME
 from perdure.model.records import Partition
 from perdure.runtime.accepting import Acceptance, AcceptanceTerms
-from perdure.runtime.agents import message_payload
+from perdure.runtime.agent import message_payload
 from perdure.runtime.control import Control
 from perdure.runtime.crons import Crons
 from perdure.runtime.documents import TenantDocuments, ThreadDocuments

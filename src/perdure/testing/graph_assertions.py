@@ -9,7 +9,7 @@ from langgraph.pregel import Pregel
 
 from perdure.audit import Ignore, audit
 from perdure.langgraph.undeclared import refuse, watching
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.graph_factories import Factory
 
 

@@ -10,7 +10,7 @@ from perdure.langgraph.cache.change_tracking import Template, Watch
 from perdure.langgraph.cache.thread_cache import Elements, Handed, KnownValue, ThreadCache, common_start
 from perdure.langgraph.serde import Serde
 from perdure.model import refs
-from perdure.model.packing import (
+from perdure.model.joined_values import (
     array_header,
     joined,
     packed,

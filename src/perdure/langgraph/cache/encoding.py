@@ -20,14 +20,14 @@ from perdure.model import refs
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT
-from perdure.model.ops import Check
-from perdure.model.packing import (
+from perdure.model.joined_values import (
     SNAPSHOT_EXT,
     array_header,
     ext_code,
     ext_header,
     map_header,
 )
+from perdure.model.ops import Check
 from perdure.model.tree import Builder
 
 _SPLIT_ELEMENT = 4096

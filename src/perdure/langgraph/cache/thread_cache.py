@@ -18,7 +18,7 @@ from typing import NamedTuple
 from perdure.langgraph.cache.change_tracking import Template, Watch
 from perdure.langgraph.cache.known_chunks import HeadRefs, KnownChunks, entered
 from perdure.langgraph.serde import Serde
-from perdure.model.packing import (
+from perdure.model.joined_values import (
     array_header,
 )
 from perdure.model.records import Partition

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from langgraph.checkpoint.serde.types import INTERRUPT
 
 from perdure.engine.documents import Document
-from perdure.engine.thread_view import refuse_headless
+from perdure.engine.thread_state import refuse_headless
 from perdure.errors import Corrupt
 from perdure.langgraph import plain_reading
 from perdure.model.checkpoint import CheckpointRecord

@@ -23,21 +23,21 @@ from perdure.langgraph.early_loads import kept_for_the_next
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model.messages import DONE, WAITING
 from perdure.model.payloads import COMMAND, RESUME
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.callback_handlers import with_handlers
-from perdure.runtime.conversations import Conversations
+from perdure.runtime.conversation_windows import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.interrupt_answers import still_to_give
-from perdure.runtime.memories import Memories
 from perdure.runtime.model_calls import Emit, ModelCalls
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
+from perdure.runtime.repeatable_task_names import with_places
 from perdure.runtime.run_context import context_of, mirrored
+from perdure.runtime.run_memory import Memories
 from perdure.runtime.run_user import USER, user_of
-from perdure.runtime.stable_task_names import with_places
 from perdure.runtime.steering import STEERING, Steering
 
 TENANT: ContextVar[str] = ContextVar("tenant")

@@ -30,20 +30,20 @@ from perdure.errors import (
     Unreadable,
     Unserialisable,
 )
-from perdure.langgraph.stored_checkpoints import StoredCheckpoints
+from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run, error_note
 from perdure.model.ops import Put
 from perdure.model.queue import IN, OUT, ROLLBACK
 from perdure.model.records import Partition
-from perdure.runtime.conversations import Conversations
+from perdure.runtime.conversation_windows import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.publisher import Ended, EventBuffer
 from perdure.runtime.failure_location import log_failure, place_of
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.jitter import spread
-from perdure.runtime.memories import Memories
 from perdure.runtime.memory_turns import MEMORY
 from perdure.runtime.options import WEBHOOK, Options, StreamOptions
+from perdure.runtime.run_memory import Memories
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.state_sizes import Sizes
 from perdure.runtime.steering import Steering

@@ -22,7 +22,7 @@ from perdure.inspector import api
 from perdure.inspector.access import PERMISSIONS, ReplayGraphs, ReplaySource, RunStart, Sees, no_tenant
 from perdure.inspector.pages import PATH, inspector_pages
 from perdure.inspector.web import given, json_response
-from perdure.runtime.agents import Agent
+from perdure.runtime.agent import Agent
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow

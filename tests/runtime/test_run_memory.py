@@ -23,9 +23,9 @@ from perdure.memory import (
     MemoryPolicy,
 )
 from perdure.runtime import Agent, Runtime, Settings, memory_lane
-from perdure.runtime.memories import last_turn
 from perdure.runtime.memory_turns import MEMORY, WaitingTurn, lane_of
 from perdure.runtime.options import Options
+from perdure.runtime.run_memory import last_turn
 from tests.conversation.models import Scripted
 from tests.runtime.graphs import eventually_stored
 

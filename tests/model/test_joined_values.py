@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import Corrupt
 from perdure.model import refs
-from perdure.model.packing import SNAPSHOT_EXT, array_header, ext_header, joined, map_header, packed
+from perdure.model.joined_values import SNAPSHOT_EXT, array_header, ext_header, joined, map_header, packed
 from perdure.model.tree import EncodedDict, EncodedList, Leaf, Snapshot, Tree
 
 SCALARS = st.one_of(

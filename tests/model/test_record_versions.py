@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.model.versions import successor
+from perdure.model.record_versions import successor
 
 CONTENT = st.lists(st.one_of(st.none(), st.integers(), st.text(), st.binary()), max_size=4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from perdure.imports.versions import translated
+from perdure.imports.channel_versions import translated
 
 
 def test_a_stock_version_becomes_its_number_and_others_stay() -> None:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from perdure.errors import Corrupt, Fenced, HeadConflict, NotFound
 from perdure.model.ops import Check, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
+from perdure.model.record_versions import came_back
 from perdure.model.records import CHECKPOINT, EPOCH, GC, HEAD, Partition, Record
-from perdure.model.versions import came_back
 
 
 class HeadView(NamedTuple):

@@ -19,7 +19,7 @@ from langgraph.types import Command, interrupt
 
 from perdure import PerdureSaver
 from perdure.errors import Unserialisable
-from perdure.langgraph.versions import next_version
+from perdure.langgraph.channel_versions import next_version
 from tests.langgraph.graphs import STATES, Plain, asking, chain, sending
 from tests.langgraph.savers import DRIVERS, opened
 from tests.langgraph.session import Session, config, play

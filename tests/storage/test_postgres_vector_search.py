@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import psycopg
@@ -115,6 +117,30 @@ def test_a_few_among_many_are_all_found_through_hnsw(monkeypatch: pytest.MonkeyP
         assert len(store.search(("users",), query="3", limit=1000)) == 600
 
 
+def test_hnsw_is_walked_before_the_table_was_ever_analysed() -> None:
+    """Without statistics the planner would rather sort all vectors."""
+    index = new_index()
+    with postgres.empty() as url, psycopg.connect(postgres.shared().url(), autocommit=True) as admin:
+        schema = parse_qs(urlsplit(url).query)["schema"][0]
+        with perdure.connect_sync(url, migrate=True) as database:
+            admin.execute(f"ALTER TABLE {schema}.vector SET (autovacuum_enabled = off)".encode())
+            store = database.store(index=index)
+            fill(store, 2 * vector_search.EXACT_MOST)
+            index.prepare(handle_of(database).driver)
+            for query in range(10):
+                store.search(("users",), query=str(9_000 + query))
+        seen: Any = None
+        deadline = time.monotonic() + 20
+        # A closed connection reports what it did, a moment later.
+        while (seen is None or seen[1] < 10) and time.monotonic() < deadline:
+            seen = admin.execute(
+                "SELECT c.reltuples, s.idx_scan FROM pg_class c JOIN pg_stat_user_indexes s"
+                " ON s.relid = c.oid WHERE s.schemaname = %s AND s.indexrelname = %s",
+                (schema, f"vector_hnsw_{DIMS}"),
+            ).fetchone()
+    assert seen == (-1, 10)
+
+
 def test_all_of_a_small_table_are_found_by_one_request() -> None:
     asked: list[Find] = []
 
@@ -149,7 +175,7 @@ def test_namespaces_that_the_index_passes_over_are_asked_for_once_more(
             asked.append(effect)
 
     monkeypatch.setattr(vector_search, "EXACT_MOST", 0)
-    monkeypatch.setenv("PGOPTIONS", "-c hnsw.max_scan_tuples=1 -c enable_sort=off")
+    monkeypatch.setenv("PGOPTIONS", "-c hnsw.max_scan_tuples=1")
     index = SearchIndex({"dims": 2, "embed": two, "fields": ["text"], "name": "two"})
     with opened(index, 0) as database:
         driver = handle_of(database).driver

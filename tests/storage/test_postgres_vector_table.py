@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator
 from random import Random
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
@@ -198,6 +199,19 @@ def test_without_the_extension_nothing_is_added() -> None:
     )
     created = vector_table.setup("perdure", missing._replace(may_be_created=True))
     assert created[0] == vector_table.CREATE
+
+
+def test_functions_of_another_release_are_replaced_by_migrate() -> None:
+    with postgres.empty() as url, perdure.connect_sync(url, migrate=True) as database:
+        database.store(index=new_index()).put(HOME, "a", {"text": "tea"})
+        name = parse_qs(urlsplit(url).query)["schema"][0]
+        with psycopg.connect(postgres.shared().url(), autocommit=True) as admin:
+            admin.execute(f"ALTER FUNCTION {name}.nearest RESET enable_sort".encode())
+        assert backend.pending(url)
+        backend.migrate(url)
+        assert backend.pending(url) == []
+        store = database.store(index=new_index())
+        assert [hit.key for hit in store.search(HOME, query="tea", limit=1)] == ["a"]
 
 
 @pytest.mark.slow

@@ -57,12 +57,18 @@ class VectorSearch:
             (*texts, _BIGINT, _FLOATS, _BYTEAS, _BIGINT, _BIGINT),
             binary=False,
         )
-        # Three ranges of an index, all of them empty as long as there is one model.
-        others = ("v.model < $4", "v.model > $4 AND v.model < $5", "v.model > $5")
+        # Three ranges of an index, all of them empty as long as there is one model. The end of each is looked
+        # up first: the searched namespaces can be many.
+        end = f"(SELECT model FROM {schema}.vector {{}} LIMIT 1)"
+        others = (
+            ("v.model < $4", end.format("ORDER BY model") + " < $4"),
+            ("v.model > $4 AND v.model < $5", end.format("WHERE model > $4 ORDER BY model") + " < $5"),
+            ("v.model > $5", end.format("ORDER BY model DESC") + " > $5"),
+        )
         outdated = " UNION ALL ".join(
             f"(SELECT DISTINCT p.tenant, p.thread, p.space, v.item FROM {schema}.vector v"
-            f" JOIN {schema}.thread p ON p.pk = v.t WHERE {models} AND {within} LIMIT $6)"
-            for models in others
+            f" JOIN {schema}.thread p ON p.pk = v.t WHERE {models} AND {within} AND {is_there} LIMIT $6)"
+            for models, is_there in others
         )
         self._outdated = call(
             f"SELECT tenant, thread, space FROM ({outdated}) x LIMIT $6",

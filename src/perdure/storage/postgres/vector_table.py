@@ -20,7 +20,7 @@ them from an entry costs PostgreSQL more than the rest of a put."""
 MOST_DIMS = 16_000
 """Numbers that pgvector stores of one vector at most."""
 
-EF_SEARCH = 200
+EF_SEARCH = 100
 """Candidates that a search through HNSW holds: above the default of 40, for a recall of 0.95."""
 
 COLLECTION = "search"
@@ -37,7 +37,8 @@ class Extension(NamedTuple):
         has_graphs: It searches through HNSW until enough of the searched namespaces are found (0.8).
         may_be_created: It is not installed, and this user may install it.
         has_parts: The table of vectors exists, or what keeps it.
-        is_sound: All of it serves the extension as it is now: it was not dropped or moved since.
+        is_sound: All of it is of this release, and serves the extension as it is now: it was not dropped or
+            moved since.
         type_id: The number of the type ``vector``, 0 if it is not installed.
         graphs: The lengths of vectors for which there is an HNSW index.
     """
@@ -69,7 +70,7 @@ STATE = (
     " WHERE e.extname = 'vector' AND a.attrelid = to_regclass(%(table)s)"
     " AND position('\"' || replace(n.nspname, '\"', '\"\"') || '\".vector FROM' IN f.prosrc) > 0"
     " AND EXISTS (SELECT FROM pg_proc s WHERE s.pronamespace = f.pronamespace"
-    " AND s.proname = 'vectors_sent')),"
+    " AND s.proname = 'nearest' AND 'enable_sort=off' = ANY (s.proconfig))),"
     " coalesce((SELECT y.oid::bigint FROM pg_extension e JOIN pg_type y ON y.typnamespace = e.extnamespace"
     " AND y.typname = 'vector' WHERE e.extname = 'vector'), 0),"
     " ARRAY(SELECT substr(c.relname, 13)::int FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid"
@@ -326,7 +327,7 @@ CREATE FUNCTION {schema}.nearest(
   _limit bigint, _exact bigint)
 RETURNS TABLE ({returned}, distance float8, content bytea, whole boolean)
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_bitmapscan = off SET jit = off AS $perdure$
+SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $perdure$
 #variable_conflict use_column
 DECLARE
   _dims int := cardinality(_query);

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TextEmbedder"]
 
+_NUMBERS_AT_ONCE = 20_000
+"""Numbers of vectors that are packed in an event loop's thread, within about a millisecond."""
+
 
 class TextEmbedder:
     """Embedding model of an index.
@@ -74,7 +77,7 @@ class TextEmbedder:
             found = {query: await self.embeddings.aembed_query(query) for query in queries}
         except Exception as error:
             raise self._failed(error) from error
-        if in_threads:
+        if in_threads and len(texts) * self.dims > _NUMBERS_AT_ONCE:
             return await asyncio.to_thread(self._packed, texts, vectors), self._all_checked(found)
         return self._packed(texts, vectors), self._all_checked(found)
 

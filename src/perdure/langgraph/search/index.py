@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import blake2b
 from logging import getLogger
 from typing import Any, NamedTuple, TypedDict
@@ -145,8 +146,7 @@ class SearchIndex:
         """Return the texts of a value at some paths, by default the configured ones, without empty ones."""
         out: list[str] = []
         for path in self.fields if paths is None else paths:
-            tokens: Any = path if path == _WHOLE else tokenize_path(path)
-            out += [text for text in get_text_at_path(value, tokens) if text]
+            out += [text for text in get_text_at_path(value, _tokens(path)) if text]
         return list(dict.fromkeys(out))
 
     def embed(self, ops: Sequence[Op]) -> Embedded:
@@ -325,6 +325,11 @@ def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
         raise ValueError(f"index takes a vector_weight from 0 to 1, not {weight!r}")
     return config
+
+
+@lru_cache(maxsize=256)
+def _tokens(path: str) -> Any:
+    return path if path == _WHOLE else tokenize_path(path)
 
 
 def _paths(op: PutOp) -> tuple[str, ...] | None:

@@ -45,6 +45,7 @@ from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
 from perdure.storage.sqlite.errors import translate, translated
 from perdure.storage.sqlite.file_identity import FileWatch
+from perdure.storage.sqlite.file_names import refuse_other_names
 from perdure.storage.sqlite.host_clock import HostClock
 from perdure.storage.sqlite.reader import SqliteReader, open_connection
 
@@ -392,6 +393,7 @@ def file_of(url: str) -> Path:
         raise BadUrl(f"{url}: {path} is a directory; name a file in it")
     if not path.absolute().parent.is_dir():
         raise BadUrl(f"{url}: there is no directory {path.absolute().parent}; create it first")
+    refuse_other_names(url, path)
     return path
 
 

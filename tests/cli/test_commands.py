@@ -1,6 +1,6 @@
 """The commands as a shell sees them: output, exit codes, and what is refused in one sentence.
 
-Covers perdure.cli.database, perdure.cli.threads, perdure.langgraph.plain_reading,
+Covers perdure.cli.migrate, perdure.cli.fsck, perdure.cli.threads, perdure.langgraph.plain_reading,
 perdure.model.missing_thread.
 """
 
@@ -247,6 +247,37 @@ def test_fsck_counts_the_tenants_that_it_does_not_check(shell: Shell, tmp_path: 
     )
     assert shell("fsck", "ada", **url).stderr == ""
     assert shell("fsck", "--json", **url) == (0, "", "")
+
+
+def test_fsck_of_all_tenants_names_the_tenant_of_what_is_damaged(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 1)
+    url = {"PERDURE_DB": "sqlite:///t.db"}
+    with perdure.connect_sync(f"sqlite:///{tmp_path / 't.db'}", tenant="acme") as db:
+        db.store().put(("facts",), "k", {"v": 1})
+        builder = StateGraph(MessagesState).add_node("say", lambda state: {"messages": [AIMessage("Hi.")]})
+        graph = builder.add_edge(START, "say").compile(checkpointer=db.checkpointer())
+        graph.invoke({"messages": [HumanMessage("Hello")]}, {"configurable": {"thread_id": "bob"}})
+    sound = shell("fsck", "--all-tenants", **url)
+    assert (sound.returncode, sound.stdout, sound.stderr) == (0, "2 threads of 2 tenants are sound\n", "")
+    for words in (["--tenant", "acme"], ["ada"]):
+        refused = shell("fsck", "--all-tenants", *words, **url)
+        assert refused.returncode == 2
+        assert "leave out --tenant" in " ".join(refused.stderr.replace("│", " ").split())
+    with closing(sqlite3.connect(tmp_path / "t.db")) as connection:
+        for table, thread in (("checkpoint", "bob"), ("item", "facts")):
+            connection.execute(
+                f"UPDATE perdure_{table} SET body = x'c1' WHERE t IN"
+                " (SELECT pk FROM perdure_thread WHERE tenant = 'acme' AND thread LIKE ?)",
+                (f"{thread}%",),
+            )
+        connection.commit()
+    assert shell("fsck", **url).returncode == 0
+    damaged = shell("fsck", "--all-tenants", **url)
+    assert damaged.returncode == 1
+    assert "tenant 'acme': thread 'bob'" in damaged.stderr
+    assert "database: tenant 'acme': store 'facts" in damaged.stderr
+    found = [json.loads(line) for line in shell("fsck", "--all-tenants", "--json", **url).stdout.splitlines()]
+    assert {(each.get("tenant"), each["thread_id"]) for each in found} == {(None, None), ("acme", "bob")}
 
 
 def test_a_thread_that_a_tenant_does_not_have_names_the_tenant(shell: Shell, tmp_path: Path) -> None:

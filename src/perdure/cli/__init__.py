@@ -8,12 +8,13 @@ from perdure.cli.app import app, flow_help
 from perdure.cli.audit import audit
 from perdure.cli.care import care
 from perdure.cli.copy import copy
-from perdure.cli.database import fsck, migrate
 from perdure.cli.demo import demo
 from perdure.cli.export import export
+from perdure.cli.fsck import fsck
 from perdure.cli.import_data import import_
 from perdure.cli.inspect import inspect
 from perdure.cli.memory import memory
+from perdure.cli.migrate import migrate
 from perdure.cli.replay import replay
 from perdure.cli.schema import schema
 from perdure.cli.serve import serve

@@ -1,0 +1,52 @@
+"""Command ``perdure migrate``: creates or upgrades the schema of a database."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import Db, err, out, url_of
+from perdure.errors import MigrationRequired
+from perdure.storage.url import backend_of, redacted
+
+
+def migrate(
+    db: Db = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit code 1 when there is something to do")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; print what would be done")
+    ] = False,
+) -> None:
+    """Create or upgrade the schema. Safe to run again, and from many processes at once."""
+    url = url_of(db)
+    backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, redacted(url)
+    if check or dry_run:
+        found = backend.schema_version(url)
+        if found > after:
+            raise MigrationRequired(
+                f"{name} has schema version {found}, this release knows {after}; upgrade perdure"
+            )
+        steps = backend.pending(url)
+        for step in steps if dry_run else ():
+            out.print(escape(step), soft_wrap=True)
+        if steps:
+            advice = "" if dry_run else "; run `perdure migrate` with this URL"
+            needed = f"this release needs {after}" if found < after else "but parts of it are missing"
+            err.print(escape(f"{name} is at schema version {found}, {needed}{advice}"), soft_wrap=True)
+            raise typer.Exit(1 if check else 0)
+        out.print(f"{name} is at schema version {after} already")
+        return
+    is_short = bool(backend.pending(url))
+    before = backend.migrate(url)
+    if before == after and is_short:
+        out.print(f"{name} was at schema version {after} already; parts of it that were missing were added")
+    elif before == after:
+        out.print(f"{name} is at schema version {after} already")
+    elif before == 0:
+        out.print(f"{name} is ready, at schema version {after}")
+    else:
+        out.print(f"{name} went from schema version {before} to {after}")

@@ -400,3 +400,15 @@ def subgraph_called_in_a_loop() -> Graph:
         return {}
 
     return graph(Topic, work=work)
+
+
+@finds("doubled-by-subgraph", "value")
+def subgraph_that_returns_what_it_was_given() -> Graph:
+    log = state(Annotated[list[str], operator.add])
+    return graph(log, work=graph(log, work=lambda state: {"value": ["worked"]}))
+
+
+@finds("doubled-by-subgraph", "value")
+def subgraph_that_adds_to_a_sum() -> Graph:
+    total = state(Annotated[int, operator.add])
+    return graph(total, work=graph(total, work=lambda state: {"value": 1}))

@@ -75,6 +75,18 @@ class Topic(TypedDict):
     topic: str
 
 
+class Log(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+class TopicAndLog(Topic, Log):
+    pass
+
+
+class Tags(TypedDict):
+    tags: Annotated[set[str], operator.or_]
+
+
 # The article's state, corrected
 
 
@@ -219,6 +231,19 @@ def command_to_the_parent() -> Graph:
 def subgraph_as_a_node() -> Graph:
     inner = in_a_row(MessagesState, chat=lambda state: {"messages": []})
     return in_a_row(MessagesState, inner=inner)
+
+
+@sound
+def subgraph_that_returns_only_what_it_adds() -> Graph:
+    builder: Any = StateGraph(TopicAndLog, input_schema=Topic, output_schema=Log)
+    inner = builder.add_node("work", lambda state: {"log": ["worked"]}).add_edge(START, "work").compile()
+    return in_a_row(TopicAndLog, inner=inner)
+
+
+@sound
+def subgraph_that_adds_to_a_set() -> Graph:
+    inner = in_a_row(Tags, tag=lambda state: {"tags": {"new"}})
+    return in_a_row(Tags, inner=inner)
 
 
 @sound

@@ -22,7 +22,13 @@ from tests.audit.sound import SOUND
 
 _FILLED_BY = (faulty, faulty_reducers)
 
-EXAMPLES = {"not-associative", "mutating-reducer", "unstable-reducer", "not-batching-invariant"}
+EXAMPLES = {
+    "not-associative",
+    "mutating-reducer",
+    "unstable-reducer",
+    "not-batching-invariant",
+    "doubled-by-subgraph",
+}
 
 
 @pytest.mark.parametrize("name", FAULTY)

@@ -145,6 +145,12 @@ SHARED_SUBGRAPH = AuditCheck(
     "All calls continue one and the same state: they see each other's values, and concurrent ones conflict.",
     "Call it once in a node, or compile it without checkpointer=True.",
 )
+DOUBLED_BY_SUBGRAPH = AuditCheck(
+    "doubled-by-subgraph",
+    "a field that a subgraph is given and returns, with a reducer that adds what it has already",
+    "The subgraph returns the whole value, not what it has added, and the reducer adds all of it once more.",
+    "Leave the field out of the subgraph's input_schema or output_schema, or merge by ids, as add_messages.",
+)
 
 CHECKS = {
     check.id: check
@@ -169,6 +175,7 @@ CHECKS = {
         CHECKPOINTED_SUBGRAPH,
         SUBGRAPH_SAVER,
         SHARED_SUBGRAPH,
+        DOUBLED_BY_SUBGRAPH,
     )
 }
 """All checks by id."""

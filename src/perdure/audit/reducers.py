@@ -53,6 +53,17 @@ def failures(channel: ChannelFacts) -> Iterator[ReducerFailure]:
         yield from examined.binary()
 
 
+def growth(channel: ChannelFacts) -> str | None:
+    """Return an example in which the reducer of a channel adds a value that it has already; ``None`` if there
+    is none, or no values can be made."""
+    if channel.reducer is None:
+        return None
+    try:
+        return _Reducer(channel).growth(is_delta=channel.kind is ChannelKind.DELTA)
+    except Unexamined:
+        return None
+
+
 class _Reducer:
     """A reducer with the types of its arguments."""
 
@@ -190,6 +201,17 @@ class _Reducer:
                     f"{name}({name}(state, xs), ys) is {shown(apart)}\n"
                     f"{name}(state, xs + ys) is {shown(whole)}",
                 )
+
+    def growth(self, *, is_delta: bool) -> str | None:
+        """Return a value that becomes another one when it is merged with itself, if there is one."""
+        # Messages that were stored have ids.
+        message: _Make = lambda _: ([HumanMessage("first", id="m1")],)  # noqa: E731
+        for (value,) in self._made(message if _holds_messages(self.type) else lambda s: (s.make(self.type),)):
+            update = [value] if is_delta else value
+            merged = self._applied(value, update)
+            if _differ(merged, value):
+                return f"{self._call(value, update)} is {shown(merged)}"
+        return None
 
     def _repeated_message(self, *, is_delta: bool = False) -> ReducerFailure | None:
         """Return a failure if two versions of one message end up as two messages."""

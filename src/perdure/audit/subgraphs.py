@@ -12,8 +12,9 @@ from langgraph.pregel import Pregel
 from perdure.audit import checks
 from perdure.audit.findings import AuditFinding
 from perdure.audit.interrupts import asks
-from perdure.audit.source import FunctionSource, function_spot, source_of
-from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, read_all
+from perdure.audit.reducers import growth
+from perdure.audit.source import FunctionSource, field_spot, function_spot, source_of
+from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, read, read_all
 
 _CALLS = frozenset({"invoke", "ainvoke", "stream", "astream", "batch", "abatch"})
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -25,6 +26,7 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
     for node in facts.nodes:
         place = "/".join((*facts.path, node.name))
         for graph in node.graphs:
+            yield from _doubled(facts, graph, place)
             if isinstance(graph.checkpointer, BaseCheckpointSaver):
                 yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, _spot(graph), _kept(graph))
         for graph, source, calls in _called(node):
@@ -39,6 +41,23 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
             elif graph.checkpointer is None and not _pauses(graph):
                 detail = f"it calls {_name(graph)}, which is compiled without checkpointer="
                 yield AuditFinding(checks.CHECKPOINTED_SUBGRAPH, "node", place, spot, detail)
+
+
+def _doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[AuditFinding]:
+    """Yield the channels of a graph that a node's own graph is given, adds to, and returns as a whole."""
+    builder = getattr(graph, "builder", None)
+    if builder is None:
+        return
+    outputs = graph.output_channels
+    returned = {outputs} if isinstance(outputs, str) else set(outputs)
+    shared = returned & builder.schemas[builder.input_schema].keys()
+    accumulated = shared & {channel.name for channel in read(graph).channels if channel.reducer is not None}
+    for channel in facts.channels:
+        if channel.name in accumulated and (example := growth(channel)) is not None:
+            name = "/".join((*facts.path, channel.name))
+            detail = f"{_name(graph)}, the node {place!r}, is given it and returns it as a whole"
+            spot = field_spot(channel.schema, channel.name)
+            yield AuditFinding(checks.DOUBLED_BY_SUBGRAPH, "channel", name, spot, detail, example)
 
 
 def _called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list[ast.Call]]]:

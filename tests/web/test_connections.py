@@ -1,4 +1,5 @@
-"""Heads and trailers without an end end their connection; long ones and long bodies are taken."""
+"""Heads and trailers without an end, and requests that do not arrive, end their connection; long heads and
+long bodies are taken."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from perdure.web import connections
 from perdure.web.connections import LimitedConnection
 
 PIECE = b"a" * 16_384
@@ -112,5 +114,107 @@ def test_a_long_head_and_a_long_body_arrive_in_any_pieces() -> None:
                 length = str(20 * len(PIECE)).encode()
                 assert await reader.readexactly(len(length)) == length
                 assert app.asked == n + 1
+
+    asyncio.run(body())
+
+
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "asked"),
+    [(b"", 0), (b"GET / HT", 0), (b"GET / HTTP/1.1\r\nHost: x\r\n", 0), (POST, 1), (POST + b"half", 1)],
+    ids=["nothing", "line", "head", "body", "half a body"],
+)
+def test_a_request_that_does_not_arrive_is_cut_off(
+    sent: bytes, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+
+    async def body() -> None:
+        app = Counting()
+        async with served(app) as (reader, writer):
+            writer.write(sent)
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            if asked:
+                await app.cut_off.wait()
+        assert app.asked == asked
+
+    asyncio.run(body())
+
+
+def test_a_connection_that_is_used_again_is_cut_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+
+    async def body() -> None:
+        app = Counting()
+        async with served(app) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(1) == b"0"
+            writer.write(b"\r\n")  # is no request, and no silence either
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+
+    asyncio.run(body())
+
+
+def test_a_body_that_arrives_slowly_and_an_answer_that_takes_longer_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+    monkeypatch.setattr(connections, "BYTES_PER_S", 100)
+
+    class Slow(Counting):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            body = await Request(scope, receive).body()
+            looks = 0
+            look = LimitedConnection._look
+
+            def counted(connection: LimitedConnection) -> None:
+                nonlocal looks
+                looks += 1
+                look(connection)
+
+            monkeypatch.setattr(LimitedConnection, "_look", counted)
+            while not looks:  # noqa: ASYNC110 - the timer of the request that is behind this one
+                await asyncio.sleep(0.01)
+            await PlainTextResponse(str(len(body)))(scope, receive, send)
+
+    async def body() -> None:
+        app = Slow()
+        async with served(app) as (reader, writer):
+            writer.write(POST)
+            for _ in range(10):
+                writer.write(b"a" * 100)
+                await asyncio.sleep(0.05)
+            writer.write(b"GET / HTTP/1.1\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(4) == b"1000"
+
+    asyncio.run(body())
+
+
+def test_a_websocket_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_S", 0.1)
+
+    class Echo(Counting):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await send({"type": "websocket.accept"})
+            # The times of several requests.
+            await asyncio.sleep(0.5)
+            await send({"type": "websocket.send", "text": "still"})
+            await receive()
+
+    async def body() -> None:
+        async with served(Echo()) as (reader, writer):
+            writer.write(
+                b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+            )
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+            assert await reader.readexactly(7) == b"\x81\x05still"
 
     asyncio.run(body())

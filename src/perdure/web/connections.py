@@ -1,11 +1,13 @@
-"""HTTP connections that end a request whose head, or trailer, does not end.
+"""HTTP connections that end a request whose head, or trailer, does not end, or that does not arrive.
 
-uvicorn's connection on httptools keeps whatever arrives of them, without a limit, before any application is
-asked: one client could fill the memory of the process.
+uvicorn's connection on httptools keeps whatever arrives of a head, without a limit, before any application is
+asked: one client could fill the memory of the process. It also waits for the rest of a request without a
+limit: clients that send nothing, or half of one, could hold every file descriptor of the process.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -14,16 +16,36 @@ HEAD_MAX = 65_536
 """Bytes that may arrive, beyond one read, without completing a request's head or bringing a part of its
 body."""
 
+REQUEST_S = 60.0
+"""Seconds within which a request has to be complete, and one more for every ``BYTES_PER_S`` bytes of it. They
+begin with the connection, and with each further request on it; they do not count while a response is under
+way, nor while the application does not read."""
+BYTES_PER_S = 1_000
+
 
 class LimitedConnection(HttpToolsProtocol):
-    """uvicorn's connection, closed when ``HEAD_MAX`` is exceeded; without an answer if the request's
-    application is already at work."""
+    """uvicorn's connection, closed when ``HEAD_MAX`` or ``REQUEST_S`` is exceeded; without an answer if the
+    request's application is already at work, or if too much time has passed."""
 
     _unfinished = 0
     _has_advanced = False
+    _arrived = 0
+    _began = 0.0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._have_request()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._has_advanced = False
+        if self.timeout_keep_alive_task is not None:
+            self._expect_request()  # the connection is no longer closed for being idle
+        self._arrived += len(data)
         super().data_received(data)
         self._unfinished = 0 if self._has_advanced else self._unfinished + len(data)
         if self._unfinished <= HEAD_MAX or self.transport.is_closing():
@@ -37,6 +59,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._has_advanced = True
+        if self._timer is None:
+            self._expect_request()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -49,4 +73,28 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._has_advanced = True
+        self._have_request()
         super().on_message_complete()
+
+    def _expect_request(self) -> None:
+        self._have_request()
+        self._began, self._arrived = self.loop.time(), 0
+        self._timer = self.loop.call_later(REQUEST_S, self._look)
+
+    def _have_request(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        """Close the connection if its request takes too long."""
+        cycle = cast(RequestResponseCycle | None, self.cycle)
+        is_responding = cycle is not None and not (cycle.more_body or cycle.response_complete)
+        if is_responding or self.flow.read_paused:
+            self._expect_request()
+            return
+        end = self._began + REQUEST_S + self._arrived / BYTES_PER_S
+        if self.loop.time() < end:
+            self._timer = self.loop.call_at(end, self._look)
+        else:
+            self.transport.abort()

@@ -57,6 +57,27 @@ def test_the_wrong_block_names_the_right_one() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("url", [MEMORY, "sqlite:///closed.db"])
+def test_a_graph_after_the_block_of_its_database_names_the_way_back(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with perdure.connect_sync(url, migrate=True) as db:
+        graph = chat().compile(checkpointer=db.checkpointer())
+    with pytest.raises(perdure.Unavailable, match=r"is closed; open it again with perdure\.connect"):
+        graph.invoke({"messages": [HumanMessage("hi")]}, {"configurable": {"thread_id": "ada"}})
+
+
+def test_an_empty_dedupe_key_is_refused() -> None:
+    async def body(runtime: Runtime) -> None:
+        with pytest.raises(ValueError, match=r"dedupe_key is empty; give the sender's key"):
+            await runtime.accept("ada", "hi", dedupe_key="")
+        with pytest.raises(TypeError, match="dedupe_key is text, not int"):
+            await runtime.accept("ada", "hi", dedupe_key=5)  # type: ignore[arg-type]
+
+    working(body)
+
+
 def test_a_database_that_is_not_open_names_the_line_that_opens_it() -> None:
     opening: Any = perdure.connect(MEMORY)
     with pytest.raises(AttributeError, match=r"has no 'checkpointer': .*`async with perdure\.connect\(url\)"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from perdure.model.arguments import require_text
 from perdure.model.messages import ANSWERS, Message, Mode, dedupe_digest
 from perdure.model.records import Partition
 from perdure.runtime.options import WEBHOOK, Options
@@ -55,14 +56,19 @@ def message_of(
         answers: The ids of the interrupts that an answer names.
 
     Raises:
-        ValueError: The channel does not match the webhook option.
+        ValueError: The key is empty, or the channel does not match the webhook option.
+        TypeError: The key is no text.
     """
+    if dedupe_key is not None:
+        require_text("dedupe_key", dedupe_key)
+        if not dedupe_key:
+            raise ValueError("dedupe_key is empty; give the sender's key of the message, or None")
     if (channel == WEBHOOK) != (options.webhook is not None):
         raise ValueError(f"runs with a webhook have the channel {WEBHOOK!r}, and no others have it")
     stored = options.stored()
     if answers is not None:
         stored[ANSWERS] = list(answers)
-    dedupe = dedupe_digest(dedupe_key) if dedupe_key else b""
+    dedupe = b"" if dedupe_key is None else dedupe_digest(dedupe_key)
     return Message(str(uuid.uuid4()), payload, graph, channel, mode, stored, dedupe=dedupe)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from threading import RLock
 from typing import Any, TypeVar, cast
 
-from perdure.errors import BadUrl
+from perdure.errors import BadUrl, Unavailable
 from perdure.model.ops import (
     Commit,
     Committed,
@@ -47,6 +47,7 @@ class MemoryDriver:
         self._limits = limits or CommitLimits(ops=100_000, bytes=1 << 30)
         self._partitions: dict[Partition, dict[str, Table]] = {}
         self._lock = RLock()
+        self._closed = False
         # The time advances evenly from here, although the host's clock is set.
         self._ahead_us = (time.time_ns() - time.monotonic_ns()) // 1000
 
@@ -56,13 +57,18 @@ class MemoryDriver:
 
     def perform(self, effect: Effect[R]) -> R:
         with self._lock:
+            if self._closed:
+                raise Unavailable("memory:// is closed; open it again with perdure.connect")
             return cast(R, self._perform(effect))
 
     async def aperform(self, effect: Effect[R]) -> R:
         return self.perform(effect)
 
     def close(self) -> None:
-        """Do nothing: there are no resources to release."""
+        """Refuse further requests, as every other backend does, and forget everything."""
+        with self._lock:
+            self._closed = True
+            self._partitions.clear()
 
     def _perform(self, effect: Effect[Any]) -> Any:
         if isinstance(effect, Fetch):

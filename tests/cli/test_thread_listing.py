@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from perdure.runtime.memory_turns import lane_of
 from tests.cli.test_commands import Shell, converse, shell
 
 __all__ = ["shell"]
@@ -33,3 +34,13 @@ def test_the_largest_threads_come_first(shell: Shell, tmp_path: Path) -> None:
     (first,) = map(json.loads, shell("threads", "top", "-n", "1", "--json", *db).stdout.splitlines())
     assert (first["thread_id"], first["largest_channel"]) == ("bob", "messages")
     assert shell("threads", "top", "--tenant", "none", *db).stdout.strip() == "No threads yet."
+
+
+def test_threads_of_the_runtime_itself_are_left_out(shell: Shell, tmp_path: Path) -> None:
+    for name in ("ada", lane_of("ada")):
+        converse(tmp_path / "t.db", name, 1)
+    db = ("--db", "sqlite:///t.db")
+    (only,) = map(json.loads, shell("threads", "ls", "--json", *db).stdout.splitlines())
+    assert only["thread_id"] == "ada"
+    # Their bytes count.
+    assert len(shell("threads", "top", "--json", *db).stdout.splitlines()) == 2

@@ -24,6 +24,7 @@ from perdure.cli.app import (
     print_json,
     printable,
 )
+from perdure.model.records import INTERNAL
 
 if TYPE_CHECKING:
     from langgraph.pregel import Pregel
@@ -198,7 +199,7 @@ def plan(
     versions: Counter[str] = Counter()
     pinned = waiting = broken = 0
     with opened(db, tenant, key_file) as database:
-        names = [thread.thread_id for thread in database.threads()]
+        names = [each.thread_id for each in database.threads() if not each.thread_id.startswith(INTERNAL)]
         tried = names if sample is None else names[:: max(1, -(-len(names) // sample))]
         plans = plan_threads(database, agent, found, tried, has_history=history)
         with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as progress:

@@ -10,6 +10,7 @@ import typer
 
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, printable
 from perdure.errors import Contention, Corrupt
+from perdure.model.records import INTERNAL
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -31,11 +32,13 @@ def list_threads(
 ) -> None:
     """List the threads of a tenant, by id, with the time of their last change and their status.
 
-    The status is idle, busy, interrupted or error; it is empty where only reading the thread would tell.
+    Threads of the runtime itself, on which the memory of users is extracted, are left out. The status is
+    idle, busy, interrupted or error; it is empty where only reading the thread would tell.
     """
     with opened(db, tenant, key_file) as database:
         count = 0
-        for count, thread in enumerate(database.threads(), 1):
+        of_users = (each for each in database.threads() if not each.thread_id.startswith(INTERNAL))
+        for count, thread in enumerate(of_users, 1):
             size = _size(database, thread) if sizes else None
             if as_json:
                 print_json(_entry(thread, size, sizes))

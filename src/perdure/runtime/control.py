@@ -92,6 +92,10 @@ class Control:
             await self._database.take_back(partition, run.id)
         await self._database.arun(queue_retention.remove(partition, run, self._database.limits.ops))
 
+    def serves(self, partition: Partition) -> bool:
+        """Return True if this process works on a thread's inbox now."""
+        return self._worker.dispatch.serves(partition)
+
     def stop_asked(self, partition: Partition, how: str, run_id: str | None) -> None:
         """Notify the worker of a thread's run that the run has to end."""
         self._worker.runner.stop_asked(partition, how, run_id)

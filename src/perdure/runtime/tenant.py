@@ -376,6 +376,9 @@ class TenantRuntime:
 
     async def cancel(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
         """End a run that waits or is open. Return True if there was one."""
+        if rollback:
+            # A run that is rolled back does not show any more that the thread was in use.
+            await self.threads.touched(thread_id)
         return await self._control.cancel(self._partition(thread_id), run_id, rollback=rollback)
 
     async def withdraw(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
@@ -397,6 +400,8 @@ class TenantRuntime:
         Raises:
             CannotTakeBack: The checkpoint to return to was pruned since.
         """
+        # As in ``cancel``.
+        await self.threads.touched(thread_id)
         await self._control.remove_run(self._partition(thread_id), run, rollback=rollback)
 
     def _partition(self, thread_id: str) -> Partition:

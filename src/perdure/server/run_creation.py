@@ -279,8 +279,9 @@ async def _submitted_next(
     if ticket.is_duplicate:
         await _refuse_another(caller, ticket, invocation.new, options)
     if ticket.is_duplicate or stamp.items() <= row.metadata.items():
-        # The order of a listing is a hint; the client need not wait for it.
-        caller.host.apart(caller.threads.touched(thread_id))
+        if caller.threads.needs_touch(row):
+            # The order of a listing is a hint; the client need not wait for it.
+            caller.host.apart(caller.threads.touched(thread_id))
     else:
         # The graph that owns the state from now on.
         await caller.threads.change(thread_id, stamp)

@@ -187,7 +187,10 @@ def test_a_thread_of_a_program_is_there_and_can_be_adopted(memory: Storage, talk
             await threads.adopt(row)
             assert await found(threads) == ["a"]
             now = await threads.get("a")
-            assert now == row._replace(has_document=True, updated_at=now.updated_at, version=now.version)
+            written_at = now.updated_at
+            assert now == row._replace(
+                has_document=True, updated_at=written_at, touched_at=written_at, version=now.version
+            )
 
     go(main())
 

@@ -57,8 +57,8 @@ class ThreadRow(NamedTuple):
 
     Times are microseconds since 1970. ``run`` is the newest that was not rolled back; ``has_state`` is
     true if the thread has a checkpoint, ``has_document`` if clients created or adopted it; ``version`` is
-    that of the document. With a ``fault`` some of the thread's records cannot be read: the others are shown,
-    and the status is ``error``.
+    that of the document, ``touched_at`` the time at which it was written. With a ``fault`` some of the
+    thread's records cannot be read: the others are shown, and the status is ``error``.
     """
 
     thread_id: str
@@ -72,6 +72,7 @@ class ThreadRow(NamedTuple):
     has_document: bool = True
     fault: Corrupt | None = None
     version: int | None = None
+    touched_at: int = 0
 
     @property
     def graph_id(self) -> str | None:
@@ -142,6 +143,7 @@ def row_of(
         body.get("ttl"),
         document is not None,
         version=None if document is None else document.version,
+        touched_at=0 if document is None else document.updated_at,
     )
 
 

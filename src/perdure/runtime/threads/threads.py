@@ -25,6 +25,9 @@ from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.index import ThreadIndex
 from perdure.runtime.threads.rows import EDITED, ThreadRow, look, row_of
 
+_TOUCHED_US = 3600 * 1_000_000
+"""Longest time for which records of runs alone show that a thread is in use."""
+
 THERE = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
 """Condition that a thread is known to clients: a commit that carries it is refused once the thread is
 deleted."""
@@ -196,6 +199,20 @@ class Threads:
         program = documents.put(self._partition(thread_id), *EDITED, body, now, Expect.ANY, fresh=fresh)
         await self._database.arun(program)
         await self.reindex(thread_id)
+
+    def needs_touch(self, before: ThreadRow) -> bool:
+        """Return True if ``touched`` has to follow a message that was accepted on a thread.
+
+        Where this process works on the message, the record of its run shows the activity, and nothing more
+        has to be written. The document shows it once an hour all the same: records of runs are removed in
+        time, and do not move with a thread. A time to live starts again with every message.
+
+        Args:
+            before: the thread as it was before the message.
+        """
+        is_shown = before.status != "busy" and self._control.serves(self._partition(before.thread_id))
+        is_recent = before.touched_at + _TOUCHED_US > self._context.clock.estimate()
+        return before.ttl is not None or not is_shown or not is_recent
 
     async def touched(self, thread_id: str) -> None:
         """Record an activity on a thread: it is listed first from now on, and its time to live starts

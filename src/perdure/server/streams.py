@@ -224,13 +224,3 @@ async def _watched(
     finally:
         if not is_over and not caller.host.closing.is_set():
             caller.host.apart(caller.runtime.cancel(thread_id, run_id))
-
-
-async def while_waiting(work: asyncio.Task[Any]) -> AsyncIterator[bytes]:
-    """Yield a body that is a JSON document once the work is done, and blank lines before that, which keep
-    the connection alive and have no meaning in JSON."""
-    while not work.done():
-        await asyncio.wait([work], timeout=HEARTBEAT_S)
-        if not work.done():
-            yield b"\n"
-    yield work.result()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import Coroutine
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic import Field
-from starlette.types import Send
 
-from perdure.errors import Conflict, NotFound, RunInProgress, Unavailable
+from perdure.errors import Conflict, NotFound, RunInProgress
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
@@ -23,6 +19,7 @@ from perdure.runtime.options import StreamMode
 from perdure.server import responses, streams, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
+from perdure.server.late_response import LateResponse
 from perdure.server.requests import RUN_MODES, Body, NewRun, Page
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
@@ -373,30 +370,20 @@ async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
     return responses.outcome(state)
 
 
-class _Late(StreamingResponse):
-    """A body that is aborted when the server stops: its client notices, and retries at another server."""
-
-    async def stream_response(self, send: Send) -> None:
-        with suppress(Unavailable):
-            await super().stream_response(send)
-
-
 def _late(
-    caller: Caller, thread_id: str, run_id: str, work: Any, *, cancels: bool, headers: dict[str, str]
+    caller: Caller,
+    thread_id: str,
+    run_id: str,
+    work: Coroutine[Any, Any, bytes],
+    *,
+    cancels: bool,
+    headers: dict[str, str],
 ) -> Response:
-    task = asyncio.ensure_future(work)
+    def left() -> None:
+        if cancels and not caller.host.closing.is_set():
+            caller.host.apart(caller.runtime.cancel(thread_id, run_id))
 
-    async def body() -> AsyncIterator[bytes]:
-        try:
-            async for part in streams.while_waiting(task):
-                yield part
-        finally:
-            if not task.done():
-                task.cancel()
-                if cancels and not caller.host.closing.is_set():
-                    caller.host.apart(caller.runtime.cancel(thread_id, run_id))
-
-    return _Late(body(), media_type="application/json", headers=headers)
+    return LateResponse(work, left, headers)
 
 
 def _addresses(

@@ -45,6 +45,8 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
     """Return the routers of a server's routes."""
     http = http or Http()
     chosen = (
+        # The first one that matches is taken, and runs are most of what is requested.
+        (runs.router, http.disable_runs),
         (health.router, False),
         (meta.router, http.disable_meta),
         (assistant_routes.router, http.disable_assistants),
@@ -54,7 +56,6 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
         (tags.router, http.disable_threads),
         (memory.router, http.disable_store),
         (crons.router, http.disable_runs),
-        (runs.router, http.disable_runs),
         (protocol.router, http.disable_runs),
         (protocol_socket.router, http.disable_runs),
         (thread_stream.router, http.disable_runs),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,19 @@ def test_a_handle_runs_programs_of_either(url: str) -> None:
     assert asyncio.run(main()) > 0
     with perdure.connect_sync(url) as db:
         assert handle_of(db).run(ask(Now())) > 0
+
+
+def test_versions_of_a_new_thread_start_anywhere_by_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def urandom(count: int) -> bytes:
+        drawn.append(count)
+        return b"\xff" * count
+
+    with perdure.connect_sync("memory://", migrate=True) as db:
+        fresh = handle_of(db).fresh
+        assert len({fresh() for _ in range(100)}) == 100
+        assert all(each > 0 and each % (1 << 24) == 0 for each in (fresh() for _ in range(100)))
+        monkeypatch.setattr(random, "_urandom", urandom)
+        assert fresh() == 1 << 54
+    assert drawn == [4]

@@ -104,7 +104,8 @@ class DatabaseHandle:
     def fresh(self) -> int:
         """Return a start for the versions of a thread that may be new, far from any version of an earlier
         thread of its name."""
-        return (1 + secrets.randbelow(1 << 30)) << 24
+        # A draw of bits is one call of the system; a draw below a power of two is repeated half of the time.
+        return (1 + secrets.randbits(30)) << 24
 
     @property
     def has_listing(self) -> bool:

@@ -34,16 +34,24 @@ class Seen:
     now: int
 
 
-def commit_writes(partition: Partition, writes: Sequence[Write], budget: Budget) -> Program[None]:
-    """Write items in one commit. Of two writers the later one wins."""
+def commit_writes(
+    partition: Partition, writes: Sequence[Write], budget: Budget, *, keeps: bool = False
+) -> Program[None]:
+    """Write items in one commit. Of two writers the later one wins. ``keeps`` is the driver's
+    ``keeps_fields``."""
+    # What is removed has to be looked for: a namespace without an index has no generation.
+    overwrites = keeps and all(w.body is not None for w in writes)
+    if overwrites and not any(map(is_indexed, writes)):
+        yield from ask(Commit(partition, _overwriting(writes)))
+        return
     attempt = 0
     while True:
-        headers = tuple(Range(ITEM, (w.key,), bodies=False) for w in writes)
+        headers = () if overwrites else tuple(Range(ITEM, (w.key,), bodies=False) for w in writes)
         generation = (search_index.GENERATION,) if any(map(is_indexed, writes)) else ()
         answers = yield from ask(Fetch(partition, (*generation, *headers)))
         records = [record for answer in answers for record in answer]
         stored = {record.key[0]: record for record in records if record.kind is ITEM}
-        ops = _plan(writes, stored, exact=attempt < EXACT)
+        ops = _overwriting(writes) if overwrites else _plan(writes, stored, exact=attempt < EXACT)
         if not ops:
             return
         before = next((record for record in records if record.kind is not ITEM), None)
@@ -58,11 +66,15 @@ def is_indexed(write: Write) -> bool:
     return write.body is None or write.entry is not None
 
 
-def overwriting(writes: Iterable[Write]) -> tuple[Op, ...]:
-    """Return the operations of writes that are not indexed, for drivers that keep the creation time."""
-    return tuple(
+def _overwriting(writes: Sequence[Write]) -> tuple[Op, ...]:
+    """Return the operations of writes that remove nothing, for drivers that keep the creation time."""
+    items = tuple(
         Put(ITEM, (w.key,), _fields(w, w.at), w.body or b"", Expect.ANY, w.version, "created_at")
         for w in writes
+    )
+    return (
+        *items,
+        *(search_index.entry_op(w.key, w.entry, w.version) for w in writes if w.entry is not None),
     )
 
 

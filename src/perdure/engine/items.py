@@ -102,10 +102,7 @@ def write(
     # written.
     fits = size <= budget.bytes and 2 * len(whole) < budget.ops
     for batch in [whole] if fits and whole else list(split(whole, weigh, budget, reserve=1)):
-        if keeps and not any(map(item_writes.is_indexed, batch)):
-            yield from ask(Commit(partition, item_writes.overwriting(batch)))
-        else:
-            yield from item_writes.commit_writes(partition, batch, budget)
+        yield from item_writes.commit_writes(partition, batch, budget, keeps=keeps)
 
 
 def split(

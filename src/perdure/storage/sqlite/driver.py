@@ -43,9 +43,10 @@ from perdure.storage.port import CommitLimits
 from perdure.storage.sql import checksums, migrations, schema
 from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
-from perdure.storage.sqlite.errors import translate, translated
+from perdure.storage.sqlite.errors import translated
 from perdure.storage.sqlite.file_identity import FileWatch
 from perdure.storage.sqlite.file_names import refuse_other_names
+from perdure.storage.sqlite.forks import CALLS
 from perdure.storage.sqlite.host_clock import HostClock
 from perdure.storage.sqlite.reader import SqliteReader, open_connection
 
@@ -106,17 +107,20 @@ class SqliteDriver:
         return await self._commits.aperform(effect)
 
     def close(self) -> None:
+        if self._commits.is_inherited:
+            self._commits.close()
+            return  # the fork has closed the connections, and its lock may never be released
         with self._reading:
             if self._closed:
                 return
             self._closed = True
         self._commits.close()
         self._pool.shutdown(wait=True)
-        with self._reading:
+        with translated(self._path), self._reading:
             for reader in self._readers:
                 reader.close()
             self._readers.clear()
-        self._writer.close()
+            self._writer.close()
         self._watch.close()
 
     def examine(self, partition: Partition | None) -> list[str]:
@@ -134,14 +138,16 @@ class SqliteDriver:
 
     def _write_group(self, group: Sequence[PendingRequest]) -> None:
         try:
-            self._transact(group, trusting=True)
+            with translated(self._path):
+                self._transact(group, trusting=True)
         except Exception:
             # One bad write must not fail the others: each gets a transaction of its own.
             for job in group:
                 try:
-                    self._transact([job], trusting=False)
+                    with translated(self._path, _partition(job.effect)):
+                        self._transact([job], trusting=False)
                 except Exception as error:
-                    job.error = translate(error, self._path, _partition(job.effect))
+                    job.error = error
 
     def _transact(self, group: Sequence[PendingRequest], *, trusting: bool) -> None:
         """Write a group in one transaction. With ``trusting``, the tables' constraints check that the records
@@ -251,6 +257,7 @@ class SqliteDriver:
 
     @contextmanager
     def _reader(self, partition: Partition | None) -> Iterator[apsw.Connection]:
+        self._commits.refuse_when_closed()
         with self._reading:
             self._commits.refuse_when_closed()
             reader = self._readers.pop() if self._readers else None
@@ -295,7 +302,8 @@ class SqliteDriver:
 
 def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
     """Open the file with the settings on which durability depends. It must exist."""
-    connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX)
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
+    connection = CALLS.opened(apsw.Connection(os.fspath(path), flags=flags))
     connection.set_busy_timeout(_BUSY_MS)
     if not read_only:
         # Of a new file only. A commit writes each page that it touches as a whole, and touches about ten, in

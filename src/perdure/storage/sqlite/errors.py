@@ -1,4 +1,4 @@
-"""Translation of SQLite's exceptions to Perdure's."""
+"""Calls to SQLite, with its exceptions translated to Perdure's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import apsw
 from perdure.errors import Corrupt, PerdureError, TooLarge, Unavailable
 from perdure.model.records import Partition
 from perdure.storage.sql import checksums
+from perdure.storage.sqlite.forks import CALLS
 
 
 @contextmanager
 def translated(path: Path, partition: Partition | None = None) -> Iterator[None]:
-    """Translate SQLite's exceptions to Perdure's; the only place that does so."""
+    """Make a call to SQLite: translate its exceptions to Perdure's, and keep forks out of it."""
+    CALLS.enter()
     try:
         yield
     except (apsw.Error, OSError, OverflowError, UnicodeDecodeError) as error:
         raise translate(error, path, partition) from error
+    finally:
+        CALLS.leave()
 
 
 def translate(error: Exception, path: Path, partition: Partition | None = None) -> Exception:

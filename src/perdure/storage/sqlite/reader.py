@@ -26,6 +26,7 @@ from perdure.model.records import Partition
 from perdure.storage.port import CommitLimits
 from perdure.storage.sqlite import integrity, rows
 from perdure.storage.sqlite.errors import translated
+from perdure.storage.sqlite.forks import CALLS
 
 R = TypeVar("R")
 
@@ -117,7 +118,7 @@ def open_connection(path: Path) -> apsw.Connection:
     name = quote(os.fspath(path.absolute()))
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOMUTEX
     how = "immutable=1" if _is_immutable(path) else "mode=ro"
-    connection = apsw.Connection(f"file:{name}?{how}", flags=flags)
+    connection = CALLS.opened(apsw.Connection(f"file:{name}?{how}", flags=flags))
     connection.set_busy_timeout(_BUSY_MS)
     connection.execute("PRAGMA query_only = 1")
     connection.execute("PRAGMA cache_size = -16384")

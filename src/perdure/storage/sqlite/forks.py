@@ -1,0 +1,73 @@
+"""Keeps forks of the process out of SQLite's calls, and SQLite's knowledge of the parent out of the child.
+
+A child that is forked while another thread is inside SQLite inherits locks that nothing releases, and hangs
+when it opens a database. It also inherits SQLite's list of the file locks of its parent, which it does not
+have itself: it would read and write without them. So a fork waits for the calls that are under way and holds
+new ones up, and the child closes the connections that it inherited before it opens any.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from weakref import WeakSet
+
+import apsw
+
+_PATIENCE_S = 5.0
+"""Seconds for which a fork waits; a commit may wait for another process for longer."""
+
+
+class Calls:
+    """The calls to SQLite that are under way in this process, and its connections."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._under_way = 0
+        self._forks = 0
+        self._is_quiet = False
+        self._connections: WeakSet[apsw.Connection] = WeakSet()
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child
+        )
+
+    def opened(self, connection: apsw.Connection) -> apsw.Connection:
+        """Return the connection, which a forked child will close. Called within a call."""
+        with self._changed:
+            self._connections.add(connection)
+        return connection
+
+    def enter(self) -> None:
+        """Begin a call; not while a fork waits or is under way. Calls are not nested."""
+        with self._changed:
+            while self._forks:
+                self._changed.wait()
+            self._under_way += 1
+
+    def leave(self) -> None:
+        """End a call."""
+        with self._changed:
+            self._under_way -= 1
+            if self._forks:
+                self._changed.notify_all()
+
+    def _before_fork(self) -> None:
+        self._changed.acquire()
+        self._forks += 1
+        self._is_quiet = self._changed.wait_for(lambda: not self._under_way, _PATIENCE_S)
+
+    def _after_fork(self) -> None:
+        self._forks -= 1
+        self._changed.notify_all()
+        self._changed.release()
+
+    def _in_child(self) -> None:
+        inherited = list(self._connections) if self._is_quiet else []
+        self._changed = threading.Condition(threading.Lock())
+        self._under_way = self._forks = 0
+        self._connections = WeakSet()
+        for connection in inherited:
+            connection.close(True)
+
+
+CALLS = Calls()

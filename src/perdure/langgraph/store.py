@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 from langgraph.store.base import (
     BaseStore,
@@ -34,12 +34,13 @@ from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
 from perdure.langgraph.store_arguments import as_seen, checked_ttl, together, validate_all
+from perdure.langgraph.store_puts import Place, Puts, last_puts
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
-from perdure.model.json_values import is_same, pack, unpack
+from perdure.model.json_values import is_same, unpack
 from perdure.model.program import Effect, Program
 from perdure.model.records import Partition, Record
-from perdure.model.store_items import Condition, Labels, Write, labels_of, partition_of, span
+from perdure.model.store_items import Condition, Labels, labels_of, partition_of
 from perdure.storage.port import (
     Driver,
     arun,
@@ -211,7 +212,7 @@ class PerdureStore(BaseStore):
     ) -> Iterator[list[Program[None]]]:
         """Yield the programs of a batch, which fill ``results``, by stage; those of a stage are independent
         of each other."""
-        writes = self._writes(ops, embedded)
+        puts = self._puts(ops, embedded)
         now = self._clock.now()
         results += [None] * len(ops)
         touched: dict[Partition, dict[str, Record]] = {}
@@ -221,9 +222,11 @@ class PerdureStore(BaseStore):
             if renews and record.fields["ttl"] is not None:
                 touched.setdefault(partition, {})[record.key[0]] = record
 
-        def read(partition: Partition, asked: list[tuple[int, GetOp]]) -> Program[None]:
-            living = yield from items.read(partition, tuple({op.key: None for _, op in asked}), now)
-            for place, op in asked:
+        def read(partition: Partition, places: list[int]) -> Program[None]:
+            asked = cast("list[GetOp]", ops)
+            living = yield from items.read(partition, tuple({asked[n].key: None for n in places}), now)
+            for place in places:
+                op = asked[place]
                 if record := living.get(op.key):
                     results[place] = _item(tuple(op.namespace), record)
                     if op.refresh_ttl:
@@ -242,7 +245,7 @@ class PerdureStore(BaseStore):
             for place, _ in asked:
                 results[place] = list(listed)
 
-        gets = [read(partition, asked) for partition, asked in self._gets(ops).items()]
+        gets = [read(partition, places) for partition, places in self._gets(ops).items()]
         yield [
             # Where reads at once gain nothing, what one returned becomes results before the next one begins:
             # the garbage collector looks again and again at each object that lives.
@@ -253,56 +256,47 @@ class PerdureStore(BaseStore):
         yield [
             items.renew(partition, list(zip(left, _versions(), strict=False)), now, self._budget)
             for partition, records in touched.items()
-            if (left := [r for key, r in records.items() if key not in writes.get(partition, ())])
+            if (left := _unwritten(records, puts.get(partition)))
         ]
-        keeps = keeps_fields(self._driver)
+        keeps, versions = keeps_fields(self._driver), _versions()
         yield [
-            items.write(partition, by_key.values(), self._budget, keeps=keeps)
-            for partition, by_key in writes.items()
+            items.write(partition, of.writes(versions), self._budget, keeps=keeps)
+            for partition, of in puts.items()
         ]
 
-    def _gets(self, ops: list[Op]) -> dict[Partition, list[tuple[int, GetOp]]]:
-        by_labels: dict[Labels, list[tuple[int, GetOp]]] = {}
+    def _gets(self, ops: list[Op]) -> dict[Partition, list[int]]:
+        """Return the positions of the gets of a batch, by namespace."""
+        by_labels: dict[Labels, list[int]] = {}
         for place, op in enumerate(ops):
             if isinstance(op, GetOp):
-                by_labels.setdefault(tuple(op.namespace), []).append((place, op))
-        return {partition_of(self._tenant, labels): asked for labels, asked in by_labels.items()}
+                by_labels.setdefault(tuple(op.namespace), []).append(place)
+        return {partition_of(self._tenant, labels): places for labels, places in by_labels.items()}
 
-    def _writes(self, ops: list[Op], embedded: Embedded) -> dict[Partition, dict[str, Write]]:
-        """Return the last write to each key, by namespace, at the position of the first one to its key."""
-        last: dict[tuple[Labels, str], PutOp] = {}
-        for op in ops:
-            if isinstance(op, PutOp):
-                last[tuple(op.namespace), op.key] = op
-        by_labels: dict[Labels, dict[str, Write]] = {}
-        places = zip(self._clock.stamps(len(last)), _versions(), strict=False)
-        for ((labels, key), op), (at, version) in zip(last.items(), places, strict=True):
-            body = None if op.value is None else pack(op.value, _Place(key, labels, ": value"))
-            ttl = None if op.ttl is None else span(op.ttl)
-            entry = None if body is None or self._index is None else self._index.entry(op, body, embedded)
-            write = Write(key, body, at, version, ttl, entry)
-            by_labels.setdefault(labels, {})[key] = write
-        return {partition_of(self._tenant, labels): writes for labels, writes in by_labels.items()}
+    def _puts(self, ops: list[Op], embedded: Embedded) -> dict[Partition, Puts]:
+        asked = [op for op in ops if isinstance(op, PutOp)]
+        by_labels = last_puts(asked, self._clock.stamps(len(asked)), self._index, embedded)
+        return {partition_of(self._tenant, labels): puts for labels, puts in by_labels.items()}
 
     def _put_if_unchanged(
         self, ops: list[Op], seen: Mapping[str, Mapping[str, Any] | None], embedded: Embedded
     ) -> Program[bool]:
-        ((partition, writes),) = self._writes(ops, embedded).items()
+        ((partition, puts),) = self._puts(ops, embedded).items()
         where = labels_of(partition.thread)
         wanted = as_seen(seen)
 
         def is_unchanged(key: str, record: Record | None) -> bool:
-            value = None if record is None else unpack(record.body, _Place(key, where))
+            value = None if record is None else unpack(record.body, Place(key, where))
             return is_same(value, wanted[key])
 
         seen_as = item_writes.Seen(tuple(seen), is_unchanged, self._clock.now())
-        return item_writes.commit_if_unchanged(partition, list(writes.values()), seen_as, self._budget)
+        writes = list(puts.writes(_versions()))
+        return item_writes.commit_if_unchanged(partition, writes, seen_as, self._budget)
 
     def _search(self, op: SearchOp, now: int, embedded: Embedded) -> Program[list[items.Hit[dict[str, Any]]]]:
         wanted = filters.checked(op.filter or {})
 
         def judge(labels: Labels, record: Record) -> dict[str, Any] | None:
-            value = unpack(record.body, _Place(record.key[0], labels))
+            value = unpack(record.body, Place(record.key[0], labels))
             return value if filters.accepts(wanted, value) else None
 
         prefix, everything = tuple(op.namespace_prefix), not wanted
@@ -423,6 +417,10 @@ def _listings(ops: list[Op]) -> Iterable[list[tuple[int, ListNamespacesOp]]]:
     return same.values()
 
 
+def _unwritten(records: Mapping[str, Record], puts: Puts | None) -> list[Record]:
+    return [record for key, record in records.items() if puts is None or key not in puts.ops]
+
+
 def _versions() -> Iterator[int]:
     """Return versions for the writes of one batch, each to another item: consecutive from a random one, as
     drawing each costs more than encoding a small item."""
@@ -432,7 +430,7 @@ def _versions() -> Iterator[int]:
 def _item(labels: Labels, record: Record) -> Item:
     (key,), fields = record.key, record.fields
     return Item(
-        value=unpack(record.body, _Place(key, labels)),
+        value=unpack(record.body, Place(key, labels)),
         key=key,
         namespace=labels,
         created_at=_time(fields["created_at"]),
@@ -455,17 +453,6 @@ def _found(hit: items.Hit[dict[str, Any]]) -> SearchItem:
 def _again(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
     """Return the same hit with a value of its own."""
     return replace(hit, value=unpack(hit.record.body, f"item {hit.record.key[0]!r}"))
-
-
-class _Place(NamedTuple):
-    """Describes an item in errors. It becomes text only for an error, as that costs more than most checks."""
-
-    key: str
-    labels: Labels
-    part: str = ""
-
-    def __str__(self) -> str:
-        return f"item {self.key!r} of {self.labels!r}{self.part}"
 
 
 def _time(microseconds: int) -> datetime:

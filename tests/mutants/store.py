@@ -99,9 +99,9 @@ def creation_forgotten(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(item_writes, "_plan", plan)
-    overwriting: Any = item_writes._overwriting
+    puts: Any = item_writes._overwriting
     patch.setattr(
-        item_writes, "_overwriting", lambda writes: tuple(op._replace(keep=None) for op in overwriting(writes))
+        item_writes, "_overwriting", lambda writes: tuple(op._replace(keep=None) for op in puts(writes))
     )
 
 

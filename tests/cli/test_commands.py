@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -222,6 +223,15 @@ def test_a_thread_that_does_not_exist_is_not_sound(shell: Shell, tmp_path: Path)
     assert "there is no thread 'eve'; `perdure threads ls` lists what there is" in missing.stderr
     assert "`perdure tenants ls` the tenants" in missing.stderr
     assert shell("fsck", "ada", **url).stdout == "1 thread is sound\n"
+
+
+def test_a_command_without_standard_streams_prints_nowhere(tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 1)
+    command = f"{shlex.quote(sys.executable)} -m perdure threads delete ada --yes --db sqlite:///t.db"
+    done = subprocess.run(["sh", "-c", f"{command} >&- 2>&-"], cwd=tmp_path, check=False)
+    assert done.returncode == 0
+    with perdure.connect_sync(f"sqlite:///{tmp_path / 't.db'}") as db:
+        assert list(db.threads()) == []
 
 
 def test_help_fills_the_width_and_keeps_examples(shell: Shell) -> None:

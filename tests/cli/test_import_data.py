@@ -13,6 +13,7 @@ from langgraph.store.sqlite import SqliteStore
 
 import perdure
 from perdure.cli import main
+from perdure.imports.kinds import SourceKind
 from tests.imports import threads
 
 Run = Callable[..., tuple[int, str, str]]
@@ -128,3 +129,9 @@ def test_a_conversation_goes_out_and_in_as_json(run: Run, old: Path, tmp_path: P
     assert (code, err) == (0, "")
     code, again, _ = run("export", "--all", "--as", "history", "--db", "sqlite:///second.db")
     assert (code, again) == (0, lines)
+
+
+def test_the_help_names_every_kind_of_source(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    _, helped, _ = run("import", "--help")
+    assert all(kind in helped for kind in SourceKind)

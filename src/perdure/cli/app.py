@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# A service manager may start a program without standard streams; then nothing is printed.
+sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 # Piped listings need whole ids, not a table cut to 80 columns.
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False)

@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 def import_(
     source: Annotated[str, typer.Argument(help="The file, or the URL of the database, to read")],
     *,
-    kind: Annotated[SourceKind, typer.Option("--from", help="What the source is")],
+    kind: Annotated[
+        SourceKind,
+        typer.Option("--from", metavar="KIND", help="What the source is, see above"),
+    ],
     threads: Annotated[
         list[str] | None, typer.Option("--thread", help="Only this thread; may be repeated")
     ] = None,
@@ -71,6 +74,9 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Import threads and the store from another saver, or from an archive of Perdure's.
+
+    KIND is archive, langgraph-sqlite, langgraph-postgres, langgraph-redis, aws-dynamodb, plain (the simple
+    tables of home-made savers, on SQLite or D1) or history (messages as JSON).
 
     Every checkpoint, pending write, parent, namespace and metadata is read directly from the source, which is
     not changed; ids stay the same. No stored object is built, so nothing that a row names is imported or run.

@@ -108,6 +108,8 @@ STEPS: dict[int, tuple[str, ...]] = {
 # Further steps for files, which a database that is no file does not get.
 FILE_STEPS: dict[int, tuple[str, ...]] = {5: HISTORY, 7: (CLOCK,)}
 
+_VERSION = f"SELECT version FROM {PREFIX}schema"
+
 
 def version(connection: apsw.Connection) -> int:
     """Return the schema version of the file, 0 when there is none."""
@@ -116,7 +118,7 @@ def version(connection: apsw.Connection) -> int:
     ).fetchone()
     if known is None:
         return 0
-    row = connection.execute(f"SELECT version FROM {PREFIX}schema").fetchone()
+    row = connection.execute(_VERSION).fetchone()
     if row is None:
         return 0
     if not isinstance(row[0], int):
@@ -139,6 +141,12 @@ def check(connection: apsw.Connection, path: Path) -> None:
     raise MigrationRequired(
         f"{path} {what}; run `perdure migrate --db sqlite:///{path}`, or connect with migrate=True"
     )
+
+
+def check_again(connection: apsw.Connection, path: Path) -> None:
+    """Raise ``MigrationRequired`` if the schema is no longer the one that ``check`` has seen."""
+    if connection.execute(_VERSION).fetchone() != (SCHEMA_VERSION,):
+        check(connection, path)
 
 
 def is_stock(connection: apsw.Connection) -> bool:

@@ -157,6 +157,7 @@ class SqliteDriver:
         self._watch.before_commit()
         writer.execute("BEGIN IMMEDIATE")
         try:
+            migrations.check_again(writer, self._path)
             self._watch.advance()
             self._written.clear()
             for job in group:

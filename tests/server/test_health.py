@@ -54,6 +54,16 @@ async def test_ready_while_the_database_is_there_and_again_when_it_is_back() -> 
 
 
 @run
+async def test_monitors_may_send_head(url: str) -> None:
+    async with serving(url) as server:
+        http = await server.http()
+        for path in ("/live", "/ok", "/ready"):
+            answer = await http.head(path)
+            assert answer.status_code == 200
+            assert not answer.content
+
+
+@run
 async def test_ready_needs_the_tables() -> None:
     import psycopg
 

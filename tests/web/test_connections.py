@@ -218,3 +218,27 @@ def test_a_websocket_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await reader.readexactly(7) == b"\x81\x05still"
 
     asyncio.run(body())
+
+
+def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    class InParts(Counting):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for part in (b'{"a":', b"", b"1}"):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    async def body() -> None:
+        async with served(InParts()) as (reader, writer):
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            head, _, sent = (await reader.read()).partition(b"\r\n\r\n")
+            assert b"connection: close" in head
+            assert b"chunked" not in head
+            assert sent == b'{"a":1}'
+        async with served(Counting()) as (reader, writer):
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            head, _, sent = (await reader.read()).partition(b"\r\n\r\n")
+            assert b"content-length: 1" in head
+            assert sent == b"0"
+
+    asyncio.run(body())

@@ -1,4 +1,5 @@
-"""HTTP connections that end a request whose head, or trailer, does not end, or that does not arrive.
+"""HTTP connections that end a request whose head, or trailer, does not end, or that does not arrive, and that
+answer clients of HTTP/1.0 in their protocol.
 
 uvicorn's connection on httptools keeps whatever arrives of a head, without a limit, before any application is
 asked: one client could fill the memory of the process. It also waits for the rest of a request without a
@@ -10,6 +11,13 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+from uvicorn._types import (
+    ASGI3Application,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+    Scope,
+)
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_MAX = 65_536
@@ -76,6 +84,11 @@ class LimitedConnection(HttpToolsProtocol):
         self._have_request()
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _without_chunks(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
     def _expect_request(self) -> None:
         self._have_request()
         self._began, self._arrived = self.loop.time(), 0
@@ -98,3 +111,19 @@ class LimitedConnection(HttpToolsProtocol):
             self._timer = self.loop.call_at(end, self._look)
         else:
             self.transport.abort()
+
+
+def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """Return the application for a client of HTTP/1.0, which takes the sizes of chunks for parts of the body.
+    The end of the connection is the end of such a response."""
+
+    async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def unchunked(message: ASGISendEvent) -> None:
+            cycle.chunked_encoding = False
+            if message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, unchunked)
+
+    return cast(ASGI3Application, answered)

@@ -1,6 +1,7 @@
 """Health checks for orchestrators: liveness and readiness.
 
-They need no authentication, reveal nothing about users, and are never disabled or counted.
+They need no authentication, reveal nothing about users, and are never disabled or counted. HEAD is
+for monitors that send it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _PATIENCE_S = 5.0
 """Limit of the database's response time in seconds: orchestrators give up after as much, or sooner."""
 
 
+@router.head("/ok", include_in_schema=False)
 @router.get("/ok")
 async def ok(request: Request, check_db: bool = False) -> JSONResponse:
     """Check the server; with ``check_db`` also its database."""
@@ -28,12 +30,14 @@ async def ok(request: Request, check_db: bool = False) -> JSONResponse:
     return _answer(await _reaches_database(server_state(request)))
 
 
+@router.head("/live", include_in_schema=False)
 @router.get("/live")
 async def live() -> JSONResponse:
     """Check that the process responds. One that does not has to be restarted."""
     return JSONResponse({"ok": True})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> JSONResponse:
     """Check that the server accepts requests: the database answers, with this release's tables, and the

@@ -61,6 +61,10 @@ def opened(name: str, stack: ExitStack, *, needs_postgres: bool = False) -> Back
     if name != STOCK:
         variables["PERDURE_SUITE_URL"] = stack.enter_context(backends.EMPTY[name]())
         variables["PERDURE_SUITE_SEALED_URL"] = stack.enter_context(backends.EMPTY[name]())
+    if name == "d1":
+        # The name of its variable is in the URL, and its value in none.
+        token: str = import_module("tests.servers.d1").TOKEN_ENV
+        variables[token] = os.environ[token]
     return Backend(name, variables)
 
 

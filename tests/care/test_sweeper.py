@@ -105,6 +105,23 @@ def test_what_a_dead_one_began_is_continued(monkeypatch: pytest.MonkeyPatch) -> 
         assert visited == ["t2", "t3"]
 
 
+@pytest.mark.parametrize("owner", ["one", "two"])
+def test_what_was_interrupted_is_continued_at_once(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeper, "QUANTUM", 1)
+    with perdure.connect_sync("memory://", retention=ONE) as db:
+        fill(db, 4)
+
+        def interrupt(state: SweepState) -> None:
+            if state.swept.threads == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            db.sweeper(SweepOptions(owner="one", share=1.0, on_step=interrupt)).sweep()
+        done = db.sweeper(SweepOptions(owner=owner, share=1.0)).sweep()
+        assert done is not None
+        assert (done.threads, done.checkpoints) == (4, 8)
+
+
 def test_a_dry_run_stores_nothing_and_needs_no_lease() -> None:
     with perdure.connect_sync("memory://", retention=ONE) as db:
         fill(db, 2)

@@ -144,6 +144,13 @@ class SweeperBase:
             return SweepState(owner=self._owner, started_at=now), 0
         return (yield from sweep.begin(self._owner, self._terms.tenant, now, _us(LEASE_S)))
 
+    def _release(self) -> Program[None]:
+        """End the lease of a sweep that was begun here, if it is not over."""
+        state, version = yield from sweep.read_state(self._terms.tenant)
+        if state.owner == self._owner and not state.is_over:
+            now = yield from ask(Now())
+            yield from sweep.save(sweep.renewed(state, now), self._terms.tenant, version, now)
+
     def _step(self, state: SweepState, version: int) -> Program[tuple[SweepState, int] | None]:
         began = yield from ask(Now())
         state, failures = yield from sweep.step(state, self._terms, QUANTUM, Clocks(began, host_clock()))
@@ -205,13 +212,17 @@ class SyncRetentionSweeper(SweeperBase):
 
     def sweep(self) -> Swept | None:
         """Sweep every thread once, then expired items, and return the result; ``None`` if another process
-        sweeps."""
+        sweeps. After Ctrl-C any process can continue at once."""
         at = run(self._begin(), self._driver)
-        while at is not None and not at[0].is_over:
-            began = time.monotonic()
-            at = run(self._step(*at), self._driver)
-            if at is not None and not at[0].is_over:
-                time.sleep(self._pace.pause(time.monotonic() - began))
+        try:
+            while at is not None and not at[0].is_over:
+                began = time.monotonic()
+                at = run(self._step(*at), self._driver)
+                if at is not None and not at[0].is_over:
+                    time.sleep(self._pace.pause(time.monotonic() - began))
+        except KeyboardInterrupt:
+            run(self._release(), self._driver)
+            raise
         return None if at is None else replace(at[0].last, items=self.sweep_items())
 
     def sweep_items(self) -> int:

@@ -195,7 +195,8 @@ async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterato
     closed.add_done_callback(end)
     try:
         while not closing.is_set():
-            waiting.extend(task for task in (asyncio.current_task(),) if task is not None)
+            if (task := asyncio.current_task()) is not None:
+                waiting.append(task)
             try:
                 item = await anext(items)
             except StopAsyncIteration:

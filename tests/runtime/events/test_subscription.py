@@ -11,9 +11,9 @@ import pytest
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 
-from perdure.engine.events import END, Event
+from perdure.engine.events import END, LAST, Event
 from perdure.errors import SubscriberTooSlow
-from perdure.runtime import Options, Runtime, StreamOptions, Ticket
+from perdure.runtime import Options, Runtime, Standing, StreamOptions, Ticket
 from perdure.runtime.events import publisher
 from tests.runtime.graphs import Storage, Talk, eventually, go, working
 
@@ -276,5 +276,67 @@ def test_a_run_that_begins_and_ends_while_its_state_is_read_is_followed_whole(
             heard = [await first, *[item async for item in followed]]
             names = [item.name for item in heard if isinstance(item, Event)]
             assert names == ["metadata", *["values"] * 3]
+
+    go(main())
+
+
+def test_a_reader_wakes_for_what_it_lacks_and_one_that_waits_for_the_end_once(
+    memory: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 30
+    looks: list[int] = []
+    since = publisher.EventBuffer.since
+    buffers: list[publisher.EventBuffer] = []
+
+    def counted(self: publisher.EventBuffer, after: int) -> list[Event] | None:
+        looks.append(after)
+        buffers.append(self)
+        return since(self, after)
+
+    monkeypatch.setattr(publisher.EventBuffer, "since", counted)
+    follows, taken = asyncio.Event(), asyncio.Event()
+
+    async def tell(_: MessagesState) -> dict[str, Any]:
+        write = get_stream_writer()
+        await follows.wait()
+        for number in range(count):
+            taken.clear()
+            write(number)
+            await taken.wait()
+        return {"messages": []}
+
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("tell", tell)
+    builder.add_edge(START, "tell")
+
+    async def main() -> None:
+        async with working(memory.database(), builder.compile(), name="here") as works:
+            ticket = await say(works, "hello", StreamOptions(modes=("custom",), kept=False, by="here"))
+
+            async def read() -> list[Event | Standing]:
+                heard: list[Event | Standing] = []
+                async for item in works.follow("ada", ticket.id):
+                    heard.append(item)
+                    taken.set()
+                return heard
+
+            async def wait() -> list[Event | Standing]:
+                return [item async for item in works.follow("ada", ticket.id, after=LAST)]
+
+            reading, waiting = asyncio.create_task(read()), asyncio.create_task(wait())
+            gone = works.follow("ada", ticket.id, after=LAST)
+            left = asyncio.ensure_future(anext(gone))
+            await eventually(lambda: len({id(b) for b in buffers}) == 1 and len(buffers[0]._readers) == 3)
+            left.cancel()
+            await asyncio.wait([left])
+            assert len(buffers[0]._readers) == 2
+            looks.clear()
+            follows.set()
+            heard, (end,) = await asyncio.gather(reading, waiting)
+            custom = [item.data for item in heard if isinstance(item, Event) and item.name == "custom"]
+            assert custom == [str(number) for number in range(count)]
+            assert heard[-1] == end
+            assert looks.count(LAST) == 1
+            assert buffers[0]._readers == []
 
     go(main())

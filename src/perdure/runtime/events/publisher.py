@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 from langchain_core.messages import (
@@ -114,6 +113,7 @@ class EventBuffer:
         self._changed = changed
         self._announce = announce
         self._held: deque[Event] = deque()
+        self._readers: list[tuple[int, asyncio.Future[None]]] = []
         self._bytes = 0
         self._waiting: list[Event] = []
         self._waiting_bytes = 0
@@ -194,15 +194,28 @@ class EventBuffer:
 
     def over(self, event: Event | None) -> None:
         """Close the buffer: with its last event the run has ended, with ``None`` only this attempt."""
+        self.is_over = True
         if event is not None:
             self._hold(event)
-        self.is_over = True
-        self._changed(self.partition)
+        else:
+            self._wake()
 
     @property
     def newest(self) -> int | None:
         """Number of the latest event, or ``None`` if there is none."""
         return self._held[-1].seq if self._held else None
+
+    async def more(self, after: int) -> None:
+        """Wait until there is an event after a number, or the buffer is closed. No event of a run that this
+        process works on is missed, so there is no timeout."""
+        if self.is_over or after < (self.newest or 0):
+            return
+        reader = (after, asyncio.get_running_loop().create_future())
+        self._readers.append(reader)
+        try:
+            await reader[1]
+        finally:
+            self._readers.remove(reader)
 
     def since(self, after: int) -> list[Event] | None:
         """Return the next events after a number, a page of them if there are many; ``None`` if some of them
@@ -210,7 +223,11 @@ class EventBuffer:
         if after < self.floor:
             return None
         # From the newest backwards: a subscriber that keeps up lacks one of many thousands.
-        found = list(takewhile(lambda event: event.seq > after, reversed(self._held)))
+        found: list[Event] = []
+        for event in reversed(self._held):
+            if event.seq <= after:
+                break
+            found.append(event)
         found.reverse()
         size = 0
         for number, event in enumerate(found):
@@ -236,6 +253,14 @@ class EventBuffer:
             gone = self._held.popleft()
             self._bytes -= len(gone.data)
             self.floor = gone.seq
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake the subscribers that wait for what there is now."""
+        newest = self.newest or 0
+        for after, reader in self._readers:
+            if not reader.done() and (self.is_over or after < newest):
+                reader.set_result(None)
         self._changed(self.partition)
 
     async def _store(self) -> None:

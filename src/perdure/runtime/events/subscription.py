@@ -7,7 +7,7 @@ at once, those of other processes as soon as they are stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import events, inbox, subscribers
@@ -167,8 +167,7 @@ class Subscriptions:
                         after = found[-1].seq
                         continue
                     if not buffer.is_over:
-                        # Nothing can have been published since the look into the buffer.
-                        await self._signals.expect(STORED, partition).wait(longest)
+                        await buffer.more(after)
                         continue
                     if buffer.ended is not None and buffer.run_id == run_id:
                         yield buffer.ended
@@ -263,8 +262,8 @@ class Subscriptions:
                 del self._waiting[partition]
 
 
-def _without_end(found: Iterable[Event]) -> Iterator[Event]:
-    return (event for event in found if event.name != events.END)
+def _without_end(found: Iterable[Event]) -> list[Event]:
+    return [event for event in found if event.name != events.END]
 
 
 def _required(standing: Standing | None, partition: Partition, run_id: str) -> Standing:

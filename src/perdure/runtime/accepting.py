@@ -157,7 +157,7 @@ class Acceptance:
             if dispatch.is_stopping:
                 await runner.handed_over(held)
             else:
-                runner.begun(held)
+                runner.begun(held, known.epoch)
                 dispatch.serve_reserved((partition, IN))
             self._emit_accepted(accept, accepted)
             return _ticket(partition, accepted)

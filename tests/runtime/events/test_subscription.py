@@ -13,9 +13,11 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.engine.events import END, LAST, Event
 from perdure.errors import SubscriberTooSlow
+from perdure.model.ops import Fetch, Range
+from perdure.model.records import EVENT
 from perdure.runtime import Options, Runtime, Standing, StreamOptions, Ticket
 from perdure.runtime.events import publisher
-from tests.runtime.graphs import Storage, Talk, eventually, go, working
+from tests.runtime.graphs import Storage, Talk, eventually, go, settings, working
 
 KEPT = StreamOptions(modes=("values", "updates"))
 
@@ -338,5 +340,42 @@ def test_a_reader_wakes_for_what_it_lacks_and_one_that_waits_for_the_end_once(
             assert heard[-1] == end
             assert looks.count(LAST) == 1
             assert buffers[0]._readers == []
+
+    go(main())
+
+
+def test_the_number_of_the_next_event_is_read_after_runs_elsewhere_alone(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        here, there = near.open(), near.open()
+        reads: list[int] = []
+        heard: list[Event] = []
+
+        async def note(effect: object) -> None:
+            if isinstance(effect, Fetch):
+                reads.append(effect.items.count(Range(EVENT, reverse=True, limit=1, bodies=False)))
+
+        async def read_by(runtime: Runtime, name: str) -> int:
+            """Return how often the number is read for a run."""
+            # As if no time passed: only what is known of earlier events makes later numbers higher.
+            runtime._context.clock.estimate = lambda: 1_000_000  # type: ignore[method-assign]
+            reads.clear()
+            ticket = await say(runtime, "hello", StreamOptions(modes=("values",), kept=True, by=name))
+            heard.extend([e async for e in runtime.follow("ada", ticket.id) if isinstance(e, Event)])
+            await runtime.wait(ticket)
+            return sum(reads)
+
+        here[1].before = there[1].before = note
+        rare = settings(poll=600.0)
+        async with (
+            working(here[0], talk.graph, settings=rare, name="one") as one,
+            working(there[0], talk.graph, settings=rare, name="two") as two,
+        ):
+            # The claim of the first ones may be a commit of its own, while the workers start.
+            first = [await read_by(one, "one") for _ in range(4)]
+            assert first[-2:] == [0, 0]
+            assert [await read_by(runtime, name) for runtime, name in ((two, "two"), (one, "one"))] == [1, 1]
+            assert await read_by(one, "one") == 0
+        assert [event.seq for event in heard] == sorted({event.seq for event in heard})
+        assert [event.name for event in heard] == ["metadata", *["values"] * 3] * 7
 
     go(main())

@@ -105,7 +105,7 @@ class EventBuffer:
         self._stores_end = stored
         self._stored_after = first - 1
         self._database = database
-        self._epoch = epoch
+        self.epoch = epoch
         self.first = first
         self.floor = first - 1
         self._next = first
@@ -288,7 +288,7 @@ class EventBuffer:
         while True:
             try:
                 await self._database.arun(
-                    events.append(self.partition, self.run_id, batch, self._epoch, budget, again=is_repeated)
+                    events.append(self.partition, self.run_id, batch, self.epoch, budget, again=is_repeated)
                 )
             except Unavailable:
                 if time.monotonic() > until:

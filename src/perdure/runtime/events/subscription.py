@@ -7,12 +7,14 @@ at once, those of other processes as soon as they are stored.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import events, inbox, subscribers
 from perdure.engine.events import Event
 from perdure.engine.inbox import Standing
+from perdure.engine.runs import closed_epoch
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
@@ -28,6 +30,9 @@ _FOLLOWED_S = 90.0
 """Seconds until the record that this process follows a thread expires; it is renewed three times as often."""
 _UNHEARD_S = 30.0
 """Seconds for which the events of a finished run are held if they had no subscriber and are not stored."""
+
+_FREE_MOST = 4096
+"""Threads of which the number of their next event is remembered."""
 
 
 class Subscriptions:
@@ -45,6 +50,7 @@ class Subscriptions:
         self._buffers: dict[Partition, EventBuffer] = {}
         self._unheard: dict[tuple[Partition, str], EventBuffer] = {}
         self._waiting: dict[Partition, list[list[EventBuffer]]] = {}
+        self._free: OrderedDict[Partition, tuple[int, int]] = OrderedDict()
 
     def is_followed(self, partition: Partition) -> bool:
         """Return True if a thread is followed in this process."""
@@ -99,6 +105,19 @@ class Subscriptions:
         else:
             self._noted[partition] = began
 
+    def first_free(self, partition: Partition, now: int, over: int | None) -> int | None:
+        """Return the number from which a run may number its events, if it is known here: the run is the first
+        of its thread, or the one before it ended here.
+
+        Args:
+            partition: The run's thread.
+            now: The current time in microseconds.
+            over: The thread's epoch when the run was claimed, 0 if it had none, None if it is not known.
+        """
+        epoch, free = self._free.get(partition, (0, 0))
+        # Only the holder of a run numbers events, and there was none in between.
+        return max(now, free if over else 0) if over is not None and over in (0, epoch) else None
+
     def opened(self, buffer: EventBuffer) -> None:
         """Register the buffer of a run that starts in this process."""
         self._buffers[buffer.partition] = buffer
@@ -112,6 +131,11 @@ class Subscriptions:
         the state of the run's message then."""
         buffer.ended = ended
         buffer.over(last)
+        if last is not None:
+            self._free[buffer.partition] = closed_epoch(buffer.epoch), last.seq + 1
+            self._free.move_to_end(buffer.partition)
+            if len(self._free) > _FREE_MOST:
+                self._free.popitem(last=False)
         if self._buffers.get(buffer.partition) is buffer:
             del self._buffers[buffer.partition]
         if not buffer.is_stored and not buffer.is_heard:

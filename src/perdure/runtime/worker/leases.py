@@ -48,6 +48,7 @@ class Starting:
         has_message: A message waits that it may take.
         is_asked: Another process may have asked it to stop.
         is_followed: Another process follows its thread.
+        over: The epoch of its thread before the claim, if that is known.
     """
 
     run_id: str
@@ -55,6 +56,7 @@ class Starting:
     has_message: bool = False
     is_asked: bool = False
     is_followed: bool = False
+    over: int | None = None
 
 
 class Leases:
@@ -68,6 +70,11 @@ class Leases:
         self._renewing: set[asyncio.Task[None]] = set()
         self.working: dict[Partition, Working] = {}
         self.starting: dict[Partition, Starting] = {}
+
+    def over(self, partition: Partition) -> int | None:
+        """Return the epoch over which the run that starts on a thread was claimed, if it is known."""
+        starting = self.starting.get(partition)
+        return None if starting is None else starting.over
 
     async def beat(self) -> None:
         """Renew the leases of all runs under way, three times per lease duration."""

@@ -158,10 +158,10 @@ class Runner:
             self._database.fresh(),
         )
 
-    def begun(self, held: HeldRun) -> None:
-        """Note a run that was claimed by the commit that accepted its message; ``run_next`` works on it."""
+    def begun(self, held: HeldRun, over: int | None) -> None:
+        """Note a run that its message's commit has claimed, over an epoch; ``run_next`` works on it."""
         self._begun[held.partition] = held
-        self.leases.starting[held.partition] = Starting(held.run.id)
+        self.leases.starting[held.partition] = Starting(held.run.id, over=over)
 
     def doubted(self, held: HeldRun) -> None:
         """Note a run that the commit which accepted its message has claimed if it was applied, as its answer
@@ -357,8 +357,9 @@ class Runner:
 
     async def _new_buffer(self, held: HeldRun, is_stored: bool) -> EventBuffer:
         now = await self._clock.now()
-        first = await self._database.arun(events.first_free(held.partition, now))
-        changed = self._subscriptions.changed
+        first = self._subscriptions.first_free(held.partition, now, self.leases.over(held.partition))
+        if first is None:
+            first = await self._database.arun(events.first_free(held.partition, now))
         buffer = EventBuffer(
             self._database,
             held.partition,
@@ -366,7 +367,7 @@ class Runner:
             held.epoch,
             first=first,
             stored=is_stored,
-            changed=changed,
+            changed=self._subscriptions.changed,
             announce=self._notifications.stored,
         )
         self._buffers[held.run.id] = buffer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -27,8 +28,9 @@ def memory_in(database: SyncDatabase, user: str = "ada") -> Memory:
 
 
 @pytest.fixture
-def memory() -> Memory:
-    return memory_in(perdure.connect_sync("memory://", migrate=True).__enter__())
+def memory() -> Iterator[Memory]:
+    with perdure.connect_sync("memory://", migrate=True) as database:
+        yield memory_in(database)
 
 
 def current(memory: Memory) -> list[str]:

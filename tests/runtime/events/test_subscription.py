@@ -356,8 +356,6 @@ def test_the_number_of_the_next_event_is_read_after_runs_elsewhere_alone(near: S
 
         async def read_by(runtime: Runtime, name: str) -> int:
             """Return how often the number is read for a run."""
-            # As if no time passed: only what is known of earlier events makes later numbers higher.
-            runtime._context.clock.estimate = lambda: 1_000_000  # type: ignore[method-assign]
             reads.clear()
             ticket = await say(runtime, "hello", StreamOptions(modes=("values",), kept=True, by=name))
             heard.extend([e async for e in runtime.follow("ada", ticket.id) if isinstance(e, Event)])
@@ -370,6 +368,9 @@ def test_the_number_of_the_next_event_is_read_after_runs_elsewhere_alone(near: S
             working(here[0], talk.graph, settings=rare, name="one") as one,
             working(there[0], talk.graph, settings=rare, name="two") as two,
         ):
+            for runtime in (one, two):
+                # As if no time passed: only what is known of earlier events makes later numbers higher.
+                runtime._context.clock.estimate = lambda: 1_000_000  # type: ignore[method-assign]
             # The claim of the first ones may be a commit of its own, while the workers start.
             first = [await read_by(one, "one") for _ in range(4)]
             assert first[-2:] == [0, 0]

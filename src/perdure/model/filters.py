@@ -98,13 +98,11 @@ def _forms(wanted: Any) -> list[Any]:
     """Return the values equal to a scalar that are stored differently; empty if they cannot be listed."""
     if isinstance(wanted, str):
         return [wanted]
-    if not isinstance(wanted, int | float) or not isfinite(wanted):
+    # Beyond these a decimal has several integers that print as it does. NaN is not below them either.
+    if not isinstance(wanted, int | float) or not abs(wanted) < _EXACT:
         return []
     forms: list[Any] = [wanted]
     if wanted == int(wanted):
-        # Beyond these a decimal has several integers that print as it does.
-        if abs(wanted) >= _EXACT:
-            return []
         forms = [int(wanted), float(wanted)]
         if wanted in (0, 1):
             forms.append(bool(wanted))

@@ -224,6 +224,8 @@ class Operations:
             ({"score": {"$gt": float("inf")}}, ""),
             ({"score": float("inf")}, ""),
             ({"score": {"$ne": float("inf")}}, "0123"),
+            ({"score": 10**400}, ""),
+            ({"score": {"$lt": 10**400, "$gt": -(10**400)}}, "012"),
         ):
             found = keys(store.search(HOME, filter=conditions))
             assert "".join(reversed(found)) == expected, conditions
@@ -401,7 +403,13 @@ class Operations:
         values += [-(10**100), 9.99, "1", "1e3", "", "a", "a\0b", "a\0", "é", "\uffff", "\U0001f600", 'q"\\']
         values += ["\x1f", "2026-01-31T10:00:00Z", "nan", [1], ["a"], {"x": 1}]
         store.batch([PutOp(HOME, f"k{n}", {"x": value, "y": "x"}) for n, value in enumerate(values)])
-        operands: list[Any] = [*(v for v in values if isinstance(v, int | float | str)), 1e-300, "2026", "z"]
+        operands: list[Any] = [
+            *(v for v in values if isinstance(v, int | float | str)),
+            1e-300,
+            10**400,
+            "2026",
+            "z",
+        ]
         for sign in ("$eq", "$gt", "$gte", "$lt", "$lte"):
             for operand in operands:
                 wanted = checked({"x": {sign: operand}})

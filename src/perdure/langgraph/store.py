@@ -34,7 +34,7 @@ from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
 from perdure.langgraph.store_arguments import as_seen, checked_ttl, together, validate_all
-from perdure.langgraph.store_puts import ItemPlace, Puts, last_puts
+from perdure.langgraph.store_puts import ItemName, Puts, last_puts
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
 from perdure.model.json_values import is_same, unpack
@@ -285,7 +285,7 @@ class PerdureStore(BaseStore):
         wanted = as_seen(seen)
 
         def is_unchanged(key: str, record: Record | None) -> bool:
-            value = None if record is None else unpack(record.body, ItemPlace(key, where))
+            value = None if record is None else unpack(record.body, ItemName(key, where))
             return is_same(value, wanted[key])
 
         seen_as = item_writes.Seen(tuple(seen), is_unchanged, self._clock.now())
@@ -296,7 +296,7 @@ class PerdureStore(BaseStore):
         wanted = filters.checked(op.filter or {})
 
         def judge(labels: Labels, record: Record) -> dict[str, Any] | None:
-            value = unpack(record.body, ItemPlace(record.key[0], labels))
+            value = unpack(record.body, ItemName(record.key[0], labels))
             return value if filters.accepts(wanted, value) else None
 
         prefix, everything = tuple(op.namespace_prefix), not wanted
@@ -430,7 +430,7 @@ def _versions() -> Iterator[int]:
 def _item(labels: Labels, record: Record) -> Item:
     (key,), fields = record.key, record.fields
     return Item(
-        value=unpack(record.body, ItemPlace(key, labels)),
+        value=unpack(record.body, ItemName(key, labels)),
         key=key,
         namespace=labels,
         created_at=_time(fields["created_at"]),

@@ -16,7 +16,7 @@ from perdure.model.json_values import pack
 from perdure.model.store_items import Labels, Write, span
 
 
-class ItemPlace(NamedTuple):
+class ItemName(NamedTuple):
     """Describes an item in errors. It becomes text only for an error, as that costs more than most checks."""
 
     key: str
@@ -66,7 +66,7 @@ def last_puts(
         puts.times.setdefault(op.key, at)
     for labels, puts in by_labels.items():
         for key, op in puts.ops.items():
-            body = None if op.value is None else pack(op.value, ItemPlace(key, labels, ": value"))
+            body = None if op.value is None else pack(op.value, ItemName(key, labels, ": value"))
             puts.bodies.append(body)
             if op.ttl is not None:
                 puts.spans[key] = span(op.ttl)

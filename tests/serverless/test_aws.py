@@ -168,7 +168,7 @@ def test_a_container_killed_at_any_request_to_the_database_costs_no_turn(when: s
     """The client sends again with the same key, to a new container, until it is answered."""
     at, steps = 0, 0
     while True:
-        at += 1 if FULL else 3
+        at += 1 if FULL else 2
         folder = tmp_path / f"{at}"
         folder.mkdir()
         with backends.EMPTY["sqlite"]() as url:

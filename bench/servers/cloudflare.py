@@ -6,10 +6,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bench.servers.machine import Missing, Server
+
+if TYPE_CHECKING:
+    from tests.servers.d1 import Server as Engine
 
 
 class D1:
@@ -17,7 +20,7 @@ class D1:
 
     variants: tuple[str, ...] = ()
 
-    def __init__(self, engine: Any, taken: ExitStack) -> None:
+    def __init__(self, engine: Engine, taken: ExitStack) -> None:
         self.port = urlsplit(engine.origin).port or 0
         self.settings = "D1's own engine (workerd) on this machine, behind the REST interface of the service"
         self._engine = engine
@@ -33,9 +36,12 @@ class D1:
 
     def stored(self, url: str) -> int | None:
         """The size that the service reports with every answer."""
+        import httpx
+
         parts = urlsplit(url)
         address = f"{self._engine.endpoint}/accounts/{parts.netloc}/d1/database{parts.path}/query"
-        answer = self._engine.client.post(address, json={"sql": "SELECT 1 AS one"})
+        with_token = {"Authorization": f"Bearer {self._engine.token}"}
+        answer = httpx.post(address, json={"sql": "SELECT 1 AS one"}, headers=with_token)
         answer.raise_for_status()
         size = answer.json()["result"][0].get("meta", {}).get("size_after")
         return None if size is None else int(size)

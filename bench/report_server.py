@@ -146,13 +146,13 @@ def _closing(found: Results, hosts: Results) -> str:
         "the end of a run that a request waits for; its streams do not wait so. A ramp finds when a server "
         "gets worse, not whether it is good: one that is slow with a single stream doubles late, so look at "
         f"the milliseconds too. All were allowed {found['concurrency']} runs at once where they have such a "
-        "setting, more than their defaults, and told to log warnings only; `langgraph dev` was told not to "
+        "setting, more than their defaults, and set to log warnings only; `langgraph dev` was set not to "
         "look for blocking calls or changed files. Servers, their databases and the client share one machine "
         "and no network, so that a server with a database beside it has less of the processors for itself. "
         f"Figures are medians of {_rounds(found['repeats'])} in which the servers take turns, those of "
-        f"memory of {_rounds(found['idle_repeats'])}; ratios are those of neighbours. Who is not asked is "
-        "stopped, but for Aegra with Valkey, which idles: it takes seconds to come back. No model is waited "
-        f"for: an agent that thinks for a second shows little of all this.{share}{python}"
+        f"memory of {_rounds(found['idle_repeats'])}; ratios are those of neighbours. A server that is not "
+        "measured is stopped, but for Aegra with Valkey, which idles: it takes seconds to come back. "
+        f"No model is waited for: an agent that thinks for a second shows little of all this.{share}{python}"
     )
 
 

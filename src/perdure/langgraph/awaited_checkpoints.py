@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are stored, for its nodes: with the durability "async" a step begins before the
+"""Checkpoints that the nodes of a run wait for: with the durability "async" a step begins before the
 checkpoint is stored that the keys of its side effects are derived from."""
 
 from __future__ import annotations

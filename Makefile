@@ -28,7 +28,7 @@ help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs on this machine
-	$(RUN) --extra demo perdure demo $(ARGS)
+	$(RUN) --extra demo --group weights perdure demo $(ARGS)
 
 example: $(OWN_UV) ## Run an example over a database of its own: make example NAME=wingman
 	@test -f "examples/$(NAME)/app.py" || { \
@@ -58,13 +58,17 @@ clients: $(OWN_UV) ## Run suites of clients and other servers on Perdure's; ARGS
 uis: $(OWN_UV) ## Drive chat interfaces written elsewhere over Perdure's server, in Chromium
 	$(RUN) --group test --all-extras python -m tools.foreign_uis $(ARGS)
 
+# mypy takes as long as all the other checks: it runs beside them, and prints when they are done.
 lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 	$(UV) sync --quiet --inexact --no-default-groups --group lint --group test --all-extras
-	@failed=; \
-	for check in "ruff check" "ruff format --check" mypy pyright "lint-imports --no-logo" "python tools/check_tree.py"; do \
+	@failed=; types=$$(mktemp); \
+	$(UV) run --no-sync mypy >"$$types" 2>&1 & mypy=$$!; \
+	for check in "ruff check" "ruff format --check" pyright "lint-imports --no-logo" "python tools/check_tree.py"; do \
 		echo "--- $$check"; \
 		$(UV) run --no-sync $$check || failed="$$failed  $$check\n"; \
 	done; \
+	wait $$mypy || failed="$$failed  mypy\n"; \
+	echo "--- mypy"; cat "$$types"; rm -f "$$types"; \
 	if [ -n "$$failed" ]; then printf "\nlint failed:\n$$failed"; exit 1; fi
 
 bench: $(OWN_UV) ## Measure Perdure beside the stock savers; BACKENDS=sqlite,postgres for some

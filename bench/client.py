@@ -101,6 +101,13 @@ class Client:
             count += 1
         return count
 
+    async def prune(self, thread: str) -> None:
+        """Raise ``NotImplementedError`` if the saver cannot."""
+        if self._sync:
+            self.saver.prune([thread], strategy="keep_latest")
+        else:
+            await self.saver.aprune([thread], strategy="keep_latest")
+
     async def put(self, found: CheckpointTuple, checkpoint: Checkpoint) -> RunnableConfig:
         metadata: Any = {"source": "loop", "step": int(found.metadata.get("step", 0)) + 1, "parents": {}}
         versions = {"messages": checkpoint["channel_versions"]["messages"]}

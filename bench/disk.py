@@ -39,9 +39,10 @@ def written_by_this_process() -> int | None:
     return None if value is None else int(value)
 
 
-def fold(folder: Path) -> Folded:
+def fold(folder: Path, *, compact: bool = False) -> Folded:
+    """Fold the logs of a folder's databases in; ``compact`` gives what is free in the files back first."""
     run = subprocess.run(
-        [sys.executable, "-m", "bench.disk", str(folder)],
+        [sys.executable, "-m", "bench.disk", str(folder), *(["compact"] if compact else [])],
         capture_output=True,
         text=True,
         timeout=_FOLDING_TIMEOUT_S,
@@ -52,12 +53,14 @@ def fold(folder: Path) -> Folded:
     return Folded(**json.loads(run.stdout))
 
 
-def _fold_here(folder: Path) -> Folded:
+def _fold_here(folder: Path, *, compact: bool) -> Folded:
     before = written_by_this_process() or 0
     complete = True
     for database in sorted(folder.glob("*.db")):
         connection = sqlite3.connect(database, timeout=10)
         try:
+            if compact:
+                connection.execute("VACUUM")
             (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
             complete = complete and not busy
         except sqlite3.OperationalError:
@@ -80,5 +83,5 @@ def _size(folder: Path, *, with_log: bool) -> int:
 
 
 if __name__ == "__main__":
-    result = _fold_here(Path(sys.argv[1]))
+    result = _fold_here(Path(sys.argv[1]), compact="compact" in sys.argv[2:])
     print(json.dumps(vars(result)))

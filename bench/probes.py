@@ -50,6 +50,7 @@ class Probe:
             "call": self.call,
             "many": self.many,
             "race": self.race,
+            "prune": self.prune,
             "units": self.units,
         }
         return await handlers[question](**arguments)
@@ -87,6 +88,21 @@ class Probe:
             "complete": complete,
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
+
+    async def prune(self) -> Reply:
+        """Leave the thread its newest checkpoint alone, and return the size of what it then says: nothing
+        where the saver cannot, or leaves nothing."""
+        try:
+            await self._client.prune(THREAD)
+        except NotImplementedError:
+            return {}
+        found = await self._client.load(THREAD)
+        if found is None:
+            return {}
+        if self._candidate.on_disk:
+            self._folded_bytes += fold(self._folder, compact=True).written
+        real = found.checkpoint["channel_values"].get(self._scenario.channel)
+        return {"real": len(JsonPlusSerializer().dumps_typed(real)[1])}
 
     async def units(self) -> Reply:
         """DynamoDB's units since the start of the process; nothing elsewhere."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.figures import median_ratio
-from bench.report_backends import backends
+from bench.report_backends import backends, pruned
 from bench.report_histories import histories
 from bench.report_runtime import runtime
 from bench.report_scale import scale
@@ -122,6 +122,7 @@ def _growth(results: Results, plots: Sequence[str], folder: str) -> list[str]:
                 disk=True,
             ),
         ),
+        *pruned(growth, ", after a `VACUUM`"),
         *_picture("growth-stored.svg", "Stored megabytes by turns", plots, folder),
         "### Written a turn, kB",
         table(["turns", *turns, "times Perdure's"], rows(written, written_ratio, disk=True)),

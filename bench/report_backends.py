@@ -124,6 +124,8 @@ def _growth(backend: Backend, growth: Results) -> list[str]:
     if _known(savers, "stored"):
         header = ["stored, MB, at turns", *turns, "times what was said"]
         sections.append(table(header, rows("stored", 1e6, extra=True)))
+        if backend.name in _COMPACTED:
+            sections += pruned(growth, _COMPACTED[backend.name])
     sections.append(table(["a turn, ms: median, at turns", *turns, *last], latency()))
     for what, title, scale in (
         ("read_units_a_turn", "read units a turn", 1.0),
@@ -136,6 +138,22 @@ def _growth(backend: Backend, growth: Results) -> list[str]:
         if _known(savers, what):
             sections.append(table([f"{title}, at turns", *turns], rows(what, scale)))
     return sections
+
+
+def pruned(growth: Results, after: str) -> list[str]:
+    """Return what is stored of the thread once it is pruned; ``after`` adds what was done to see it."""
+    savers = growth.get("pruned")
+    if not savers:
+        return []
+    rows = [
+        [label(name), number(at["stored"] / 1e6), times(at["stored"] / at["real"])]
+        for name, at in savers.items()
+    ]
+    return [
+        "The same thread, its history pruned to the newest checkpoint, by a call or a "
+        f"[policy](care.md){after}. A saver that is missing here cannot prune.",
+        table(["", "stored, MB", "times what was said"], rows),
+    ]
 
 
 def _known(savers: Results, what: str) -> bool:
@@ -157,6 +175,12 @@ def _growth_method(backend: Backend, window: int) -> str:
         + _WEIGHED[backend.name]
     )
 
+
+_COMPACTED = {  # D1 does not shrink a file, so its size shows nothing.
+    "postgres": ", after a `VACUUM FULL`",
+    "redis": "",
+    "dynamodb": "",
+}
 
 _WEIGHED = {
     "postgres": "Stored is `pg_total_relation_size` of all tables, with their indexes, after a plain "

@@ -45,7 +45,7 @@ Answer = dict[str, Any]
 
 @dataclass
 class Vectors:
-    """The embedding model; ``seconds`` is what it took."""
+    """The embedding model, asynchronous as those of most providers; ``seconds`` is what it took."""
 
     dims: int
     seconds: float = 0.0
@@ -61,7 +61,7 @@ class Vectors:
             rows.append(chance.normal(size=_TOPICS) @ self._topics + 0.5 * chance.normal(size=self.dims))
         return np.asarray(rows, dtype=np.float32)
 
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         started = time.perf_counter()
         vectors: list[list[float]] = self.of([int(text) for text in texts]).tolist()
         self.seconds += time.perf_counter() - started

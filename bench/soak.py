@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ from bench.servers.machine import free_port
 KEY = "Idempotency-Key"
 _PROGRAM = [sys.executable, "-c", "from perdure.cli import main; main()"]
 _STARTING_S = 300.0
+_WARMING_S = 10.0
 _CALIBRATION_S = 15.0
 _AGAIN_S = 0.5
 _SAMPLED_S = 5.0
@@ -52,6 +53,15 @@ class Minute:
     kills: int = 0
     megabytes: list[float] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
+
+    def line(self, number: int) -> str:
+        """Return the minute's line of the table."""
+        p50, p99 = (percentile(self.first_ms, share) if self.first_ms else 0.0 for share in (0.5, 0.99))
+        recovered, size = max(self.recovered_s, default=0.0), max(self.megabytes, default=0.0)
+        return (
+            f"{number:6}  {len(self.first_ms):7}  {p50:11.1f} / {p99:8.1f}     {self.broken:6}  "
+            f"{recovered:14.1f}  {self.kills:5}  {size:.0f}  {max(self.files, default=0)}"
+        )
 
 
 @dataclass
@@ -73,6 +83,17 @@ class Soak:
     @property
     def answered(self) -> int:
         return sum(map(len, self.said.values()))
+
+    async def begin(self, client: httpx.AsyncClient) -> str:
+        """Create a thread, and return its id."""
+        while True:
+            with suppress(httpx.TransportError):
+                answer = await client.post("/threads", json={})
+                if answer.status_code < 500:
+                    thread: str = answer.raise_for_status().json()["thread_id"]
+                    self.said[thread] = []
+                    return thread
+            await asyncio.sleep(_AGAIN_S)
 
     async def say(self, client: httpx.AsyncClient, thread: str, text: str) -> None:
         """Send a message until its stream has come to its end."""
@@ -131,26 +152,32 @@ def audit(said: Sequence[str], stored: Sequence[tuple[str, str]]) -> tuple[list[
     return lost + [text for text in said if text in asked and text not in answered], twice
 
 
-async def _load(soak: Soak, threads: Sequence[str], seconds: float, rate: float | None) -> int:
-    """Have every thread talk: `rate` messages a second in all, or as fast as they are answered."""
+async def _load(soak: Soak, talkers: int, turns: int, seconds: float, rate: float | None) -> int:
+    """Have every talker talk: `rate` messages a second in all, or as fast as they are answered. After some
+    turns a talker begins a new thread, so that the load at the end is that of the start."""
     until = time.monotonic() + seconds
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     count = 0
 
-    async def talk(client: httpx.AsyncClient, thread: str) -> None:
+    async def talk(client: httpx.AsyncClient) -> None:
         nonlocal count
+        # Of some the first thread is short, so that they do not all begin a new one at once.
+        thread, left = "", random.randint(1, turns)
         while True:
             if rate is not None:
-                await asyncio.sleep(random.expovariate(rate / len(threads)))
+                await asyncio.sleep(random.expovariate(rate / talkers))
             if time.monotonic() >= until:
                 return
+            if not thread or not left:
+                thread, left = await soak.begin(client), left or turns
+            left -= 1
             await soak.say(
                 client, thread, f"{thread[:8]} {len(soak.said[thread])} {random.getrandbits(64):x}"
             )
             count += 1
 
     async with httpx.AsyncClient(base_url=soak.url, timeout=120, limits=limits, trust_env=False) as client:
-        talking = [asyncio.create_task(talk(client, thread)) for thread in threads]
+        talking = [asyncio.create_task(talk(client)) for _ in range(talkers)]
         _, left = await asyncio.wait(talking, timeout=seconds + _LEFT_S)
         for task in left:
             task.cancel()
@@ -166,10 +193,22 @@ async def _disturb(soak: Soak, family: Family, every: float) -> None:
     answered = -1
     while True:
         await asyncio.sleep(every)
-        if (count := soak.answered) > answered:
+        processes = family.processes()
+        if (count := soak.answered) > answered and processes:
             answered = count
-            min(family.processes(), key=lambda process: process.create_time()).send_signal(signal.SIGKILL)
+            min(processes, key=lambda process: process.create_time()).send_signal(signal.SIGKILL)
             soak.now.kills += 1
+
+
+async def _show(soak: Soak) -> None:
+    """Print each minute when it is over."""
+    shown = 0
+    while True:
+        await asyncio.sleep(_SAMPLED_S)
+        now = soak.now
+        while soak.minutes[shown] is not now:
+            print(soak.minutes[shown].line(shown + 1), flush=True)
+            shown += 1
 
 
 async def _sample(soak: Soak, family: Family) -> None:
@@ -189,7 +228,15 @@ class Family:
         self._root = psutil.Process(pid)
 
     def processes(self) -> list[Any]:
-        return [each for each in self._root.children() if "spawn_main" in " ".join(each.cmdline())]
+        import psutil
+
+        found = []
+        for each in self._root.children():
+            # One that has just been killed is a zombie, without a command line, or gone.
+            with suppress(psutil.NoSuchProcess):
+                if "spawn_main" in " ".join(each.cmdline()):
+                    found.append(each)
+        return found
 
     def weigh(self) -> tuple[float, int]:
         """The most megabytes and open files that one of them has."""
@@ -239,25 +286,33 @@ async def soaked(
     url: str, family: Family, arguments: argparse.Namespace
 ) -> tuple[Soak, float, list[str], list[str]]:
     """Return the record, the rate, and what is lost or there twice."""
+    talkers, turns = arguments.threads, arguments.turns
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
-        answers = [await client.post("/threads", json={}) for _ in range(arguments.threads)]
-        threads = [answer.json()["thread_id"] for answer in answers]
-        said: dict[str, list[str]] = {thread: [] for thread in threads}
+        said: dict[str, list[str]] = {}
         rate = arguments.rate
         if rate is None:
-            count = await _load(Soak(url, said=said), threads, _CALIBRATION_S, None)
+            # The first run of a process is slow, and so is the first turn of each thread.
+            await _load(Soak(url, said=said), talkers, turns, _WARMING_S, None)
+            count = await _load(Soak(url, said=said), talkers, turns, _CALIBRATION_S, None)
             rate = count / _CALIBRATION_S / 2
         soak = Soak(url, said=said)
-        beside = [asyncio.create_task(_sample(soak, family))]
+        print(f"{rate:.1f} messages a second")
+        print(
+            "minute  streams  first token p50 / p99 ms  broken  recovered in s  kills  MB  files", flush=True
+        )
+        beside = [asyncio.create_task(_sample(soak, family)), asyncio.create_task(_show(soak))]
         if arguments.kill_every:
             beside.append(asyncio.create_task(_disturb(soak, family, arguments.kill_every)))
         try:
-            await _load(soak, threads, arguments.minutes * 60, rate)
+            await _load(soak, talkers, turns, arguments.minutes * 60, rate)
         finally:
             for task in beside:
                 task.cancel()
+        for task in beside:
+            if task.done() and not task.cancelled():
+                task.result()
         lost, twice = [], []
-        for thread in threads:
+        for thread in said:
             state = (await client.get(f"/threads/{thread}/state")).json()
             stored = [(each["type"], str(each["content"])) for each in state["values"].get("messages", ())]
             gone, again = audit(said[thread], stored)
@@ -270,7 +325,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0, help="length of the load (5)")
     parser.add_argument("--workers", type=int, default=2, help="server processes (2)")
-    parser.add_argument("--threads", type=int, default=16, help="threads that talk (16)")
+    parser.add_argument("--threads", type=int, default=16, help="threads that talk at a time (16)")
+    parser.add_argument("--turns", type=int, default=20, help="messages of a thread (20)")
     parser.add_argument("--rate", type=float, help="messages a second; half of what is measured first")
     parser.add_argument(
         "--kill-every", type=float, default=60.0, help="seconds between two kills; 0 for none"
@@ -283,15 +339,8 @@ def main() -> None:
         serving(server.empty("soak"), Path(folder), arguments.workers) as (url, process),
     ):
         soak, rate, lost, twice = asyncio.run(soaked(url, Family(process.pid), arguments))
-    print(f"{rate:.1f} messages a second, {soak.answered} answered in all")
-    print("minute  streams  first token p50 / p99 ms  broken  recovered in s  kills  MB  files")
-    for number, one in enumerate(soak.minutes, start=1):
-        p50, p99 = (percentile(one.first_ms, share) if one.first_ms else 0.0 for share in (0.5, 0.99))
-        print(
-            f"{number:6}  {len(one.first_ms):7}  {p50:11.1f} / {p99:8.1f}     {one.broken:6}  "
-            f"{max(one.recovered_s, default=0.0):14.1f}  {one.kills:5}  {max(one.megabytes, default=0):.0f}  "
-            f"{max(one.files, default=0)}"
-        )
+    print(soak.minutes[-1].line(len(soak.minutes)))
+    print(f"{soak.answered} messages answered in {len(soak.said)} threads")
     print(f"lost: {len(lost)}, twice: {len(twice)}")
     if arguments.json:
         record = {"rate": rate, "lost": lost, "twice": twice, "minutes": [vars(one) for one in soak.minutes]}

@@ -8,9 +8,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import TestCase
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
@@ -40,7 +41,8 @@ def pytest_report_header() -> str:
 
 # A busy machine is no fault of a test. In CI the same examples every time: a red build is red for everyone.
 # At home, new ones on every run. Where the slow tests are left out there are fewer, in CI too: its section of
-# slow tests runs every property with all of its examples.
+# slow tests runs each of those properties again, with all of its examples. A property with a count of its own
+# has run all of them already.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("any"), derandomize=True, print_blob=True)
 settings.register_profile("dev", settings.get_profile("any"))
@@ -65,10 +67,14 @@ CONTRACTS = re.compile(r"test_\w*(contract|conformance)\w*\.py$")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    profile = settings.default
+    assert profile is not None
     for item in items:
         path = Path(item.path).as_posix()
         if not STORAGE.search(path) and _words(item) & (DISTANT if CONTRACTS.search(path) else ELSEWHERE):
             item.add_marker(pytest.mark.slow)
+        if _examples(item) == profile.max_examples:
+            item.add_marker(pytest.mark.more_examples)
 
 
 def pytest_collection_finish() -> None:
@@ -81,6 +87,17 @@ def _words(item: pytest.Item) -> set[str]:
     """The words of a test's parameters; those of a backend's name stay together."""
     spec = getattr(item, "callspec", None)
     return set() if spec is None else set(re.findall(r"redis-cluster|\w+", spec.id))
+
+
+def _examples(item: pytest.Item) -> int | None:
+    """Return how many examples a property runs in this session, None for other tests."""
+    if not isinstance(item, pytest.Function) or not is_hypothesis_test(item.obj):
+        return None
+    if isinstance(item.cls, type) and issubclass(item.cls, TestCase):
+        found: settings = item.cls.settings  # type: ignore[attr-defined]
+    else:
+        found = item.obj._hypothesis_internal_use_settings
+    return found.max_examples
 
 
 def missing(part: str, mend: str) -> None:

@@ -46,6 +46,9 @@ class D1:
         size = answer.json()["result"][0].get("meta", {}).get("size_after")
         return None if size is None else int(size)
 
+    def compact(self, url: str) -> None:
+        """The service refuses `VACUUM`: freed pages stay in the file, for what is written next."""
+
     def written(self) -> None:
         """The engine keeps no account of it in bytes."""
 

@@ -54,6 +54,9 @@ class DynamoDB:
             client.close()
         return stored
 
+    def compact(self, url: str) -> None:
+        """What is removed takes no space from then on."""
+
     def written(self) -> None:
         """The emulator keeps no account of it."""
 

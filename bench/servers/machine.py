@@ -39,6 +39,10 @@ class Server(Protocol):
         """Bytes that one database takes now."""
         ...
 
+    def compact(self, url: str) -> None:
+        """Give back what was freed in one database, as far as that takes a command."""
+        ...
+
     def written(self) -> int | None:
         """Bytes that the server has written since its start, to its log of changes; None when unknown."""
         ...

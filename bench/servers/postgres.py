@@ -49,6 +49,10 @@ class Postgres:
             ).fetchone()
         return int(stored)
 
+    def compact(self, url: str) -> None:
+        with self._connected(url) as connection:
+            connection.execute("VACUUM FULL")
+
     def written(self) -> int:
         """The position of the write-ahead log."""
         with self._connected(self._url("postgres")) as connection:

@@ -50,6 +50,9 @@ class Redis:
                     keys = []
             return stored + _memory(client, keys)
 
+    def compact(self, url: str) -> None:
+        """What is removed takes no space from then on."""
+
     def written(self) -> int:
         """The append-only file."""
         with self._connected(0) as client:

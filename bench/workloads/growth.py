@@ -18,7 +18,8 @@ SCENARIO = "chat"
 
 def units(desk: Desk) -> int:
     """Grow, then the rounds of the window, per size and saver; then the single calls."""
-    return len(desk.plan.sizes) * len(desk.names) * (1 + desk.plan.rounds) + parts.units(desk)
+    kept = sum(CANDIDATES[name].keeps for name in desk.names)
+    return len(desk.plan.sizes) * len(desk.names) * (1 + desk.plan.rounds) + parts.units(desk) + kept
 
 
 def run(desk: Desk) -> Results:
@@ -37,7 +38,15 @@ def run(desk: Desk) -> Results:
             for name in field.subjects:
                 savers[name][str(size)] = windows[name].result(plan.window)
         called = parts.run(desk, field, done)
-    return {"sizes": list(plan.sizes), "window_turns": plan.window, "savers": savers, "parts": called}
+        pruned: dict[str, Results] = {}
+        field.each(partial(_prune, desk, pruned))
+    return {
+        "sizes": list(plan.sizes),
+        "window_turns": plan.window,
+        "savers": savers,
+        "parts": called,
+        "pruned": pruned,
+    }
 
 
 class _Window:
@@ -98,3 +107,11 @@ def _visit(desk: Desk, windows: dict[str, _Window], weigh_first: bool, subject: 
 
 def _close(windows: dict[str, _Window], subject: Subject) -> None:
     windows[subject.name].close(subject)
+
+
+def _prune(desk: Desk, pruned: dict[str, Results], subject: Subject) -> None:
+    if not CANDIDATES[subject.name].keeps:
+        return
+    if left := subject.ask("prune"):
+        pruned[subject.name] = {"stored": subject.ask("bytes")["stored"], "real": left["real"]}
+    desk.step(f"{CANDIDATES[subject.name].label}: pruned")

@@ -40,7 +40,7 @@ def units(desk: Desk, backend: Backend) -> int:
     plan, savers = desk.plan, len(desk.names)
     lone = len(backend.far_s) * plan.trip_rounds
     crowds = plan.near_repeats * backend.variants + (plan.far_repeats if backend.crowd_far_s else 0)
-    return savers * (lone + crowds + len(_sizes(desk, backend)) * (1 + plan.rounds))
+    return savers * (lone + crowds + len(_sizes(desk, backend)) * (1 + plan.rounds) + 1)
 
 
 def run(desk: Desk, backend: Backend) -> Results:
@@ -266,4 +266,14 @@ def _growth(desk: Desk, backend: Backend, server: Server) -> Results:
                 done = plan.before(size) + plan.window
                 for name in field.subjects:
                     savers[name][str(size)] = windows[name].result(plan.window)
-    return {"sizes": list(sizes), "window_turns": plan.window, "savers": savers}
+
+            def prune(subject: Subject) -> None:
+                url = wires[subject.name].url
+                if left := subject.ask("prune"):
+                    server.compact(url)
+                    pruned[subject.name] = {"stored": server.stored(url), "real": left["real"]}
+                desk.step(f"{CANDIDATES[subject.name].label}: pruned")
+
+            pruned: dict[str, Results] = {}
+            field.each(prune)
+    return {"sizes": list(sizes), "window_turns": plan.window, "savers": savers, "pruned": pruned}

@@ -57,11 +57,19 @@ def test_a_turn_stands_beside_the_stock_savers() -> None:
             }
         ],
         "crowds": [],
-        "growth": {"sizes": [50], "window_turns": 20, "savers": {}},
+        "growth": {
+            "sizes": [50],
+            "window_turns": 20,
+            "savers": {"postgres-perdure": {"50": {"stored": 3e6, "real": 1e6, "p50": 2.0, "rounds": [2.0]}}},
+            "pruned": {"postgres-perdure": {"stored": 1.5e6, "real": 1e6}},
+        },
     }
     page = report.page(results({}, 1, postgres=section), [], "")
     assert "| AsyncPostgresSaver | 6.00 | 80.0 | 1.00 × |" in page
     assert "| **Perdure** | 4.00 | 40.0 | 0.50 × |" in page
+    assert "| **Perdure** | 3.00 | 3.00 × |" in page
+    assert "after a `VACUUM FULL`" in page
+    assert "| **Perdure** | 1.50 | 1.50 × |" in page
 
 
 def test_a_run_of_some_sections_leaves_the_others_and_says_how_old_they_are() -> None:

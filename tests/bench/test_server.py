@@ -218,7 +218,7 @@ def host(script: str) -> Host:
 
 def comes_to(stopped: bool, family: Any) -> bool:
     """A signal takes a moment to arrive."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (family.status() == "stopped") is not stopped:
         if time.monotonic() > deadline:
             return False

@@ -1,4 +1,8 @@
-"""A chat channel at work in a test: its routes on a port of their own, over a runtime, with a double."""
+"""A chat channel at work in a test: its routes on a port of their own, over a runtime, with a double.
+
+Tests name Telegram's class as an attribute of ``channels``: its client takes seconds to import, which each
+test process would spend while it collects.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 from starlette.applications import Starlette
 
-from perdure.channels import ChatOptions, TelegramBot
+from perdure import channels
+from perdure.channels import ChatOptions
 from perdure.channels.chat_channel import ChatChannel
 from perdure.database.blocking import SyncDatabase
 from perdure.runtime import Runtime
@@ -24,6 +29,8 @@ from perdure.testing.channels.telegram import SECRET, TOKEN
 from tests.runtime.graphs import settings
 
 QUICK = ChatOptions(debounce=0.0)
+WINDOW = ChatOptions(debounce=600.0, max_wait=600.0)
+"""For what is about the window: a test ends it by ``advance`` of the runtime."""
 
 
 @asynccontextmanager
@@ -68,9 +75,9 @@ async def at_work(
         yield Line(runtime, bot, url)
 
 
-def telegram(double: TelegramDouble, options: ChatOptions = QUICK, **more: Any) -> TelegramBot:
+def telegram(double: TelegramDouble, options: ChatOptions = QUICK, **more: Any) -> channels.TelegramBot:
     """A bot at the double."""
-    return TelegramBot(TOKEN, secret=SECRET, options=options, api_url=double.url, **more)
+    return channels.TelegramBot(TOKEN, secret=SECRET, options=options, api_url=double.url, **more)
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ from perdure.testing.channels.slack import TOKEN as BOT_TOKEN
 from perdure.testing.channels.whatsapp import APP_SECRET, PHONE_ID, WhatsAppDouble
 from perdure.testing.channels.whatsapp import TOKEN as ACCESS
 from tests.channels.serving import QUICK, at_work, echo, telegram
-from tests.runtime.graphs import HOUR_US, Storage, eventually_stored, go, settings, stored, vanish
+from tests.runtime.graphs import HOUR_US, WITHIN_S, Storage, eventually_stored, go, settings, stored, vanish
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 CHATS, MESSAGES, KILLS = (50, 20, 12) if FULL else (5, 4, 2)
@@ -138,7 +138,7 @@ async def _killed_at(storage: Storage, chat: int, number: int, when: str) -> Non
             double.webhook = first.webhook
             line.die_at(number, when)
             saying = asyncio.create_task(double.say(chat, "one"))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WITHIN_S):
                 while not line.is_dead:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             vanish(first.runtime, line)
@@ -148,7 +148,7 @@ async def _killed_at(storage: Storage, chat: int, number: int, when: str) -> Non
             double.webhook = second.webhook
             await saying
             await double.say(chat, "two")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WITHIN_S):
                 while "two" not in " ".join(double.texts(chat)):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             at = f"killed {when} commit {number}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,26 @@ def test_what_cannot_work_is_named_without_the_secret(
     with pytest.raises(BadSetting, match=named) as refused:
         configured({"telegram": table}, graphs)
     assert "short" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "absent"),
+    [
+        ("TelegramBot", "telegram", "starlette.requests"),
+        ("TelegramBot", "telegram", "aiogram"),
+        ("SlackApp", "slack", "slack_sdk.errors"),
+        ("WhatsAppPhone", "whatsapp", "pywa.errors"),
+    ],
+)
+def test_a_channel_without_its_extra_names_the_command(name: str, extra: str, absent: str) -> None:
+    code = (
+        f"import sys; sys.modules[{absent!r}] = None\n"
+        "from perdure.channels.configured import configured\n"
+        "from perdure.errors import MissingExtra\n"
+        "try:\n"
+        f"    configured({{{extra!r}: {{'token': 't', 'phone_id': 'p'}}}}, ['agent'])\n"
+        "except MissingExtra as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == f"perdure.channels.{name} needs an extra: pip install 'perdure[{extra}]'\n"

@@ -12,10 +12,10 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from perdure.channels import ChatAddress, ChatOptions
+from perdure.channels import ChatAddress
 from perdure.testing.channels import ProviderFault
-from tests.channels.serving import QUICK, echo, telegram_at_work
-from tests.runtime.graphs import Storage, eventually_stored, go, stored
+from tests.channels.serving import QUICK, WINDOW, echo, telegram_at_work
+from tests.runtime.graphs import Storage, advance, eventually_stored, go, stored
 
 STOPPED, NEW = QUICK.stop_notice, QUICK.new_notice
 NOT_OPEN = "This question is not open any more."
@@ -97,7 +97,7 @@ def test_a_button_of_the_conversation_before_runs_nothing(memory: Storage) -> No
 def test_a_text_from_before_the_question_was_visible_does_not_answer_it(memory: Storage) -> None:
     async def main() -> None:
         async with telegram_at_work(memory.database(), asking_first("Delete it?")) as (double, line):
-            double.faults.append(ProviderFault("limit", seconds=1.0))
+            double.faults.append(ProviderFault("limit", seconds=4.0))
             await double.say(1, "ask")
 
             async def is_limited() -> bool:
@@ -157,12 +157,13 @@ def test_the_changed_arguments_are_those_of_the_question_whose_edit_was_pressed(
 
 def test_a_change_of_nothing_is_no_turn_and_of_two_changes_one_is_seen(memory: Storage) -> None:
     async def main() -> None:
-        async with telegram_at_work(memory.database(), echo(), ChatOptions(debounce=0.6)) as (double, line):
+        async with telegram_at_work(memory.database(), echo(), WINDOW) as (double, line):
             message = await double.say(1, "pay 1000")
             first = double.update(edited_message={**message, "text": "pay 100"})
             await double.deliver(first)
             await double.edit(message, "pay 10")
             await double.deliver(first)
+            advance(line.runtime)
             await double.until_shown(1)
             assert double.texts(1) == ["pay 10"]
             stored_before = len(await line.runtime.messages(thread(1)))
@@ -171,6 +172,7 @@ def test_a_change_of_nothing_is_no_turn_and_of_two_changes_one_is_seen(memory: S
             await double.deliver(double.update(edited_message=place))
             assert len(await line.runtime.messages(thread(1))) == stored_before
             await double.edit(message, "pay 1")
+            advance(line.runtime)
             await double.until_shown(2)
             assert double.texts(1)[1] == "(edited) pay 1"
 

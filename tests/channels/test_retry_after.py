@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from perdure.channels.retry_after import ChatBackoff
@@ -17,6 +19,22 @@ def test_a_pause_is_of_one_chat_and_ends() -> None:
     assert waiting.value.retry_after == 5.0
     backoff.check("2")
     now[0] = 105.0
+    backoff.check("1")
+
+
+@pytest.mark.parametrize("asked", [1e9, math.inf, 10**400], ids=["long", "endless", "no float"])
+def test_a_pause_is_at_most_an_hour(asked: float) -> None:
+    now = [0.0]
+    backoff = ChatBackoff(lambda: now[0])
+    assert backoff.limited("1", asked).retry_after == 3600.0
+    now[0] = 3600.0
+    backoff.check("1")
+
+
+@pytest.mark.parametrize("asked", [-5.0, 0.0, math.nan])
+def test_a_pause_of_no_length_stops_nothing(asked: float) -> None:
+    backoff = ChatBackoff(lambda: 0.0)
+    assert backoff.limited("1", asked).retry_after == 0.0
     backoff.check("1")
 
 

@@ -34,9 +34,9 @@ def memory() -> Iterator[Storage]:
 
 @asynccontextmanager
 async def slack_at_work(
-    storage: Storage, graph: Any, options: ChatOptions = QUICK
+    storage: Storage, graph: Any, options: ChatOptions = QUICK, double: SlackDouble | None = None
 ) -> AsyncIterator[tuple[SlackDouble, Line]]:
-    async with SlackDouble() as double:
+    async with double or SlackDouble() as double:
         app = SlackApp(TOKEN, signing_secret=SIGNING_SECRET, options=options, api_url=f"{double.url}/api/")
         async with at_work(storage.database(), graph, app) as line:
             double.webhook = line.webhook
@@ -86,6 +86,7 @@ def test_a_forged_an_old_a_malformed_and_an_oversized_request_are_refused(
             assert await double.post(double.signed(b"no json", kind)) == 400
             assert await double.post(double.signed(b'{"type": "event_callback"}', kind)) == 400
             assert await double.post(double.signed(b"[1]", kind)) == 400
+            assert await double.post(double.signed(b"[" * 2000, kind)) == 400
             assert await double.post(double.signed(b"x" * 2001, kind)) == 413
             assert await line.runtime.messages(thread("D1")) == ()
             async with httpx.AsyncClient() as client:
@@ -99,6 +100,18 @@ def test_a_forged_an_old_a_malformed_and_an_oversized_request_are_refused(
         go(main())
     assert "the text" not in caplog.text
     assert SIGNING_SECRET not in caplog.text
+
+
+def test_a_message_with_half_of_a_surrogate_pair_is_answered(memory: Storage) -> None:
+    """Refused, the provider would deliver it again and again."""
+
+    async def main() -> None:
+        async with slack_at_work(memory, echo()) as (double, _):
+            assert await double.post(double.event("D1", "cut \ud83d")) == 200
+            await double.until_shown(1)
+            assert double.texts("D1") == ["cut \ufffd"]
+
+    go(main())
 
 
 def test_a_reply_whose_answer_is_lost_is_found_and_not_sent_again(memory: Storage) -> None:
@@ -124,10 +137,41 @@ def test_a_reply_whose_answer_is_lost_is_found_and_not_sent_again(memory: Storag
     go(main())
 
 
+@pytest.mark.parametrize("channel", ["D1", "C1"])
+def test_a_reply_is_found_among_many_messages_of_others(memory: Storage, channel: str) -> None:
+    """In a channel the bot answers in a thread, which Slack lists from its first message."""
+
+    class Busy(SlackDouble):
+        async def _post(self, request: Any, given: Any) -> Any:
+            others = [{"channel": channel, "ts": self.next_ts(), "metadata": None} for _ in range(250)]
+            self.history += others
+            try:
+                return await super()._post(request, given)
+            finally:
+                self.history += others
+
+    async def main() -> None:
+        async with slack_at_work(memory, echo(), double=Busy()) as (double, line):
+            double.faults.append(ProviderFault("lose", chat=channel))
+            ts = double.next_ts()
+            kind, topic = ("message", "") if channel == "D1" else ("app_mention", ts)
+            await double.say(channel, "<@UBOT> once", ts=ts, kind=kind)
+            await double.until_shown(1, channel)
+
+            async def is_sent() -> bool:
+                replies = await line.runtime.replies(thread(channel, topic))
+                return [reply.state for reply in replies] == ["sent"]
+
+            await eventually_stored(is_sent)
+            assert len(double.shown) == 1
+
+    go(main())
+
+
 def test_a_limited_channel_waits_as_long_as_slack_asks(memory: Storage) -> None:
     async def main() -> None:
         async with slack_at_work(memory, echo()) as (double, line):
-            double.faults.append(ProviderFault("limit", chat="D1", seconds=1.0))
+            double.faults.append(ProviderFault("limit", chat="D1", seconds=4.0))
             await double.say("D1", "limited")
             await double.say("D2", "free")
             await double.until_shown(1, "D2")

@@ -81,7 +81,7 @@ def test_the_webhook_is_verified_and_forged_requests_are_refused(memory: Storage
             assert await double.post(good._replace(headers={})) == 401
             assert await double.post(good._replace(headers={header: "sha256=00"})) == 401
             assert await double.post(good._replace(body=good.body + b" ")) == 401
-            for wrong in (b"no json", b"{}", b"[]", b'{"entry": [{"changes": [{}]}]}'):
+            for wrong in (b"no json", b"{}", b"[]", b'{"entry": [{"changes": [{}]}]}', b"[" * 2000):
                 assert await double.post(double.signed(wrong)) == 400
             assert await double.post(double.signed(b"x" * 2001)) == 413
             assert await line.runtime.messages(thread(ADA)) == ()
@@ -91,6 +91,18 @@ def test_the_webhook_is_verified_and_forged_requests_are_refused(memory: Storage
                 assert (answer.status_code, answer.text) == (200, "42")
                 answer = await client.get(line.webhook, params={**asked, "hub.verify_token": "wrong"})
                 assert (answer.status_code, "42" in answer.text) == (403, False)
+
+    go(main())
+
+
+def test_a_message_with_half_of_a_surrogate_pair_is_answered(memory: Storage) -> None:
+    """Refused, the provider would deliver it again and again."""
+
+    async def main() -> None:
+        async with whatsapp_at_work(memory, echo()) as (double, _):
+            assert await double.post(double.text(ADA, "cut \ud83d")) == 200
+            await double.until_shown(1)
+            assert double.texts(ADA) == ["cut \ufffd"]
 
     go(main())
 
@@ -140,7 +152,7 @@ def test_stop_also_ends_what_was_written_in_the_second_of_a_new(memory: Storage)
 def test_a_limited_chat_delays_no_other_and_an_unknown_outcome_is_held_on_request(
     memory: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whatsapp, "_LIMITED_S", 1.0)
+    monkeypatch.setattr(whatsapp, "_LIMITED_S", 4.0)
 
     async def main() -> None:
         async with whatsapp_at_work(memory, echo(), in_doubt="hold") as (double, line):

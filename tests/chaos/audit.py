@@ -10,6 +10,7 @@ from typing import Any
 
 from perdure.model.ops import Fetch, Range
 from perdure.model.records import WRITE, Partition
+from perdure.model.write_records import read_writes
 from perdure.storage.sqlite.driver import file_of
 from perdure.testing.faults import faulty
 from tests.chaos.client import THREAD, Job, Journal, as_text
@@ -84,7 +85,7 @@ def _lost(job: Job, lines: list[list[Any]]) -> Iterator[str]:
             for c in saver.list({"configurable": {"thread_id": THREAD}})
         }
         (writes,) = driver.perform(Fetch(Partition("", THREAD), (Range(WRITE),)))
-    slots = {record.key for record in writes}
+    slots = {write.key for write in read_writes(writes)}
     for line in lines:
         if line[0] == "put":
             _, namespace, checkpoint_id, values = line

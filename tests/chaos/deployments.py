@@ -61,6 +61,7 @@ def simulate(
     kill_at: tuple[int, str] | None = None,
     driver: Driver | None = None,
     steers: bool = False,
+    busy_s: float = BUSY_S,
 ) -> Outcome:
     """Simulate one history: each thread's sender sends its messages in order, repeating each until it is
     acknowledged, and ``workers`` processes work on them.
@@ -70,6 +71,7 @@ def simulate(
         driver: storage to use instead of memory.
         steers: messages steer the run that is open; the graph's steps ask for them, or the worker takes them
             up between two steps, as the seed decides.
+        busy_s: virtual seconds after which faults end although messages are still at work.
     """
     random.seed(seed)
     simulation = Simulation(seed, faults, driver=driver)
@@ -140,7 +142,7 @@ def simulate(
             simulation.spawn(f"worker {n}", worker, skew_s=skew_s)
         for thread in expected.acknowledged:
             simulation.spawn(f"sender of {thread}", sender(thread))
-        simulation.run(is_done, limit=BUSY_S)
+        simulation.run(is_done, limit=busy_s)
         simulation.calm()
         simulation.run(is_done, limit=REST_S)
         of_log = audit_steered_log if steers else None

@@ -31,7 +31,7 @@ WITHIN_S = 60.0
 LEASE_S = 2.0
 DRAIN_S = 10.0
 GRAPH = "agent"
-_TIMEOUT: Any = httpx.Timeout(WITHIN_S, connect=10)
+_TIMEOUT: Any = httpx.Timeout(WITHIN_S)
 _PATIENCE = "patience=1"
 
 

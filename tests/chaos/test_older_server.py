@@ -161,6 +161,7 @@ def test_what_is_acknowledged_after_a_restore_can_be_read(
     bad: list[str] = []
     turns: dict[str, list[tuple[float, float]]] = {f"t{n}": [] for n in range(TALKERS)}
     lost: list[tuple[float, float, float]] = []
+    back: list[float] = []
     with restorable(backend) as server, perdure.connect_sync(server.url, migrate=True) as db:
         stop = threading.Event()
         threads = [
@@ -181,6 +182,7 @@ def test_what_is_acknowledged_after_a_restore_can_be_read(
                     time.sleep(0.05)
                 lost.append((before, since, time.time()))
                 server.restore()
+                back.append(time.time())
                 time.sleep(0.4)
             # Each thread is looked at once more after the last restore.
             _wait_for_turns(turns, since=time.time())
@@ -192,9 +194,10 @@ def test_what_is_acknowledged_after_a_restore_can_be_read(
         reports = [(r.args[0], r.created) for r in records if isinstance(r.args, tuple) and r.args]
         missed, losses = [], 0
         for restored, (before, since, until) in enumerate(lost):
-            # A thread that comes to nothing before the next restore is found older after that one.
-            over = lost[restored + 2][2] if restored + 2 < len(lost) else time.time()
             for name, spoken in turns.items():
+                # It is reported by the first turn on the restored server, or on that of a later restore where
+                # the thread comes to nothing before.
+                over = next((ended for began, ended in spoken if began > back[restored]), time.time())
                 if any(since < began and ended < until for began, ended in spoken):
                     losses += 1
                     # A thread that is gone as a whole is taken for deleted.

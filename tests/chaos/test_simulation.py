@@ -23,6 +23,9 @@ CHUNK = 500 if FULL else 60
 TRIES = 400
 """How many seeds a break is given to show itself."""
 
+BROKEN_S = 300.0
+"""Virtual seconds of faults in a broken deployment, where messages may be at work forever."""
+
 CALM = Faults()
 
 
@@ -99,7 +102,7 @@ def test_a_break_is_noticed(broken: Break, monkeypatch: pytest.MonkeyPatch) -> N
     for seed in range(TRIES):
         try:
             driver, count = broken.driver(MemoryDriver()), 6 if broken.steers else 3
-            outcome = simulate(seed, driver=driver, steers=broken.steers, messages=count)
+            outcome = simulate(seed, driver=driver, steers=broken.steers, messages=count, busy_s=BROKEN_S)
         except (AttributeError, NameError, TypeError):
             raise
         except Exception as error:

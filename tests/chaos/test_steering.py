@@ -62,4 +62,5 @@ def test_real_processes_are_killed_while_messages_steer(backend: str, tmp_path: 
     assert (figures.lost, figures.forks, figures.twice, figures.stuck, figures.stale) == (0, 0, 0, 0, 0)
     assert (figures.kills, figures.pauses) == (wanted.kills, wanted.pauses)
     assert figures.messages >= wanted.messages
-    assert figures.runs < figures.messages - figures.withdrawn, "open runs have taken messages up"
+    # A message that was withdrawn has a run of its own as well.
+    assert figures.runs < figures.messages, "open runs have taken messages up"

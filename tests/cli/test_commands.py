@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer.main
 from langchain_core.messages import AIMessage, HumanMessage, ToolCall
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 from typer.main import get_command
 
 import perdure
+from perdure.__main__ import main as entry_point
 from perdure.cli import main
 from perdure.cli.app import app, flowed
 
@@ -92,6 +94,8 @@ def test_migrate_makes_a_database_and_may_be_repeated(shell: Shell, tmp_path: Pa
         (("threads", "ls", "--db", "sqlite:///none.db"), "perdure migrate --db sqlite:///none.db"),
         (("threads", "ls", "--db", "sqlite://none.db"), "sqlite:///none.db"),
         (("threads", "ls", "--db", "mysql://x/y"), "unknown scheme 'mysql'"),
+        (("threads", "ls", "--db", "redis://:hunter2[@[::1/0"), "the database URL cannot be parsed"),
+        (("threads", "ls", "--db", "\x1b[31m.db"), r"for a SQLite file write sqlite:///\x1b[31m.db"),
         (("threads", "ls", "--db", "threads.db"), "for a SQLite file write sqlite:///threads.db"),
         (("migrate", "--db", "sqlite:///no/such/folder/t.db"), "create it first"),
         (("migrate", "--db", "memory://"), "has no schema"),
@@ -352,6 +356,30 @@ def test_an_encrypted_database_needs_its_key_file(shell: Shell, tmp_path: Path) 
     assert "encrypted" in closed.stderr
 
 
+def test_a_key_file_names_the_keys_of_a_rotation(shell: Shell, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
+    old, new = bytes(range(32)), bytes(range(32, 64))
+    converse(tmp_path / "t.db", "ada", 1, key=old)
+    (tmp_path / "old").write_text(old.hex())
+    (tmp_path / "keys").write_text(f"{new.hex()}\n\n{old.hex()}\n")
+    url = {"PERDURE_DB": "sqlite:///t.db"}
+    assert shell("export", "ada", "--output", "a.perdure", "--key-file", "old", **url).returncode == 0
+    keys = {"PERDURE_KEY_FILE": "keys"}
+    assert "question 0" in shell("threads", "show", "ada", **url, **keys).stdout
+    imported = shell("import", "a.perdure", "--from", "archive", "--rename", "bob", **url, **keys)
+    assert imported.returncode == 0, imported.stderr
+    refused = shell("threads", "ls", "--key-file", "old", **url)
+    assert "encrypted with another key" in refused.stderr
+
+
+@pytest.mark.parametrize("content", ["", "\n", "00" * 31, f"{'00' * 32}\n00", "key\n" + "00" * 32, "00" * 64])
+def test_a_file_that_holds_no_key_is_refused(shell: Shell, tmp_path: Path, content: str) -> None:
+    (tmp_path / "key").write_text(content)
+    refused = shell("threads", "ls", "--key-file", "key", "--db", "sqlite:///t.db")
+    assert refused.returncode == 1
+    assert "key holds no key" in refused.stderr
+
+
 def test_help_teaches(shell: Shell) -> None:
     for words in ((), ("threads",), ("threads", "prune"), ("fsck",), ("migrate",), ("demo",)):
         done = shell(*words, "--help")
@@ -463,3 +491,35 @@ def test_fsck_counts_and_checks_histories(shell: Shell, tmp_path: Path) -> None:
     done = shell("fsck", "--db", url)
     assert done.returncode == 1
     assert "a part of its history is missing" in done.stderr
+
+
+def test_an_interruption_before_the_commands_are_imported_leaves_no_traceback() -> None:
+    started = """
+import builtins
+real = builtins.__import__
+
+def interrupted(name, *args, **kwargs):
+    if name == "perdure.cli":
+        raise KeyboardInterrupt
+    return real(name, *args, **kwargs)
+
+builtins.__import__ = interrupted
+from perdure.__main__ import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", started], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_an_interruption_before_the_command_begins_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["perdure", "threads", "ls"])
+    # Typer makes the commands of the functions before it handles anything.
+    monkeypatch.setattr(typer.main, "get_command", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        entry_point()
+    assert (ended.value.code, *capfd.readouterr()) == (130, "", "")

@@ -117,3 +117,24 @@ def test_a_store_of_its_own_is_listed_exported_and_forgotten(
     ]
     assert "1 entries removed" in shell("memory", "forget", "--yes", *who).stdout
     assert shell("memory", "ls", "--db", url).stdout.split() == ["ada@example.org"]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("ls", "--user", ""), "1 to 200 characters"),
+        (("export", "--user", "u" * 201), "1 to 200 characters"),
+        (("forget", "--yes", "--user", ""), "1 to 200 characters"),
+        (("ls", "--namespace", ""), "empty"),
+        (("export", "--user", "ada", "--namespace", "a.b"), "period"),
+    ],
+)
+def test_a_user_or_namespace_that_cannot_be_is_refused(
+    words: tuple[str, ...], part: str, shell: Shell, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    filled(url)
+    done = shell("memory", *words, "--db", url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert part in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

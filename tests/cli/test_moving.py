@@ -5,6 +5,7 @@ Covers perdure.admin.moving, perdure.cli.copy, perdure.cli.export.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from perdure import admin
 from perdure.cli import main
 from perdure.database.base import handle_of
 from perdure.model.records import THREADS, Partition
+from perdure.runtime import Runtime
 from perdure.storage.sql.schema import SCHEMA_VERSION
 from perdure.storage.url import redacted
 from tests.houses import furnish
@@ -70,6 +72,22 @@ def talk(db: perdure.SyncDatabase, thread: str = "ada", turns: int = 3) -> Any:
     graph = graphs.chat(db.checkpointer())
     for n in range(turns):
         graph.invoke(graphs.message(n), config(thread))
+
+
+def queued(db: perdure.SyncDatabase) -> Any:
+    """A message that waits for a worker on the thread "bob"."""
+
+    async def accept() -> None:
+        async with Runtime(db, graphs.chat(db.checkpointer()), works=False) as runtime:
+            await runtime.accept("bob", "hello")
+
+    asyncio.run(accept())
+
+
+def damage(path: Path, thread: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        t = "(SELECT pk FROM perdure_thread WHERE thread = ?)"
+        connection.execute(f"UPDATE perdure_chunk SET body = x'c1' WHERE t = {t}", (thread,))
 
 
 def digests(url: str, key: bytes | None = None) -> dict[Partition, str]:
@@ -250,6 +268,67 @@ def test_an_export_comes_back_as_it_was(run: Run, tmp_path: Path) -> None:
     assert printed.split()[0] in out
     assert "is there already" in run("import", "all.perdure", "--from", "archive", "--db", target)[1]
     assert run("fsck", "--db", target)[0] == 0
+
+
+def test_an_export_of_all_names_what_is_damaged_and_has_the_others(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=lambda db: (talk(db, "ada"), talk(db, "eve", 1)))
+    target = database(tmp_path / "b.db", fill=empty)
+    damage(tmp_path / "a.db", "ada")
+    code, out, err = run("export", "--all", "-o", "all", "--db", source)
+    assert (code, out.splitlines()[0].split()[1]) == (1, "eve,")
+    # Nothing of the other is in the file.
+    assert b"\xc4\x03ada" not in (tmp_path / "all").read_bytes()
+    assert "1 thread is in all" in err
+    assert "ada: not exported: " in err
+    assert "damaged" in err
+    assert run("import", "all", "--from", "archive", "--db", target)[0] == 0
+    assert set(digests(target)) == {Partition("", "eve")}
+    # One that is named is wanted whole.
+    assert run("export", "ada", "eve", "-o", "two", "--db", source)[0] == 1
+    assert not (tmp_path / "two").exists()
+    assert run("threads", "delete", "eve", "--yes", "--db", source)[0] == 0
+    # A file without a thread in it takes the place of no other.
+    (tmp_path / "all").write_text("a file of before")
+    code, out, err = run("export", "--all", "-o", "all", "--force", "--db", source)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == "perdure: no thread can be exported; all was not written"
+    assert (tmp_path / "all").read_text() == "a file of before"
+
+
+def test_an_export_of_all_leaves_out_what_is_under_way(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=lambda db: (talk(db, "ada"), talk(db, "eve", 1), queued(db)))
+    target = database(tmp_path / "b.db", fill=empty)
+    code, out, err = run("export", "--all", "-o", "all", "--db", source)
+    assert (code, [line.split()[1] for line in out.splitlines()]) == (1, ["ada,", "eve,"])
+    assert "bob: not exported: thread 'bob' has messages or replies under way" in err
+    assert run("import", "all", "--from", "archive", "--db", target)[0] == 0
+    assert set(digests(target)) == {Partition("", "ada"), Partition("", "eve")}
+    code, _, err = run("export", "bob", "-o", "one", "--db", source)
+    assert (code, "under way" in err, (tmp_path / "one").exists()) == (1, True, False)
+
+
+def test_a_dry_copy_names_what_a_copy_would_refuse(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=lambda db: (talk(db, "ada"), queued(db), talk(db, "bob")))
+    target = database(tmp_path / "b.db", fill=empty)
+    for more in ("--dry-run",), ():
+        code, out, err = run("copy", "--from", source, "--to", target, *more)
+        assert (code, "thread 'bob': not copied" in out, "under way" in err) == (1, True, True)
+        assert "1 thread with" in out
+
+
+def test_all_histories_are_printed_but_those_of_damaged_threads(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=lambda db: (talk(db, "ada"), talk(db, "eve", 1)))
+    damage(tmp_path / "a.db", "ada")
+    code, out, err = run("export", "--all", "--as", "history", "--db", source)
+    assert (code, [json.loads(line)["thread_id"] for line in out.splitlines()]) == (1, ["eve"])
+    assert "ada: not exported: " in err
+    assert run("export", "ada", "eve", "--as", "history", "--db", source)[:2] == (1, "")
+
+
+def test_a_source_that_is_not_there_is_not_to_be_created(run: Run, tmp_path: Path) -> None:
+    target = database(tmp_path / "b.db", fill=empty)
+    code, _, err = run("copy", "--from", f"sqlite:///{tmp_path}/none.db", "--to", target)
+    assert (code, "there is no file" in err, "migrate" in err) == (1, True, False)
 
 
 def test_an_import_goes_where_it_is_told(run: Run, tmp_path: Path) -> None:

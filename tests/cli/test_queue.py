@@ -260,16 +260,14 @@ def test_an_empty_list_is_told_from_a_thread_that_is_not_there(shell: Shell, com
 
 
 def test_a_page_of_the_inbox_finds_the_run_that_began_before_it() -> None:
-    async def go(runtime: Runtime) -> None:
-        tickets = [await runtime.accept("ada", f"part {n}", debounce=0.2) for n in range(3)]
-        await runtime.wait(tickets[-1], WITHIN)
-
     graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
 
     async def run() -> None:
         async with perdure.connect("memory://") as db:
-            async with Runtime(db, graph) as runtime:
-                await go(runtime)
+            async with Runtime(db, graph, works=False) as front:
+                tickets = [await front.accept("ada", f"part {n}") for n in range(3)]
+            async with Runtime(db, graph) as worker:
+                await worker.wait(tickets[-1], WITHIN)
             ada = Partition("", "ada")
             whole = await handle_of(db).arun(inbox.latest(ada, 10))
             assert [standing.message.seq for standing in whole] == [3, 2, 1]

@@ -34,7 +34,7 @@ def test_what_is_stored_already_is_indexed_once(shell: Shell, tmp_path: Path) ->
     (tmp_path / "embedding.py").write_text("from perdure.testing.conformance.meaning import embed\n")
     arguments = ("store", "reindex", "--config", str(config), "--db", url)
     narrow = shell(*arguments, "--namespace", "users", "--namespace", "u1")
-    assert "1 items in 1 namespaces: 1 indexed" in narrow.stdout
+    assert "1 item in 1 namespace: 1 indexed" in narrow.stdout
     assert "3 items in 3 namespaces: 2 indexed" in shell(*arguments).stdout
     every = json.loads(shell(*arguments, "--all-tenants", "--json").stdout)
     assert every == {

@@ -44,3 +44,4 @@ def test_threads_of_the_runtime_itself_are_left_out(shell: Shell, tmp_path: Path
     assert only["thread_id"] == "ada"
     # Their bytes count.
     assert len(shell("threads", "top", "--json", *db).stdout.splitlines()) == 2
+    assert shell("fsck", *db).stdout == "1 thread and 1 thread of the runtime itself are sound\n"

@@ -95,7 +95,7 @@ class Histories:
             if not messages:
                 break
             at = pick.randrange(len(messages))
-            match pick.randrange(10):
+            match pick.randrange(11):
                 case 0 | 1:
                     del messages[at]
                 case 2:
@@ -116,6 +116,8 @@ class Histories:
                     messages.insert(at, pick.choice((AIMessage, HumanMessage))(empty, id=self._id()))
                 case 8:
                     messages[at] = self._odd(messages[at])
+                case 9:
+                    self._as_blocks(messages, at)
                 case _:
                     messages = messages[:at]
         return messages
@@ -147,6 +149,29 @@ class Histories:
         results = [ToolMessage(self._result(), tool_call_id=call["id"], id=self._id()) for call in calls]
         self.random.shuffle(results)
         return [AIMessage(content, tool_calls=calls, id=self._id()), *results]
+
+    def _as_blocks(self, messages: list[BaseMessage], at: int) -> None:
+        """Write calls and their results as a history has them that Anthropic's own client made."""
+        asked = messages[at]
+        if not isinstance(asked, AIMessage) or not asked.tool_calls:
+            return
+        end = at + 1
+        while end < len(messages) and isinstance(messages[end], ToolMessage):
+            end += 1
+        calls = [
+            {"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["args"]}
+            for call in asked.tool_calls
+        ]
+        results: list[Any] = [
+            {"type": "tool_result", "tool_use_id": each.tool_call_id, "content": each.content}
+            for each in messages[at + 1 : end]
+            if isinstance(each, ToolMessage)
+        ]
+        if self.random.random() < 0.3:
+            results.append({"type": "text", "text": self._text()})
+        kept = asked.tool_calls if self.random.random() < 0.3 else []
+        answer = asked.model_copy(update={"content": calls, "tool_calls": kept})
+        messages[at:end] = [answer, *([HumanMessage(results, id=self._id())] if results else [])]
 
     def _odd(self, message: BaseMessage) -> BaseMessage:
         """The message with calls or ids as they should not be."""

@@ -106,7 +106,7 @@ class Talk:
             states: list[str] = []
             for number in range(first, last):
                 ticket = await app.accept("t", f"question {number} " * 12, dedupe_key=str(number))
-                states.append((await asyncio.wait_for(app.wait(ticket), 20)).state)
+                states.append((await asyncio.wait_for(app.wait(ticket), 60)).state)
             return states
 
     def run(self) -> list[str]:

@@ -16,6 +16,7 @@ from langchain_core.messages import (
 )
 
 from perdure.conversation import NO_RESULT, repair
+from perdure.conversation.provider_blocks import results_of
 from perdure.conversation.repair import is_synthetic
 from tests.conversation.histories import Histories, anthropic_body, each, openai_body
 from tests.conversation.rules import anthropic_faults, openai_faults
@@ -177,6 +178,66 @@ def test_the_given_messages_are_not_changed() -> None:
     assert messages == before
 
 
+def searched(call_id: str, kind: str = "server_tool_use") -> dict[str, Any]:
+    return {"type": kind, "id": call_id, "name": "web_search", "input": {}}
+
+
+def found(call_id: str, kind: str = "web_search_tool_result") -> dict[str, Any]:
+    key = "tool_call_id" if kind == "server_tool_result" else "tool_use_id"
+    return {"type": kind, key: call_id, "content": []}
+
+
+TEXT = {"type": "text", "text": "so"}
+
+
+@pytest.mark.parametrize(
+    ("call_kind", "result_kind"),
+    [
+        ("server_tool_use", "web_search_tool_result"),
+        ("server_tool_use", "bash_code_execution_tool_result"),
+        ("mcp_tool_use", "mcp_tool_result"),
+        ("server_tool_call", "server_tool_result"),
+    ],
+)
+def test_a_call_that_the_provider_did_not_answer_is_removed(call_kind: str, result_kind: str) -> None:
+    whole = AIMessage([searched("s1", call_kind), found("s1", result_kind), TEXT], id="a")
+    cut = AIMessage([TEXT, searched("s2", call_kind)], id="b")
+    nothing = AIMessage([searched("s3", call_kind)], id="c")
+    late = AIMessage([found("s2", result_kind), TEXT, found("s4", result_kind)], id="d")
+    messages = [HUMAN, whole, HumanMessage("2", id="h2"), cut, HumanMessage("3", id="h3"), nothing]
+    repaired = repair([*messages, HumanMessage("4", id="h4"), late])
+    assert shape(repaired.messages) == ["h", "a", "h2", "b", "h3", "h4", "d"]
+    assert [m.content for m in repaired.messages if isinstance(m, AIMessage)] == [
+        whole.content,
+        [TEXT],
+        [TEXT],
+    ]
+    assert [(c.kind, c.message_id, c.call_id) for c in repaired.changes] == [
+        ("call_removed", "b", "s2"),
+        ("call_removed", "c", "s3"),
+        ("result_removed", "d", "s2"),
+        ("result_removed", "d", "s4"),
+        ("message_removed", "c", None),
+    ]
+    assert repair(repaired.messages).changes == ()
+
+
+def test_an_answer_that_the_provider_continues_is_left_as_it_is() -> None:
+    paused = AIMessage([TEXT, searched("s1")], id="a")
+    own = asked(
+        "1", id="c", content=[searched("s2"), {"type": "tool_use", "id": "1", "name": "look", "input": {}}]
+    )
+    after = [AIMessage([found("s1"), TEXT], id="b"), own, result("1"), AIMessage([found("s2"), TEXT], id="d")]
+    for end in range(len(after) + 1):
+        messages = [HUMAN, paused, *after[:end]]
+        if messages[-1] is not own:
+            assert repair(messages).changes == (), end
+    backwards = repair(
+        [HUMAN, AIMessage([found("s1"), searched("s1"), TEXT], id="a"), HumanMessage("x", id="h2")]
+    )
+    assert backwards.messages[1].content == [TEXT]
+
+
 def test_random_histories_are_repaired_once_and_for_all() -> None:
     each(300, 100_000, _repaired)
 
@@ -190,6 +251,7 @@ def _repaired(_number: int, histories: Histories) -> None:
     assert (repaired.messages == broken) == (not repaired.changes)
     given = {id(message) for message in broken}
     contents = [message.content for message in broken]
+    contents += [block["content"] for message in broken for block in results_of(message)]
     for message in repaired.messages:
         assert id(message) in given or is_synthetic(message) or _is_part(message.content, contents)
     if repaired.messages:

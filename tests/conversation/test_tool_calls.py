@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from langchain_core.messages import AIMessage
 
-from perdure.conversation.tool_calls import calls_of, with_ids
+from perdure.conversation.tool_calls import calls_of, server_call, server_result, with_ids
 
 
 def message() -> AIMessage:
@@ -56,3 +57,22 @@ def test_calls_of_one_id_are_told_apart_in_a_message_of_text() -> None:
     call = {"name": "look", "args": {}, "id": "1"}
     changed = with_ids(AIMessage("so", tool_calls=[call, call]), {("1", 0): "1", ("1", 1): "x"})
     assert calls_of(changed) == [("1", "look"), ("x", "look")]
+
+
+@pytest.mark.parametrize(
+    ("block", "call", "result"),
+    [
+        ({"type": "server_tool_use", "id": "s"}, "s", None),
+        ({"type": "web_fetch_tool_result", "tool_use_id": "s"}, None, "s"),
+        ({"type": "server_tool_result", "tool_call_id": "s"}, None, "s"),
+        # A result of the caller's own tool, a call without a result of its own, and what is no block.
+        ({"type": "tool_result", "tool_use_id": "s"}, None, None),
+        ({"type": "web_search_call", "id": "s"}, None, None),
+        ({"type": ["server_tool_use"]}, None, None),
+        ("server_tool_use", None, None),
+    ],
+)
+def test_calls_and_results_of_the_provider_are_told_apart(
+    block: object, call: str | None, result: str | None
+) -> None:
+    assert (server_call(block), server_result(block)) == (call, result)

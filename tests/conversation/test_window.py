@@ -173,6 +173,24 @@ def test_limits_that_cannot_work_are_refused(kwargs: dict[str, object], reason: 
         Limit(**kwargs)  # type: ignore[arg-type]
 
 
+def test_a_call_of_the_provider_and_its_result_in_a_later_message_stay_together() -> None:
+    call = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+    talk: list[BaseMessage] = [HumanMessage("q", id="h")]
+    for n in range(3):
+        talk += [
+            AIMessage([{"type": "text", "text": f"{n}"}, {**call, "id": f"s{n}"}], id=f"a{n}"),
+            AIMessage([{**found, "tool_use_id": f"s{n}"}, {"type": "text", "text": "x"}], id=f"b{n}"),
+        ]
+    sizes: set[int] = set()
+    for most in range(3, 9):
+        got = window(talk, Limit(most, keep=1.0), counter=len)
+        sizes.add(len(got.messages))
+        assert repair(got.messages).changes == ()
+        assert [m.id for m in got.messages] == ["h", *(m.id for m in talk[1:][-(len(got.messages) - 1) :])]
+    assert sizes == {3, 5, 7}
+
+
 def test_windows_of_random_histories_are_valid_or_refused() -> None:
     outcomes: set[str] = set()
 

@@ -6,6 +6,7 @@ Covers perdure.database.asynchronous, perdure.database.thread_entries.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import random
 from pathlib import Path
@@ -35,6 +36,21 @@ def url(tmp_path: Path) -> str:
         talk(db, "ada", "one", "two")
         talk(db, "bob", "one")
     return url
+
+
+def test_a_database_stays_open_when_its_context_manager_is_collected(url: str) -> None:
+    """As at module level, where nothing else refers to the context manager."""
+    blocking = perdure.connect_sync(url).__enter__()
+    awaited = asyncio.run(perdure.connect(url).__aenter__())
+    gc.collect()
+    assert [thread.thread_id for thread in blocking.threads()] == ["ada", "bob"]
+
+    async def tags() -> dict[str, str]:
+        return await awaited.tags("ada")
+
+    assert [asyncio.run(tags()) for _ in range(2)] == [{}, {}]
+    blocking.close()
+    asyncio.run(awaited.close())
 
 
 AT_ONCE = {"checkpointer", "store", "history", "sweeper"}

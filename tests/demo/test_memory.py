@@ -6,9 +6,16 @@ import pytest
 
 from perdure.demo.memory import USER, demo_policy, statements
 from perdure.memory import ExtractionRequest, Memory
+from perdure.runtime import run_memory
 from perdure.runtime.memory_turns import lane_of
 from tests.demo.staging import Stage, run, stage
-from tests.runtime.graphs import eventually_stored
+from tests.runtime.graphs import WITHIN_S, eventually_stored
+
+
+@pytest.fixture(autouse=True)
+def patient_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply waits for what is recalled, however slow the machine is."""
+    monkeypatch.setattr(run_memory, "_PATIENCE_S", WITHIN_S)
 
 
 async def extracted(demo: Stage, turns: int) -> None:

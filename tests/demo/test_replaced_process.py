@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -58,9 +58,11 @@ def parent(folder: Path, listener: socket.socket) -> Iterator[subprocess.Popen[s
 
 
 def answering(listener: socket.socket) -> int:
-    """The process that answers on a socket, once one does."""
-    with socket.create_connection(listener.getsockname(), timeout=60) as line:
-        return int(line.recv(20))
+    """The process that answers on a socket, once one does. One that is being killed may still accept."""
+    while True:
+        with suppress(ConnectionError), socket.create_connection(listener.getsockname(), timeout=60) as line:
+            if answer := line.recv(20):
+                return int(answer)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is of POSIX")

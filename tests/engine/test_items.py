@@ -10,6 +10,7 @@ from langgraph.store.base import GetOp, Op, PutOp
 from perdure.engine import items
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge, Unavailable
+from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
 from perdure.model.ops import Commit, Delete, Expect, Fetch, Find, Get, Put, Range
 from perdure.model.program import Effect
@@ -27,6 +28,10 @@ from tests.backends import fresh
 AT = partition_of("", HOME)
 R = TypeVar("R")
 WIDE = Budget(1000, 1 << 20)
+
+
+def _embed(texts: list[str]) -> list[list[float]]:
+    return [[1.0, float(len(text))] for text in texts]
 
 
 class Watched:
@@ -100,6 +105,40 @@ def test_a_put_reads_nothing_where_the_driver_keeps_the_time_of_creation(name: s
         store.batch([PutOp(HOME, "k0", {}), PutOp(HOME, "none", None)])
         assert [type(effect) for effect in watched.effects] == [Fetch, Commit]
         assert there(store.get(HOME, "k0")).created_at == item.created_at
+
+
+@pytest.mark.parametrize("name", ["memory", "sqlite"])
+def test_the_only_writer_of_an_index_does_not_read_its_generation(name: str) -> None:
+    with fresh(name) as driver:
+        watched = Keeping(driver)
+        config: Any = {"dims": 2, "embed": _embed}
+        mine, theirs = (Backend(watched).store(index=SearchIndex(config)) for _ in range(2))
+
+        def put(store: PerdureStore, key: str) -> list[type[Effect[Any]]]:
+            watched.effects.clear()
+            store.put(HOME, key, {"text": key})
+            return [type(effect) for effect in watched.effects]
+
+        def found(store: PerdureStore) -> set[str]:
+            return {item.key for item in store.search(HOME, query="a", limit=99)}
+
+        assert [put(mine, f"m{n}") for n in range(2)] == [[Fetch, Commit], [Fetch, Commit]]
+        assert [put(mine, f"m{n}") for n in range(2, 4)] == [[Commit], [Commit]]
+        assert found(theirs) == {"m0", "m1", "m2", "m3"}
+        # What others wrote is noticed by the commit, which is made once more.
+        assert put(theirs, "t0") == [Fetch, Commit]
+        assert put(mine, "m4") == [Commit, Fetch, Commit]
+        assert found(theirs) == found(mine) == {"m0", "m1", "m2", "m3", "m4", "t0"}
+        # Of writers that take turns none guesses.
+        for n in range(3):
+            assert put(theirs, f"u{n}") == [Fetch, Commit]
+            assert put(mine, f"n{n}") == [Fetch, Commit]
+        assert len(found(theirs)) == 12
+        mine.delete(HOME, "m0")
+        assert put(mine, "m5") == [Commit]
+        Backend(watched).store().delete(HOME, "m1")
+        assert put(mine, "m6") == [Commit, Fetch, Commit]
+        assert found(theirs) == found(mine) == {item.key for item in mine.search(HOME, limit=99)}
 
 
 def test_a_sealed_item_keeps_its_time_of_creation() -> None:

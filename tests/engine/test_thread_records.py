@@ -6,6 +6,7 @@ from perdure.database.base import handle_of
 from perdure.engine.chunk_reads import reachable
 from perdure.engine.thread_records import read, read_heads, references
 from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
+from perdure.model.write_records import record_key
 from tests.engine.test_transfer import grow, in_memory, rows
 
 ADA = Partition("", "ada")
@@ -19,7 +20,7 @@ def test_a_thread_is_read_as_a_whole() -> None:
     handle = handle_of(db)
     contents = handle.run(read(ADA))
     assert {c.id for c in contents.checkpoints} == {row.key[1] for row in rows(db, ADA, CHECKPOINT)}
-    assert len(contents.writes) == len(rows(db, ADA, WRITE))
+    assert {record_key(write) for write in contents.writes} == {row.key for row in rows(db, ADA, WRITE)}
     assert contents.tagged == set(contents.latest.items()) == {("", db.show("ada").checkpoint_id)}
     assert contents.heads == handle.run(read_heads(ADA))
     reached = handle.run(reachable(ADA, references(contents), handle.digest))

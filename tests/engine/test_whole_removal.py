@@ -16,7 +16,7 @@ from perdure.database.base import handle_of
 from perdure.engine.expiry import read_at_rest, remove_expired
 from perdure.engine.removal import delete_for_runs
 from perdure.engine.transact import Budget
-from perdure.engine.whole_removal import remove_whole, write_keys
+from perdure.engine.whole_removal import remove_whole, write_versions
 from perdure.errors import Unavailable
 from perdure.model.ops import Check, Committed, Expect, Fetch, Range
 from perdure.model.program import Program
@@ -125,11 +125,11 @@ def test_what_keeps_a_thread_is_named_and_it_has_a_generation_again() -> None:
         (again,) = handle.driver.perform(Fetch(HERE, (Range(GC),)))
         assert again[0].version > found[0].version
         busy = Check(EPOCH, (), 7)
-        outcome = handle.run(remove_whole(HERE, again[0].version, (busy,), handle.run(write_keys(HERE))))
+        outcome = handle.run(remove_whole(HERE, again[0].version, (busy,), handle.run(write_versions(HERE))))
         assert not isinstance(outcome, Committed)
         assert outcome.kind is EPOCH
         assert handle.driver.perform(Fetch(HERE, (Range(GC),)))[0] == again
         idle = Check(EPOCH, (), Expect.ABSENT)
-        outcome = handle.run(remove_whole(HERE, again[0].version, (idle,), handle.run(write_keys(HERE))))
+        outcome = handle.run(remove_whole(HERE, again[0].version, (idle,), handle.run(write_versions(HERE))))
         assert isinstance(outcome, Committed)
         assert handle.driver.perform(Fetch(HERE, (Range(GC), Range(CHECKPOINT)))) == ((), ())

@@ -7,7 +7,7 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -262,9 +262,10 @@ def test_many_warm_calls_leave_nothing_in_memory() -> None:
     assert agent.saver.threads == 0
 
 
-_COLD = """
-import asyncio, json, sys
+_PROCESSES = """
+import asyncio, json, os, sys
 from examples.wingman.app import create_app
+from perdure.storage.url import backend_of
 import httpx
 
 async def main(url, *messages):
@@ -274,10 +275,19 @@ async def main(url, *messages):
             for message in messages:
                 answer = await http.post("/api/chat", json={"session_id": "s1", "message": message})
                 answer.raise_for_status()
-    print(json.dumps(answer.json()))
+    print(json.dumps(answer.json()), flush=True)
 
-asyncio.run(main(*sys.argv[1:]))
+url, *processes = json.loads(sys.argv[1])
+backend_of(url)
+for messages in processes:
+    if (child := os.fork()) == 0:
+        asyncio.run(main(url, *messages))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        sys.exit(f"the process of {messages} ended with {status}")
 """
+"""Runs messages in processes, each forked from one that has imported everything and done nothing else."""
 
 
 @pytest.mark.slow
@@ -286,23 +296,25 @@ asyncio.run(main(*sys.argv[1:]))
 def test_twenty_turns_in_fresh_processes_equal_one_long_process(backend: str) -> None:
     messages = [f"q{n}" for n in range(20)]
 
-    def process(url: str, *said: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-c", _COLD, url, *said], capture_output=True, text=True, timeout=120, check=True
-        )
-        # LangGraph gives each message a random id.
-        return [
-            {name: row[name] for name in row if name != "id"} for row in json.loads(done.stdout)["history"]
-        ]
-
-    def migrated(make: Callable[[str], Any]) -> Any:
+    def histories(*processes: Sequence[str]) -> list[Any]:
         with backends.EMPTY[backend]() as url:
             open_database(url, migrate=True).close()
-            return make(url)
+            done = subprocess.run(
+                [sys.executable, "-c", _PROCESSES, json.dumps([url, *processes])],
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=300,
+                check=True,
+            )
+        # LangGraph gives each message a random id.
+        return [
+            [{name: row[name] for name in row if name != "id"} for row in json.loads(line)["history"]]
+            for line in done.stdout.splitlines()
+        ]
 
-    cold = migrated(lambda url: [process(url, message) for message in messages])
+    cold = histories(*([message] for message in messages))
     assert [len(rows) for rows in cold] == [5 * n for n in range(1, 21)]
-    assert cold[-1] == migrated(lambda url: process(url, *messages))
+    assert cold[-1:] == histories(messages)
 
 
 def _empty() -> SessionHistory:

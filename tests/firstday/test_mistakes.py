@@ -15,7 +15,9 @@ from langchain_core.messages import HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
+from perdure.errors import BadArchive
 from perdure.runtime import Agent, Runtime
+from perdure.storage.archive import Archive
 
 MEMORY = "memory://"
 Body = Callable[[Runtime], Awaitable[object]]
@@ -57,6 +59,11 @@ def test_the_wrong_block_names_the_right_one() -> None:
     asyncio.run(main())
 
 
+def test_an_event_loop_that_is_not_asyncios_is_named_at_once() -> None:
+    with pytest.raises(RuntimeError, match=r"needs asyncio.*such as trio, use perdure\.connect_sync"):
+        perdure.connect(MEMORY).__aenter__().send(None)
+
+
 @pytest.mark.parametrize("url", [MEMORY, "sqlite:///closed.db"])
 def test_a_graph_after_the_block_of_its_database_names_the_way_back(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -68,8 +75,10 @@ def test_a_graph_after_the_block_of_its_database_names_the_way_back(
         graph.invoke({"messages": [HumanMessage("hi")]}, {"configurable": {"thread_id": "ada"}})
 
 
-def test_an_empty_dedupe_key_is_refused() -> None:
+def test_an_unknown_strategy_and_an_empty_dedupe_key_are_refused() -> None:
     async def body(runtime: Runtime) -> None:
+        with pytest.raises(ValueError, match=r"strategy is one of 'enqueue', .*, not 'queue'"):
+            await runtime.accept("ada", "hi", strategy="queue")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"dedupe_key is empty; give the sender's key"):
             await runtime.accept("ada", "hi", dedupe_key="")
         with pytest.raises(TypeError, match="dedupe_key is text, not int"):
@@ -93,6 +102,11 @@ def test_a_database_that_is_not_open_names_the_line_that_opens_it() -> None:
         (Path("threads.db"), "text, not Posix(Path|.*); for a SQLite file write f'sqlite:///{path}'"),
         (None, "text, not NoneType"),
         (":memory:", "write memory:// for a database that keeps nothing"),
+        ("sqlite:threads.db", "write sqlite:///threads.db, or"),
+        (
+            "sqlite:///misspelt.db",
+            "no file misspelt.db; check the path, or create it: run `perdure migrate --db sqlite",
+        ),
     ],
 )
 def test_what_is_no_url_is_refused_with_its_form(url: Any, advice: str) -> None:
@@ -221,3 +235,27 @@ def test_the_id_of_a_run_is_no_ticket() -> None:
                 await method(run_id)
 
     working(main)
+
+
+def test_a_query_without_an_index_names_both_kinds_of_index() -> None:
+    with (
+        perdure.connect_sync(MEMORY) as db,
+        pytest.raises(
+            ValueError, match=r"index=\{'text': True\}.*'dims' and 'embed'.*store\.index in perdure\.toml"
+        ),
+    ):
+        db.store().search(("users",), query="tea")
+
+
+def test_a_tag_on_a_thread_that_is_not_there_names_the_list_of_threads() -> None:
+    with (
+        perdure.connect_sync(MEMORY) as db,
+        pytest.raises(perdure.NotFound, match="no checkpoint to tag; `perdure threads ls` lists"),
+    ):
+        db.tag("nobody", "approved")
+
+
+def test_a_file_that_is_no_export_names_the_command_that_writes_one(tmp_path: Path) -> None:
+    (tmp_path / "threads.db").write_bytes(b"SQLite format 3".ljust(512))
+    with pytest.raises(BadArchive, match="as `perdure export --output` writes one"):
+        Archive.read(tmp_path / "threads.db")

@@ -143,3 +143,23 @@ def test_what_is_no_conversation_is_refused_by_name(tmp_path: Path) -> None:
             read_history(db, "delta")
         with pytest.raises(NotAllowed, match="is a DeltaChannel"):
             read_history(db, "delta", channel="said")
+
+
+@pytest.mark.parametrize(
+    "content", [b'[{"role": "user", "content": "caf\xe9"}]', b'{"thread_id": "\xe9"}', b"\xff\xfe["]
+)
+def test_a_file_that_is_not_utf_8_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "talks.json"
+    path.write_bytes(content)
+    with pytest.raises(BadUrl, match="not JSON"):
+        HistorySource(path).outline("talks")
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "talks.json"
+    messages = [{"role": "user", "content": "caf\u00e9"}]
+    for text in (json.dumps(messages), json.dumps({"thread_id": "talks", "messages": messages})):
+        path.write_text(text, encoding="utf-8-sig")
+        source = HistorySource(path)
+        assert list(source.threads()) == ["talks"]
+        assert len(source.outline("talks").checkpoints) == 1

@@ -179,5 +179,5 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     with perdure.connect_sync(f"sqlite:///{tmp_path}/ours.db", migrate=True):
         pass
     assert not is_stock(tmp_path / "ours.db")
-    with pytest.raises(BadUrl, match="has no tables of langgraph-checkpoint-sqlite"):
+    with pytest.raises(BadUrl, match=r"has no tables of langgraph-checkpoint-sqlite.*`perdure copy`"):
         SqliteSource(tmp_path / "ours.db")

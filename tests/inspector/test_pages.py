@@ -382,7 +382,7 @@ def test_runs_are_started_cancelled_and_discarded_from_the_page(browser: Browser
         site = Site(url, {"agent": staging.graph().compile(), "fails": single(fails), "waits": single(waits)})
         try:
             with browsing(browser, reduced_motion="reduce") as page:
-                page.set_default_timeout(20_000)
+                page.set_default_timeout(60_000)
                 run_and_end(page, site)
         finally:
             site.stop()
@@ -467,7 +467,7 @@ def test_a_difference_of_two_thousand_messages_is_drawn_within_100_ms(
             served(LocalAccess(handle_of(reading), "")) as address,
             browsing(browser, reduced_motion="reduce") as page,
         ):
-            page.set_default_timeout(20_000)
+            page.set_default_timeout(60_000)
             page.goto(f"{address}#/thread?id=long")
             page.locator(".change.edited").first.wait_for()
             assert page.get_by_text(re.compile(r"[\d,]+ more edited")).count() == 1

@@ -129,7 +129,7 @@ def test_hostile_names_errors_and_graphs_are_only_shown(browser: Browser) -> Non
         replays = LocalReplays(database, graphs, "new")
         access = LocalAccess(handle_of(database), "", replays=replays, allowed=frozenset({"replay"}))
         with served(access) as address, browsing(browser, reduced_motion="reduce") as page:
-            page.set_default_timeout(20_000)
+            page.set_default_timeout(60_000)
             asked: list[str] = []
             page.on("request", lambda request: asked.append(request.url))
             page.goto(address)

@@ -90,7 +90,6 @@ def test_an_unchanged_graph_replays_without_a_call_and_nothing_is_written(
 ) -> None:
     site, place = Site(lived), Partition("", THREAD)
     before = admin.digest_of(lived, place)
-    monkeypatch.setattr(replaying, "_SECONDS", 60.0)
     (whole,) = site.parts(graphs=["same"])
     assert [each["nodes"] for each in whole["steps"] if each["nodes"]] == [["__start__"], ["answer"]] * 3
     assert {len(each["differences"][0]) for each in whole["steps"]} == {0}

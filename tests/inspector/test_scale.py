@@ -172,7 +172,6 @@ def site(large: str) -> Iterator[Site]:
 
 def test_a_page_of_threads_reads_a_page_of_threads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine a search would be answered with what it has found in its time.
-    monkeypatch.setattr(listing, "_SECONDS", 60.0)
     for asked in (
         {},
         {"cursor": str(THREADS - 60)},
@@ -238,7 +237,6 @@ def test_several_threads_are_measured_together(monkeypatch: pytest.MonkeyPatch) 
             assert most == 8
 
     monkeypatch.setattr(listing, "_size", size)
-    monkeypatch.setattr(listing, "_SECONDS", 60.0)
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 

@@ -25,7 +25,7 @@ from tests.langgraph.session import config
 
 PAIRS = 20
 _RUNNING: ContextVar[str] = ContextVar("_RUNNING", default="")
-PATIENCE = 5.0
+PATIENCE = 60.0
 """Seconds that a run waits for its rival: far more than that takes."""
 
 

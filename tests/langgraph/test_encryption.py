@@ -15,10 +15,12 @@ from unittest.mock import patch
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.serde.types import ERROR
 from langgraph.types import Interrupt
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.database.opening import open_for_reading
 from perdure.engine import journal
 from perdure.engine.inbox import Accept
 from perdure.engine.runs import Claim, Ending, HeldRun, finish
@@ -212,6 +214,7 @@ def two(file: File) -> File:
                 last = config(thread, checkpoint_id="c2")
                 saver.put_writes(last, [("text", "one"), ("plain", LONG)], "task")
                 saver.put_writes(last, [("text", "two")], "task2")
+                saver.put_writes(last, [(ERROR, "three")], "task3")
     return file
 
 
@@ -278,7 +281,7 @@ def test_a_damaged_row_is_refused(two: File, kind: str, how: str) -> None:
         ("chunk", the("checkpoint", "LIMIT 1")),
         ("write", the("write", "LIMIT 1", "second")),
         ("write", the("chunk", "LIMIT 1")),
-        ("write", the("write", "AND idx = 1")),
+        ("write", the("write", "AND idx = -1")),
         ("write", the("write", "AND task_id = 'task2'")),
     ],
 )
@@ -376,6 +379,14 @@ def test_keys_rotate(two: File) -> None:
         assert load(db, "young").checkpoint["channel_values"]["text"].startswith("born")
         with pytest.raises(DecryptionError, match=r"not among the keys given.*add the old key"):
             load(db, "second")
+
+
+def test_a_rotated_key_opens_for_reading_and_replaces_nothing(two: File) -> None:
+    with contextlib.closing(open_for_reading(two.url, encryption_key=[NEW_KEY, KEY])) as db:
+        assert load(db).checkpoint["channel_values"]["text"] == CANARY
+    with two.open(KEY) as db:
+        """The old key alone opens it still."""
+        assert load(db).checkpoint["channel_values"]["text"] == CANARY
 
 
 @pytest.mark.parametrize("bad", [b"", b"short", bytes(31), [], [KEY, b"x"]], ids=range(5))

@@ -42,6 +42,15 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "perdure.langgraph"]
 
 
+def test_checkpointers_of_one_database_name_a_channel_once(
+    db: perdure.SyncDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    for _ in range(3):
+        graph(db).invoke({"documents": []}, {"configurable": {"thread_id": "ada"}})
+    assert len(warnings(caplog)) == 1
+
+
 def test_a_channel_that_grows_is_named_once_a_thread(
     db: perdure.SyncDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ormsgpack
@@ -20,6 +21,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from perdure.errors import Corrupt, PerdureError, TypeNotAllowed, Unserialisable
+from perdure.langgraph.codecs import Codec
 from perdure.langgraph.serde import Serde
 from tests.langgraph.specimens import OWN, VALUES, Colour, Person, Point, likeness
 
@@ -104,8 +106,69 @@ def test_numpy_arrays_come_back_and_lone_numbers_are_refused() -> None:
     for scalar in (numpy.float64(1.5), numpy.int64(3), numpy.bool_(True), numpy.datetime64("2020-01-01")):
         with pytest.raises(Unserialisable):
             back({"n": scalar})
-    with pytest.raises(Unserialisable):
-        back(numpy.array([object()]))
+
+
+def test_numpy_arrays_that_would_come_back_as_others_are_refused() -> None:
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed; the array cases need it")
+    named = [("a", "i4"), ("b", "f8")]
+    for array in (
+        numpy.array([object()]),
+        numpy.zeros(2, dtype=named),
+        numpy.zeros(2, dtype=numpy.dtype(named, align=True)),
+        numpy.zeros(2, dtype=[("a", "i4", (2,))]),
+        numpy.rec.array([(1, 2.0)], dtype=named),
+        numpy.ma.masked_array([1, 2], mask=[False, True]),
+        numpy.char.array(["a", "b"]),
+    ):
+        for value in (array, [{"deep": array}]):
+            with pytest.raises(Unserialisable, match="read back it would be another; keep plain data"):
+                back(value)
+    kept = Codec(numpy.ma.MaskedArray, lambda a: [a.data.tolist(), a.mask.tolist()], _masked)
+    array = numpy.ma.masked_array([1, 2], mask=[False, True])
+    assert repr(back(array, Serde(codecs=[kept]))) == repr(array)
+
+
+def _masked(parts: list[Any]) -> Any:
+    import numpy
+
+    return numpy.ma.masked_array(*parts)
+
+
+def nested(value: Any, make: Callable[[Any], Any], depth: int) -> Any:
+    for _ in range(depth):
+        value = make(value)
+    return value
+
+
+@dataclasses.dataclass
+class Holder:
+    held: Any
+
+
+@pytest.mark.parametrize("leaf", [0, "a lone \ud800", Holder(0)], ids=["plain", "surrogate", "object"])
+@pytest.mark.parametrize("depth", [300, 3000, 100_000])
+@pytest.mark.parametrize(
+    "make",
+    [lambda v: [v], lambda v: {"k": v}, lambda v: (v,), lambda v: [{"k": (v,)}], Holder],
+    ids=["list", "dict", "tuple", "mixed", "object"],
+)
+def test_what_is_nested_too_deeply_is_refused(make: Callable[[Any], Any], depth: int, leaf: Any) -> None:
+    with pytest.raises(Unserialisable, match="it is nested too deeply, or contains itself"):
+        back(nested(leaf, make, depth), Serde())
+
+
+def test_what_contains_itself_is_refused() -> None:
+    of_list: list[Any] = []
+    of_dict: dict[str, Any] = {}
+    of_object = Holder([])
+    message = AIMessage("")
+    of_list.append([of_list])
+    of_dict["k"] = [of_dict]
+    of_object.held.append(of_object)
+    message.additional_kwargs["m"] = message
+    for value in (of_list, of_dict, of_object, message, [_DeltaSnapshot(of_list)]):
+        with pytest.raises(Unserialisable, match="it is nested too deeply, or contains itself"):
+            back(value, Serde())
 
 
 @given(st.sets(st.tuples(st.text(max_size=3), st.tuples(st.integers(0, 9)) | st.uuids())))
@@ -161,9 +224,10 @@ def test_the_types_of_an_allowed_class_are_allowed_with_it() -> None:
     class Outer:
         inner: list[Loose] | None
 
-    serde = Serde((Outer,))
-    assert serde.is_allowed((Loose.__module__, "Loose"))
-    assert not serde.is_allowed((Mine.__module__, "Mine"))
+    types = Serde((Outer,)).types
+    assert types.find(Loose.__module__, "Loose") is Loose
+    with pytest.raises(TypeNotAllowed):
+        types.find(Mine.__module__, "Mine")
 
 
 def test_a_failure_of_one_value_does_not_colour_the_next() -> None:

@@ -192,6 +192,7 @@ def test_a_query_needs_an_index() -> None:
     ("arguments", "error", "message"),
     [
         ({"text": " "}, ValueError, "not empty"),
+        ({"text": "\u200b \u2060\ufeff"}, ValueError, "not empty"),
         ({"text": "x" * 2001}, ValueError, "at most 2000"),
         ({"text": 5}, TypeError, "int"),
         ({"text": "a", "supersedes": ["gone"]}, NotFound, "gone"),

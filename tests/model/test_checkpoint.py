@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import Corrupt
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
-from perdure.model.ops import Expect, Put
+from perdure.model.ops import Put
 from perdure.model.records import CHECKPOINT, Record
 from perdure.model.short_forms import KNOWN, PLAIN_METADATA
 
@@ -114,11 +114,6 @@ def test_another_format_is_named() -> None:
 WRITES = st.builds(
     PendingWrite, NAMES, NAMES, NAMES, st.integers(-5, 9), NAMES, NAMES, NAMES, REFS, st.integers(1, 9)
 )
-
-
-@given(WRITES)
-def test_a_write_comes_back(write: PendingWrite) -> None:
-    assert PendingWrite.read(stored(write.put(expect=Expect.ABSENT))) == write
 
 
 @given(st.lists(WRITES))

@@ -6,8 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure.runtime import run_memory
 from tests.backends import BACKENDS
-from tests.runtime.graphs import Storage, Talk, stored
+from tests.runtime.graphs import WITHIN_S, Storage, Talk, stored
+
+
+@pytest.fixture(autouse=True)
+def patient_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply waits for what is recalled, however slow the machine is."""
+    monkeypatch.setattr(run_memory, "_PATIENCE_S", WITHIN_S)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -9,6 +9,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from langgraph.graph import START, StateGraph
+from typing_extensions import TypedDict
 
 from perdure.errors import NotFound, QueueFull, TooLarge, Unavailable, Unserialisable
 from perdure.model.messages import MESSAGE_MAX
@@ -17,7 +19,31 @@ from perdure.model.program import Effect
 from perdure.model.records import INBOX, LANE, RUN
 from perdure.runtime import Runtime, Ticket
 from perdure.storage.port import reads_with_commits
-from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, spoken, working
+from tests.runtime.graphs import (
+    WITHIN_S,
+    Heard,
+    Storage,
+    Talk,
+    advance,
+    eventually,
+    go,
+    settings,
+    spoken,
+    values,
+    working,
+)
+
+
+class Job(TypedDict):
+    job: dict[str, int]
+    done: int
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def test_a_message_is_durable_before_it_is_accepted(storage: Storage, talk: Talk) -> None:
@@ -86,6 +112,29 @@ def test_a_full_queue_takes_no_more_and_then_again(storage: Storage, talk: Talk)
     go(main())
 
 
+def test_a_run_has_what_was_accepted_while_its_sender_goes_on_with_the_same_object(storage: Storage) -> None:
+    async def work(state: Job) -> dict[str, int]:
+        await asyncio.sleep(0.01)
+        return {"done": state["job"]["n"]}
+
+    graph: Any = StateGraph(Job).add_node(work).add_edge(START, "work").compile()
+
+    async def main() -> None:
+        database = storage.database()
+        async with working(database, graph) as runtime:
+            job = {"n": 0}
+            tickets = []
+            for n in range(3):
+                job["n"] = n
+                tickets.append(await runtime.submit(f"thread {n}", {"job": job}))
+            job["n"] = -1
+            for n, ticket in enumerate(tickets):
+                await runtime.wait(ticket, 30)
+                assert await values(database, graph, f"thread {n}") == {"job": {"n": n}, "done": n}
+
+    go(main())
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -94,6 +143,8 @@ def test_a_full_queue_takes_no_more_and_then_again(storage: Storage, talk: Talk)
         (lambda r: r.accept("ada", "\ud800"), Unserialisable, "plain JSON"),
         (lambda r: r.submit("ada", {"amount": float("nan")}), Unserialisable, "plain JSON"),
         (lambda r: r.submit("ada", {1, 2}), Unserialisable, "plain JSON"),
+        (lambda r: r.submit("ada", {"messages": nested(300)}), Unserialisable, "deeper than 256 levels"),
+        (lambda r: r.submit("ada", {"messages": nested(3000)}), Unserialisable, "deeper than 256 levels"),
         (lambda r: r.accept("ada", "x", config={"tags": {1}}), Unserialisable, "plain JSON"),
         (lambda r: r.accept("ada", "x", config={"configurable": {"__x": 1}}), ValueError, "__x"),
         (lambda r: r.accept("ada", "x", strategy="drop"), ValueError, "drop"),
@@ -425,7 +476,9 @@ def test_fragments_become_one_run(storage: Storage, talk: Talk) -> None:
         database = storage.database()
         async with working(database, talk.graph) as runtime:
             fragments = ("one", "two", "three")
-            tickets = [await runtime.accept("ada", text, debounce=1.0, max_wait=30) for text in fragments]
+            tickets = [await runtime.accept("ada", text, debounce=600, max_wait=600) for text in fragments]
+            assert talk.calls == []
+            advance(runtime)
             ended = [await runtime.wait(ticket, 30) for ticket in tickets]
             assert len({run.id for run in ended}) == 1
             assert (ended[0].first, ended[0].last, ended[0].state) == (1, 3, "done")
@@ -438,7 +491,7 @@ def test_a_steady_stream_is_not_waited_out(storage: Storage, talk: Talk) -> None
     async def main() -> None:
         async with working(storage.database(), talk.graph) as runtime:
             sent: list[str] = []
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WITHIN_S):
                 while not talk.calls:
                     sent.append(f"m{len(sent)}")
                     await runtime.accept("ada", sent[-1], debounce=0.5, max_wait=1.0)

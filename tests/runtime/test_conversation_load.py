@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from perdure.runtime import Agent, Runtime, conversation_windows
 from tests.conversation.models import Scripted
+from tests.runtime.graphs import WITHIN_S
 from tests.runtime.test_conversation_windows import REPLY, Seen, graph, policy, run
 
 
@@ -33,7 +34,7 @@ def test_slow_summaries_are_few_at_once_and_are_given_up(monkeypatch: pytest.Mon
             tickets = [await app.accept(f"t{number}", "x" * 60) for number in range(5)]
             for ticket in tickets:
                 await app.wait(ticket)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WITHIN_S):
             await app._worker.runner.conversations.settled()
 
     run(Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(forever)), body, seen)

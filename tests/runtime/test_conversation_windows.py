@@ -23,7 +23,7 @@ from perdure.database.base import handle_of
 from perdure.engine.pending_summary import FinishedSummary, store, waiting
 from perdure.model.records import Partition
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.testing.faults import WRITES, Fault, fail, faulty
+from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail, faulty
 from tests.backends import BACKENDS, EMPTY
 from tests.conversation.histories import how_many
 from tests.conversation.models import Scripted
@@ -459,23 +459,34 @@ def test_a_process_that_ends_at_any_effect_leaves_one_summary_and_every_message(
         async with Runtime(database, agent, settings=settings, observers=[seen]) as app:
             for number in range(first, last):
                 ticket = await app.accept("t", "x" * 60, dedupe_key=str(number))
-                assert (await asyncio.wait_for(app.wait(ticket), 20)).state == "done"
+                assert (await asyncio.wait_for(app.wait(ticket), 60)).state == "done"
                 await app._worker.runner.conversations.settled()
             return await stored(app)
 
     def checked(end: int | None) -> tuple[int, int]:
         before, after = Seen(), Seen()
 
-        def ending(number: int, effect: object) -> None:
-            if end is not None and number >= end:
-                raise OSError("this process has ended")
+        async def ends(database: perdure.Database | perdure.SyncDatabase, driver: FaultyDriver) -> None:
+            """Let a process work until its storage ends, and no longer."""
+            loop, working = (
+                asyncio.get_running_loop(),
+                asyncio.ensure_future(talk(database, before, 0, turns)),
+            )
+
+            def ending(number: int, effect: object) -> None:
+                if end is not None and number >= end:
+                    if number == end:
+                        loop.call_soon_threadsafe(working.cancel)
+                    raise OSError("this process has ended")
+
+            driver._on_effect = ending
+            with suppress(OSError, perdure.PerdureError, asyncio.CancelledError):
+                await asyncio.wait_for(working, 60)
 
         with EMPTY[on]() as url:
             with faulty(url, counts=WRITES, migrate=True) as (db, driver):
                 begun = driver.count
-                driver._on_effect = ending
-                with suppress(OSError, perdure.PerdureError, TimeoutError):
-                    asyncio.run(asyncio.wait_for(talk(db, before, 0, turns), 8 if end else 60))
+                asyncio.run(ends(db, driver))
                 ended = driver.count
                 driver._on_effect = None
             with perdure.connect_sync(url) as db:

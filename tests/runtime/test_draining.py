@@ -12,7 +12,7 @@ from perdure.model.messages import Reply
 from perdure.model.ops import Commit
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, LANE, OUTBOX
-from perdure.runtime import Channel
+from perdure.runtime import Channel, Ticket
 from tests.runtime.graphs import (
     Heard,
     Post,
@@ -63,6 +63,41 @@ def test_a_run_that_takes_longer_is_handed_over(storage: Storage) -> None:
             assert (run.state, run.attempts) == ("done", 1)
             assert len(await other.replies("ada")) == 1
         assert await spoken(database, second.graph, "ada") == ["hold", "second: hold"]
+
+    go(main())
+
+
+def test_a_worker_that_is_cancelled_while_it_leaves_hands_over_its_runs(near: Storage) -> None:
+    """Its caller has no more time, for instance by ``asyncio.timeout``: a run that went on behind it would
+    renew its lease for as long as the process lives."""
+    first, second, heard = Talk("first"), Talk("second"), Heard()
+    second.gate.set()
+
+    async def main() -> None:
+        async def leave() -> Ticket:
+            async with working(near.database(), first.graph, observers=[heard]) as runtime:
+                ticket = await runtime.accept("ada", "hold")
+                tickets.append(ticket)
+                await eventually(lambda: first.under_way)
+                left.set()
+            return ticket
+
+        tickets: list[Ticket] = []
+        left = asyncio.Event()
+        others = asyncio.all_tasks()
+        leaving = asyncio.create_task(leave())
+        await left.wait()
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert leaving.cancelled()
+        assert first.under_way == 0
+        assert heard.count("run.handed_over") == 1
+        await eventually(lambda: asyncio.all_tasks() == others)
+        async with working(near.database(), second.graph) as other:
+            # Its lease would have gone on for longer than this waits.
+            run = await other.wait(tickets[0], 25)
+            assert (run.state, run.attempts) == ("done", 1)
 
     go(main())
 

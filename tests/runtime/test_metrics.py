@@ -92,10 +92,10 @@ def test_a_runtime_at_work(registry: CollectorRegistry, tmp_path: Path) -> None:
     assert value("messages_total", **agent, channel="", outcome="accepted") == 1
     assert value("messages_total", **agent, channel="", outcome="refused") == 1
     assert value("queue_age_seconds_count", **agent) == 4
-    assert 0 <= (value("queue_age_seconds_sum", **agent) or 0) < 20
+    assert 0 <= (value("queue_age_seconds_sum", **agent) or 0) < 200
     states = {"done": 2, "failed": 1, "waiting": 1}
     assert {s: value("run_duration_seconds_count", **agent, state=s) for s in states} == states
-    assert 0.005 < (value("run_duration_seconds_sum", **agent, state="failed") or 0) < 20
+    assert 0.005 < (value("run_duration_seconds_sum", **agent, state="failed") or 0) < 200
     assert value("run_attempts_total", **agent) == 5
     assert value("run_attempts_failed_total", **agent) == 2
     assert value("runs_open", **agent) == 0
@@ -140,7 +140,7 @@ def test_a_run_that_another_worker_takes(registry: CollectorRegistry, noticed_by
             Runtime(db, graph, settings=settings, observers=[Metrics(registry)]) as runtime,
         ):
             await runtime.accept("ada", "hello")
-            await asyncio.wait_for(lost.wait(), 50)
+            await asyncio.wait_for(lost.wait(), 60)
 
     during: list[float | None] = []
     asyncio.run(main())
@@ -166,7 +166,7 @@ def test_what_a_stopping_worker_hands_over(registry: CollectorRegistry) -> None:
             Runtime(db, graph, settings=Settings(drain=0), observers=[Metrics(registry)]) as runtime,
         ):
             await runtime.accept("ada", "hello")
-            await asyncio.wait_for(begun.wait(), 10)
+            await asyncio.wait_for(begun.wait(), 60)
 
     asyncio.run(main())
     assert registry.get_sample_value("perdure_runs_handed_over_total", {"graph": "agent"}) == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,11 +23,11 @@ from perdure.runtime import notifications as tuning
 from perdure.runtime import tenant as runtimes
 from perdure.runtime.notifications import ENDED, STORED, Notifications, PollDelay
 from perdure.storage.memory import MemoryDriver
-from tests.runtime.graphs import Post, Talk, eventually, go, settings, working
+from tests.runtime.graphs import WITHIN_S, Post, Talk, eventually, go, settings, working
 from tests.servers import postgres, valkey
 
 KEY = bytes(range(32))
-BOUND_S = 15.0
+BOUND_S = WITHIN_S
 """Long before anybody looks, and no promise."""
 SELDOM = {"poll": 600.0, "lease": 600.0}
 EMPTY: dict[str, Callable[[], AbstractContextManager[str]]] = {
@@ -183,6 +184,29 @@ def test_what_a_stopping_worker_hands_over_begins_elsewhere(
         go(main())
 
 
+def test_what_is_due_in_a_moment_by_the_own_clock_is_found_in_a_moment(
+    place: Place, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes read the time of the database a little differently."""
+
+    async def main() -> None:
+        here, there = place.database(), place.database()
+        rare = settings(**SELDOM)
+        async with (
+            working(here, talk.graph, settings=rare, works=False) as front,
+            working(there, talk.graph, settings=rare) as behind,
+        ):
+            await listening(here, there)
+            clock = behind._context.clock
+            await clock.now()
+            clock._offset_us -= 400_000
+            ticket = await front.accept("ada", "hello")
+            assert (await front.wait(ticket, BOUND_S)).state == "done"
+
+    with seldom(monkeypatch):
+        go(main())
+
+
 def test_a_worker_that_has_no_room_lets_others_know(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         here, there = place.database(), place.database()
@@ -330,44 +354,71 @@ def test_what_is_due_later_is_told_when_it_is_due_and_once() -> None:
     asyncio.run(main())
 
 
-def test_a_summoned_worker_looks_soon_and_seldom_and_later_after_it_came_in_vain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spans: list[float] = []
+class Timers:
+    """The part of an event loop that a delay uses, with a time that passes when a test lets it."""
 
-    def random() -> float:
-        spans.append(1.0)
-        return 1.0
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._calls: list[tuple[float, Callable[[], None], Mock]] = []
 
-    monkeypatch.setattr(tuning, "spread", random)
+    def time(self) -> float:
+        return self.now
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        looks: list[float] = []
-        summons = PollDelay(lambda: looks.append(loop.time()))
-        began = loop.time()
-        while loop.time() - began < 0.3:
-            summons.heard()
-            await asyncio.sleep(0.001)
-        assert 5 <= len(looks) <= 16, "a look every 20 ms"
-        summons.looked(in_vain=False)
-        pauses: list[float] = []
+    def call_later(self, delay: float, call: Callable[[], None]) -> Mock:
+        timer = Mock()
+        self._calls.append((self.now + delay, call, timer))
+        return timer
 
-        def looked_since(count: int) -> bool:
-            return len(looks) > count
+    def advance(self, seconds: float) -> None:
+        until = self.now + seconds
+        while ready := [c for c in self._calls if c[0] <= until and not c[2].cancel.called]:
+            self.now, call, _ = item = min(ready, key=lambda c: c[0])
+            self._calls.remove(item)
+            call()
+        self.now = until
 
-        for in_vain in (True, True, True, True, True, True, False, False):
-            summons.cancel()
-            asked = loop.time()
-            count = len(looks)
-            summons.heard()
-            await eventually(partial(looked_since, count))
-            pauses.append(looks[-1] - asked)
-            summons.looked(in_vain=in_vain)
-        assert 0.24 < pauses[6] < 0.6
-        assert pauses[6] > pauses[2] > pauses[1] * 0.9
-        assert pauses[7] < 0.15, "who found something comes first again"
-        summons.looked(in_vain=True)
-        assert summons._spread == tuning._SOON_S, "a look of its own accord says nothing"
 
-    asyncio.run(main())
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    timers = Timers()
+    monkeypatch.setattr(tuning, "spread", lambda: 1.0)
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
+    return timers
+
+
+def test_a_summoned_worker_looks_soon_and_seldom_and_later_after_it_came_in_vain(timers: Timers) -> None:
+    looks: list[float] = []
+    summons = PollDelay(lambda: looks.append(timers.now))
+    for _ in range(300):
+        summons.heard()
+        timers.advance(0.001)
+    assert 14 <= len(looks) <= 15, "a look every 20 ms"
+    summons.cancel()
+    summons.looked(in_vain=False)
+    pauses: list[float] = []
+    for in_vain in (True, True, True, True, True, True, False, False):
+        timers.advance(1.0)
+        asked = timers.now
+        summons.heard()
+        timers.advance(1.0)
+        pauses.append(looks[-1] - asked)
+        summons.looked(in_vain=in_vain)
+    assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.25, 0.25, 0.25, 0.02])
+    summons.looked(in_vain=True)
+    assert summons._spread == tuning._SOON_S, "a look of its own accord says nothing"
+
+
+def test_a_summoned_worker_looks_again_when_the_next_queue_is_due(timers: Timers) -> None:
+    looks: list[float] = []
+    summons = PollDelay(lambda: looks.append(timers.now))
+    summons.heard()
+    timers.advance(1.0)
+    summons.looked(in_vain=True, due_in=0.4)
+    seen = timers.now
+    timers.advance(1.0)
+    assert looks[1:] == [pytest.approx(seen + 0.4)]
+    summons.looked(in_vain=False)
+    timers.advance(1.0)
+    summons.looked(in_vain=True, due_in=0.4)
+    timers.advance(1.0)
+    assert len(looks) == 2, "a look of its own accord is followed by none"

@@ -161,6 +161,8 @@ def test_a_run_that_takes_too_long_is_given_up(near: Storage, talk: Talk) -> Non
             assert (run.state, run.attempts) == ("failed", 1)
             assert run.note["error"] == "it took longer than 0.5 s"
             assert talk.under_way == 0
+        # Without the deadline, which a busy machine may not meet.
+        async with working(database, talk.graph) as runtime:
             assert (await runtime.wait(await runtime.accept("ada", "after"), 30)).state == "done"
         assert await spoken(database, talk.graph, "ada") == ["after", "echo: after"]
 

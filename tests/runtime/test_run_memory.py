@@ -27,7 +27,7 @@ from perdure.runtime.memory_turns import MEMORY, WaitingTurn, lane_of
 from perdure.runtime.options import Options
 from perdure.runtime.run_memory import last_turn
 from tests.conversation.models import Scripted
-from tests.runtime.graphs import eventually_stored
+from tests.runtime.graphs import advance, eventually_stored
 
 QUICK = Settings(backoff=0.02, max_backoff=0.05, poll=0.1, attempts=3)
 
@@ -110,6 +110,15 @@ async def settled(app: Runtime, user: str, turns: int) -> None:
     await eventually_stored(is_over)
 
 
+async def noted(app: Runtime, user: str, turns: int) -> None:
+    """Wait until so many turns of a user have reached the lane."""
+
+    async def is_there() -> bool:
+        return len(await app.messages(lane_of(user))) >= turns
+
+    await eventually_stored(is_there)
+
+
 def run(agent: Agent, body: Any, events: Events | None = None, url: str = "memory://") -> Any:
     async def main() -> Any:
         async with perdure.connect(url, migrate=True) as db, working(db, agent, events) as app:
@@ -166,10 +175,13 @@ def test_the_turns_of_a_rest_are_extracted_together() -> None:
     async def body(app: Runtime) -> None:
         for text in ("I sing", "I dance"):
             await say(app, "one", text)
+        await noted(app, "ada", 2)
+        assert noting.requests == []
+        advance(app)
         await settled(app, "ada", 2)
         assert [fact.text for fact in await Memory(app.store(), "ada").afacts()] == ["I sing", "I dance"]
 
-    run(Agent(graph(model), memory=policy(extract=noting, debounce=0.5)), body)
+    run(Agent(graph(model), memory=policy(extract=noting, debounce=600.0)), body)
     (request,) = noting.requests
     assert request.messages == "User: I sing\nAssistant: Noted.\nUser: I dance\nAssistant: Noted."
 
@@ -501,7 +513,7 @@ def test_a_turn_that_cannot_be_extracted_costs_no_other_turn_and_leaves_no_text(
         return await noting(request)
 
     async def main() -> None:
-        agent = Agent(graph(model), memory=policy(extract=extract, debounce=0.5))
+        agent = Agent(graph(model), memory=policy(extract=extract, debounce=600.0))
         settings = replace(QUICK, on_failure=on_failure, attempts=2)
         async with (
             asyncio.timeout(100),
@@ -510,6 +522,8 @@ def test_a_turn_that_cannot_be_extracted_costs_no_other_turn_and_leaves_no_text(
         ):
             for thread, text in (("one", "I am bad"), ("one", "I sing"), ("two", "I dance")):
                 await say(app, thread, text)
+            await noted(app, "ada", 3)
+            advance(app)
             await settled(app, "ada", 3)
             facts = await Memory(app.store(), "ada").afacts()
             assert {fact.text for fact in facts} == {"I sing", "I dance"}

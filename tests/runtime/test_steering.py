@@ -18,6 +18,7 @@ from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, INBOX, RUN, WRITE, Kind
 from perdure.runtime import Agent, Event, Options, Standing, StreamOptions
+from perdure.runtime.steering import Steering
 from tests.runtime.graphs import (
     Heard,
     Storage,
@@ -193,8 +194,15 @@ def test_without_an_open_run_it_begins_one(near: Storage) -> None:
     go(main())
 
 
-def test_it_does_not_pass_what_waits_before_it(near: Storage) -> None:
+def test_it_does_not_pass_what_waits_before_it(near: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Steering.look
+
+    async def slow_look(steering: Steering) -> None:
+        await asyncio.sleep(0.2)
+        await look(steering)
+
     async def main() -> None:
+        monkeypatch.setattr(Steering, "look", slow_look)
         tools = Tools(rounds=1)
         gate = tools.hold("tool", 1)
         database = near.database()

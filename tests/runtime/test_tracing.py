@@ -185,7 +185,7 @@ def test_a_lost_run_says_so(traces: Traces) -> None:
             Runtime(db, graph_of(slow), observers=observers) as runtime,
         ):
             await runtime.accept("ada", "hello")
-            await asyncio.wait_for(taken.wait(), 10)
+            await asyncio.wait_for(taken.wait(), 60)
 
     asyncio.run(main())
     (run,) = traces.named("perdure.run")
@@ -205,7 +205,7 @@ def test_a_run_that_is_handed_over_is_no_error(traces: Traces) -> None:
             settings, observers = Settings(drain=0), [Tracing(traces.provider)]
             async with Runtime(db, graph_of(slow), settings=settings, observers=observers) as runtime:
                 await runtime.accept("ada", "hello")
-                await asyncio.wait_for(begun.wait(), 10)
+                await asyncio.wait_for(begun.wait(), 60)
 
     asyncio.run(main())
     (run,) = traces.named("perdure.run")

@@ -26,7 +26,7 @@ from tests.servers import postgres
 
 VARIABLES = ("PERDURE_DB", "DATABASE_URL", "LANGGRAPH_DEV", "PERDURE_DEVELOPMENT", "PERDURE_KEY_FILE")
 QUICK = Settings(poll=0.2, drain=5)
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 
 
 class Place(NamedTuple):

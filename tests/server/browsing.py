@@ -159,6 +159,8 @@ def answered(page: Page, answers: int) -> None:
     page.locator(".message.assistant").nth(answers - 1).wait_for()
     page.locator(".message.writing").wait_for(state="detached")
     page.locator("#stop").wait_for(state="hidden")
+    # One that was only begun, and is gone, was no answer.
+    assert page.locator(".message.assistant").count() >= answers
 
 
 def written(page: Page, characters: int) -> str:

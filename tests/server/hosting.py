@@ -29,7 +29,7 @@ from perdure.server.resources import ServerState
 from tests.server.ports import served
 
 P = ParamSpec("P")
-_TIMEOUT: Any = httpx.Timeout(60, connect=10)
+_TIMEOUT: Any = httpx.Timeout(60)
 
 
 class Mood(TypedDict, total=False):

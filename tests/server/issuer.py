@@ -81,6 +81,8 @@ class Publisher:
         self.headers: Mapping[str, str] = {}
         self.body: bytes | None = None
         self.pause = 0.0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self.asked = 0
         self.url = ""
 
@@ -94,6 +96,7 @@ def publisher(*keys: Any) -> Iterator[Publisher]:
         def do_GET(self) -> None:
             said.asked += 1
             time.sleep(said.pause)
+            said.may_answer.wait(60)
             body = json.dumps({"keys": said.keys}).encode() if said.body is None else said.body
             self.send_response(said.status)
             for name, value in said.headers.items():

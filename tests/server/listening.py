@@ -25,7 +25,7 @@ from tests.server.ports import served
 Told = dict[str, Any]
 T = TypeVar("T")
 
-_TIMEOUT = (10.0, 60.0, 60.0, 60.0)
+_TIMEOUT = (60.0, 60.0, 60.0, 60.0)
 """Seconds to connect, to read, to write and to wait for a connection of the pool."""
 
 

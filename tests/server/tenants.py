@@ -32,7 +32,7 @@ from tests.server.issuer import AUDIENCE, ISSUER, OTHER_SECRET, SECRET, token
 from tests.server.ports import served
 
 SECRET_OF_ALICE = "canary-5b1d0c77"
-_TIMEOUT = httpx.Timeout(30, connect=10)
+_TIMEOUT = httpx.Timeout(60)
 
 
 # Who asks

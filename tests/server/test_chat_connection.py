@@ -14,7 +14,7 @@ from tests.server.gates import GATES
 from tests.server.typists import graphs
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Route
+    from playwright.sync_api import APIResponse, Browser, Page, Route
 
 pytestmark = pytest.mark.timeout(240)
 SIGN_IN = {"status": 200, "content_type": "text/html", "body": "<html>Sign in to the network</html>"}
@@ -148,12 +148,40 @@ def test_a_message_that_waits_is_not_overtaken_in_a_conversation_that_is_opened_
     assert site.said() == [bodies(page)]
 
 
+def test_what_was_streamed_is_not_replaced_by_a_state_that_was_read_before(page: Page, site: Site) -> None:
+    thread = page.url.partition("#")[2]
+    site.ask("POST", f"/threads/{thread}/state", json={"values": {"messages": []}})
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold(route: Route) -> None:
+        if len(held) < 2:
+            held.append((route, route.fetch()))
+        else:
+            route.continue_()
+
+    page.route("**/state", hold)
+    page.evaluate("dispatchEvent(new Event('focus'))")
+    wait_on(page, "the state", lambda: held)
+    ask(page, "next")
+    page.locator(".message", has_text="You said: next").wait_for()
+    page.wait_for_timeout(500)  # longer than the rest of the answer takes
+    route, before = held[0]
+    route.fulfill(response=before)
+    wait_on(page, "the state after the run", lambda: len(held) > 1)
+    assert bodies(page)[2:4] == ["next", "You said: next"]
+    route, after = held[1]
+    route.fulfill(response=after)
+    answered(page, 2)
+    assert site.said() == [bodies(page)]
+
+
 def test_a_refused_message_stays_until_it_is_taken_back(page: Page, site: Site) -> None:
     page.route("**/runs/stream", lambda route: route.fulfill(status=422, json={"detail": "not now"}))
     ask(page, "refused")
     refused = page.locator(".message.failed", has_text="refused")
     refused.get_by_text("Not sent: not now").wait_for()
     page.reload()
+    answered(page, 1)  # the messages that are loaded move the button
     refused.get_by_text("Not sent: not now").wait_for()
     refused.get_by_role("button", name="Take back").click()
     page.reload()

@@ -24,6 +24,11 @@ from tests.server.hosting import owners, run, tenants
 SEARCH = "/chat/search.json"
 
 
+@pytest.fixture(autouse=True)
+def ample_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation_search, "SECONDS", 60.0)
+
+
 def echo() -> Any:
     builder = StateGraph(MessagesState)
     builder.add_node("echo", lambda state: {"messages": [AIMessage("Noted.")]})

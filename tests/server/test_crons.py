@@ -401,10 +401,11 @@ async def test_a_start_that_is_refused_is_noted_and_the_next_comes(url: str) -> 
                 thread, "slow", schedule="0 * * * *", input=said("0"), multitask_strategy="reject"
             )
         )
-        await client.runs.create(thread, "slow", input=said("3"))
+        busy = await client.runs.create(thread, "slow", input=said("60"))
         cron = await _fired(server, made["cron_id"], 5)
         assert cron.due_at > await server.host.runtime.now()
         assert CronJob.read(cron).last["error"] == "RunInProgress"
+        await client.runs.cancel(thread, busy["run_id"], wait=True)
         assert heard.count("cron.failed") == 1
 
 

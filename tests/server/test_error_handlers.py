@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
@@ -267,3 +268,20 @@ async def test_a_body_that_is_not_sent_as_json_names_the_header() -> None:
             )
         listed = await http.post("/runs/wait", json="text")
         assert "Content-Type" not in detail(listed)
+
+
+@run
+async def test_a_body_that_cannot_be_read_is_refused_for_its_reason() -> None:
+    body = json.dumps({"assistant_id": "turn", "input": {"messages": []}}).encode()
+    a_json = {"Content-Type": "application/json"}
+    async with served("memory://") as http:
+        for content, headers, status, told in (
+            (gzip.compress(body), {"Content-Encoding": "gzip"}, 415, "sent with Content-Encoding: gzip"),
+            (body.decode().encode("utf-16"), {}, 200, ""),
+            (b'{"assistant_id": "\xff"}', {}, 400, "not UTF-8"),
+            (b"[" * 100_000, {}, 400, "nested too deeply"),
+            (b'{"assistant_id": "turn", "input": {"a": [NaN]}}', {}, 422, "such as NaN"),
+        ):
+            answer = await http.post("/runs/wait", content=content, headers=a_json | headers)
+            assert answer.status_code == status, answer.text
+            assert not told or told in detail(answer)

@@ -105,7 +105,7 @@ async def ask(http: httpx.AsyncClient, attempt: Attempt) -> Said:
         text = ""
         try:
             # What has an end ends long before; what has none is left.
-            async with asyncio.timeout(_LISTENS_S if attempt.kind == "listens" else 20):
+            async with asyncio.timeout(_LISTENS_S if attempt.kind == "listens" else 60):
                 async for part in answer.aiter_text():
                     text += part
         except TimeoutError:

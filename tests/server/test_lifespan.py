@@ -28,6 +28,7 @@ from perdure.schema import Schema
 from perdure.server import checkpoint_lifespan, compile_graph, perdure_app
 from perdure.server.auth.identity import Open, User
 from tests.langgraph import graphs as made
+from tests.runtime.graphs import eventually_stored
 from tests.server.applications import (
     PLACES,
     QUICK,
@@ -421,11 +422,11 @@ def test_a_policy_is_applied_to_the_threads(near: str, monkeypatch: pytest.Monke
         async with app.router.lifespan_context(app):
             database = app.state.perdure.database
             assert database.retention.default == policy
-            for _ in range(200):
-                left = len(await database.timeline("ada"))
-                if left == 1:
-                    break
-                await asyncio.sleep(0.05)
-            assert (before > 2, left) == (True, 1)
+            assert before > 2
+
+            async def is_pruned() -> bool:
+                return len(await database.timeline("ada")) == 1
+
+            await eventually_stored(is_pruned)
 
     asyncio.run(work())

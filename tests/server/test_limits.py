@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 
+import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.config import Cors, Http, RequestLimits
-from perdure.server.limits import USERS_MOST, Throttle
+from perdure.server.limits import USERS_MOST, Bounded, Throttle
 from tests.backends import EMPTY
 from tests.server.hosting import run, serving, tenants
 
@@ -111,6 +118,27 @@ async def test_a_body_that_is_too_large_is_refused_before_it_was_read(url: str) 
             writer.close()
             await writer.wait_closed()
         assert len(await (await server.client()).threads.search()) == 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "status"), [(b"1" * 5000, 413), (b"1001", 413), (b"1000", 200), (b"\xb2", 200)]
+)
+def test_a_declared_length_of_any_form_is_answered(declared: bytes, status: int) -> None:
+    """Other servers than uvicorn, such as a function's, may pass it on as it came."""
+
+    async def answer(request: Request) -> Response:
+        return PlainTextResponse("well")
+
+    app = Starlette(routes=[Route("/", answer, methods=["POST"])], middleware=[Middleware(Bounded)])
+    app.state.perdure = SimpleNamespace(limits=RequestLimits(body_bytes=1000))
+
+    async def post() -> int:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://a") as http:
+            sent = http.build_request("POST", "/", headers=[(b"content-length", declared)], content=b"x")
+            return (await http.send(sent)).status_code
+
+    assert asyncio.run(post()) == status
 
 
 @run

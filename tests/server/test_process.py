@@ -53,6 +53,7 @@ def test_a_name_that_points_at_this_machine_is_refused(host: str) -> None:
 
 def test_pages_of_other_origins_may_not_write_unless_they_are_allowed() -> None:
     assert status("POST", origin="https://evil.example") == 403
+    assert status("POST", origin="https://[::1") == 403
     assert status("POST", origin="https://studio.example", sec_fetch_site="cross-site") == 200
     assert status("POST", origin="https://studio.example", host="evil.example") == 403
 

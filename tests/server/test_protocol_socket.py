@@ -229,6 +229,7 @@ def test_a_stranger_is_refused_and_another_user_learns_nothing(url: str) -> None
     [
         (Cors(), "https://evil.example", False),
         (Cors(), "null", False),
+        (Cors(), "https://[::1", False),
         (Cors(allow_origins=("https://app.example",)), "https://app.example", True),
         (Cors(allow_origins=("https://app.example",)), "https://app.example.evil", False),
         (Cors(allow_origins=("*",)), "https://any.example", True),

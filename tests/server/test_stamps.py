@@ -78,8 +78,10 @@ async def test_what_would_be_anothers_is_refused_where_a_handler_stamps_nothing(
         assert (await alice.get("/threads/t")).status_code == 404
         new = {"assistant_id": "chat", "input": said("x")}
         assert (await alice.post("/threads/t/runs/wait", json=new)).status_code == 404
-        lazy = {**new, "if_not_exists": "create", "metadata": {"owner": "alice"}}
-        assert (await alice.post("/threads/new/runs/wait", json=lazy)).status_code == 403
+        for owner, status in ({}, 403), ({"owner": "bob"}, 403), ({"owner": "alice"}, 200):
+            lazy = {**new, "if_not_exists": "create", "metadata": owner}
+            assert (await alice.post("/threads/new/runs/wait", json=lazy)).status_code == status
+        assert (await bob.get("/threads/new")).status_code == 404
         assert (await bob.post("/threads/t/runs/wait", json=new)).status_code == 200
 
 

@@ -48,7 +48,7 @@ async def served(storage: Storage, talk: Talk) -> AsyncIterator[tuple[httpx.Asyn
 
 
 async def settled(host: ServerState) -> None:
-    await eventually(lambda: not host._apart)
+    await eventually(lambda: not host._background)
 
 
 async def said(client: httpx.AsyncClient, thread_id: str, text: str) -> None:

@@ -20,7 +20,7 @@ from tests.servers import postgres
 from tests.servers.certificates import Issued
 from tests.servers.postgres import Postgres
 
-_READY_S = 30
+_READY_S = 60
 
 
 class PgBouncer:

@@ -26,7 +26,7 @@ from tests.conftest import missing
 
 LOCALE = "en_US.UTF-8"
 _USER = "postgres"
-_READY_S = 30
+_READY_S = 60
 
 
 class Postgres:
@@ -89,8 +89,20 @@ class Postgres:
         if line not in (held := rules.read_text()):
             rules.write_text(line + held)
             assert self.process is not None
+            before = self._loaded()
             self.process.send_signal(signal.SIGHUP)
-            time.sleep(0.1)
+            deadline = time.monotonic() + _READY_S
+            # A session that began after the rules were read says when that was.
+            while self._loaded() == before:
+                assert time.monotonic() < deadline, "PostgreSQL does not read its rules anew"
+                time.sleep(0.02)
+
+    def _loaded(self) -> object:
+        """Return when the server read its settings and rules, asked by a new session."""
+        import psycopg
+
+        with psycopg.connect(self.url()) as connection:
+            return connection.execute("SELECT pg_conf_load_time()").fetchone()
 
     def close(self) -> None:
         """Stop it and remove everything; repeatable."""

@@ -63,7 +63,7 @@ class Server:
         command = [str(binary()), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen([*command, *self.options], stdout=log, stderr=log)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while True:
             try:
                 with self.client() as client:

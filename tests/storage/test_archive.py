@@ -15,9 +15,23 @@ import pytest
 import perdure
 from perdure import admin
 from perdure.admin import new_archive, open_archive
+from perdure.database.base import handle_of
 from perdure.engine.transfer import State
 from perdure.errors import BadArchive, DecryptionError, NotFound, Unavailable
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Find, Get, Put, Range, Refused
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    Put,
+    Range,
+    Refused,
+)
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, KINDS, TAG, Partition
 from perdure.storage.archive import Archive
 from tests.engine.test_transfer import grow, in_memory
@@ -79,10 +93,10 @@ def test_every_byte_counts(path: Path) -> None:
 
 
 def test_a_newer_format_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.storage.archive.FORMAT", 3)
+    monkeypatch.setattr("perdure.storage.archive.FORMAT", 4)
     export(path)
     monkeypatch.undo()
-    with pytest.raises(BadArchive, match=r"newer Perdure \(format 3, this release reads 2\)"):
+    with pytest.raises(BadArchive, match=r"newer Perdure \(format 4, this release reads 3\)"):
         Archive.read(path)
 
 
@@ -105,6 +119,12 @@ def test_a_sealed_file_needs_its_key(path: Path) -> None:
             open_archive(path, encryption_key=key),
         ):
             pass
+
+
+def test_a_rotated_key_opens_a_file_that_the_old_one_sealed(path: Path) -> None:
+    export(path, key=KEY)
+    with open_archive(path, encryption_key=[bytes(32), KEY]) as archive:
+        assert archive.fsck("t") == []
 
 
 def test_a_failed_export_leaves_nothing(path: Path) -> None:
@@ -298,3 +318,26 @@ def test_every_kind_can_be_written(path: Path) -> None:
         assert found[:5] == (put.kind, put.key, put.fields, put.version, put.body)
     assert CHUNK in KINDS
     again.close()
+
+
+def test_the_thread_that_was_written_last_is_taken_back_without_a_trace(path: Path, tmp_path: Path) -> None:
+    source = in_memory()
+    grow(source, "kept", 2)
+    grow(source, "left", 3)
+    for file, names in (path, ("kept", "left")), (tmp_path / "other", ("kept",)):
+        with new_archive(file) as archive:
+            for name in names:
+                admin.move(source, Partition("", name), archive)
+            if file == path:
+                handle_of(archive).driver.perform(Drop(Partition("", "left")))
+                assert admin.partitions(archive, None) == [Partition("", "kept")]
+                # It can be written again, and what is before it cannot be taken back.
+                admin.move(source, Partition("", "left"), archive)
+                with pytest.raises(TypeError):
+                    handle_of(archive).driver.perform(Drop(Partition("", "kept")))
+                handle_of(archive).driver.perform(Drop(Partition("", "left")))
+                handle_of(archive).driver.perform(Drop(Partition("", "never there")))
+    assert b"left" not in path.read_bytes()
+    with open_archive(path) as archive, open_archive(tmp_path / "other") as other:
+        assert archive.digest("kept").agrees(other.digest("kept"))
+        assert archive.fsck("kept") == []

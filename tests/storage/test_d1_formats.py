@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from perdure.errors import MigrationRequired
-from perdure.model.ops import Find, Put
+from perdure.model.ops import Commit, Drop, Fetch, Find, Get, Put, Stage
+from perdure.model.records import HEAD
 from perdure.storage.d1 import driver as backend
+from perdure.storage.d1 import schema
+from perdure.storage.d1.columns import catalogue
+from perdure.storage.d1.rest import Rejected
 from perdure.storage.d1.url import D1Url
+from perdure.storage.sql import migrations
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.concurrency import at_once
@@ -94,3 +99,41 @@ def shape(url: str) -> set[tuple[str, ...]]:
     }
     assert len(out) > 25
     return out
+
+
+NEXT = backend.SCHEMA_VERSION + 1
+
+
+@contextmanager
+def next_release() -> Iterator[None]:
+    """The migration of a later release, whose step changes no table."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "SCHEMA_VERSION", NEXT)
+        patch.setattr(migrations, "SCHEMA_VERSION", NEXT)
+        patch.setitem(migrations.STEPS, NEXT, ())
+        yield
+
+
+def test_a_process_that_had_it_open_does_nothing_after_a_migration() -> None:
+    with d1.empty() as url, closing(open_driver(url, migrate=True)) as driver:
+        rows.stored(driver, rows.head())
+        with next_release():
+            assert backend.migrate(url) == backend.SCHEMA_VERSION
+        for effect in (
+            Fetch(rows.HERE, (Get(HEAD, ("",)),)),
+            Commit(rows.HERE, (rows.head("c2"),)),
+            Stage(rows.HERE, (rows.chunk(b"late"),)),
+            Drop(rows.HERE),
+            *(Find(index, "", until=1 << 50, value="r") for index in ("threads", "due", "runs", "expired")),
+        ):
+            with pytest.raises(MigrationRequired, match="a newer release has migrated it"):
+                driver.perform(effect)
+        with D1Url.of(url).session() as transport:
+            count = f"SELECT count(*) AS c0 FROM {catalogue(NEXT)} JOIN perdure_head ON t = pk"
+            assert transport.batch([(count, ())]) == [[[1]]]
+
+
+def test_a_process_of_the_release_before_does_nothing_after_a_migration(url: str) -> None:
+    backend.migrate(url)
+    with D1Url.of(url).session() as transport, pytest.raises(Rejected, match="no such table"):
+        transport.batch([("SELECT pk AS c0 FROM perdure_thread", ())])

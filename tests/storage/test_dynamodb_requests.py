@@ -224,7 +224,7 @@ def test_a_turn_writes_no_more_rows_than_the_documentation_counts(driver: Dynamo
             for each in call.parameters["TransactItems"]
             for name, action in each.items()
         )
-        assert rows_of == {("Update", "root"): 2, ("Put", "checkpoint"): 3, ("Update", "write"): 2}
+        assert rows_of == {("Update", "root"): 2, ("Put", "checkpoint"): 3, ("Put", "write"): 2}
         assert {kind_of(call.parameters) for call in written if call not in commits} == {"chunk"}
 
 

@@ -1,5 +1,5 @@
-"""The layout that saves write units: heads in the root, writes that share items, checks and chunks that are
-left out of transactions. It answers as the model does, and leaves nothing behind.
+"""The layout that saves write units: heads in the root, checks and chunks that are left out of transactions.
+It answers as the model does, and leaves nothing behind.
 
 Covers perdure.storage.dynamodb.actions, perdure.storage.dynamodb.items, perdure.storage.dynamodb.commit_plan.
 """
@@ -47,12 +47,7 @@ def write(n: int, body: bytes = b"w", expect: Any = Expect.ABSENT, *, task: str 
     return Put(WRITE, ("", "c", task, n), fields, body, expect, version=5)
 
 
-def items_of(driver: DynamoDriver) -> int:
-    """The number of items in the table, without the layout's and the root's."""
-    return len(driver.client.boto.scan(TableName=driver.client.table)["Items"]) - 2
-
-
-def test_writes_that_share_items_are_read_in_order_and_in_pages(driver: DynamoDriver) -> None:
+def test_writes_are_read_in_order_and_in_pages(driver: DynamoDriver) -> None:
     long = "n" * 1200
     puts = [write(n, bytes((n % 251,)), task=task) for task in ("s", "t", long) for n in NUMBERS]
     model = MemoryDriver()
@@ -70,46 +65,6 @@ def test_writes_that_share_items_are_read_in_order_and_in_pages(driver: DynamoDr
     effect = Fetch(HERE, (*ranges, *gets))
     for item, answer, right in zip(effect.items, driver.perform(effect), model.perform(effect), strict=True):
         assert answer == right, item
-
-
-def test_each_write_in_a_shared_item_has_its_own_expectation(driver: DynamoDriver) -> None:
-    rows.stored(driver, write(0), write(1))
-    assert items_of(driver) == 1
-    outcome = driver.perform(Commit(HERE, (write(2), write(1, b"x"), write(3))))
-    assert outcome == Refused(WRITE, ("", "c", "t", 1))
-    assert driver.perform(Commit(HERE, (write(2), write(0, b"y", 4)))) == Refused(WRITE, ("", "c", "t", 0))
-    rows.stored(driver, write(2), write(0, b"y", 5), Check(WRITE, ("", "c", "t", 1), 5))
-    (found,) = driver.perform(Fetch(HERE, (Range(WRITE),)))
-    assert [(record.key[3], record.body) for record in found] == [(0, b"y"), (1, b"w"), (2, b"w")]
-    assert driver.perform(Commit(HERE, (Delete(WRITE, ("", "c", "t", 9), Expect.PRESENT),))) == Refused(
-        WRITE, ("", "c", "t", 9)
-    )
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_a_shared_item_goes_with_the_last_of_its_writes(driver: DynamoDriver, together: bool) -> None:
-    rows.stored(driver, *(write(n) for n in range(20)))
-    assert items_of(driver) == 2
-    gone = [Delete(WRITE, ("", "c", "t", n)) for n in range(20)]
-    left = list(range(20))
-    for part in [gone[:18], gone[18:]] if together else [[one] for one in gone]:
-        rows.stored(driver, *part)
-        left = left[len(part) :]
-        assert [key[3] for key in rows.keys(driver, Range(WRITE))] == left
-    rows.stored(driver, *gone)
-    assert items_of(driver) == 0
-    assert rows.everything(driver) == []
-
-
-def test_large_bodies_of_writes_stay_out_of_the_item_that_they_share(driver: DynamoDriver) -> None:
-    big = b"x" * 100_000
-    rows.stored(driver, *(write(n, big) for n in range(16)))
-    assert rows.everything(driver)[7].body == big
-    assert items_of(driver) == 17
-    rows.stored(driver, write(0, b"small", Expect.ANY))
-    assert items_of(driver) == 16
-    rows.stored(driver, *(Delete(WRITE, ("", "c", "t", n)) for n in range(16)))
-    assert items_of(driver) == 0
 
 
 def test_the_head_in_the_root_is_one_of_the_heads(driver: DynamoDriver) -> None:
@@ -143,7 +98,7 @@ def test_a_check_of_what_this_process_wrote_last_costs_nothing(driver: DynamoDri
     with watched(driver) as wire:
         rows.stored(driver, Check(CHECKPOINT, ("", "c"), Expect.PRESENT), write(0))
     (call,) = wire.calls
-    assert [list(action) for action in call.parameters["TransactItems"]] == [["Update"], ["Update"]]
+    assert [list(action) for action in call.parameters["TransactItems"]] == [["Update"], ["Put"]]
 
 
 @pytest.mark.parametrize("is_removed", [False, True])

@@ -203,7 +203,8 @@ def test_a_server_that_is_away_hurts_nobody(url: str, caplog: pytest.LogCaptureF
         began = time.monotonic()
         for n in range(2000):
             of(driver).ring([f"lost{n}"])
-        assert time.monotonic() - began < 10, "whoever rings waits for the server"
+        # Each would wait for a connection to be refused, and for the pause after it.
+        assert time.monotonic() - began < WITHIN_S, "whoever rings waits for the server"
         relay = Lossy(port, at=relay.port)
         until_heard(of(driver), heard, "after")
         assert "notifications are back" in caplog.text
@@ -569,20 +570,20 @@ def test_ringing_does_not_hold_up_an_event_loop() -> None:
         def send(self, text: str) -> None:
             stuck.set()
             freed.wait(WITHIN_S / 2)
+            left.set()
 
-    stuck, freed = threading.Event(), threading.Event()
+    stuck, freed, left = threading.Event(), threading.Event(), threading.Event()
     bell = ServerNotifier(Stuck(), name="a stuck pipe")
 
     bell.ring(["first"])
     assert stuck.wait(WITHIN_S)
 
-    async def main() -> float:
-        began = time.monotonic()
+    async def main() -> None:
         for n in range(1000):
             bell.ring([f"w{n}"])
         await asyncio.sleep(0)
-        return time.monotonic() - began
 
-    assert asyncio.run(main()) < 1.0
+    asyncio.run(main())
+    assert not left.is_set(), "whoever rings waits until what was rung before has left"
     freed.set()
     bell.close()

@@ -74,7 +74,7 @@ def talks(url: str, admin: psycopg.Connection, tmp_path: Path) -> str:
 
 def test_an_older_schema_is_refused_with_the_command_to_run(url: str) -> None:
     with pytest.raises(
-        perdure.MigrationRequired, match="has schema version 1, not 5; run `perdure migrate --db postgres"
+        perdure.MigrationRequired, match="has schema version 1, not 6; run `perdure migrate --db postgres"
     ):
         open_driver(url)
     assert backend.schema_version(url) == 1
@@ -176,9 +176,9 @@ def test_the_error_of_such_a_process_asks_for_the_upgrade(url: str, admin: psyco
         name = schema.quoted(parse_url(url).schema)
         for function in ("fetch", "commit"):
             admin.execute(f"DROP FUNCTION {name}.{function}_{schema.SCHEMA_VERSION}".encode())
-        with pytest.raises(perdure.MigrationRequired):
+        with pytest.raises(perdure.MigrationRequired, match="a newer release has migrated it"):
             driver.perform(Fetch(AT, (Get(GC, ()),)))
-        with pytest.raises(perdure.MigrationRequired):
+        with pytest.raises(perdure.MigrationRequired, match="a newer release has migrated it"):
             rows.stored(driver, rows.tag("u"), at=AT)
 
 

@@ -135,6 +135,7 @@ def test_a_server_that_stays_away_is_unavailable_and_used_again_when_it_is_back(
             with pytest.raises(perdure.Unavailable, match="cannot be reached"):
                 asyncio.run(driver.aperform(effect))
         server.start()
+        monkeypatch.undo()
         assert height(driver, AT) == 1
         assert driver.perform(Commit(AT, step(2))) == Committed()
 
@@ -256,6 +257,7 @@ def test_a_replica_is_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(perdure.Unavailable, match="give the address of the primary"):
             driver.perform(Commit(AT, step(1)))
         client.execute_command("REPLICAOF", "NO", "ONE")
+        monkeypatch.undo()
         assert driver.perform(Commit(AT, step(1))) == Committed()
 
 
@@ -333,12 +335,12 @@ def test_a_wrong_password_is_said_without_showing_it() -> None:
         server.stop()
 
 
-def test_a_host_out_of_reach_is_said_at_once() -> None:
-    started = time.monotonic()
+def test_a_host_out_of_reach_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whoever waits this out is ended by the time limit of the test.
+    monkeypatch.setattr(backend, "PATIENCE", 3600.0)
     for scheme in ("redis", "redis+cluster"):
         with pytest.raises(perdure.Unavailable, match="cannot be reached; check host and port"):
             backend.open_driver(f"{scheme}://127.0.0.1:{valkey.free_port()}/0")
-    assert time.monotonic() - started < backend.PATIENCE
 
 
 def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:

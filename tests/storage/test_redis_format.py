@@ -6,16 +6,18 @@ the layout wrote them.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import perdure
-from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range
+from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Stage
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
@@ -35,6 +37,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.storage.redis import driver as backend
+from perdure.storage.redis import scripts
 from perdure.storage.redis.driver import RedisDriver
 from perdure.storage.redis.scripts import NUMBERS
 from perdure.testing.conformance import rows
@@ -98,18 +101,21 @@ def driver(url: str) -> Iterator[RedisDriver]:
 
 
 def test_an_older_layout_is_refused_with_the_command_to_run(url: str) -> None:
-    with pytest.raises(perdure.MigrationRequired, match="has layout version 1, not 4; run `perdure migrate`"):
+    with pytest.raises(perdure.MigrationRequired, match="has layout version 1, not 5; run `perdure migrate`"):
         backend.open_driver(url)
     prefix = url.partition("prefix=")[2]
-    assert backend.pending(url) == [f"SET {prefix}:layout '4 4' XX"]
+    assert backend.pending(url) == [
+        f"SET {prefix}:{{N}}:v 5, for each N from 0 to 3",
+        f"SET {prefix}:layout '5 4' XX",
+    ]
     assert backend.schema_version(url) == 1
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(backend.migrate, [url] * 8)) <= {1, 4}
+        assert set(pool.map(backend.migrate, [url] * 8)) <= {1, 5}
     assert backend.pending(url) == []
-    assert backend.migrate(url) == backend.schema_version(url) == backend.SCHEMA_VERSION == 4
+    assert backend.migrate(url) == backend.schema_version(url) == backend.SCHEMA_VERSION == 5
 
 
-def test_raising_the_version_changes_nothing_else_and_lowers_none(
+def test_raising_the_version_changes_and_marks_nothing_else_and_lowers_none(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = url.partition("prefix=")[2]
@@ -118,15 +124,100 @@ def test_raising_the_version_changes_nothing_else_and_lowers_none(
         client.set(f"{prefix}:layout", "1 3")
         client.script_flush()
         assert backend.migrate(url) == 1
-        assert client.get(f"{prefix}:layout") == b"4 3"
+        assert client.get(f"{prefix}:layout") == b"5 3"
         after = {key: client.dump(key) for key in client.scan_iter(f"{prefix}:*", count=1000)}
-        changed = {key for key, dump in after.items() if dump != before.get(key)}
-        assert (before.keys(), changed) == (after.keys(), {f"{prefix}:layout".encode()})
+        changed = {key.decode() for key, dump in after.items() if dump != before.get(key)}
+        marks = {f"{prefix}:{{{bucket}}}:v": b"5" for bucket in range(3)}
+        assert changed == {f"{prefix}:layout", *marks}
+        assert {mark: client.get(mark) for mark in marks} == marks
+        client.set(f"{prefix}:{{1}}:v", "9")
         client.set(f"{prefix}:layout", "9 3")
         # As when a newer release comes between the look and the write.
         monkeypatch.setattr(backend, "_stored", lambda settings: (1, 3))
         assert backend.migrate(url) == 1
-        assert client.get(f"{prefix}:layout") == b"9 3"
+        assert (client.get(f"{prefix}:layout"), client.get(f"{prefix}:{{1}}:v")) == (b"9 3", b"9")
+
+
+@contextmanager
+def next_release() -> Iterator[None]:
+    """The migration of a later release."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "SCHEMA_VERSION", backend.SCHEMA_VERSION + 1)
+        yield
+
+
+REQUESTS = (
+    Fetch(rows.HERE, (Get(HEAD, ("",)), Range(CHUNK))),
+    Commit(rows.HERE, (rows.head("c2"),)),
+    Stage(rows.HERE, (rows.chunk(b"late"),)),
+    Drop(rows.HERE),
+    *(Find(index, "", until=1 << 50, value="r") for index in ("threads", "due", "runs", "expired")),
+)
+
+
+def killed_before_the_record(once: Callable[..., Any]) -> Callable[..., Any]:
+    def act(*args: Any, script: scripts.Script | None = None) -> Any:
+        if script is not None:
+            raise KeyboardInterrupt
+        return once(*args)
+
+    return act
+
+
+@contextmanager
+def scripts_of_the_next_release() -> Iterator[None]:
+    """Its scripts on records, which do what those of this release do."""
+    names = ("commit", "fetch", "threads", "indexed", "drop")
+    with next_release(), pytest.MonkeyPatch.context() as patch:
+        new = {name.upper(): scripts.on_records(name, backend.SCHEMA_VERSION) for name in names}
+        for name, script in new.items():
+            patch.setattr(scripts, name, script)
+        patch.setattr(scripts, "ALL", (*new.values(), scripts.RAISE))
+        yield
+
+
+@pytest.mark.parametrize(
+    "empty", [valkey.empty, pytest.param(valkey.empty_on_cluster, marks=pytest.mark.slow)]
+)
+def test_a_process_that_had_it_open_does_nothing_after_a_migration(
+    empty: Callable[[], AbstractContextManager[str]],
+) -> None:
+    with empty() as url:
+        assert backend.migrate(url) == 0
+        with closing(backend.open_driver(url)) as driver:
+            rows.stored(driver, rows.head(), rows.lane("inbox", 5))
+            with next_release():
+                assert backend.migrate(url) == 5
+                for effect in REQUESTS:
+                    with pytest.raises(
+                        perdure.MigrationRequired, match=r"newer release .*\(MIGRATED to layout 6\)"
+                    ):
+                        driver.perform(effect)
+                    with pytest.raises(perdure.MigrationRequired, match="newer release"):
+                        asyncio.run(driver.aperform(effect))
+        with scripts_of_the_next_release(), closing(backend.open_driver(url)) as driver:
+            assert rows.get(driver, HEAD, "") is not None
+            for effect in REQUESTS:
+                driver.perform(effect)
+
+
+def test_a_migration_that_ended_between_its_writes_is_finished_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with valkey.empty() as url:
+        backend.migrate(url)
+        with closing(backend.open_driver(url)) as driver:
+            rows.stored(driver, rows.head(), rows.lane("inbox", 5))
+            with next_release(), monkeypatch.context() as patch:
+                patch.setattr(backend, "_once", killed_before_the_record(backend._once))
+                with pytest.raises(KeyboardInterrupt):
+                    backend.migrate(url)
+            for effect in REQUESTS:
+                with pytest.raises(perdure.MigrationRequired, match="newer release"):
+                    driver.perform(effect)
+        with next_release():
+            assert backend.migrate(url) == 5
+            assert backend.schema_version(url) == 6
 
 
 def test_the_numbers_of_the_first_kinds_stay() -> None:

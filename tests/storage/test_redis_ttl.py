@@ -13,14 +13,14 @@ from perdure.storage.redis import driver as backend
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.queues import due
 from tests.servers import valkey
-from tests.storage.climbers import step
+from tests.storage.climbers import eventually, step
 from tests.storage.test_redis import opened
 from tests.storage.test_redis_faults import AT
 
 
 def test_threads_expire_whole_and_leave_nothing_behind() -> None:
     with valkey.empty() as url, valkey.shared().client() as client:
-        with opened(f"{url}&ttl=1s") as driver:
+        with opened(f"{url}&ttl=3s") as driver:
             store = Partition("", "items", "store")
             item = {"created_at": 1, "updated_at": 1, "ttl": None, "expires_at": None}
             driver.perform(Commit(store, (Put(ITEM, ("k",), item, b"v", version=1),)))
@@ -30,9 +30,12 @@ def test_threads_expire_whole_and_leave_nothing_behind() -> None:
             assert len(driver.perform(Find("threads", ""))) == 30
             assert len(driver.perform(Find("runs", "", "run"))) == 30
             kept = Partition("", "t0")
-            for _ in range(4):
-                time.sleep(0.4)
+
+            def is_alone() -> bool:
                 driver.perform(Commit(kept, (rows.head(),)))
+                return len(driver.perform(Find("threads", ""))) == 1
+
+            eventually(is_alone)
             assert [f.partition for f in driver.perform(Find("threads", ""))] == [kept]
             assert [f.partition for f in driver.perform(Find("runs", "", "run"))] == [kept]
             assert rows.get(driver, HEAD, "", at=Partition("", "t1")) is None
@@ -41,8 +44,7 @@ def test_threads_expire_whole_and_leave_nothing_behind() -> None:
                 == Committed()
             )
             assert rows.get(driver, ITEM, "k", at=store) is not None
-            time.sleep(1.1)
-            assert driver.perform(Find("threads", "")) == ()
+            eventually(lambda: driver.perform(Find("threads", "")) == ())
             assert driver.perform(Find("runs", "", "run")) == ()
         prefix = url.partition("prefix=")[2]
         left = [key for key in client.scan_iter(f"{prefix}:*", count=1000) if b"store" not in key]

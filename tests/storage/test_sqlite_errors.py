@@ -263,7 +263,7 @@ def test_closing_answers_every_awaited_commit(path: Path) -> None:
         ]
         await asyncio.sleep(0)
         await asyncio.to_thread(driver.close)
-        return await asyncio.wait_for(asyncio.gather(*pending), 20)
+        return await asyncio.wait_for(asyncio.gather(*pending), 60)
 
     assert asyncio.run(main()) == [Committed()] * 200
 

@@ -55,6 +55,27 @@ def test_a_symbolic_link_is_no_second_name(path: Path) -> None:
     assert item.value == {"n": 1}
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("a%FF.db", "rename the file"),  # decoded loosely it would be one file with a%FE.db
+        ("a\udcff.db", "rename the file"),  # a byte of the command line that is not UTF-8
+        ("a%00.db", "remove it"),
+        ("a#b/threads.db", "%23"),
+        ("a?b/threads.db", "%3F"),
+    ],
+)
+def test_a_path_that_a_url_cannot_name_is_refused_with_the_remedy(
+    tmp_path: Path, name: str, remedy: str
+) -> None:
+    with (
+        pytest.raises(BadUrl, match=remedy),
+        perdure.connect_sync(f"sqlite:///{tmp_path}/{name}", migrate=True),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_is_a_mount_is_refused_and_its_directory_is_not(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()
@@ -84,3 +105,23 @@ def test_a_file_that_was_mounted_by_itself_is_not_opened(path: Path) -> None:
     assert ended.returncode == 1
     assert "threads.db is mounted as a single file" in ended.stderr
     assert sorted(each.name for each in mount.parent.iterdir()) == ["threads.db"]
+
+
+@pytest.mark.parametrize("call", ["migrate", "open_driver", "open_read_only", "schema_version"])
+def test_a_relative_path_in_a_directory_that_was_removed_is_refused(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(BadUrl, match="the working directory, which was removed"):
+        getattr(sqlite, call)("sqlite:///threads.db")
+    assert sqlite.migrate(f"sqlite:///{tmp_path}/threads.db") == 0
+
+
+@pytest.mark.parametrize("call", ["migrate", "open_driver", "open_read_only", "schema_version"])
+def test_a_path_that_is_no_file_is_refused_without_waiting_for_a_writer(call: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "threads.db")
+    with pytest.raises(BadUrl, match="a FIFO; name a file"):
+        getattr(sqlite, call)(f"sqlite:///{tmp_path}/threads.db")

@@ -129,7 +129,7 @@ POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
 def test_a_request_that_does_not_arrive_is_cut_off(
     sent: bytes, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+    monkeypatch.setattr(connections, "REQUEST_S", 1.0)
 
     async def body() -> None:
         app = Counting()
@@ -145,7 +145,7 @@ def test_a_request_that_does_not_arrive_is_cut_off(
 
 
 def test_a_connection_that_is_used_again_is_cut_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+    monkeypatch.setattr(connections, "REQUEST_S", 1.0)
 
     async def body() -> None:
         app = Counting()
@@ -163,7 +163,7 @@ def test_a_connection_that_is_used_again_is_cut_off_too(monkeypatch: pytest.Monk
 def test_a_body_that_arrives_slowly_and_an_answer_that_takes_longer_are_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_S", 0.2)
+    monkeypatch.setattr(connections, "REQUEST_S", 1.0)
     monkeypatch.setattr(connections, "BYTES_PER_S", 100)
 
     class Slow(Counting):
@@ -188,7 +188,7 @@ def test_a_body_that_arrives_slowly_and_an_answer_that_takes_longer_are_waited_f
             writer.write(POST)
             for _ in range(10):
                 writer.write(b"a" * 100)
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.15)
             writer.write(b"GET / HTTP/1.1\r\n")
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(4) == b"1000"
@@ -197,14 +197,14 @@ def test_a_body_that_arrives_slowly_and_an_answer_that_takes_longer_are_waited_f
 
 
 def test_a_websocket_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REQUEST_S", 0.1)
+    monkeypatch.setattr(connections, "REQUEST_S", 0.5)
 
     class Echo(Counting):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             await receive()
             await send({"type": "websocket.accept"})
             # The times of several requests.
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.5)
             await send({"type": "websocket.send", "text": "still"})
             await receive()
 

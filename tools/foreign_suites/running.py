@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from .catalogue import Suite
 from .places import ROOT
@@ -116,7 +117,6 @@ def _run(python: Path, folder: Path, names: list[str], backend: Backend) -> dict
         **own_variables(),
         **backend.variables,
         "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PERDURE_SUITE_OUTCOMES": str(written),
     }
     command = [
@@ -167,11 +167,11 @@ def run_bounded(
     command: Sequence[str], folder: Path, variables: Mapping[str, str], log: Path, seconds: float
 ) -> int | None:
     """Run a command in a process group of its own, its output in ``log``: its exit code, or ``None`` when it
-    was stopped after so many seconds."""
-    with open(log, "wb") as output:
+    was stopped after so many seconds. What it leaves among its temporary files is removed."""
+    with open(log, "wb") as output, TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         process = subprocess.Popen(
-            command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, start_new_session=True,
+            command, cwd=folder, env={**variables, "TMPDIR": temporary}, stdout=output,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
             return process.wait(seconds)

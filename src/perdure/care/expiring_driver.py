@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -31,8 +30,6 @@ _KNOWN_MAX = 20_000
 
 _LOOKS = (Get(HEAD, ("",)), Get(EPOCH, ()), Get(DOCUMENT, OF_THREAD))
 
-Clock = Callable[[], int]
-
 
 def host_clock() -> int:
     """Return the host's time in microseconds since 1970."""
@@ -47,10 +44,9 @@ class ExpiringDriver(WrappingDriver):
     database's clock.
     """
 
-    def __init__(self, inner: Driver, rules: RetentionRules, clock: Clock = host_clock) -> None:
+    def __init__(self, inner: Driver, rules: RetentionRules) -> None:
         super().__init__(inner)
         self._rules = rules
-        self._clock = clock
         self._alive: OrderedDict[Partition, int] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -131,7 +127,7 @@ class ExpiringDriver(WrappingDriver):
         partition, idle = hit.partition, self._rules.shortest_idle_us
         if idle is None or not _is_thread(partition) or self._is_alive(partition):
             return False
-        if hit.listed is not None and hit.listed.updated_at + idle > self._clock():
+        if hit.listed is not None and hit.listed.updated_at + idle > host_clock():
             return False
         heads, epochs, documents = yield from ask(Fetch(partition, _LOOKS))
         if not self._may_be_over(partition, heads, epochs, documents):
@@ -151,11 +147,11 @@ class ExpiringDriver(WrappingDriver):
             expires_at = thread.expires_at(self._rules)
         except (Corrupt, LookupError):
             # A thread that is damaged, or names an unknown policy, is left to those who report that.
-            self._remember(partition, self._clock() + _FRESH_US)
+            self._remember(partition, host_clock() + _FRESH_US)
             return None
         now = yield from ask(Now())
         if expires_at is None or expires_at > now:
-            self._remember(partition, self._clock() + min(_FRESH_US, (expires_at or now + _FRESH_US) - now))
+            self._remember(partition, host_clock() + min(_FRESH_US, (expires_at or now + _FRESH_US) - now))
             return None
         self._remember(partition, 0)
         return thread
@@ -168,7 +164,7 @@ class ExpiringDriver(WrappingDriver):
         documents: tuple[Record, ...],
     ) -> bool:
         """Return True if these records alone do not show that a thread is not expired."""
-        now = self._clock()
+        now = host_clock()
         until = self._alive_until(now, heads, epochs, documents)
         if until <= now:
             return True
@@ -200,12 +196,12 @@ class ExpiringDriver(WrappingDriver):
         return min(fresh, max(times) + idle) if times else fresh
 
     def _is_alive(self, partition: Partition) -> bool:
-        return self._alive.get(partition, 0) > self._clock()
+        return self._alive.get(partition, 0) > host_clock()
 
     def _is_suspect(self, partition: Partition) -> bool:
         """Return True if a thread was looked at, and may have expired since."""
         until = self._alive.get(partition)
-        return until is not None and until <= self._clock()
+        return until is not None and until <= host_clock()
 
     def _remember(self, partition: Partition, until: int) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.channels.addresses import ChatAddress
 from perdure.channels.options import ChatOptions
+from perdure.errors import MissingExtra
 
 if TYPE_CHECKING:
     from perdure.channels.slack import SlackApp
@@ -20,10 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["ChatAddress", "ChatOptions", "SlackApp", "TelegramBot", "WhatsAppPhone"]
 
 _OF = {"SlackApp": "slack", "TelegramBot": "telegram", "WhatsAppPhone": "whatsapp"}
-"""Module of each class that needs an extra."""
+"""Module of each class, and the extra that it needs."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_OF[name]}"), name)
+    extra = _OF[name]
+    try:
+        return getattr(import_module(f"{__name__}.{extra}"), name)
+    except ImportError as missing:
+        raise MissingExtra(
+            f"perdure.channels.{name} needs an extra: pip install 'perdure[{extra}]'"
+        ) from missing

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perdure.channels.chat_channel import ChatChannel
 from perdure.channels.options import ChatOptions
 from perdure.errors import BadSetting
+
+if TYPE_CHECKING:
+    from perdure.channels.chat_channel import ChatChannel
 
 _SHARED = frozenset(field.name for field in fields(ChatOptions))
 
@@ -44,15 +46,15 @@ def _configured(name: str, table: Mapping[str, Any], graphs: Collection[str]) ->
 
 def _made(name: str, own: dict[str, Any], options: ChatOptions) -> ChatChannel:
     if name == "telegram":
-        from perdure.channels.telegram import TelegramBot
+        from perdure.channels import TelegramBot
 
         return TelegramBot(own.pop("token"), options=options, **own)
     if name == "slack":
-        from perdure.channels.slack import SlackApp
+        from perdure.channels import SlackApp
 
         return SlackApp(own.pop("token"), options=options, **own)
     if name == "whatsapp":
-        from perdure.channels.whatsapp import WhatsAppPhone
+        from perdure.channels import WhatsAppPhone
 
         return WhatsAppPhone(own.pop("phone_id"), options=options, **own)
     raise BadSetting(f"channels.{name} is no known provider")

@@ -31,9 +31,10 @@ class ChatBackoff:
             raise NotSent("the chat takes no messages for a while", retry_after=left)
 
     def limited(self, chat: str, seconds: float) -> NotSent:
-        """Note that the provider asked for a pause, and return the error to raise."""
-        now = self._clock()
+        """Note that the provider asked for a pause, and return the error to raise. It is at most as long as
+        the pause of ``NotSent``, so that an absurd one does not silence the chat."""
+        limited, now = NotSent("the provider limits the rate of messages", retry_after=seconds), self._clock()
         if len(self._until) >= _SWEEP_AT:
             self._until = {name: until for name, until in self._until.items() if until > now}
-        self._until[chat] = max(self._until.get(chat, 0.0), now + seconds)
-        return NotSent("the provider limits the rate of messages", retry_after=seconds)
+        self._until[chat] = max(self._until.get(chat, 0.0), now + (limited.retry_after or 0.0))
+        return limited

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import html
-import json
 import logging
 from collections.abc import Awaitable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+import aiohttp
+from slack_sdk.errors import SlackApiError, SlackClientError
+from slack_sdk.signature import SignatureVerifier
+from slack_sdk.web.async_client import AsyncWebClient
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -19,19 +22,10 @@ from perdure.channels.incoming import ButtonPress, ChatMessage
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Received, Receiver
 from perdure.channels.slack_events import channel_of, command_of, message_of, position_of_ts, press_of
-from perdure.channels.webhook import RejectedRequest, body_of
-from perdure.errors import MissingExtra
+from perdure.channels.webhook import RejectedRequest, body_of, json_of
 from perdure.model.messages import Message, Reply
 from perdure.runtime import NotSent, Undeliverable
 from perdure.runtime.worker.delivery import InDoubt
-
-try:
-    import aiohttp
-    from slack_sdk.errors import SlackApiError, SlackClientError
-    from slack_sdk.signature import SignatureVerifier
-    from slack_sdk.web.async_client import AsyncWebClient
-except ImportError as missing:
-    raise MissingExtra("perdure.channels.slack needs an extra: pip install 'perdure[slack]'") from missing
 
 _API = "https://slack.com/api/"
 _METADATA = "perdure_reply"
@@ -135,14 +129,14 @@ class SlackApp(ChatChannel):
     def _read(self, request: Request, body: bytes) -> _Read:
         """Return what a request has for the bot, without accepting it: such errors are none of the body."""
         if "json" in request.headers.get("content-type", ""):
-            event = json.loads(body)
+            event = json_of(body)
             if event["type"] == "url_verification":
                 return _Read(challenge=str(event["challenge"]))
             is_event = event["type"] == "event_callback"
             return _Read(message=message_of(event, self.options.groups) if is_event else None)
         form = dict(parse_qsl(body.decode()))
         if "payload" in form:
-            payload = json.loads(form["payload"])
+            payload = json_of(form["payload"])
             press = press_of(payload)
             return _Read(press=press, text="" if press is None else str(payload["message"].get("text") or ""))
         return _Read(command=command_of(form, request.headers["x-slack-request-timestamp"]))
@@ -203,15 +197,20 @@ class SlackApp(ChatChannel):
             "limit": _SEARCHED,
             "oldest": f"{reply.created_at / 1_000_000 - 60:.6f}",
         }
-        if address.topic:
-            call = self.client.conversations_replies(ts=address.topic, **asked)
-        else:
-            call = self.client.conversations_history(**asked)
-        for message in (await self._called(address.chat, call))["messages"]:
-            metadata = message.get("metadata") or {}
-            if metadata.get("event_payload", {}).get("id") == reply.id:
-                return str(message["ts"])
-        return None
+        while True:
+            if address.topic:
+                call = self.client.conversations_replies(ts=address.topic, **asked)
+            else:
+                call = self.client.conversations_history(**asked)
+            page = await self._called(address.chat, call)
+            for message in page["messages"]:
+                metadata = message.get("metadata") or {}
+                if metadata.get("event_payload", {}).get("id") == reply.id:
+                    return str(message["ts"])
+            # A page may have fewer messages than were asked for, or none, before the last one.
+            asked["cursor"] = (page.get("response_metadata") or {}).get("next_cursor")
+            if not asked["cursor"]:
+                return None
 
     async def show_activity(self, address: ChatAddress, message: Message) -> None:
         if not address.topic:
@@ -240,7 +239,7 @@ class SlackApp(ChatChannel):
         code = response.get("error") if isinstance(response.data, dict) else None
         if status == 429 or code in ("ratelimited", "rate_limited"):
             after = str(headers.get("Retry-After") or headers.get("retry-after") or "")
-            return self.backoff.limited(chat, float(after) if after.isdigit() else _LIMITED_S)
+            return self.backoff.limited(chat, float(after) if after.isdecimal() else _LIMITED_S)
         if status >= 500 or code in _SERVER_ERRORS:
             return SendUncertain(f"Slack failed with status {status}")
         if code in _TOKEN_ERRORS:

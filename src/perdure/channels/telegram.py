@@ -8,6 +8,24 @@ import re
 from collections.abc import Awaitable
 from typing import TypeVar
 
+import aiohttp
+from aiogram import Bot
+from aiogram.client.session.aiohttp import AiohttpSession
+from aiogram.client.telegram import PRODUCTION, TelegramAPIServer
+from aiogram.exceptions import (
+    AiogramError,
+    RestartingTelegram,
+    TelegramBadRequest,
+    TelegramEntityTooLarge,
+    TelegramForbiddenError,
+    TelegramMigrateToChat,
+    TelegramNetworkError,
+    TelegramNotFound,
+    TelegramRetryAfter,
+    TelegramUnauthorizedError,
+)
+from aiogram.types import BotCommand, CallbackQuery, InlineKeyboardButton, InlineKeyboardMarkup, Update
+from aiogram.types import Message as TelegramMessage
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,38 +36,11 @@ from perdure.channels.incoming import ButtonPress
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Received, Receiver
 from perdure.channels.splitting import utf16_length
-from perdure.channels.webhook import RejectedRequest, body_of
-from perdure.errors import MissingExtra
+from perdure.channels.telegram_updates import is_addressed, message_of
+from perdure.channels.webhook import RejectedRequest, body_of, json_of
 from perdure.model.messages import Message, Reply
 from perdure.runtime import NotSent, Undeliverable
 from perdure.runtime.worker.delivery import InDoubt
-
-try:
-    import aiohttp
-    from aiogram import Bot
-    from aiogram.client.session.aiohttp import AiohttpSession
-    from aiogram.client.telegram import PRODUCTION, TelegramAPIServer
-    from aiogram.exceptions import (
-        AiogramError,
-        RestartingTelegram,
-        TelegramBadRequest,
-        TelegramEntityTooLarge,
-        TelegramForbiddenError,
-        TelegramMigrateToChat,
-        TelegramNetworkError,
-        TelegramNotFound,
-        TelegramRetryAfter,
-        TelegramUnauthorizedError,
-    )
-    from aiogram.types import BotCommand, CallbackQuery, InlineKeyboardButton, InlineKeyboardMarkup, Update
-    from aiogram.types import Message as TelegramMessage
-    from pydantic import ValidationError
-
-    from perdure.channels.telegram_updates import is_addressed, message_of
-except ImportError as missing:
-    raise MissingExtra(
-        "perdure.channels.telegram needs an extra: pip install 'perdure[telegram]'"
-    ) from missing
 
 _HEADER = "x-telegram-bot-api-secret-token"
 _SECRET = re.compile(r"[A-Za-z0-9_-]{16,256}")
@@ -140,8 +131,8 @@ class TelegramBot(ChatChannel):
             raise RejectedRequest(401, "the secret token is missing or wrong")
         body = await body_of(request, self.options.body_bytes)
         try:
-            update = Update.model_validate_json(body, context={"bot": self.bot})
-        except ValidationError:
+            update = Update.model_validate(json_of(body), context={"bot": self.bot})
+        except ValueError:
             raise RejectedRequest(400, "the body is no update of Telegram") from None
         if (press := update.callback_query) is not None:
             await self._pressed(press, receiver)

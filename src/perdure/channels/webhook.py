@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
@@ -11,6 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 from perdure.errors import PerdureError, QueueFull, Unavailable
 
 _log = logging.getLogger("perdure.channels")
+
+_DIGITS = 19
+"""A number with as many digits is larger than any body; Python refuses to convert thousands of them."""
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 Handle = Callable[[Request], Awaitable[Response]]
 
@@ -30,7 +38,7 @@ async def body_of(request: Request, most: int) -> bytes:
         RejectedRequest: It is larger, which is known before all of it was read.
     """
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
+    if declared.isascii() and declared.isdigit() and (len(declared) >= _DIGITS or int(declared) > most):
         raise RejectedRequest(413, "the body is too large")
     parts: list[bytes] = []
     size = 0
@@ -40,6 +48,31 @@ async def body_of(request: Request, most: int) -> bytes:
             raise RejectedRequest(413, "the body is too large")
         parts.append(part)
     return b"".join(parts)
+
+
+def json_of(body: bytes | str) -> Any:
+    """Return the JSON of a body. Half of a surrogate pair becomes U+FFFD: clients leave it of an emoji that
+    they cut, and no database stores it.
+
+    Raises:
+        ValueError: It is no JSON, or nested too deeply.
+    """
+    try:
+        return _well_formed(json.loads(body))
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def _well_formed(value: Any) -> Any:
+    if isinstance(value, str):
+        return _HALF.sub("\ufffd", value)
+    if isinstance(value, list):
+        items: list[Any] = value
+        return [_well_formed(each) for each in items]
+    if isinstance(value, dict):
+        fields: dict[str, Any] = value
+        return {_well_formed(name): _well_formed(each) for name, each in fields.items()}
+    return value
 
 
 def endpoint(channel: str, handle: Handle) -> Handle:

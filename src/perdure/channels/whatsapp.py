@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
+import httpx
+from pywa.errors import AuthorizationError, ThrottlingError, WhatsAppError
+from pywa.utils import HUB_CH, HUB_SIG, HUB_VT, webhook_updates_validator
+from pywa_async.client import WhatsApp
+from pywa_async.types.callback import Button
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -18,23 +22,11 @@ from perdure.channels.chat_channel import ChatChannel, SendUncertain
 from perdure.channels.incoming import ButtonPress, message_id_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Receiver
-from perdure.channels.webhook import RejectedRequest, body_of
+from perdure.channels.webhook import RejectedRequest, body_of, json_of
 from perdure.channels.whatsapp_updates import received
-from perdure.errors import MissingExtra
 from perdure.model.messages import Message, Reply
 from perdure.runtime import NotSent, Undeliverable
 from perdure.runtime.worker.delivery import InDoubt
-
-try:
-    import httpx
-    from pywa.errors import AuthorizationError, ThrottlingError, WhatsAppError
-    from pywa.utils import HUB_CH, HUB_SIG, HUB_VT, webhook_updates_validator
-    from pywa_async.client import WhatsApp
-    from pywa_async.types.callback import Button
-except ImportError as missing:
-    raise MissingExtra(
-        "perdure.channels.whatsapp needs an extra: pip install 'perdure[whatsapp]'"
-    ) from missing
 
 _TIMEOUT_S = 15.0
 _LIMITED_S = 6.0
@@ -111,7 +103,7 @@ class WhatsAppPhone(ChatChannel):
         if not signature.isascii() or not webhook_updates_validator(self._app_secret, body, signature):
             raise RejectedRequest(401, "the signature is missing or wrong")
         try:
-            events = list(received(json.loads(body), self._phone_id))
+            events = list(received(json_of(body), self._phone_id))
         except (ValueError, LookupError, TypeError, AttributeError):
             raise RejectedRequest(400, "the body is no update of WhatsApp") from None
         for event in events:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
-from perdure.cli.app import app, flow_help
+from perdure.cli.app import app, flow_help, legible
 from perdure.cli.audit import audit
 from perdure.cli.care import care
 from perdure.cli.copy import copy
@@ -50,20 +51,19 @@ def main() -> None:
     try:
         app()
     except PerdureError as error:
-        sys.stderr.write(f"perdure: {error}\n")
-        sys.exit(1)
+        _fail(str(error))
     except UnicodeEncodeError as error:
         # No stored text has lone surrogates, so they come from the command line.
         if error.reason == "surrogates not allowed":
-            sys.stderr.write(f"perdure: {error.object!r} is no text: it has bytes that are not UTF-8\n")
-        else:
-            sys.stderr.write(
-                f"perdure: {error.encoding} cannot show all characters; set PYTHONIOENCODING=utf-8\n"
-            )
-        sys.exit(1)
+            _fail(f"{error.object!r} is no text: it has bytes that are not UTF-8")
+        _fail(f"{error.encoding} cannot show all characters; set PYTHONIOENCODING=utf-8")
     except OSError as error:
-        sys.stderr.write(f"perdure: {error}\n")
-        sys.exit(1)
+        _fail(str(error))
+
+
+def _fail(text: str) -> NoReturn:
+    sys.stderr.write("perdure: " + legible(text, keep="\n") + "\n")
+    sys.exit(1)
 
 
 __all__ = ["main"]

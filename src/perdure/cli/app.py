@@ -18,6 +18,8 @@ from perdure.errors import BadUrl, DecryptionError
 from perdure.storage.url import SCHEMES, redacted
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from perdure.database.blocking import SyncDatabase
     from perdure.database.handle import DatabaseHandle
 
@@ -35,6 +37,9 @@ sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False)
 
+Keys = tuple[bytes, ...]
+"""Encryption keys of a key file, the one that encrypts first."""
+
 Db = Annotated[
     str | None,
     typer.Option(
@@ -47,7 +52,8 @@ KeyFile = Annotated[
     typer.Option(
         "--key-file",
         envvar="PERDURE_KEY_FILE",
-        help="The file with the encryption key, 32 bytes or 64 hex digits",
+        help="The file with the encryption key, 32 bytes or 64 hex digits; for a rotation a line of hex "
+        "digits for each key, the new one first",
     ),
 ]
 
@@ -72,6 +78,12 @@ def printable(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
+def legible(text: str, *, keep: str = "") -> str:
+    """Return a text whose control characters, except those in ``keep``, are shown as escapes: any sender may
+    have used them, and they would affect the terminal."""
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
 def flow_help(group: typer.Typer) -> None:
     """Let the help of a group's commands fill the width of the terminal: lines of a docstring are shorter or
     longer than that. Indented lines stay as they are."""
@@ -94,6 +106,33 @@ def several(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+@contextmanager
+def progress_bar(amount: str) -> Iterator[Progress | None]:
+    """Show a bar on a terminal, with ``amount``, a template of Rich's, beside it; ``None`` without one."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(amount),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=err, transient=True) as bar:
+        yield bar
+
+
 def print_json(entry: dict[str, Any]) -> None:
     """Print an object on a line of its own."""
     typer.echo(json.dumps(entry, default=jsonable))
@@ -108,14 +147,14 @@ def jsonable(value: Any) -> Any:
 
 @contextmanager
 def opened(
-    url: str | None, tenant: str = "", key: typer.FileBinaryRead | bytes | None = None
+    url: str | None, tenant: str = "", key: typer.FileBinaryRead | Keys | None = None
 ) -> Iterator[SyncDatabase]:
     """Open the database of a command.
 
     Args:
         url: The database's URL, if one was given.
         tenant: The tenant whose threads are used.
-        key: The encryption key, or the file that contains it.
+        key: The encryption keys, or the file that contains them.
 
     Raises:
         BadUrl: There is no URL.
@@ -160,28 +199,32 @@ def _url_in(path: Path) -> str | None:
     return None if entry is None else str(value_of(SETTINGS["database_url"], entry))
 
 
-def key_of(key_file: typer.FileBinaryRead | bytes | None) -> bytes | None:
-    """Return the encryption key in a file, if one was named; a key is returned unchanged.
+def key_of(key_file: typer.FileBinaryRead | Keys | None) -> Keys | None:
+    """Return the encryption keys in a file, if one was named; keys are returned unchanged. The first one
+    encrypts, all of them decrypt.
 
     The file is read once.
 
     Raises:
         DecryptionError: The file contains no key.
     """
-    if key_file is None or isinstance(key_file, bytes):
+    if key_file is None or isinstance(key_file, tuple):
         return key_file
     from perdure.storage.encryption import KEY_SIZE
 
     data = key_file.read()
     try:
-        key = bytes.fromhex(data.decode("ascii").strip())
+        text = data.decode("ascii")
+        whole = bytes.fromhex(text)
+        keys = (whole,) if len(whole) == KEY_SIZE else tuple(map(bytes.fromhex, text.split()))
     except (UnicodeDecodeError, ValueError):
-        key = data
-    if len(key) != KEY_SIZE:
+        keys = (data,)
+    if not keys or any(len(key) != KEY_SIZE for key in keys):
         raise DecryptionError(
-            f"{key_file.name} holds no key: {KEY_SIZE} bytes, or {2 * KEY_SIZE} hex digits, are needed"
+            f"{key_file.name} holds no key: {KEY_SIZE} bytes, or {2 * KEY_SIZE} hex digits, are needed, or "
+            "a line of these for each key"
         )
-    return key
+    return keys
 
 
 def _version(value: bool) -> None:

@@ -15,6 +15,7 @@ from perdure.cli.app import (
     AsJson,
     Db,
     KeyFile,
+    Keys,
     Tenant,
     err,
     handle_in,
@@ -179,7 +180,7 @@ def _settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> Swee
 
 def _sweep_once(
     settings: Sweeping,
-    place: tuple[str | None, str, bytes | None],
+    place: tuple[str | None, str, Keys | None],
     all_tenants: bool,
     dry_run: bool,
     as_json: bool,

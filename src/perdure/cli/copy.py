@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import err, key_of, out
+from perdure.cli.app import err, key_of, out, progress_bar, several
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
@@ -69,9 +68,9 @@ class CopyCounts:
         self.bytes += moved.digest.bytes
 
     def __str__(self) -> str:
-        text = f"{self.threads} threads with {self.checkpoints:,} checkpoints"
+        text = f"{several(self.threads, 'thread')} with {several(self.checkpoints, 'checkpoint')}"
         if self.namespaces:
-            text += f", {self.namespaces} store namespaces with {self.items:,} items"
+            text += f", {several(self.namespaces, 'store namespace')} with {several(self.items, 'item')}"
         if self.listings:
             text += f", {self.listings} of a server's listings"
         if self.sessions:
@@ -95,11 +94,14 @@ def copy(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and compare both; change nothing")] = False,
     from_key_file: Annotated[
-        typer.FileBinaryRead | None, typer.Option(help="The encryption key of the source")
+        typer.FileBinaryRead | None,
+        typer.Option(help="The file with the encryption key of the source"),
     ] = None,
     to_key_file: Annotated[
         typer.FileBinaryRead | None,
-        typer.Option(help="The encryption key of the target; without one it is written in the clear"),
+        typer.Option(
+            help="The file with the encryption key of the target; without one it is written in the clear"
+        ),
     ] = None,
 ) -> None:
     """Copy threads and the store to another database, between any backends and keys.
@@ -111,13 +113,13 @@ def copy(
 
     Exit code 0 when everything is at the target, 1 when something is not, 130 after Ctrl-C.
     """
-    from perdure.database.opening import connect_sync
+    from perdure.database.opening import connect_sync, open_for_reading
 
     if source == target:
         raise BadUrl("--from and --to are the same database; there is nothing to copy")
     from_key, to_key = key_of(from_key_file), key_of(to_key_file)
     with (
-        connect_sync(source, encryption_key=from_key) as here,
+        closing(open_for_reading(source, encryption_key=from_key)) as here,
         connect_sync(target, encryption_key=to_key) as there,
     ):
         partitions = _chosen(here, tenant, threads)
@@ -231,27 +233,10 @@ class ProgressReport:
 @contextmanager
 def shown(total: int) -> Iterator[ProgressReport]:
     """Show progress: a bar on a terminal, otherwise a line for each thread."""
-    if not sys.stderr.isatty():
-        yield ProgressReport(lambda line: out.print(escape(line), soft_wrap=True), lambda count: None)
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[megabytes]:,.1f} MB"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=err, transient=True) as bar:
+    with progress_bar("{task.fields[megabytes]:,.1f} MB") as bar:
+        if bar is None:
+            yield ProgressReport(lambda line: out.print(escape(line), soft_wrap=True), lambda count: None)
+            return
         task = bar.add_task("", total=total, megabytes=0.0)
         read = 0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, jsonable, opened, out, print_json
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, jsonable, legible, opened, out, print_json
 from perdure.errors import NotFound
 
 if TYPE_CHECKING:
@@ -118,5 +118,5 @@ def _line(item: Any) -> str:
         line = f"{inner['type']}: {text}{calls}"
     else:
         line = _text(item)
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    line = legible(line)
     return line if len(line) <= _WIDEST else f"{line[:_WIDEST]}… ({len(line):,} characters)"

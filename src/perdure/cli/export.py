@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import Db, KeyFile, Tenant, err, jsonable, key_of, opened, out
-from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound
+from perdure.cli.app import Db, KeyFile, Tenant, err, handle_in, jsonable, key_of, opened, out, printable
+from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
+    from perdure.engine.thread_digest import Digest
 
 
 class ExportForm(StrEnum):
@@ -50,6 +51,9 @@ def export(
 ) -> None:
     """Export a thread: readable JSON on standard output, or with --output a file to import elsewhere.
 
+    With --all, a thread that is damaged, or has messages under way, is named and left out, and the exit code
+    is 1.
+
     The JSON is for reading; it cannot be imported, and it is never encrypted. The file of --output is
     complete and holds any number of threads. It is read back and compared by digest before it replaces a file
     of its name, and only its owner can read it. From an encrypted database it is encrypted with the same key,
@@ -59,6 +63,8 @@ def export(
     several threads, or --all, a line each. `perdure import --from history` reads both.
     """
     from perdure import admin
+    from perdure.model.ops import Drop
+    from perdure.model.program import ask
 
     key = key_of(key_file)
     if form is ExportForm.HISTORY and (output is not None or clear):
@@ -79,14 +85,36 @@ def export(
         for name in wanted:
             if name not in names:
                 raise missing_thread(Partition(tenant, name))
+        left_out: dict[str, PerdureError] = {}
+        digests: list[tuple[str, Digest]] = []
         with admin.new_archive(output, encryption_key=None if clear else key) as archive:
-            digests = [
-                (name, admin.move(database, Partition(tenant, name), archive).digest) for name in wanted
-            ]
+            for name in wanted:
+                partition = Partition(tenant, name)
+                try:
+                    digests.append((name, admin.move(database, partition, archive).digest))
+                except PerdureError as error:
+                    if not everything or isinstance(error, Unavailable):
+                        raise
+                    handle_in(archive).run(ask(Drop(partition)))
+                    left_out[name] = error
+            if not digests:
+                _say_left_out(left_out)
+                raise NotFound(f"no thread can be exported; {output} was not written")
     for name, digest in digests:
-        out.print(f"{digest.hex}  {escape(name)}, {digest.checkpoints} checkpoints", soft_wrap=True)
+        out.print(
+            f"{digest.hex}  {escape(printable(name))}, {digest.checkpoints} checkpoints", soft_wrap=True
+        )
     sealed = "in the clear" if clear or key is None else "sealed with the database's key"
-    err.print(escape(f"{len(digests)} threads are in {output}, {sealed}"), soft_wrap=True)
+    are = "thread is" if len(digests) == 1 else "threads are"
+    err.print(escape(f"{len(digests)} {are} in {output}, {sealed}"), soft_wrap=True)
+    if left_out:
+        _say_left_out(left_out)
+        raise typer.Exit(1)
+
+
+def _say_left_out(left_out: dict[str, PerdureError]) -> None:
+    for name, why in left_out.items():
+        err.print(escape(f"{printable(name)}: not exported: {why}"), soft_wrap=True)
 
 
 def _export_history(
@@ -104,9 +132,19 @@ def _export_history(
     if len(names) == 1 and not everything:
         typer.echo(json.dumps(read_history(database, names[0], tenant=tenant), ensure_ascii=True, indent=1))
         return
+    left_out: dict[str, PerdureError] = {}
     for name in names:
-        messages = read_history(database, name, tenant=tenant)
+        try:
+            messages = read_history(database, name, tenant=tenant)
+        except PerdureError as error:
+            if not everything or isinstance(error, Unavailable):
+                raise
+            left_out[name] = error
+            continue
         typer.echo(json.dumps({"thread_id": name, "messages": messages}, ensure_ascii=True))
+    if left_out:
+        _say_left_out(left_out)
+        raise typer.Exit(1)
 
 
 def _export_json(database: SyncDatabase, thread_ids: list[str] | None, everything: bool) -> None:
@@ -170,7 +208,7 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
                 else "imported"
             )
             out.print(
-                f"{digest.hex}  {escape(into.thread)}: {text}, {digest.checkpoints} checkpoints",
+                f"{digest.hex}  {escape(printable(into.thread))}: {text}, {digest.checkpoints} checkpoints",
                 soft_wrap=True,
             )
 

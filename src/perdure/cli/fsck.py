@@ -14,7 +14,7 @@ from rich.markup import escape
 from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, several
 from perdure.errors import Conflict, Corrupt, Unreadable
 from perdure.model.missing_thread import missing_thread
-from perdure.model.records import SESSIONS, THREADS, Partition
+from perdure.model.records import INTERNAL, SESSIONS, THREADS, Partition
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -75,7 +75,7 @@ def fsck(
         if not (thread_ids or as_json or all_tenants):
             others = len(admin.tenants(database).keys() - {tenant})
     if not as_json and not report.damaged:
-        out.print(_sound(len(threads), len(histories), len({place.tenant for place in places})))
+        out.print(_sound(threads, histories, len({place.tenant for place in places})))
     _print_others(others)
     if report.damaged:
         raise typer.Exit(1)
@@ -193,12 +193,17 @@ def _check_history(database: SyncDatabase, place: Partition, report: _Report) ->
         report.add_history(place, str(error))
 
 
-def _sound(threads: int, histories: int, tenants: int) -> str:
-    counts = [f"{threads} thread{'s' * (threads != 1)}"]
+def _sound(threads: Sequence[Partition], histories: Sequence[Partition], tenants: int) -> str:
+    """Return what was checked. The runtime's own threads are counted apart, as `perdure threads ls` leaves
+    them out."""
+    of_runtime = sum(place.thread.startswith(INTERNAL) for place in threads)
+    counts = [several(len(threads) - of_runtime, "thread")]
     if histories:
-        counts.append(f"{histories} {'history' if histories == 1 else 'histories'}")
+        counts.append(f"{len(histories)} {'history' if len(histories) == 1 else 'histories'}")
+    if of_runtime:
+        counts.append(f"{several(of_runtime, 'thread')} of the runtime itself")
     whose = f" of {tenants} tenants" if tenants > 1 else ""
-    return f"{' and '.join(counts)}{whose} {'is' if threads + histories == 1 else 'are'} sound"
+    return f"{' and '.join(counts)}{whose} {'is' if len(threads) + len(histories) == 1 else 'are'} sound"
 
 
 def _print_others(count: int) -> None:

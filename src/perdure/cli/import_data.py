@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +20,7 @@ from perdure.cli.app import (
     out,
     print_json,
     printable,
+    progress_bar,
     several,
     url_of,
 )
@@ -103,7 +101,8 @@ def import_(
     try:
         with opened(db, tenant, key_of(key_file)) as database:
             try:
-                with _shown(len(threads) if threads else opened_source.count()) as progress:
+                with progress_bar("threads, {task.fields[rows]:,} rows") as bar:
+                    progress = _Progress(bar, len(threads) if threads else opened_source.count())
                     options = ImportOptions(tenant, dry_run, verify, progress.rows)
                     _threads(Importer(opened_source, database, options), threads, counts, progress)
                 if store and not threads:
@@ -162,32 +161,6 @@ class _Progress:
     def thread(self, report: ThreadReport) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=1, description=escape(printable(report.thread)[:60]))
-
-
-@contextmanager
-def _shown(total: int | None) -> Iterator[_Progress]:
-    if not sys.stderr.isatty():
-        yield _Progress(None, total)
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("threads, {task.fields[rows]:,} rows"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=err, transient=True) as bar:
-        yield _Progress(bar, total)
 
 
 @dataclass(frozen=True, slots=True)

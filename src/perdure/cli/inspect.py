@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import KeyFile, Tenant, err, key_of, url_of
+from perdure.cli.app import KeyFile, Keys, Tenant, err, key_of, url_of
 from perdure.errors import BadSetting, MissingExtra, NotAllowed
 from perdure.storage.url import redacted
 
@@ -120,7 +120,7 @@ class _Given(NamedTuple):
         return f"allowed: {', '.join(sorted(self.allowed))}" if self.allowed else "only read"
 
 
-def _reading(url: str, tenant: str, key: bytes | None, given: _Given, place: _Place) -> None:
+def _reading(url: str, tenant: str, key: Keys | None, given: _Given, place: _Place) -> None:
     import asyncio
 
     from perdure.database.base import handle_of
@@ -152,7 +152,7 @@ async def _loaded(places: dict[str, str]) -> dict[str, Agent]:
     return {name: await load_agent(find(each)) for name, each in places.items()}
 
 
-async def _acting(url: str, tenant: str, key: bytes | None, given: _Given, place: _Place) -> None:
+async def _acting(url: str, tenant: str, key: Keys | None, given: _Given, place: _Place) -> None:
     from perdure.database.base import handle_of
     from perdure.database.opening import connect
     from perdure.inspector.access import LocalAccess, LocalReplays

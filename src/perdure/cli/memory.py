@@ -10,18 +10,44 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, key_of, opened, out, print_json, printable
+from perdure.cli.app import AsJson, Db, KeyFile, Keys, Tenant, err, key_of, opened, out, print_json, printable
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
 memory = typer.Typer(help="Look at, export and forget what is known of users.", no_args_is_help=True)
 
-User = Annotated[str, typer.Option("--user", help="The user's id")]
+
+def _checked_user(user: str | None) -> str | None:
+    from perdure.memory.users import namespace_of
+
+    if user is not None:
+        try:
+            namespace_of(user)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+    return user
+
+
+def _checked_namespace(labels: list[str] | None) -> list[str] | None:
+    from langgraph.store.base import GetOp
+
+    from perdure.langgraph.store_arguments import validate
+
+    if labels is not None:
+        try:
+            validate(GetOp(tuple(labels), "item"), has_index=False)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+    return labels
+
+
+User = Annotated[str, typer.Option("--user", help="The user's id", callback=_checked_user)]
 Namespace = Annotated[
     list[str] | None,
     typer.Option(
-        help="A label of MemoryPolicy(root=…), if it is not the default; repeat it for a longer one"
+        help="A label of MemoryPolicy(root=…), if it is not the default; repeat it for a longer one",
+        callback=_checked_namespace,
     ),
 ]
 
@@ -34,7 +60,8 @@ def group() -> None:
 @memory.command("ls")
 def list_memory(
     user: Annotated[
-        str | None, typer.Option("--user", help="List the facts of this user; all users without")
+        str | None,
+        typer.Option("--user", help="List the facts of this user; all users without", callback=_checked_user),
     ] = None,
     *,
     history: Annotated[
@@ -132,7 +159,7 @@ def forget(
 
 
 @contextmanager
-def _store(db: str | None, tenant: str, key_file: typer.FileBinaryRead | bytes | None) -> Iterator[BaseStore]:
+def _store(db: str | None, tenant: str, key_file: typer.FileBinaryRead | Keys | None) -> Iterator[BaseStore]:
     """Open the store in which servers and workers with these settings keep memories: in a database of its
     own, if the settings name one, or else in that of the threads.
 

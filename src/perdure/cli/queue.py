@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -15,7 +15,19 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, err, handle_in, opened, out, print_json
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    ThreadId,
+    err,
+    handle_in,
+    legible,
+    opened,
+    out,
+    print_json,
+)
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
 
@@ -47,13 +59,11 @@ def inbox(
     from perdure.engine import inbox as inboxes
 
     partition = Partition(tenant, thread_id)
-    with opened(db, tenant, key_file) as database:
 
-        def page(count: int, last: Standing | None) -> Program[tuple[Standing, ...]]:
-            return inboxes.latest(partition, count, last.message.seq if last else None)
+    def page(count: int, last: Standing | None) -> Program[tuple[Standing, ...]]:
+        return inboxes.latest(partition, count, last.message.seq if last else None)
 
-        found = list(_newest(database, limit, page))
-        _known(database, partition, found)
+    found = _newest(db, key_file, partition, limit, page)
     headings = ("number", "accepted", "graph", "channel", "mode", "state", "run", "bytes")
     _print((_message(each, text) for each in found), headings, "No messages.", as_json, text)
 
@@ -70,13 +80,11 @@ def runs(
     from perdure.engine import runs as running
 
     partition = Partition(tenant, thread_id)
-    with opened(db, tenant, key_file) as database:
 
-        def page(count: int, last: Run | None) -> Program[tuple[Run, ...]]:
-            return running.latest(partition, count, last.first if last else None)
+    def page(count: int, last: Run | None) -> Program[tuple[Run, ...]]:
+        return running.latest(partition, count, last.first if last else None)
 
-        found = list(_newest(database, limit, page))
-        _known(database, partition, found)
+    found = _newest(db, key_file, partition, limit, page)
     headings = ("run", "messages", "state", "graph", "channel", "attempts", "started", "updated", "error")
     _print(map(_run, found), headings, "No runs.", as_json)
 
@@ -95,13 +103,11 @@ def outbox(
     from perdure.engine import outbox as outboxes
 
     partition = Partition(tenant, thread_id)
-    with opened(db, tenant, key_file) as database:
 
-        def page(count: int, last: Reply | None) -> Program[tuple[Reply, ...]]:
-            return outboxes.replies(partition, count, last.seq if last else None)
+    def page(count: int, last: Reply | None) -> Program[tuple[Reply, ...]]:
+        return outboxes.replies(partition, count, last.seq if last else None)
 
-        found = list(_newest(database, limit, page))
-        _known(database, partition, found)
+    found = _newest(db, key_file, partition, limit, page)
     headings = ("number", "key", "channel", "state", "attempts", "provider id", "created", "bytes", "error")
     _print((_reply(each, text) for each in found), headings, "No replies.", as_json, text)
 
@@ -215,17 +221,22 @@ def retry(
 
 
 def _newest(
-    database: SyncDatabase, limit: int, page: Callable[[int, R | None], Program[tuple[R, ...]]]
-) -> Iterator[R]:
-    """Yield at most ``limit`` results of ``page``, read in parts, as each may be large."""
-    last: R | None = None
-    while limit > 0:
-        found = handle_in(database).run(page(min(limit, _PAGE), last))
-        yield from found
-        limit -= len(found)
-        if len(found) < _PAGE:
-            return
-        last = found[-1]
+    db: Db,
+    key_file: KeyFile,
+    partition: Partition,
+    limit: int,
+    page: Callable[[int, R | None], Program[tuple[R, ...]]],
+) -> list[R]:
+    """Return at most ``limit`` results of ``page``, read in parts, as each may be large."""
+    results: list[R] = []
+    with opened(db, partition.tenant, key_file) as database:
+        while count := min(limit - len(results), _PAGE):
+            found = handle_in(database).run(page(count, results[-1] if results else None))
+            results += found
+            if len(found) < count:
+                break
+        _known(database, partition, results)
+    return results
 
 
 def _known(database: SyncDatabase, partition: Partition, found: Sequence[object]) -> None:
@@ -309,11 +320,11 @@ def _print(
 
 
 def _plain(cell: Any) -> str:
-    """Return a cell's text. Control characters, which any sender may have used, are shown as escapes."""
+    """Return a cell's text."""
     if cell is None:
         return ""
     text = cell[:19] if isinstance(cell, _Time) else str(cell)
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    return legible(text, keep="\n")
 
 
 class _Time(str):

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, key_of, out, print_json, printable, url_of
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    err,
+    key_of,
+    legible,
+    out,
+    print_json,
+    printable,
+    url_of,
+)
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -146,8 +158,7 @@ def _print_values(found: Difference) -> None:
     if found.expected is None and found.found is None:
         return
     for sign, color, value in (("-", "red", found.expected), ("+", "green", found.found)):
-        text = json.dumps(value, ensure_ascii=False, sort_keys=True)
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        text = legible(json.dumps(value, ensure_ascii=False, sort_keys=True))
         if len(text) > _WIDEST:
             text = f"{text[:_WIDEST]}… ({len(text):,} characters)"
         out.print(f"  [{color}]{sign} {escape(text)}[/]", soft_wrap=True)

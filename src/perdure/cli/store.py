@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, handle_in, key_of, opened, out, print_json
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    err,
+    handle_in,
+    key_of,
+    opened,
+    out,
+    print_json,
+    several,
+)
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -44,7 +56,7 @@ def reindex(
 ) -> None:
     """Embed the items that the store's index does not know, or knows from another embedding model.
 
-    The index is that of store.index in perdure.toml or langgraph.json: dims, embed and fields. Items can be
+    The index is that of store.index in perdure.toml or langgraph.json. Items can be
     read and written meanwhile. Safe to interrupt: the next run passes over what is done. On PostgreSQL with
     pgvector it also creates the HNSW index, by which many items are searched quickly.
     """
@@ -76,8 +88,8 @@ def reindex(
         print_json({"namespaces": places, **total._asdict(), "vectors_made_anew": again, "method": method})
         return
     out.print(
-        f"{total.items} items in {places} namespaces: {total.indexed} indexed, {total.changed} written "
-        f"meanwhile by others, {total.removed} entries without an item removed",
+        f"{several(total.items, 'item')} in {several(places, 'namespace')}: {total.indexed} indexed, "
+        f"{total.changed} written meanwhile by others, {total.removed} entries without an item removed",
         soft_wrap=True,
     )
     if again:
@@ -92,8 +104,9 @@ def _settings(config: Path | None, db: str | None, has_key: bool) -> tuple[str, 
     chosen = settled.store_index()
     if chosen is None:
         raise BadSetting(
-            "which index? Write store.index with dims and embed in perdure.toml or langgraph.json, e.g.\n"
-            '[store.index]\ndims = 1536\nembed = "openai:text-embedding-3-small"'
+            "which index? Write store.index in perdure.toml or langgraph.json, e.g.\n"
+            '[store.index]\ndims = 1536\nembed = "openai:text-embedding-3-small"\n'
+            "or, to compare words without a model,\n[store.index]\ntext = true"
         )
     set_variables(settled.env)
     add_import_folders(settled.import_folders())

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from perdure.care.sweeper import SweepOptions
+from perdure.cli.app import Keys
 from perdure.cli.signals import asked_to_stop, leave
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.config.stores import store_database
@@ -43,11 +44,11 @@ _log = logging.getLogger("perdure.worker")
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """Tenant whose messages a worker takes, or all tenants, and the key with which they are encrypted."""
+    """Tenant whose messages a worker takes, or all tenants, and the keys with which they are encrypted."""
 
     tenant: str
     all_tenants: bool
-    key: bytes | None
+    key: Keys | None
 
 
 def work(config: WorkerConfig, whose: For) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 
 from langgraph.store.base import IndexConfig
@@ -16,7 +16,7 @@ from perdure.langgraph.store import PerdureStore
 
 
 async def store_database(
-    stack: AsyncExitStack, url: str | None, *, development: bool, key: bytes | None
+    stack: AsyncExitStack, url: str | None, *, development: bool, key: bytes | Collection[bytes] | None
 ) -> Database | None:
     """Open the store's own database, if it has one; ``stack`` closes it.
 
@@ -24,7 +24,7 @@ async def store_database(
         stack: Closes the database.
         url: The URL, or ``None`` if the store is kept with the threads.
         development: True to create or upgrade its schema.
-        key: The encryption key.
+        key: The encryption key, or keys.
 
     Raises:
         BadUrl: The URL cannot be used.
@@ -43,7 +43,7 @@ def store_of_environment(
     *,
     tenant: str = "",
     index: SearchIndex | SearchConfig | IndexConfig | None = None,
-    encryption_key: bytes | None = None,
+    encryption_key: bytes | Collection[bytes] | None = None,
 ) -> Iterator[PerdureStore]:
     """Yield the store that the environment describes, for a graph that is compiled without a runtime.
 
@@ -56,7 +56,7 @@ def store_of_environment(
         environ: The environment; that of the process by default.
         tenant: Owner of the items.
         index: The index for ``search(query=…)``, as for ``Database.store``.
-        encryption_key: The encryption key.
+        encryption_key: The encryption key, or keys.
 
     Raises:
         BadSetting: A variable is missing or cannot work. No other store takes the place of the one that is

@@ -8,9 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
 
-from perdure.conversation.tool_calls import calls_of, is_call, with_ids
+from perdure.conversation.provider_blocks import answered_call, results_of, with_calls, without_results
+from perdure.conversation.tool_calls import calls_of, is_call, server_call, server_result, type_of, with_ids
 
 NO_RESULT = (
     "No result: the call was interrupted before its result was stored. It may have taken effect or not."
@@ -27,6 +35,8 @@ ChangeKind = Literal[
     "result_added",
     "result_moved",
     "result_removed",
+    "result_converted",
+    "call_converted",
     "call_removed",
     "call_renamed",
     "text_removed",
@@ -37,10 +47,11 @@ ChangeKind = Literal[
     "system_moved",
 ]
 """Kinds of changes: a result was added after its call, moved to it, or removed because it has no call or the
-call has another one; a call without a name, or that only the content of its message held, was removed; a call
-whose id is empty or taken got another one; blank text was removed beside other content; reasoning was removed
-from the end of a message; an empty id was removed; an empty message was removed; a message was replaced by a
-later one of the same id; a system message was moved to the front."""
+call has another one; a result, or a call, that was a content block of Anthropic's became a message, or a
+tool call; a call was removed that has no name, that only the content of its message held, or that
+the provider did not answer; a call whose id is empty or taken got another one; blank text was removed beside
+other content; reasoning was removed from the end of a message; an empty id was removed; an empty message was
+removed; a message was replaced by a later one of the same id; a system message was moved to the front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,9 @@ def repair(messages: Sequence[BaseMessage]) -> RepairedMessages:
     - A call without a result gets one with the status ``error`` and the content ``NO_RESULT``.
     - Results stand right after the message with their call, in their order. Of several results of a call the
       first one counts, and a real one before one that a repair added. Results without a call are removed.
+    - Calls and results that are content blocks of Anthropic's become tool calls and messages.
+    - Calls for tools that the provider runs, and their results, are blocks of an answer. Those without the
+      other are removed, except calls at the end of the list: the provider continues them.
     - Ids of calls are unique in the list, and those of messages. Of messages with one id the last one counts,
       in the place of the first, as in LangGraph's ``add_messages``.
     - Blank text is removed, and messages in which nothing is left to send; reasoning alone is nothing.
@@ -106,6 +120,8 @@ def repair(messages: Sequence[BaseMessage]) -> RepairedMessages:
         ValueError: The list contains what is no message, or a ``RemoveMessage``.
     """
     ledger = _Ledger(*_by_id(messages))
+    _convert_blocks(ledger)
+    _pair_server_calls(ledger)
     _number_calls(ledger)
     _match(ledger)
     return RepairedMessages(_arranged(ledger), tuple(ledger.changes))
@@ -133,6 +149,64 @@ def _by_id(messages: Iterable[Any]) -> tuple[list[BaseMessage], list[Change]]:
             message = message.model_copy(update={"id": None})
         kept.append(message)
     return kept, changes
+
+
+def _convert_blocks(ledger: _Ledger) -> None:
+    """Convert the results that are blocks of users' messages, and the calls that these answer."""
+    answered = {answered_call(block) for each in ledger.messages for block in results_of(each)}
+    if not answered:
+        return
+    converted: list[BaseMessage] = []
+    for message in ledger.messages:
+        if isinstance(message, AIMessage):
+            asked = with_calls(message, answered)
+            if asked is not message:
+                ledger.note("call_converted", message)
+            converted.append(asked)
+        elif isinstance(message, HumanMessage) and (results := results_of(message)):
+            ledger.note("result_converted", message)
+            converted += without_results(message, results)
+        else:
+            converted.append(message)
+    ledger.messages = converted
+
+
+def _pair_server_calls(ledger: _Ledger) -> None:
+    """Remove calls for tools of the provider, and results of these, that lack the other in one answer. An
+    answer goes on after the results of the caller's own tools."""
+    answer: list[int] = []
+    for place, message in enumerate(ledger.messages):
+        if isinstance(message, AIMessage):
+            answer.append(place)
+        elif not isinstance(message, ToolMessage | SystemMessage):
+            _pair_within(ledger, answer, is_open=False)
+            answer = []
+    _pair_within(ledger, answer, is_open=True)
+
+
+def _pair_within(ledger: _Ledger, answer: Sequence[int], *, is_open: bool) -> None:
+    blocks = [
+        (place, block)
+        for place in answer
+        if not isinstance(ledger.messages[place].content, str)
+        for block in ledger.messages[place].content
+    ]
+    latest = {server_result(block): number for number, (_, block) in enumerate(blocks)}
+    called: set[str] = set()
+    removed: list[int] = []
+    for number, (place, block) in enumerate(blocks):
+        call, result = server_call(block), server_result(block)
+        if call is not None and (is_open or latest.get(call, -1) > number):
+            called.add(call)
+        elif call is not None:
+            ledger.note("call_removed", ledger.messages[place], call)
+            removed.append(number)
+        elif result is not None and result not in called:
+            ledger.note("result_removed", ledger.messages[place], result)
+            removed.append(number)
+    for place in {blocks[number][0] for number in removed}:
+        kept = [b for n, (at, b) in enumerate(blocks) if at == place and n not in removed]
+        ledger.messages[place] = ledger.messages[place].model_copy(update={"content": kept})
 
 
 def _number_calls(ledger: _Ledger) -> None:
@@ -304,4 +378,4 @@ def _is_empty(message: BaseMessage) -> bool:
 
 
 def _is_reasoning(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") in _REASONING
+    return isinstance(block, dict) and type_of(block) in _REASONING

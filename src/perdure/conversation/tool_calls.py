@@ -17,6 +17,11 @@ _ID_IN_BLOCK = {
 }
 """Types of content blocks that are calls for the caller's own tools, with the key of the call's id."""
 
+_SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use", "server_tool_call"})
+"""Types of content blocks that are calls for tools which the provider runs, with results in later blocks."""
+
+_CALL_IN_RESULT = ("tool_use_id", "tool_call_id")
+
 NewIds = Mapping[tuple[str, int], str]
 """Maps a call's id, and its number among the calls of that id in one message, to the id that it gets. A call
 that is absent is removed."""
@@ -31,7 +36,29 @@ def calls_of(message: AIMessage) -> list[tuple[str, str]]:
 
 def is_call(block: Mapping[str, Any]) -> bool:
     """Return True if a content block is a call for one of the caller's own tools."""
-    return block.get("type") in _ID_IN_BLOCK
+    return type_of(block) in _ID_IN_BLOCK
+
+
+def server_call(block: Any) -> str | None:
+    """Return the id of a content block that is a call for a tool which the provider runs, ``None`` for any
+    other block. Only calls whose results are blocks of their own count."""
+    if not isinstance(block, dict) or type_of(block) not in _SERVER_CALLS:
+        return None
+    return str(block.get("id") or "")
+
+
+def server_result(block: Any) -> str | None:
+    """Return the id of the call to which a content block is the provider's own result, ``None`` for any other
+    block."""
+    if not isinstance(block, dict) or not type_of(block).endswith("_tool_result"):
+        return None
+    return next((str(block[key]) for key in _CALL_IN_RESULT if block.get(key)), "")
+
+
+def type_of(block: Mapping[str, Any]) -> str:
+    """Return the type of a content block; empty if it has none."""
+    kind = block.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
@@ -77,6 +104,6 @@ def _renamed_blocks(content: Sequence[Any], new_ids: NewIds) -> list[Any]:
     kept: list[Any] = []
     counted: Counter[str] = Counter()
     for block in content:
-        key = _ID_IN_BLOCK.get(block.get("type", "")) if isinstance(block, dict) else None
+        key = _ID_IN_BLOCK.get(type_of(block)) if isinstance(block, dict) else None
         kept += [block] if key is None else _renamed([block], key, new_ids, counted)
     return kept

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from langchain_core.messages import (
+    AIMessage,
     BaseMessage,
     ChatMessage,
     HumanMessage,
@@ -17,6 +18,7 @@ from langchain_core.messages import (
 from perdure.conversation.counting import Counter, approximate, count_tools
 from perdure.conversation.repair import Change, repair
 from perdure.conversation.summary import SUMMARY_ID, Summary
+from perdure.conversation.tool_calls import server_call, server_result
 from perdure.errors import MessageTooLong, NoWindow
 
 
@@ -83,11 +85,22 @@ class Window:
 
 @dataclass(slots=True)
 class _Unit:
-    """Messages that stay together: calls with their results, messages of the user in a row, or any other."""
+    """Messages that stay together: calls with their results, messages of the user in a row, or any other.
+    ``waits`` has the calls for tools of the provider whose results are in a later message."""
 
     messages: list[BaseMessage]
     is_turn: bool
     counts: list[int] = field(default_factory=list[int])
+    waits: set[str] = field(default_factory=set[str])
+
+    def add(self, message: BaseMessage, count: int) -> None:
+        self.messages.append(message)
+        self.counts.append(count)
+        for block in () if isinstance(message.content, str) else message.content:
+            if (call := server_call(block)) is not None:
+                self.waits.add(call)
+            elif (result := server_result(block)) is not None:
+                self.waits.discard(result)
 
     @property
     def tokens(self) -> int:
@@ -237,13 +250,14 @@ def _units(messages: Sequence[BaseMessage], counter: Counter, *, begins_with_any
         last = units[-1] if units else None
         is_turn = is_users(message)
         # A result stands after its call: the list is repaired.
-        if last is not None and (
-            isinstance(message, ToolMessage) or (is_turn and is_users(last.messages[-1]))
+        if last is None or not (
+            isinstance(message, ToolMessage)
+            or (is_turn and is_users(last.messages[-1]))
+            or (last.waits and isinstance(message, AIMessage))
         ):
-            last.messages.append(message)
-            last.counts.append(count)
-        else:
-            units.append(_Unit([message], is_turn or (begins_with_any and not units), [count]))
+            last = _Unit([], is_turn or (begins_with_any and not units))
+            units.append(last)
+        last.add(message, count)
     return units
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from perdure.database.handle import DatabaseHandle
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.datatypes import Allow, by_default
-from perdure.langgraph.large_channel_warning import WARN_BYTES, LargeChannels
+from perdure.langgraph.large_channel_warning import WARN_BYTES
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.search.index import IndexConfig, SearchConfig, SearchIndex, index_of
 from perdure.langgraph.store import PerdureStore, TTLConfig
@@ -74,7 +74,7 @@ class DatabaseBase:
         refuse_text("metadata_keys", metadata_keys)
         if on_conflict not in ("raise", "fork"):
             raise ValueError(f"on_conflict is 'raise' or 'fork', not {on_conflict!r}")
-        large = None if warn_bytes is None else LargeChannels(warn_bytes)
+        large = None if warn_bytes is None else self._handle.large_channels(warn_bytes)
         saver = PerdureSaver(
             self._handle.driver,
             tenant=self._owner(tenant),

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from perdure.engine import removal
 from perdure.engine.measure import Measure, measure
 from perdure.engine.transact import Budget
+from perdure.langgraph.large_channel_warning import LargeChannels
 from perdure.langgraph.store import PerdureStore
 from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Fetch
@@ -55,6 +56,12 @@ class DatabaseHandle:
         self.digest = digest
         self.retention = retention or RetentionRules()
         self._stores: WeakSet[PerdureStore] = WeakSet()
+        self._large_channels: dict[int, LargeChannels] = {}
+
+    def large_channels(self, warn_bytes: int) -> LargeChannels:
+        """Return the warnings from a size on, which checkpointers share: some programs make one for each
+        request, and a thread's channel is named once. Raises ``ValueError`` for what is no size."""
+        return self._large_channels.setdefault(warn_bytes, LargeChannels(warn_bytes))
 
     def run(self, program: Program[R]) -> R:
         """Run a use case of ``perdure.engine`` on this database, blocking."""

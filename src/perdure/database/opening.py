@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    closing,
-    contextmanager,
-)
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 
 from perdure.care.expiring_driver import ExpiringDriver
@@ -117,7 +111,7 @@ def connect_sync(
         encryption_key=encryption_key,
         retention=retention,
     )
-    return UnopenedSync(_opened_sync(opened_with))
+    return UnopenedSync(opened_with)
 
 
 def connect(
@@ -151,24 +145,20 @@ def connect(
         encryption_key=encryption_key,
         retention=retention,
     )
-    return Unopened(_opened(url, opened_with))
-
-
-@contextmanager
-def _opened_sync(opened_with: Callable[[], SyncDatabase]) -> Iterator[SyncDatabase]:
-    database = opened_with()
-    try:
-        yield database
-    finally:
-        database.close()
-
-
-@asynccontextmanager
-async def _opened(url: str, opened_with: Callable[[], SyncDatabase]) -> AsyncIterator[Database]:
     if has_one_thread(url):
-        with closing(opened_with()) as only:
-            yield Database(handle_of(only))
-        return
+        return Unopened(partial(_opened_here, opened_with), _closed_here)
+    return Unopened(partial(_opened, opened_with), Database.close)
+
+
+async def _opened_here(opened_with: Callable[[], SyncDatabase]) -> Database:
+    return Database(handle_of(opened_with()))
+
+
+async def _closed_here(database: Database) -> None:
+    handle_of(database).close()
+
+
+async def _opened(opened_with: Callable[[], SyncDatabase]) -> Database:
     opening = asyncio.create_task(asyncio.to_thread(opened_with))
     try:
         opened = await asyncio.shield(opening)
@@ -178,8 +168,4 @@ async def _opened(url: str, opened_with: Callable[[], SyncDatabase]) -> AsyncIte
         if opening.exception() is None:
             await asyncio.to_thread(opening.result().close)
         raise
-    database = Database(handle_of(opened))
-    try:
-        yield database
-    finally:
-        await database.close()
+    return Database(handle_of(opened))

@@ -1,11 +1,16 @@
 """Context managers that ``connect`` and ``connect_sync`` return: databases that are open within their block.
 
+They are classes, as the end of a generator would close a database whose block has not ended: when the
+context manager is collected, or when the event loop that entered it is closed.
+
 A database that is used without the block, or with the wrong kind of block, raises an error with the line to
 write. Type checkers see the protocol of a context manager alone, and report the same mistakes.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,13 +24,30 @@ _SYNC = "perdure.connect_sync opens a database with `with perdure.connect_sync(u
 
 
 class Unopened(AbstractAsyncContextManager["Database", None]):
-    """Database of an ``async with`` block."""
+    """Database of an ``async with`` block.
 
-    def __init__(self, block: AbstractAsyncContextManager[Database]) -> None:
-        self._block = block
+    Args:
+        opened: Opens the database.
+        closed: Closes it.
+    """
+
+    def __init__(
+        self, opened: Callable[[], Awaitable[Database]], closed: Callable[[Database], Awaitable[None]]
+    ) -> None:
+        self._opened = opened
+        self._closed = closed
+        self._databases: list[Database] = []
 
     async def __aenter__(self) -> Database:
-        return await self._block.__aenter__()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "perdure.connect needs asyncio, as LangGraph does; under another library such as trio, use "
+                "perdure.connect_sync and LangGraph's blocking calls in a thread"
+            ) from None
+        self._databases.append(await self._opened())
+        return self._databases[-1]
 
     async def __aexit__(
         self,
@@ -33,7 +55,7 @@ class Unopened(AbstractAsyncContextManager["Database", None]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._block.__aexit__(kind, error, traceback)
+        await self._closed(self._databases.pop())
 
     if not TYPE_CHECKING:
 
@@ -53,13 +75,19 @@ class Unopened(AbstractAsyncContextManager["Database", None]):
 
 
 class UnopenedSync(AbstractContextManager["SyncDatabase", None]):
-    """Database of a ``with`` block."""
+    """Database of a ``with`` block.
 
-    def __init__(self, block: AbstractContextManager[SyncDatabase]) -> None:
-        self._block = block
+    Args:
+        opened: Opens the database.
+    """
+
+    def __init__(self, opened: Callable[[], SyncDatabase]) -> None:
+        self._opened = opened
+        self._databases: list[SyncDatabase] = []
 
     def __enter__(self) -> SyncDatabase:
-        return self._block.__enter__()
+        self._databases.append(self._opened())
+        return self._databases[-1]
 
     def __exit__(
         self,
@@ -67,7 +95,7 @@ class UnopenedSync(AbstractContextManager["SyncDatabase", None]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._block.__exit__(kind, error, traceback)
+        self._databases.pop().close()
 
     if not TYPE_CHECKING:
 

@@ -33,6 +33,7 @@ from perdure.model.program import Effect, Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
+from perdure.model.write_records import added_puts, new_puts, put_over, read_writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +355,7 @@ class WritesPut:
         checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
         if self.taking is not None:
             checks = (*checks, *(yield from self.taking.ops()))
-        ops: list[Op] = [*checks, *(w.put(expect=Expect.ABSENT) for w in draft.writes)]
+        ops: list[Op] = [*checks, *new_puts(draft.writes, Expect.ABSENT)]
         chunks = chunk_puts(draft.chunks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
         if isinstance(outcome, Committed):
@@ -367,15 +368,17 @@ class WritesPut:
             if _refuses(outcome, draft.checks):
                 self.on_older(partition)
             return None
-        answers = yield from ask(Fetch(partition, tuple(Get(WRITE, w.key) for w in draft.writes)))
-        ops = self._over(draft.writes, answers, checks, generation)
+        tasks = dict.fromkeys(w.key[:3] for w in draft.writes)
+        answers = yield from ask(Fetch(partition, tuple(Range(WRITE, task) for task in tasks)))
+        stored = read_writes(record for answer in answers for record in answer)
+        ops = self._over(draft.writes, stored, checks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
         return True if isinstance(outcome, Committed) else None
 
     def _over(
         self,
         writes: Sequence[PendingWrite],
-        answers: Sequence[tuple[Record, ...]],
+        stored: Sequence[PendingWrite],
         checks: tuple[Op, ...],
         generation: int,
     ) -> list[Op]:
@@ -385,23 +388,25 @@ class WritesPut:
             HeadConflict: another run filled one.
         """
         puts: list[Op] = []
-        for write, answer in zip(writes, answers, strict=True):
-            if not answer:
-                puts.append(write.put(expect=Expect.ABSENT))
+        free: list[PendingWrite] = []
+        slots = {write.key: write for write in stored}
+        for write in writes:
+            there = slots.get(write.key)
+            if there is None:
+                free.append(write)
                 continue
-            stored = PendingWrite.read(answer[0])
-            if _is_foreign(stored, write, self.seen):
+            if _is_foreign(there, write, self.seen):
                 raise HeadConflict(
                     f"thread {self.partition.thread!r}: another run has already written task {write.task_id} "
                     f"of checkpoint {write.checkpoint_id}; nothing of this write was stored. Load the "
                     "thread again and repeat the call"
                 )
             if write.idx < 0:
-                puts.append(write.put_over(stored))
-                if not are_of_one_run(stored.nonce, write.nonce):
-                    puts.append(stored.aside.put())
+                puts.append(put_over(write, there))
+                if not are_of_one_run(there.nonce, write.nonce):
+                    puts += new_puts([there.aside])
                 checks = _raising(checks, generation, write.task_id)
-        return [*checks, *puts]
+        return [*checks, *puts, *added_puts(free, stored)]
 
 
 def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
@@ -489,4 +494,4 @@ def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
 
 
 def _sorted(records: Sequence[Record]) -> tuple[PendingWrite, ...]:
-    return in_order(map(PendingWrite.read, records))
+    return in_order(read_writes(records))

@@ -13,6 +13,7 @@ from perdure.model.heads import ROOT
 from perdure.model.ops import Commit, Committed, Expect, Op, Put, Stage
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, HEAD, TAG, Partition
+from perdure.model.write_records import new_puts
 
 
 def copy_thread(
@@ -68,7 +69,7 @@ def _write_copy(
         for namespace, head in contents.heads.items()
     ]
     rows: list[Op] = [c.put() for c in contents.checkpoints]
-    rows.extend(w.put() for w in contents.writes)
+    rows.extend(new_puts(contents.writes))
     rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
     # An occupied target keeps the claim of the writer that is bringing it; another may have begun between
     # the two checks.

@@ -10,7 +10,7 @@ import ormsgpack
 
 from perdure.engine import transfer_claim
 from perdure.engine.documents import Document
-from perdure.engine.whole_removal import remove_whole, write_keys
+from perdure.engine.whole_removal import remove_whole, write_versions
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
@@ -200,7 +200,7 @@ def remove_resting(partition: Partition) -> Program[bool]:
 def remove_expired(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
     """Remove an expired thread, unless it changed since it was read, or a task writes to it meanwhile; return
     True if it was removed."""
-    seen = yield from write_keys(partition)
+    seen = yield from write_versions(partition)
     outcome = yield from remove_whole(partition, thread.generation, thread.checks, seen)
     return isinstance(outcome, Committed)
 

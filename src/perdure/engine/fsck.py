@@ -26,6 +26,7 @@ from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, LANE, TAG, WRITE, Key, Partition, Record
 from perdure.model.retention import Name
 from perdure.model.tree import Expansion
+from perdure.model.write_records import read_writes
 
 
 @dataclass(slots=True)
@@ -156,7 +157,11 @@ def _read(
         contents.unreadable += checkpoints.unreadable
     while not writes.last:
         yield from writes.turn(partition)
-        contents.writes += [PendingWrite.read(record) for record in writes.records]
+        for record in writes.records:
+            try:
+                contents.writes += read_writes((record,))
+            except Corrupt as error:
+                contents.unreadable.append((record.key, str(error)))
         contents.unreadable += writes.unreadable
     return contents
 
@@ -252,7 +257,7 @@ def _chunks(
             findings.append(Finding(partition.thread, *name, Damage.DANGLING, detail, RESTORE))
         changed = sorted(needs & damaged)
         if changed:
-            detail = f"{what} needs {len(changed)} chunks whose bytes are not what their names say"
+            detail = f"{what} needs {len(changed)} chunks whose bytes do not match their digests"
             detail += f", the first {changed[0].hex()}"
             findings.append(Finding(partition.thread, *name, Damage.DAMAGED, detail, RESTORE))
     return findings

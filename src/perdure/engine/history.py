@@ -13,6 +13,7 @@ from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
+from perdure.model.write_records import read_writes
 
 PAGE = 64
 
@@ -87,10 +88,7 @@ def writes_of(
 ) -> Program[dict[str, tuple[PendingWrite, ...]]]:
     """Return the pending writes of checkpoints, in the order in which a super-step applies them."""
     answers = yield from ask(Fetch(partition, tuple(Range(WRITE, (namespace, c)) for c in checkpoint_ids)))
-    return {
-        c: in_order(map(PendingWrite.read, records))
-        for c, records in zip(checkpoint_ids, answers, strict=True)
-    }
+    return {c: in_order(read_writes(records)) for c, records in zip(checkpoint_ids, answers, strict=True)}
 
 
 def root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozenset[str] | None]:

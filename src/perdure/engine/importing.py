@@ -32,6 +32,7 @@ from perdure.model.records import (
     Key,
     Partition,
 )
+from perdure.model.write_records import read_writes
 
 _EXTENT: Key = ("imported",)
 """Key of the record of what an import has brought."""
@@ -83,7 +84,7 @@ def survey(partition: Partition) -> Program[StoredThread]:
         view,
         {h.key[0]: HeadView(h.version, h.fields["checkpoint_id"], h.fields["seq"]) for h in heads},
         {(c.key[0], c.key[1]): c.fields["seq"] for c in checkpoints},
-        {w.key: PendingWrite.read(w) for w in writes},
+        {w.key: w for w in read_writes(writes)},
         bool(claims),
         extents[0].body if extents else b"",
     )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.engine import search_index
+from perdure.engine.known_generations import KnownGenerations
+from perdure.engine.search_index import Generation
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.errors import Contention, TooLarge
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
@@ -35,15 +37,35 @@ class Seen:
 
 
 def commit_writes(
-    partition: Partition, writes: Sequence[Write], budget: Budget, *, keeps: bool = False
+    partition: Partition,
+    writes: Sequence[Write],
+    budget: Budget,
+    *,
+    keeps: bool = False,
+    known: KnownGenerations | None = None,
 ) -> Program[None]:
-    """Write items in one commit. Of two writers the later one wins. ``keeps`` is the driver's
-    ``keeps_fields``."""
+    """Write items in one commit. Of two writers the later one wins.
+
+    Args:
+        partition: The namespace.
+        writes: The writes, at most one for each key.
+        budget: The limits of a commit.
+        keeps: The driver's ``keeps_fields``.
+        known: The generations that this process knows, which need not be read then.
+    """
     # What is removed has to be looked for: a namespace without an index has no generation.
     overwrites = keeps and all(w.body is not None for w in writes)
     if overwrites and not any(map(is_indexed, writes)):
         yield from ask(Commit(partition, _overwriting(writes)))
         return
+    known = known if any(map(is_indexed, writes)) else None
+    if overwrites and known is not None and (guess := known.get(partition)) is not None:
+        ops = _overwriting(writes)
+        change, after = _generation(ops, writes, guess, budget)
+        if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
+            known.written(partition, guess.version, after)
+            return
+        known.refused(partition, guess.version)
     attempt = 0
     while True:
         headers = () if overwrites else tuple(Range(ITEM, (w.key,), bodies=False) for w in writes)
@@ -54,9 +76,12 @@ def commit_writes(
         ops = _overwriting(writes) if overwrites else _plan(writes, stored, exact=attempt < EXACT)
         if not ops:
             return
-        before = next((record for record in records if record.kind is not ITEM), None)
-        ops = (*ops, *_generation(ops, writes, before if attempt == 0 else None, budget))
-        if isinstance((yield from ask(Commit(partition, ops))), Committed):
+        found = next((record for record in records if record.kind is not ITEM), None)
+        before = search_index.generation_of(found) if found is not None and attempt == 0 else None
+        change, after = _generation(ops, writes, before, budget)
+        if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
+            if known is not None and change:
+                known.written(partition, None if found is None else found.version, after)
             return
         attempt += 1
 
@@ -110,16 +135,14 @@ def commit_if_unchanged(
         keys = dict.fromkeys([*(w.key for w in writes), *seen.keys])
         gets = tuple(Get(ITEM, (key,)) for key in keys)
         answers = yield from ask(Fetch(partition, (search_index.GENERATION, *gets)))
-        before = answers[0][0] if answers[0] else None
+        before = search_index.generation_of(answers[0][0]) if answers[0] and not attempt else None
         stored = {record.key[0]: record for answer in answers[1:] for record in answer}
         living = {key: record for key, record in stored.items() if not is_over(record, seen.now)}
         if not all(seen.is_unchanged(key, living.get(key)) for key in seen.keys):
             return False
         plan = _plan(writes, stored, exact=True)
-        ops = (
-            *_guarded(plan, keys, stored),
-            *_generation(plan, writes, before if not attempt else None, budget),
-        )
+        change, _ = _generation(plan, writes, before, budget)
+        ops = (*_guarded(plan, keys, stored), *change)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return True
     raise Contention(
@@ -177,25 +200,28 @@ def _fields(write: Write, created_at: int) -> dict[str, int | None]:
 
 
 def _generation(
-    ops: Sequence[Op], writes: Sequence[Write], before: Record | None, budget: Budget
-) -> tuple[Op, ...]:
-    """Return the operation on the namespace's generation that a commit of writes needs, if any.
+    ops: Sequence[Op], writes: Sequence[Write], before: Generation | None, budget: Budget
+) -> tuple[tuple[Op, ...], Generation | None]:
+    """Return the operation on the namespace's generation that a commit of writes needs, if any, and the
+    generation that it makes.
 
     Args:
         ops: The operations of the writes.
         writes: The writes.
-        before: The record of the generation; ``None`` if there is none, or if a commit that named it was
-            refused: writers of different items then need not wait for each other.
+        before: The generation; ``None`` if there is none, or if a commit that named it was refused: writers
+            of different items then need not wait for each other.
         budget: The limits of a commit.
     """
     changed = [w for w in writes if w.entry is not None or w.body is None]
     version = changed[0].version if changed else 0
     named = before is not None and weight(ops)[1] + search_index.LOG_BYTES <= budget.bytes
     if before is not None and named and changed:
-        return (search_index.logged_generation(before, version, [w.key for w in changed]),)
+        op, after = search_index.logged_generation(before, version, [w.key for w in changed])
+        return (op,), after
     if any(w.entry is not None for w in changed):
-        return (search_index.generation_op(version),)
-    return (search_index.generation_removal(),) if any(isinstance(op, Delete) for op in ops) else ()
+        return (search_index.generation_op(version),), Generation(version, [])
+    removes = any(isinstance(op, Delete) for op in ops)
+    return ((search_index.generation_removal(),) if removes else ()), None
 
 
 def weight(part: Sequence[Op]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from perdure.engine import item_writes, search_index
 from perdure.engine.item_writes import weight, weight_of_write
+from perdure.engine.known_generations import KnownGenerations
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
 from perdure.model.ops import (
@@ -78,13 +79,18 @@ def read(partition: Partition, keys: Sequence[str], now: int) -> Program[dict[st
 
 
 def write(
-    partition: Partition, writes: Iterable[Write], budget: Budget, *, keeps: bool = False
+    partition: Partition,
+    writes: Iterable[Write],
+    budget: Budget,
+    *,
+    keeps: bool = False,
+    known: KnownGenerations | None = None,
 ) -> Program[None]:
     """Put and delete items, at most one write for each key.
 
     An item that is put again keeps its creation time, unless it has expired. Of two writers the later commit
-    wins; neither fails. ``keeps`` is the driver's ``keeps_fields``. Raises ``TooLarge`` for an item that
-    exceeds ``budget.bytes``.
+    wins; neither fails. ``keeps`` is the driver's ``keeps_fields``, ``known`` what this process knows of the
+    search index. Raises ``TooLarge`` for an item that exceeds ``budget.bytes``.
     """
 
     def weigh(write: Write) -> tuple[int, int]:
@@ -102,7 +108,7 @@ def write(
     # written.
     fits = size <= budget.bytes and 2 * len(whole) < budget.ops
     for batch in [whole] if fits and whole else list(split(whole, weigh, budget, reserve=1)):
-        yield from item_writes.commit_writes(partition, batch, budget, keeps=keeps)
+        yield from item_writes.commit_writes(partition, batch, budget, keeps=keeps, known=known)
 
 
 def split(

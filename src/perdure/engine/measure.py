@@ -18,6 +18,7 @@ from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.write_records import stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def _measure(partition: Partition, contents: Contents, digest: Digester) -> Prog
     of_writes = yield from reachable(partition, sorted(written), digest)
     of_values = set[bytes]().union(*needs.values())
     records = sum(len(record.put().body) for record in contents.checkpoints)
-    inside_writes = sum(len(write.ref) for write in contents.writes)
+    inside_writes = stored_bytes(contents.writes)
     sizes = yield from _sizes(partition, of_values | of_writes)
 
     def weight(names: Iterable[bytes]) -> int:

@@ -65,6 +65,7 @@ from perdure.model.retention import (
     plan_removal,
     plan_retention,
 )
+from perdure.model.write_records import read_writes, record_key
 
 _PAGE = 1000
 
@@ -193,12 +194,11 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
 
 
 def _has_writes_of(partition: Partition, run_ids: Collection[str]) -> Program[bool]:
-    """Return True if a thread has writes of some runs. Their bodies are not read."""
+    """Return True if a thread has writes of some runs."""
     after: Key | None = None
     while True:
-        page = Range(WRITE, after=after, limit=_PAGE, bodies=False)
-        (found,) = yield from ask(Fetch(partition, (page,)))
-        if any(belongs(record.fields["nonce"], run_ids) for record in found):
+        (found,) = yield from ask(Fetch(partition, (Range(WRITE, after=after, limit=_PAGE),)))
+        if any(belongs(write.nonce, run_ids) for write in read_writes(found)):
             return True
         if len(found) < _PAGE:
             return False
@@ -256,7 +256,7 @@ def _remove(
             return
         if plan.removed and len(plan.removed) == len(contents.checkpoints) and _all_goes(contents, doomed):
             checks = (*_head_checks(contents), *_NOTHING_ELSE)
-            seen = {write.key for write in contents.writes}
+            seen = {(record_key(write), write.record_version) for write in contents.writes}
             outcome = yield from remove_whole(partition, contents.view.generation, checks, seen)
             if isinstance(outcome, Committed):
                 return
@@ -320,7 +320,7 @@ def _all_goes(contents: Contents, doomed: Mapping[Name, Sequence[Op]]) -> bool:
     """Return True if nothing stays of a thread whose checkpoints are all removed: no tag, and no write of
     another run whose checkpoint is still to come."""
     going = {op.key for ops in doomed.values() for op in ops if isinstance(op, Delete)}
-    return not contents.tags and all(write.key in going for write in contents.writes)
+    return not contents.tags and all(record_key(write) in going for write in contents.writes)
 
 
 def _same_run(contents: Contents) -> Check:

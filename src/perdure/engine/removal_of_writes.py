@@ -10,6 +10,7 @@ from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Delete, Op
 from perdure.model.records import WRITE, Key
 from perdure.model.retention import Name
+from perdure.model.write_records import by_record, kept_put, put_over, record_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +38,32 @@ def unneeded_writes(held: Held, removed: Collection[Name], runs: frozenset[str])
     aside = {w.key: w for w in held.writes if w.is_aside}
     out: dict[Key, Op] = {}
     place: dict[Key, Name] = {}
-    for write in held.writes:
-        if (write.namespace, write.checkpoint_id) in removed:
-            out[write.key] = Delete(WRITE, write.key)
+    gone = [w for w in held.writes if (w.namespace, w.checkpoint_id) in removed]
     left_by = {
         (c.namespace, c.parent_id, c.nonce): (c.namespace, c.id)
         for c in held.checkpoints
         if (c.namespace, c.id) in removed
     }
     for write in _left_by_the_removed(held, removed, runs):
-        before = aside.get(write.aside.key)
-        if before is None or write.idx >= 0:
-            out[write.key] = Delete(WRITE, write.key)
+        key = record_key(write)
+        before = aside.get(write.aside.key) if write.idx < 0 else None
+        if before is None:
+            gone.append(write)
         elif not belongs(before.nonce, runs):
-            out[write.key] = before._replace(idx=write.idx).put_over(write)
+            out[key] = put_over(before._replace(idx=write.idx), write)
             out[before.key] = Delete(WRITE, before.key)
         else:
-            out[write.key], out[before.key] = Delete(WRITE, write.key), Delete(WRITE, before.key)
+            gone += (write, before)
         child = left_by.get((write.namespace, write.checkpoint_id, write.nonce))
         if child is not None:
-            place[write.key] = child
+            place[key] = child
             if before is not None:
                 place[before.key] = child
     if not runs:
-        for write in _without_checkpoint(held, removed):
-            out[write.key] = Delete(WRITE, write.key)
+        gone += _without_checkpoint(held, removed)
+    records = by_record(held.writes)
+    for key, some in by_record(gone).items():
+        out[key] = kept_put(records[key], some) or Delete(WRITE, key)
     groups: dict[Name, list[Op]] = {}
     for key, op in out.items():
         groups.setdefault(place.get(key, (key[0], key[1])), []).append(op)

@@ -24,6 +24,10 @@ from perdure.model.store_items import labels_of
 _COLLECTION = "search"
 _GENERATION: Key = (_COLLECTION, "")
 _OF_ITEM = "="
+_UNREADABLE = (
+    "the record of a search index's generation cannot be read; `perdure store reindex` cannot repair "
+    "it: delete the namespace's items and put them again, or restore a backup"
+)
 _HEADERS = 1000
 _BODIES = 200
 
@@ -49,6 +53,19 @@ class IndexEntry(NamedTuple):
     content: bytes
     paths: tuple[str, ...] | None
     vectors: tuple[bytes, ...]
+
+
+class Generation(NamedTuple):
+    """Generation of a namespace's index.
+
+    Attributes:
+        version: Its number, which is used once.
+        log: The last commits that changed entries, the last one last, as they are stored: for each the
+            generation before it, and the keys of the items whose entries it changed. Not to be changed.
+    """
+
+    version: int
+    log: list[Any]
 
 
 class StoredIndexEntry(NamedTuple):
@@ -96,41 +113,49 @@ def generation_op(version: int) -> Op:
     return Put(DOCUMENT, _GENERATION, {"updated_at": 0}, version=version)
 
 
-def logged_generation(before: Record, version: int, keys: Sequence[str]) -> Op:
-    """Return the operation that gives the namespace a new generation, which names the entries that changed.
+def logged_generation(before: Generation, version: int, keys: Sequence[str]) -> tuple[Op, Generation]:
+    """Return the operation that gives the namespace a new generation, which names the entries that changed,
+    and that generation.
 
     It is refused if another commit has changed the generation.
 
     Args:
-        before: The record of the generation that the writer has read.
+        before: The generation that the writer knows.
         version: The new generation, a number that is used once.
         keys: The items whose entries the commit changes.
     """
-    log = [*_log(before), [before.version, list(keys)]][-LOG_COMMITS:]
+    log = [*before.log, [before.version, list(keys)]][-LOG_COMMITS:]
     body = ormsgpack.packb(log)
     while len(body) > LOG_BYTES:
         log = log[1:]
         body = ormsgpack.packb(log) if log else b""
-    return Put(DOCUMENT, _GENERATION, {"updated_at": 0}, body, expect=before.version, version=version)
+    op = Put(DOCUMENT, _GENERATION, {"updated_at": 0}, body, expect=before.version, version=version)
+    return op, Generation(version, log)
 
 
-def _log(record: Record) -> list[list[Any]]:
-    """Return the commits that a generation's record names, the last one last: the generation before each, and
-    the keys of the items whose entries it changed."""
-    if not record.body:
-        return []
+def generation_of(record: Record) -> Generation:
+    """Return the generation that a record has; raise ``Corrupt`` for one that cannot be read."""
+    return Generation(record.version, _log(record))
+
+
+def _log(record: Record) -> list[Any]:
+    """Return the commits that a generation's record names, the last one last, each as it is stored: the
+    generation before it, and the keys of the items whose entries it changed."""
     try:
-        return [[int(before), [str(key) for key in keys]] for before, keys in ormsgpack.unpackb(record.body)]
-    except (ValueError, TypeError) as error:
-        raise Corrupt(
-            "the record of a search index's generation cannot be read; `perdure store reindex` cannot repair "
-            "it: delete the namespace's items and put them again, or restore a backup"
-        ) from error
+        log: Any = ormsgpack.unpackb(record.body) if record.body else []
+    except ValueError as error:
+        raise Corrupt(_UNREADABLE) from error
+    if not isinstance(log, list):
+        raise Corrupt(_UNREADABLE)
+    return log
 
 
 def _changed_since(record: Record, generation: int | None) -> list[str] | None:
     """Return the keys of the entries that changed since a generation; ``None`` if that is not known."""
-    log = _log(record)
+    try:
+        log = [(int(before), [str(key) for key in keys]) for before, keys in _log(record)]
+    except (ValueError, TypeError) as error:
+        raise Corrupt(_UNREADABLE) from error
     for place, (before, _) in enumerate(log):
         if before == generation:
             return list(dict.fromkeys(key for _, keys in log[place:] for key in keys))

@@ -39,6 +39,7 @@ from perdure.model.records import (
 from perdure.model.retention import Plan
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.write_records import stored_bytes
 
 _COLLECTION = "care"
 """Collection of the documents with the states of sweeps, in the reserved partition."""
@@ -379,7 +380,7 @@ def _weigh(partition: Partition, contents: Contents, plan: Plan, digest: Digeste
     before = {(c.namespace, c.id): c for c in contents.checkpoints if (c.namespace, c.id) not in removed}
     changed = {(c.namespace, c.id): c for c in (yield from removal.relink(partition, contents, plan))}
     after = {**before, **changed}
-    total = sum(map(_size, gone)) + sum(len(w.ref) for w in writes)
+    total = sum(map(_size, gone)) + stored_bytes(writes)
     total -= sum(_size(after[name]) - _size(before[name]) for name in changed)
     needed = yield from reachable(partition, _references(after.values(), contents, removed), digest)
     mine = [*(ref for c in gone for ref in c.references()), *(w.ref for w in writes)]

@@ -29,7 +29,10 @@ def set_tag(
         (tags,) = yield from ask(Fetch(partition, (Get(TAG, (name,)),)))
         target = checkpoint_id or (view.head.checkpoint_id if view.head else None)
         if target is None:
-            raise NotFound(f"thread {partition.thread!r} has no checkpoint to tag")
+            raise NotFound(
+                f"thread {partition.thread!r} has no checkpoint to tag; `perdure threads ls` lists what "
+                "there is"
+            )
         version = tags[0].version if tags else 0
         outcome = yield from ask(
             Commit(

@@ -12,6 +12,7 @@ from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import CHECKPOINT, HEAD, TAG, WRITE, Partition, Record
 from perdure.model.retention import Name, bases_of_run
+from perdure.model.write_records import read_writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def read(partition: Partition) -> Program[Contents]:
         _head_views(heads),
         tuple(tags),
         [CheckpointRecord.read(r) for r in checkpoints],
-        [PendingWrite.read(r) for r in writes],
+        read_writes(writes),
     )
 
 

@@ -70,6 +70,7 @@ from perdure.model.records import (
     Partition,
     Record,
 )
+from perdure.model.write_records import new_puts
 
 R = TypeVar("R")
 
@@ -173,11 +174,16 @@ def compare_thread(
     """Compare a thread with the target's; nothing is changed.
 
     Raises:
+        Conflict: the thread's queue is not at rest.
         NotFound: the source has no such thread.
         Corrupt: it is damaged at the source.
         Contention: it is written to all the time.
     """
+    yield from at(Side.SOURCE, _refuse_busy(partition))
+    return (yield from _compare(partition, target, terms))
 
+
+def _compare(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
     def whole(contents: Contents) -> None:
         _refuse_headless(partition, contents)
 
@@ -211,7 +217,7 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
     found: State | None = None
     view = yield from at(Side.TARGET, load_view(target, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
-        compared = yield from compare_thread(partition, target, terms)
+        compared = yield from _compare(partition, target, terms)
         if compared.found is State.SAME:
             if terms.replace:
                 yield from at(Side.TARGET, _drop_replaced(target))
@@ -431,7 +437,7 @@ def _send_rows(
 def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     contents, graft = reading.contents, reading.graft
     rows = [thread_digest.renamed(c, graft).put() for c in thread_digest.in_order(contents.checkpoints)]
-    rows += [thread_digest.renamed_write(w, graft).put() for w in contents.writes]
+    rows += new_puts(thread_digest.renamed_write(w, graft) for w in contents.writes)
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
     rows += [_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
     # These versions cannot match what a reader of an earlier document of this name expects.

@@ -21,7 +21,7 @@ _ABSENT = Check(GC, (), Expect.ABSENT)
 
 
 def remove_whole(
-    partition: Partition, generation: int, checks: Sequence[Check], seen: Collection[Key]
+    partition: Partition, generation: int, checks: Sequence[Check], seen: Collection[tuple[Key, int]]
 ) -> Program[Committed | Refused]:
     """Remove a thread with all its records, unless it changed since it was read.
 
@@ -29,7 +29,7 @@ def remove_whole(
         partition: the thread.
         generation: its collection generation as it was read, 0 without one.
         checks: what has to hold of its other records.
-        seen: keys of the pending writes that may go with it.
+        seen: keys and versions of the records of pending writes that may go with it.
 
     Returns:
         ``Refused`` names the record that keeps the thread, which is as it was then.
@@ -39,9 +39,9 @@ def remove_whole(
         if isinstance(begun, Refused):
             return begun
     outcome: Committed | Refused
-    unseen = (yield from write_keys(partition)).difference(seen)
+    unseen = (yield from write_versions(partition)).difference(seen)
     if unseen:
-        outcome = Refused(WRITE, min(unseen))
+        outcome = Refused(WRITE, min(unseen)[0])
     else:
         outcome = yield from ask(Drop(partition, (_ABSENT, *checks)))
     if generation and not isinstance(outcome, Committed):
@@ -51,7 +51,7 @@ def remove_whole(
     return outcome
 
 
-def write_keys(partition: Partition) -> Program[set[Key]]:
-    """Return the keys of a thread's pending writes."""
+def write_versions(partition: Partition) -> Program[set[tuple[Key, int]]]:
+    """Return the keys and versions of the records of a thread's pending writes."""
     (writes,) = yield from read_all(partition, Range(WRITE, bodies=False))
-    return {each.key for each in writes}
+    return {(each.key, each.version) for each in writes}

@@ -7,6 +7,7 @@ thread has one line; a conversation that grows, by a message or by turns, goes o
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -109,8 +110,8 @@ class HistorySource:
         self._path, self._channel = path, channel
         if not path.is_file():
             raise BadUrl(f"{path} is not a file; pass a file of neutral JSON")
-        with path.open(encoding="utf-8") as file:
-            self._is_array = file.read(64).lstrip()[:1] == "["
+        with path.open("rb") as file:
+            self._is_array = file.read(64).removeprefix(BOM_UTF8).lstrip()[:1] == b"["
         self._places: dict[str, int] = {}
         lines: dict[str, int] = {}
         for line, thread, place in self._scan():

@@ -3,14 +3,13 @@ DynamoDBStore's items."""
 
 from __future__ import annotations
 
-import functools
 import gzip
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 from boto3.dynamodb.types import TypeDeserializer
 from boto3.session import Session
@@ -18,7 +17,7 @@ from botocore import exceptions as aws
 from botocore.config import Config
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
+from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
 from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
 from perdure.imports.source import (
@@ -30,6 +29,7 @@ from perdure.imports.source import (
     SourceItem,
     SourceWrite,
     WriteSlot,
+    reading,
 )
 from perdure.storage.dynamodb.client import target_of
 
@@ -39,21 +39,14 @@ _PAGE = 32
 _BATCH = 100
 """Keys of one request: DynamoDB's limit."""
 _DESERIALIZER = TypeDeserializer()
-R = TypeVar("R")
 
 
-def _reading(method: Callable[..., R]) -> Callable[..., R]:
-    """Translate the client's errors, in one place."""
+def _error_name(error: Exception) -> str:
+    code = error.response["Error"]["Code"] if isinstance(error, aws.ClientError) else ""
+    return code or type(error).__name__
 
-    @functools.wraps(method)
-    def call(self: DynamoSource, *args: Any, **more: Any) -> R:
-        try:
-            return method(self, *args, **more)
-        except (aws.ClientError, aws.BotoCoreError) as error:
-            code = error.response["Error"]["Code"] if isinstance(error, aws.ClientError) else ""
-            raise Unavailable(f"{self.name} cannot be read: {code or type(error).__name__}") from error
 
-    return call
+_reading = reading(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
 
 
 class DynamoSource:

@@ -25,8 +25,10 @@ from perdure.imports.encode import ThreadEncoder
 from perdure.imports.order import extent, missing, pruned
 from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, WriteSlot
 from perdure.imports.verify import Differs
+from perdure.model.checkpoint import PendingWrite
 from perdure.model.ops import Put
 from perdure.model.records import Partition
+from perdure.model.write_records import added_puts, by_record, put_over, record_key
 
 ATTEMPTS = 5
 """Times that a thread is imported again because it was written to at the target meanwhile."""
@@ -138,7 +140,7 @@ class Importer:
         new = missing(outline.checkpoints, found.checkpoints, gone)
         if not found.exists and len(new) < len(outline.checkpoints):
             raise Corrupt("its checkpoints name each other as parents, in a circle: the source is damaged")
-        plan = _Plan(partition, outline, found, new, _slots_to_read(outline, found, new))
+        plan = _Plan(partition, outline, found, new, sorted(_slots_to_read(outline, found, new)))
         namespaces = {entry.namespace for entry in outline.checkpoints}
         latest = {ns: self.source.latest(thread, ns, outline) for ns in namespaces}
         heads = _heads_to_move({ns: name for ns, name in latest.items() if (ns, name) not in gone}, plan)
@@ -210,16 +212,25 @@ class Importer:
                 stored.add((record.namespace, record.id))
                 batch.add(record.put(), chunks)
         writes = 0
-        for each in _chunked(plan.slots, _READ):
-            for write in source.writes(thread, each):
-                pending, chunks = encoder.write(write)
-                before = plan.found.writes.get(pending.key)
+        there, held = plan.found.writes, by_record(plan.found.writes.values())
+        found = (w for each in _chunked(plan.slots, _READ) for w in source.writes(thread, each))
+        for place, group in groupby(map(encoder.write, found), key=lambda each: record_key(each[0])):
+            free: list[PendingWrite] = []
+            needed: dict[bytes, bytes] = {}
+            for pending, chunks in group:
+                needed.update(chunks)
+                before = there.get(pending.key)
                 if before is not None and (before.nonce or before.ref == pending.ref):
                     continue
                 plan.refuse_diverged()
-                batch.add(pending.put() if before is None else pending.put_over(before), chunks)
+                if before is None:
+                    free.append(pending)
+                else:
+                    batch.add(put_over(pending, before), needed)
                 touched.add((pending.namespace, pending.checkpoint_id))
                 writes += 1
+            for put in added_puts(free, held.get(place, ())):
+                batch.add(put, needed)
         batch.flush()
         return len(plan.new), writes
 
@@ -241,7 +252,7 @@ class Importer:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Plan of a thread's import: new checkpoints in their order, and the slots of writes to read."""
+    """Plan of a thread's import: new checkpoints, and the slots of writes to read, both in order."""
 
     partition: Partition
     outline: Outline

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
+from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
 from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded
 from perdure.imports.source import (
@@ -23,6 +22,7 @@ from perdure.imports.source import (
     SourceItem,
     SourceWrite,
     WriteSlot,
+    reading,
 )
 from perdure.storage.url import redacted
 
@@ -30,20 +30,7 @@ PACKAGE = "langgraph-checkpoint-plainredis"
 PREFIX = "lg"
 _PAGE = 100
 _FORM = "redis://user:password@host:6379/0, with ?prefix=… unless the saver's is lg"
-R = TypeVar("R")
-
-
-def _reading(method: Callable[..., R]) -> Callable[..., R]:
-    """Translate the client's errors, in one place."""
-
-    @functools.wraps(method)
-    def call(self: RedisSource, *args: Any) -> R:
-        try:
-            return method(self, *args)
-        except redis.RedisError as error:
-            raise Unavailable(f"{self.name} cannot be read: {type(error).__name__}") from error
-
-    return call
+_reading = reading(redis.RedisError)
 
 
 class RedisSource:

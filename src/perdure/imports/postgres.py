@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 from langgraph.checkpoint.base import CheckpointTuple
@@ -22,6 +21,7 @@ from perdure.imports.source import (
     SourceItem,
     SourceWrite,
     WriteSlot,
+    reading,
 )
 from perdure.imports.store_rows import read_item
 from perdure.storage.url import redacted
@@ -33,20 +33,7 @@ _CHECKPOINTS = frozenset(
     {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "checkpoint"}
 )
 _STORE = frozenset({"prefix", "key", "value"})
-R = TypeVar("R")
-
-
-def _reading(method: Callable[..., R]) -> Callable[..., R]:
-    """Translate the client's errors, in one place."""
-
-    @functools.wraps(method)
-    def call(self: PostgresSource, *args: Any) -> R:
-        try:
-            return method(self, *args)
-        except psycopg.Error as error:
-            raise Unavailable(f"{self.name} cannot be read: {type(error).__name__}") from error
-
-    return call
+_reading = reading(psycopg.Error)
 
 
 class PostgresSource:
@@ -209,7 +196,7 @@ class PostgresSource:
         return {channel: value for channel, value in values.items() if value is not held}
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
-        """Yield pending writes."""
+        """Yield pending writes in the given order."""
         for start in range(0, len(wanted), _PAGE):
             yield from self._writes(thread, wanted[start : start + _PAGE])
 
@@ -223,15 +210,13 @@ class PostgresSource:
             thread,
             *(list(column) for column in zip(*page, strict=True)),
         )
-        return [
-            SourceWrite(
-                WriteSlot(row["checkpoint_ns"], row["checkpoint_id"], row["task_id"], row["idx"]),
-                row["task_path"],
-                row["channel"],
-                *payload(row["type"], row["blob"]),
-            )
+        found = {
+            (
+                slot := WriteSlot(row["checkpoint_ns"], row["checkpoint_id"], row["task_id"], row["idx"])
+            ): SourceWrite(slot, row["task_path"], row["channel"], *payload(row["type"], row["blob"]))
             for row in rows
-        ]
+        }
+        return [found[slot] for slot in page if slot in found]
 
     def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as the stock saver returns them, or as they are read here without its package."""

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from langgraph.checkpoint.base import CheckpointTuple
+
+from perdure.errors import Unavailable
+
+R = TypeVar("R")
+
+
+def reading(
+    *errors: type[Exception], name_of: Callable[[Exception], str] = lambda error: type(error).__name__
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Return a decorator for methods of a source: an error of its client becomes ``Unavailable``."""
+
+    def decorated(method: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(method)
+        def call(self: Source, *args: Any, **more: Any) -> R:
+            try:
+                return method(self, *args, **more)
+            except errors as error:
+                raise Unavailable(f"{self.name} cannot be read: {name_of(error)}") from error
+
+        return call
+
+    return decorated
 
 
 class CheckpointEntry(NamedTuple):
@@ -112,7 +135,7 @@ class Source(Protocol):
         ...
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
-        """Yield pending writes in any order.
+        """Yield pending writes in the given order.
 
         Raises:
             Unserialisable: a value has a form that cannot be imported.

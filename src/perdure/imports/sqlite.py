@@ -57,7 +57,8 @@ class SqliteSource:
             raise BadUrl(f"{path} is not a file; pass the path of the SQLite database of the old saver")
         if not is_stock(path):
             raise BadUrl(
-                f"{path} has no tables of {PACKAGE} (checkpoints with checkpoint_ns, or store with prefix)"
+                f"{path} has no tables of {PACKAGE} (checkpoints with checkpoint_ns, or store with prefix); "
+                "check the path, and use `perdure copy` for a database of Perdure's"
             )
         self._rows = SqliteRows(path)
         self._connection = self._rows.connection

@@ -10,6 +10,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 from perdure.engine import history, tags
 from perdure.engine.decoding import read_each
 from perdure.errors import BadSetting, NotFound
+from perdure.inspector import visible_threads
 from perdure.inspector.access import Access
 from perdure.inspector.listing import run_shown, shown
 from perdure.langgraph.call_records import is_of_calls
@@ -19,12 +20,11 @@ from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import CHECKPOINT, EPOCH, HEAD, LANE, RUN, WRITE, Partition, Record
+from perdure.model.write_records import read_writes
 
 PAGE = 100
 _TREE_PAGE = 2_000
 _RUNS = 20
-_ASIDE = -16
-"""Indexes below this are of writes that a later run has set aside."""
 
 
 async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -77,11 +77,7 @@ def needed(asked: Mapping[str, str], name: str) -> str:
 def number(asked: Mapping[str, str], name: str) -> int | None:
     """Return a number in a request, ``None`` without it; raise ``BadSetting`` for anything else."""
     text = asked.get(name)
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit():
-        raise BadSetting(f"{name} has to be a number, not {text[:40]!r}")
-    return int(text)
+    return visible_threads.number(text, name) if text else None
 
 
 def _about(partition: Partition) -> Program[dict[str, Any]]:
@@ -133,9 +129,7 @@ def _timeline(partition: Partition, namespace: str, before: int | None) -> Progr
     if not page and before is None:
         return {"checkpoints": [], "runs": {}, "cursor": None}
     ids = [record.id for record in page]
-    writes = yield from ask(
-        Fetch(partition, tuple(Range(WRITE, (namespace, one), bodies=False) for one in ids))
-    )
+    writes = yield from ask(Fetch(partition, tuple(Range(WRITE, (namespace, one)) for one in ids)))
     run_ids = list(dict.fromkeys(record.run_id for record in page if record.run_id))
     found = yield from ask(Fetch(partition, tuple(Get(RUN, (one,)) for one in run_ids)))
     runs = [run for answer in found for run in read_each(partition, Run.read, answer)]
@@ -173,9 +167,9 @@ def _checkpoint(record: CheckpointRecord) -> dict[str, Any]:
 def _tasks(records: Iterable[Record]) -> list[dict[str, Any]]:
     """Return the writes of tasks by task: the channels, and whether it asked, was answered or failed."""
     by_task: dict[str, list[str]] = {}
-    for record in records:
-        if record.key[3] >= _ASIDE and not is_of_calls(record.fields["channel"]):
-            by_task.setdefault(record.key[2], []).append(record.fields["channel"])
+    for write in read_writes(records):
+        if not write.is_aside and not is_of_calls(write.channel):
+            by_task.setdefault(write.task_id, []).append(write.channel)
     return [
         {
             "task_id": task,

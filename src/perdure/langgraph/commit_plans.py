@@ -184,7 +184,8 @@ class CheckpointPlan:
             return ()
         replayed = translate.delta_channels(self.metadata).keys() - self.checkpoint["channel_values"].keys()
         keys = [key for key, channel in self.loop.written.get(self.parent, ()) if channel in replayed]
-        return tuple(Check(WRITE, key, Expect.PRESENT) for key in dict.fromkeys(keys[-_FOLDED_MAX:]))
+        records = list(dict.fromkeys(keys))[-_FOLDED_MAX:]
+        return tuple(Check(WRITE, key, Expect.PRESENT) for key in records)
 
     def _base(self, generation: int, *, is_known: bool) -> Program[CheckpointRecord | None]:
         """Return the checkpoint whose references are reused for channels without a new version: the one that

@@ -43,8 +43,9 @@ class LargeChannels:
                 name = path_of(namespace) + channel
                 if self._is_news(partition, name):
                     _log.warning(
-                        "channel %r of thread %r has %s bytes in each checkpoint, more than %s; keep large "
-                        "values out of the state, or pass checkpointer(warn_bytes=…)",
+                        "channel %r of thread %r has grown to %s bytes, more than %s, and every turn loads "
+                        "it whole; remove old messages, keep large values out of the state, or pass "
+                        "checkpointer(warn_bytes=…)",
                         name,
                         partition.thread,
                         f"{size:,}",

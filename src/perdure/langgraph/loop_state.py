@@ -23,6 +23,7 @@ from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import LoadedHead
 from perdure.model.records import Key, Partition
+from perdure.model.write_records import record_key
 
 _ABSENT_MAX = 4096
 _THREADS_MAX = 4096
@@ -35,8 +36,8 @@ class Loop:
     """One loop over a namespace of a thread, its ``place``.
 
     ``loaded`` is the head that it loaded, ``base`` the checkpoint that it loaded or stored last, ``child``
-    the one that it put, or tried to put, on what it loaded. ``written`` has the keys and channels of the
-    tasks' writes that it loaded or stored, by checkpoint, for the latest few checkpoints.
+    the one that it put, or tried to put, on what it loaded. ``written`` has the channels of the tasks' writes
+    that it loaded or stored, and the keys of their records, by checkpoint, for the latest few checkpoints.
     """
 
     nonce: str
@@ -53,7 +54,7 @@ class Loop:
     def note(self, checkpoint_id: str, writes: Iterable[PendingWrite]) -> None:
         """Remember that writes of a checkpoint are stored."""
         noted = self.written.setdefault(checkpoint_id, [])
-        noted += [(write.key, write.channel) for write in writes if write.idx >= 0]
+        noted += [(record_key(write), write.channel) for write in writes if write.idx >= 0]
         if len(self.written) > _WRITTEN_MAX:
             for older in list(self.written)[:-_WRITTEN_MAX]:
                 self.written.pop(older, None)

@@ -19,7 +19,6 @@ from langgraph.store.base import Item
 from langgraph.types import Send
 from pydantic import BaseModel
 
-from perdure.errors import Unserialisable
 from perdure.langgraph.object_building import (
     KEYWORD,
     METHOD,
@@ -51,14 +50,15 @@ def is_array(obj: Any) -> bool:
     return numpy is not None and isinstance(obj, numpy.ndarray)
 
 
-def array_parts(array: Any) -> tuple[str, tuple[int, ...], str, bytes]:
-    """Return the parts that ``object_building.unpack_array`` takes.
+def is_whole_in_parts(array: Any) -> bool:
+    """Return True if an array is built again from its parts: it holds no Python objects, has no named fields,
+    and its class is numpy's own, as a subclass may hold more, such as a mask."""
+    numpy, dtype = sys.modules["numpy"], array.dtype
+    return type(array) is numpy.ndarray and not dtype.hasobject and bool(numpy.dtype(dtype.str) == dtype)
 
-    Raises:
-        Unserialisable: The array holds Python objects.
-    """
-    if array.dtype.hasobject:
-        raise Unserialisable("a numpy array of Python objects cannot be stored in a checkpoint")
+
+def array_parts(array: Any) -> tuple[str, tuple[int, ...], str, bytes]:
+    """Return the parts that ``object_building.unpack_array`` takes."""
     flags = array.flags
     order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
     return array.dtype.str, array.shape, order, array.tobytes(order="A")

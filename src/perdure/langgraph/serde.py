@@ -33,7 +33,7 @@ from perdure.langgraph.object_building import (
     unpack_array,
 )
 from perdure.langgraph.object_building import build as build_object
-from perdure.langgraph.object_packing import array_parts, is_array, wire_form
+from perdure.langgraph.object_packing import array_parts, is_array, is_whole_in_parts, wire_form
 from perdure.langgraph.roundtrip import is_same
 from perdure.model import refs
 
@@ -51,6 +51,8 @@ _PACK = (
 )
 _UNPACK = ormsgpack.OPT_NON_STR_KEYS
 _TRIES = 1000
+_TOO_DEEP = "Recursion limit reached"
+"""Text of MessagePack's error for a value that is nested too deeply."""
 _NOT_PLAIN = (ormsgpack.MsgpackEncodeError, TypeError, ValueError, RecursionError)
 
 packed_plain: Callable[[Any], bytes] = partial(ormsgpack.packb, option=_PACK)
@@ -178,13 +180,18 @@ class Serde:
                 return packed_plain(value)
             detached = value
         except _NOT_PLAIN:
-            detached = _detached(value)
+            try:
+                detached = _detached(value)
+            except RecursionError as error:
+                raise _too_deep(value) from error
         try:
             return ormsgpack.packb(detached, default=self._default, option=_PACK)
         except _NOT_PLAIN as error:
             cause = _hook.failed()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
+            if isinstance(cause or error, RecursionError) or _TOO_DEEP in str(error):
+                raise _too_deep(value) from (cause or error)
             if cause is None and "surrogates" in str(error):
                 return self._pack_surrogates(value)
             # An exception from a value's own code may quote the value: only its type is repeated.
@@ -246,13 +253,6 @@ class Serde:
             if isinstance(cause, Unreadable | Corrupt):
                 raise cause from cause.__cause__
             raise Corrupt(f"a stored value cannot be unpacked: {error}") from (cause or error)
-
-    def is_allowed(self, name: TypeName) -> bool:
-        try:
-            self.types.find(*name)
-        except Unreadable:
-            return False
-        return True
 
     def _name(self, cls: type) -> TypeName:
         return self.types.name(cls)
@@ -334,6 +334,11 @@ class Serde:
                 f"does not take, so it could not be built again; {self._advice(kind)}"
             )
         if is_array(obj):
+            if not is_whole_in_parts(obj):
+                raise Unserialisable(
+                    f"an array of type {kind.__module__}.{kind.__qualname__} and dtype {obj.dtype} cannot be "
+                    f"stored: read back it would be another; {self._advice(kind)}"
+                )
             return ormsgpack.Ext(NUMPY_EXT, self.pack(array_parts(obj)))
         if isinstance(obj, BaseException):
             return repr(obj)
@@ -367,6 +372,8 @@ class Serde:
             cause = _hook.failed()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
+            if isinstance(cause or error, RecursionError) or _TOO_DEEP in str(error):
+                raise _too_deep(value) from (cause or error)
             raise _misplaced_surrogate(value) from (cause or error)
 
     def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
@@ -452,6 +459,13 @@ def _plain_ext(code: int, data: bytes) -> Any:
 
 def _has_surrogate(text: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _too_deep(value: Any) -> Unserialisable:
+    return Unserialisable(
+        f"a value of type {type(value).__qualname__} cannot be stored: it is nested too deeply, or contains "
+        "itself"
+    )
 
 
 def _misplaced_surrogate(value: Any) -> Unserialisable:

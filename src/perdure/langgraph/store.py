@@ -127,8 +127,9 @@ class PerdureStore(BaseStore):
         results: list[Result] = []
         asked = list(ops)
         validate_all(asked, self._index is not None)
-        embedded = NOTHING if self._index is None else self._index.embed(asked)
-        for stage in self._stages(asked, results, embedded):
+        puts = self._puts(asked)
+        embedded = NOTHING if self._index is None else self._index.embed(_texts(puts), asked)
+        for stage in self._stages(asked, puts, results, embedded):
             for program in stage:
                 run(program, self._driver)
         return results
@@ -143,11 +144,12 @@ class PerdureStore(BaseStore):
     async def _abatch(self, ops: list[Op]) -> list[Result]:
         results: list[Result] = []
         threads = has_threads(self._driver)
-        embedded = NOTHING if self._index is None else await self._index.aembed(ops, in_threads=threads)
+        puts = self._puts(ops)
+        embedded = await self._aembedded(ops, puts)
         # The programs of searches by a query compare thousands of vectors: the event loop does not wait.
         computes = self._index is not None and any(isinstance(op, SearchOp) and op.query for op in ops)
         drive = _arun_in_threads if computes and threads else arun
-        for stage in self._stages(ops, results, embedded):
+        for stage in self._stages(ops, puts, results, embedded):
             await _side_by_side(stage, self._driver, drive)
         return results
 
@@ -174,17 +176,18 @@ class PerdureStore(BaseStore):
             Contention: Other writers of the namespace win each time; try again.
         """
         ops = together(puts, has_index=self._index is not None)
-        embedded = NOTHING if self._index is None else self._index.embed(ops)
-        return run(self._put_if_unchanged(ops, seen, embedded), self._driver)
+        packed, wanted = self._puts(ops), as_seen(seen)
+        embedded = NOTHING if self._index is None else self._index.embed(_texts(packed), ops)
+        return run(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 
     async def aput_if_unchanged(
         self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]
     ) -> bool:
         """See ``put_if_unchanged``."""
         ops = together(puts, has_index=self._index is not None)
-        threads = has_threads(self._driver)
-        embedded = NOTHING if self._index is None else await self._index.aembed(ops, in_threads=threads)
-        return await arun(self._put_if_unchanged(ops, seen, embedded), self._driver)
+        packed, wanted = self._puts(ops), as_seen(seen)
+        embedded = await self._aembedded(ops, packed)
+        return await arun(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 
     def sweep_ttl(self) -> int:
         """Remove the tenant's expired items and return their number. Correct answers do not depend on it:
@@ -207,12 +210,17 @@ class PerdureStore(BaseStore):
         sweeper, self._sweeper = self._sweeper, None
         return sweeper is None or sweeper.stop(timeout)
 
+    async def _aembedded(self, ops: list[Op], puts: Mapping[Partition, Puts]) -> Embedded:
+        if self._index is None:
+            return NOTHING
+        return await self._index.aembed(_texts(puts), ops, in_threads=has_threads(self._driver))
+
     def _stages(
-        self, ops: list[Op], results: list[Result], embedded: Embedded = NOTHING
+        self, ops: list[Op], puts: Mapping[Partition, Puts], results: list[Result], embedded: Embedded
     ) -> Iterator[list[Program[None]]]:
         """Yield the programs of a batch, which fill ``results``, by stage; those of a stage are independent
         of each other."""
-        puts = self._puts(ops, embedded)
+        times = self._clock.stamps(sum(isinstance(op, PutOp) for op in ops))
         now = self._clock.now()
         results += [None] * len(ops)
         touched: dict[Partition, dict[str, Record]] = {}
@@ -259,8 +267,16 @@ class PerdureStore(BaseStore):
             if (left := _unwritten(records, puts.get(partition)))
         ]
         keeps, versions = keeps_fields(self._driver), _versions()
+        # Other drivers read before they write, and the generation with that.
+        known = self._index.generations if self._index is not None and keeps else None
         yield [
-            items.write(partition, of.writes(versions), self._budget, keeps=keeps)
+            items.write(
+                partition,
+                of.writes(times, versions, self._index, embedded),
+                self._budget,
+                keeps=keeps,
+                known=known,
+            )
             for partition, of in puts.items()
         ]
 
@@ -272,24 +288,23 @@ class PerdureStore(BaseStore):
                 by_labels.setdefault(tuple(op.namespace), []).append(place)
         return {partition_of(self._tenant, labels): places for labels, places in by_labels.items()}
 
-    def _puts(self, ops: list[Op], embedded: Embedded) -> dict[Partition, Puts]:
-        asked = [op for op in ops if isinstance(op, PutOp)]
-        by_labels = last_puts(asked, self._clock.stamps(len(asked)), self._index, embedded)
+    def _puts(self, ops: list[Op]) -> dict[Partition, Puts]:
+        by_labels = last_puts((op for op in ops if isinstance(op, PutOp)), self._index)
         return {partition_of(self._tenant, labels): puts for labels, puts in by_labels.items()}
 
     def _put_if_unchanged(
-        self, ops: list[Op], seen: Mapping[str, Mapping[str, Any] | None], embedded: Embedded
+        self, puts: Mapping[Partition, Puts], wanted: Mapping[str, Any], embedded: Embedded
     ) -> Program[bool]:
-        ((partition, puts),) = self._puts(ops, embedded).items()
+        ((partition, of),) = puts.items()
         where = labels_of(partition.thread)
-        wanted = as_seen(seen)
 
         def is_unchanged(key: str, record: Record | None) -> bool:
             value = None if record is None else unpack(record.body, ItemName(key, where))
             return is_same(value, wanted[key])
 
-        seen_as = item_writes.Seen(tuple(seen), is_unchanged, self._clock.now())
-        writes = list(puts.writes(_versions()))
+        times = self._clock.stamps(len(of.places))
+        seen_as = item_writes.Seen(tuple(wanted), is_unchanged, self._clock.now())
+        writes = list(of.writes(times, _versions(), self._index, embedded))
         return item_writes.commit_if_unchanged(partition, writes, seen_as, self._budget)
 
     def _search(self, op: SearchOp, now: int, embedded: Embedded) -> Program[list[items.Hit[dict[str, Any]]]]:
@@ -394,6 +409,11 @@ async def _side_by_side(programs: list[Program[None]], driver: Driver, drive: _D
     await asyncio.gather(*(work() for _ in range(min(_AT_ONCE, len(programs)))), return_exceptions=True)
     if errors:
         raise errors[0]
+
+
+def _texts(puts: Mapping[Partition, Puts]) -> Iterator[str]:
+    """Yield the texts of the items of a batch that are embedded."""
+    return (text for of in puts.values() for each in of.indexed.values() for text in each.texts)
 
 
 def _searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:

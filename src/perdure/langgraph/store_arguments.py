@@ -88,8 +88,9 @@ def validate(op: Any, has_index: bool) -> None:
         _well_formed(op.namespace_prefix)
         if op.query and not has_index:
             raise ValueError(
-                "search(query=…) needs an index of embeddings, which this store does not have; open it with "
-                "db.store(index={'dims': …, 'embed': …}), or search by namespace and filter"
+                "search(query=…) needs an index, which this store does not have; open it with "
+                "db.store(index={'text': True}) to compare words, or with 'dims' and 'embed' to compare "
+                "vectors (on a server: store.index in perdure.toml), or search by namespace and filter"
             )
         _in_range(limit=op.limit, offset=op.offset)
     elif isinstance(op, ListNamespacesOp):

@@ -181,12 +181,13 @@ def checked_text(text: object, most: int) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a memory is text, not of type {type(text).__name__}")
     text = text.strip()
-    if not text:
-        raise ValueError("a memory needs a text that is not empty")
     if len(text) > most:
         raise ValueError(f"a memory has at most {most} characters, this one has {len(text)}; shorten it")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("a memory cannot contain half of a surrogate pair")
+    # Characters of no width are no text.
+    if not any(character.isprintable() and not character.isspace() for character in text):
+        raise ValueError("a memory needs a text that is not empty")
     return text
 
 

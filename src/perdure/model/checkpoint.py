@@ -13,7 +13,7 @@ from perdure.errors import Corrupt
 from perdure.model.checkpoint_times import time_of
 from perdure.model.heads import UNVERSIONED
 from perdure.model.ops import Expect, Expectation, Put
-from perdure.model.records import CHECKPOINT, WRITE, Record
+from perdure.model.records import CHECKPOINT, Record
 from perdure.model.short_forms import (
     PLAIN_METADATA,
     long_name,
@@ -257,9 +257,14 @@ class CheckpointRecord(NamedTuple):
 
 
 class PendingWrite(NamedTuple):
-    """A stored write of a task. Its slot is (namespace, checkpoint, task, index).
+    """A write of a task. Its slot is (namespace, checkpoint, task, index).
 
     If a run overwrites a write of another run, that one is set ``aside`` and restored by a rollback.
+
+    Attributes:
+        version: of what is in the slot; only reserved slots, below zero, are overwritten.
+        record: number of the record that holds it (``model.write_records``), ``None`` if it is not stored.
+        record_version: version of that record.
     """
 
     namespace: str
@@ -271,6 +276,8 @@ class PendingWrite(NamedTuple):
     nonce: str
     ref: bytes
     version: int = 1
+    record: int | None = None
+    record_version: int = 0
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -283,35 +290,12 @@ class PendingWrite(NamedTuple):
     @property
     def aside(self) -> PendingWrite:
         """The write as it is when set aside."""
-        return self._replace(idx=self.idx + _ASIDE, version=1)
-
-    def put_over(self, stored: PendingWrite) -> Put:
-        """Return the operation that overwrites the stored write in the slot."""
-        return self._replace(version=stored.version + 1).put(expect=stored.version)
+        return self._replace(idx=self.idx + _ASIDE, version=1, record=None)
 
     @property
     def sort_key(self) -> tuple[str, str, int]:
         """Order in which a super-step applies its writes (LangGraph's ``writes_sort_key``)."""
         return (self.task_path, self.task_id, self.idx)
-
-    def put(self, expect: Expectation = Expect.ANY) -> Put:
-        return Put(
-            WRITE,
-            self.key,
-            {"channel": self.channel, "task_path": self.task_path, "nonce": self.nonce},
-            self.ref,
-            expect,
-            self.version,
-        )
-
-    @classmethod
-    def read(cls, record: Record) -> PendingWrite:
-        namespace, checkpoint_id, task_id, idx = record.key
-        f = record.fields
-        return cls(
-            namespace, checkpoint_id, task_id, idx,
-            f["channel"], f["task_path"], f["nonce"], record.body, record.version,
-        )  # fmt: skip
 
 
 def _long(parts: list[Any]) -> list[Any]:

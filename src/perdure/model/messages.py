@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any, Literal
 
 from perdure.errors import Corrupt, TooLarge, Unserialisable
+from perdure.model.json_values import DEPTH
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.payloads import can_be_joined
 from perdure.model.queue import INTERRUPT, Stop
@@ -293,7 +294,7 @@ def encode(value: Any, what: str) -> bytes:
     """Encode plain data as JSON.
 
     Raises:
-        Unserialisable: the value is not plain JSON data.
+        Unserialisable: the value is not plain JSON data, or is nested deeper than ``DEPTH`` levels.
         TooLarge: it exceeds ``MESSAGE_MAX``.
     """
     try:
@@ -302,9 +303,34 @@ def encode(value: Any, what: str) -> bytes:
         raise Unserialisable(
             f"a {what} has to be plain JSON data ({error}); nothing of it was stored"
         ) from error
+    except RecursionError as error:
+        raise _too_deep(what) from error
+    if body.count(b"[") + body.count(b"{") > DEPTH and _is_deep(value):
+        raise _too_deep(what)
     if len(body) > MESSAGE_MAX:
         raise TooLarge(
             f"a {what} has {len(body)} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of it was "
             "stored. Put large content elsewhere and send a reference to it"
         )
     return body
+
+
+def _is_deep(value: Any) -> bool:
+    containers = [value]
+    for _ in range(DEPTH):
+        parts = (part for each in containers for part in (each.values() if isinstance(each, dict) else each))
+        containers = [part for part in parts if isinstance(part, dict | list | tuple)]
+        if not containers:
+            return False
+    return True
+
+
+def _too_deep(what: str) -> Unserialisable:
+    return Unserialisable(
+        f"a {what} is nested deeper than {DEPTH} levels, or contains itself; nothing of it was stored"
+    )
+
+
+def plain_copy(value: Any, what: str) -> Any:
+    """Return a copy of plain data as it is read after it was stored; errors as of ``encode``."""
+    return json.loads(encode(value, what))

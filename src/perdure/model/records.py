@@ -98,8 +98,8 @@ def _integer(name: str, *, nullable: bool = False) -> Column:
     return Column(name, "integer", nullable)
 
 
-def _bytes(name: str, *, nullable: bool = False) -> Column:
-    return Column(name, "bytes", nullable)
+def _bytes(name: str) -> Column:
+    return Column(name, "bytes", nullable=False)
 
 
 HEAD = Kind(

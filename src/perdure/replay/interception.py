@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from inspect import isawaitable
 from multiprocessing.process import BaseProcess
 from threading import Lock, Thread
 from typing import Any
@@ -199,16 +200,8 @@ def _generate(
     return _result(_answered(answers, _asked(answers, model, run_manager)))
 
 
-async def _agenerate(
-    answers: Answering,
-    original: Callable[..., Any],
-    model: BaseChatModel,
-    messages: Any,
-    stop: Any = None,
-    run_manager: Any = None,
-    **kwargs: Any,
-) -> ChatResult:
-    return _result(_answered(answers, _asked(answers, model, run_manager)))
+async def _agenerate(*args: Any, **kwargs: Any) -> ChatResult:
+    return _generate(*args, **kwargs)
 
 
 def _stream(
@@ -263,20 +256,9 @@ def _run(
     return _returned(_answered(answers, call, tool_call_id), tool_call_id)
 
 
-async def _arun(
-    answers: Answering,
-    original: Callable[..., Any],
-    tool: BaseTool,
-    tool_input: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    call = _tool_call(tool, tool_input, kwargs.get("config"))
-    tool_call_id = kwargs.get("tool_call_id")
-    if tool.name in answers.live:
-        answers.compare(call, tool_call_id)
-        return await original(tool_input, *args, **kwargs)
-    return _returned(_answered(answers, call, tool_call_id), tool_call_id)
+async def _arun(*args: Any, **kwargs: Any) -> Any:
+    answer = _run(*args, **kwargs)
+    return await answer if isawaitable(answer) else answer
 
 
 def _returned(answer: Any, tool_call_id: str | None) -> Any:

@@ -71,7 +71,7 @@ class Acceptance:
         """
         if terms.strategy not in get_args(Strategy):
             raise ValueError(
-                f"strategy is {', '.join(map(repr, get_args(Strategy)))}; requested: {terms.strategy!r}"
+                f"strategy is one of {', '.join(map(repr, get_args(Strategy)))}, not {terms.strategy!r}"
             )
         if terms.strategy == STEER:
             _require_steering(message)

@@ -83,11 +83,13 @@ class Conversations:
         if changed is None:
             return given
         if changed.repairs:
-            self._emit("conversation.repaired", held, changes=sum(changed.repairs.values()))
+            self._observers.run_event("conversation.repaired", held, changes=sum(changed.repairs.values()))
         if changed.left_out:
-            self._emit("conversation.compacted", held, left_out=changed.left_out, kept=len(changed.messages))
+            self._observers.run_event(
+                "conversation.compacted", held, left_out=changed.left_out, kept=len(changed.messages)
+            )
         if changed.has_new_summary:
-            self._emit("conversation.summary_stored", held)
+            self._observers.run_event("conversation.summary_stored", held)
         return {**given, key: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *changed.messages]}
 
     async def note_reply(
@@ -159,15 +161,15 @@ class Conversations:
         except NoWindow:
             return  # The thread's next run is refused with this error, where someone waits for it.
         except Exception as error:
-            self._emit("conversation.summary_failed", held, error=type(error).__name__)
+            self._observers.run_event("conversation.summary_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)
             return
         if made.shortened:
-            self._emit("conversation.summary_shortened", held, how=made.shortened)
+            self._observers.run_event("conversation.summary_shortened", held, how=made.shortened)
         if stored:
-            self._emit("conversation.summary_made", held, messages=len(leaving.messages))
+            self._observers.run_event("conversation.summary_made", held, messages=len(leaving.messages))
         else:
-            self._emit("conversation.summary_superseded", held)
+            self._observers.run_event("conversation.summary_superseded", held)
 
     async def _store(
         self, held: HeldRun, before: Summary | None, made: Summary, found: Document | None
@@ -187,16 +189,6 @@ class Conversations:
     async def _waiting(self, partition: Partition, messages: Any) -> Summary | None:
         """Return the summary that was made for a thread since its latest input, if any."""
         return _usable(await self._database.arun(pending_summary.waiting(partition)), messages)
-
-    def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
-        self._observers.event(
-            name,
-            tenant=held.partition.tenant,
-            thread=held.partition.thread,
-            run=held.run.id,
-            graph=held.run.graph,
-            **fields,
-        )
 
 
 def _usable(found: Document | None, messages: Any) -> Summary | None:

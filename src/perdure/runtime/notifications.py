@@ -221,23 +221,34 @@ class PollDelay:
 
     def heard(self) -> None:
         """Schedule a poll after a notification."""
-        if self._timer is not None:
-            return
-        loop = asyncio.get_running_loop()
-        pause = max(spread() * self._spread, self._next_at - loop.time())
-        self._timer = loop.call_later(pause, self._go)
+        self._schedule(0.0)
 
-    def looked(self, *, in_vain: bool) -> None:
-        """Adapt the delay to the result of a poll, whatever caused it."""
+    def looked(self, *, in_vain: bool, due_in: float | None = None) -> None:
+        """Adapt the delay to the result of a poll, whatever caused it.
+
+        Args:
+            in_vain: True if the poll found nothing to do.
+            due_in: Seconds until the next queue is due, if that is soon. After a notification it may be the
+                one meant, so there is another poll then.
+        """
         if self._is_summoned:
             self._is_summoned = False
             self._spread = min(2 * self._spread, _LATEST_S) if in_vain else _SOON_S
+            if due_in is not None:
+                self._schedule(due_in)
 
     def cancel(self) -> None:
         """Cancel the scheduled poll."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _schedule(self, at_least: float) -> None:
+        if self._timer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        pause = max(at_least, spread() * self._spread, self._next_at - loop.time())
+        self._timer = loop.call_later(pause, self._go)
 
     def _go(self) -> None:
         self._timer = None

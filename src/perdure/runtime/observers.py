@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
+from perdure.engine.runs import HeldRun
+
 _LEVELS = {
     "conversation.repaired": logging.WARNING,
     "conversation.summary_failed": logging.WARNING,
@@ -102,6 +104,11 @@ class Observers:
                 observer.event(name, fields)
             except Exception:
                 _complain(observer, name)
+
+    def run_event(self, name: str, held: HeldRun, **fields: Any) -> None:
+        """Tell every observer what happened in a run."""
+        run, at = held.run, held.partition
+        self.event(name, tenant=at.tenant, thread=at.thread, run=run.id, graph=run.graph, **fields)
 
     @contextmanager
     def span(self, name: str, **fields: Any) -> Iterator[None]:

@@ -82,7 +82,7 @@ class Memories:
         message = recalled(nearest, newest, tokens=policy.tokens, counter=policy.counter)
         if message is None:
             return given
-        self._emit("memory.recalled", held, entries=len(recalled_ids(message)))
+        self._observers.run_event("memory.recalled", held, entries=len(recalled_ids(message)))
         at = next((n for n, each in enumerate(messages) if not isinstance(each, SystemMessage)), len(new))
         return {**given, policy.key: [*new[:at], message, *new[at:]]}
 
@@ -151,7 +151,7 @@ class Memories:
         if not isinstance(messages, list):
             return ()
         if before is None:
-            self._emit("memory.not_handed_over", held)
+            self._observers.run_event("memory.not_handed_over", held)
             return ()
         is_steered = any(each.mode == STEER for each in held.messages[1:])
         spoken = last_turn(_added(before, messages), is_steered=is_steered)
@@ -182,7 +182,7 @@ class Memories:
                 await graph.checkpointer.aprune([held.partition.thread])
             except PerdureError as error:
                 # The next run of the lane removes them.
-                self._emit("memory.not_tidied", held, error=type(error).__name__)
+                self._observers.run_event("memory.not_tidied", held, error=type(error).__name__)
 
     def _user(self, policy: MemoryPolicy, config: RunnableConfig, held: HeldRun | None = None) -> str | None:
         """Return the user of a run, ``None`` if there is none, or one whose id no memory can have. That is
@@ -194,7 +194,7 @@ class Memories:
             namespace_of(user)
         except (TypeError, ValueError) as error:
             if held is not None:
-                self._emit("memory.user_refused", held, error=str(error))
+                self._observers.run_event("memory.user_refused", held, error=str(error))
             return None
         return user
 
@@ -206,19 +206,9 @@ class Memories:
             async with asyncio.timeout(_PATIENCE_S):
                 return await recalling
         except Exception as error:
-            self._emit("memory.recall_failed", held, error=type(error).__name__)
+            self._observers.run_event("memory.recall_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)
             return []
-
-    def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
-        self._observers.event(
-            name,
-            tenant=held.partition.tenant,
-            thread=held.partition.thread,
-            run=held.run.id,
-            graph=held.run.graph,
-            **fields,
-        )
 
 
 def _messages_of(values: Any, key: str) -> Sequence[Any]:

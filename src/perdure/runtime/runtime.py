@@ -136,10 +136,12 @@ class Runtime(OnDemand, TenantRuntime):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._context.works:
-            await self._worker.drain(self._context.settings.drain)
-        self._context.subscriptions.close()
-        self._context.notifications.close()
+        try:
+            if self._context.works:
+                await self._worker.drain(self._context.settings.drain)
+        finally:
+            self._context.subscriptions.close()
+            self._context.notifications.close()
 
     async def _accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
         return await self._acceptance.accept(partition, message, terms)

@@ -15,6 +15,7 @@ crash therefore finds the same messages, and no message is seen twice.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -98,6 +99,9 @@ class Steering:
         held: The run, with its lease.
         most: Most messages that are taken up at once.
         is_sync: True if a step begins when the one before is stored.
+
+    Attributes:
+        first_look: The look for messages that waited when the run began; its first step waits for it.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Steering:
         self._before = len(held.messages)
         self._tries: dict[str, int] = {}
         self.is_sync = is_sync
+        self.first_look: asyncio.Task[None] | None = None
         self.control = StepControl()
         self.taking = Taking(held.partition, held.run, partial(may_join, held.messages[0]), most)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.model.arguments import require_text
-from perdure.model.messages import ANSWERS, Message, Mode, dedupe_digest
+from perdure.model.messages import ANSWERS, Message, Mode, dedupe_digest, plain_copy
 from perdure.model.records import Partition
 from perdure.runtime.options import WEBHOOK, Options
 
@@ -44,7 +44,7 @@ def message_of(
     *,
     answers: Sequence[str] | None = None,
 ) -> Message:
-    """Return the message to store, under a new id.
+    """Return the message to store, under a new id, with copies of its payload and options.
 
     Args:
         graph: The name of the graph; empty for an answer.
@@ -58,6 +58,8 @@ def message_of(
     Raises:
         ValueError: The key is empty, or the channel does not match the webhook option.
         TypeError: The key is no text.
+        Unserialisable: The payload or an option is not plain JSON data.
+        TooLarge: They exceed ``MESSAGE_MAX``.
     """
     if dedupe_key is not None:
         require_text("dedupe_key", dedupe_key)
@@ -69,6 +71,8 @@ def message_of(
     if answers is not None:
         stored[ANSWERS] = list(answers)
     dedupe = b"" if dedupe_key is None else dedupe_digest(dedupe_key)
+    # The run has what is stored, also when the sender goes on to use the same object for another message.
+    payload, stored = plain_copy([payload, stored], "message")
     return Message(str(uuid.uuid4()), payload, graph, channel, mode, stored, dedupe=dedupe)
 
 

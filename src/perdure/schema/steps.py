@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 Converter = Callable[[Any], Any]
 """A pure function from the stored value in plain data to the new value."""
@@ -16,39 +16,35 @@ _NODE_MARKS = (":", "|", "+")
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelRenamed:
+class _Renamed:
+    version: int
+    old: str
+    new: str
+    made_by: ClassVar[str]
+
+    def __str__(self) -> str:
+        return f"{self.made_by}({self.version}, {self.old!r}, {self.new!r})"
+
+
+class ChannelRenamed(_Renamed):
     """Step that renames a channel; made by ``rename_channel``."""
 
-    version: int
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        return f"rename_channel({self.version}, {self.old!r}, {self.new!r})"
+    __slots__ = ()
+    made_by = "rename_channel"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRenamed:
+class NodeRenamed(_Renamed):
     """Step that renames a node; made by ``rename_node``."""
 
-    version: int
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        return f"rename_node({self.version}, {self.old!r}, {self.new!r})"
+    __slots__ = ()
+    made_by = "rename_node"
 
 
-@dataclass(frozen=True, slots=True)
-class TypeRenamed:
+class TypeRenamed(_Renamed):
     """Step that renames a type of stored values; made by ``rename_type``."""
 
-    version: int
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        return f"rename_type({self.version}, {self.old!r}, {self.new!r})"
+    __slots__ = ()
+    made_by = "rename_type"
 
 
 @dataclass(frozen=True, slots=True)

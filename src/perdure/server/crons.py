@@ -153,7 +153,7 @@ class CronStarter:
         if job.thread_id is not None or job.on_run_completed == "keep":
             return _Accepted(accepted, None)
         # Not before the cron has moved on: the thread holds the key by which a second start is known.
-        return _Accepted(accepted, lambda: self._host.apart(removed_after(caller, accepted)))
+        return _Accepted(accepted, lambda: self._host.in_background(removed_after(caller, accepted)))
 
 
 def _next(job: CronJob, moment: int) -> Due:

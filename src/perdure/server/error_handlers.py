@@ -38,7 +38,10 @@ _SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
     (Unavailable, "The database does not answer; try again."),
     (EmbeddingFailed, "The embedding model does not answer; try again."),
     (TooLarge, "A value is larger than the database takes; store less, or a reference to it."),
-    (Unserialisable, "A value cannot be stored in a form that comes back; change it and try again."),
+    (
+        Unserialisable,
+        "A value, such as NaN, cannot be stored in a form that comes back; change it and try again.",
+    ),
 )
 
 KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEncodeError)
@@ -161,8 +164,17 @@ def _fault(error: dict[str, Any]) -> str:
     return f"{where}: {error['msg']}" if where else str(error["msg"])
 
 
-async def _http(_: Request, error: Exception) -> JSONResponse:
+async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it was installed for
+    if isinstance(error.__cause__, UnicodeDecodeError):
+        coding = request.headers.get("content-encoding")
+        if coding is not None:
+            return error_response(
+                415, f"The body was sent with Content-Encoding: {coding}; send it without one."
+            )
+        return error_response(400, "The body is not UTF-8; send JSON in UTF-8.")
+    if isinstance(error.__cause__, RecursionError):
+        return error_response(400, "The JSON of the body is nested too deeply to be read.")
     return error_response(error.status_code, str(error.detail), dict(error.headers or {}))
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
 from perdure.server.config import Cors
+from perdure.web.guard import is_of_host
 
 
 def is_allowed(connection: HTTPConnection) -> bool:
     """Return True for a client that is no page of a browser, and for pages of this server or of an origin
     that the application's ``Cors`` allows."""
     origin = connection.headers.get("origin")
-    if origin is None or urlsplit(origin).netloc == connection.headers.get("host"):
+    if origin is None or is_of_host(origin, connection.headers.get("host")):
         return True
     return allows(getattr(connection.app.state, "perdure_cors", None) or Cors(), origin)
 

@@ -65,7 +65,7 @@ class ServerState:
     sweeps: RetentionLoop | None = None
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     throttle: Throttle = field(init=False)
-    _apart: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    _background: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
     def __post_init__(self) -> None:
         self.throttle = Throttle(self.limits)
@@ -96,14 +96,14 @@ class ServerState:
         assistants = Assistants(runtime, descriptions, configs)
         return cls(runtime, gate, assistants, limits or RequestLimits(), webhooks, headers)
 
-    def apart(self, work: Coroutine[Any, Any, Any]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a task that a request started and that continues after its client disconnects."""
         task = asyncio.create_task(work)
-        self._apart.add(task)
-        task.add_done_callback(self._left)
+        self._background.add(task)
+        task.add_done_callback(self._background_ended)
 
-    def _left(self, task: asyncio.Task[Any]) -> None:
-        self._apart.discard(task)
+    def _background_ended(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("a background task of a request failed: %s", type(error).__name__)
 
@@ -111,8 +111,8 @@ class ServerState:
         """End the streams, whose clients reconnect elsewhere, and wait for background tasks, at most 5
         seconds."""
         self.closing.set()
-        if self._apart:
-            await asyncio.wait(self._apart, timeout=5)
+        if self._background:
+            await asyncio.wait(self._background, timeout=5)
 
 
 @dataclass(frozen=True, slots=True)

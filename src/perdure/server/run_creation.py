@@ -27,10 +27,10 @@ from perdure.server.auth.reserved_names import (
     without_claims,
 )
 from perdure.server.checkpoint_references import require_start, start_of
-from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.responses import given
+from perdure.server.run_arguments import AUTHORIZED, as_authorized, checked
 from perdure.server.run_request_headers import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK
 from perdure.server.thread_graphs import has_run, keeps_apart, require_own
 from perdure.server.webhooks import TASK
@@ -47,9 +47,12 @@ _NOT_KWARGS = {
 }
 """Fields of a new run's body that are not part of the run's ``kwargs``."""
 
+_KNOBS = ("multitask_strategy", "debounce_ms")
+"""Names in a run's metadata that say how it is accepted, where headers cannot be set."""
+
 _KEY_MAX = 255
 _THREAD_OF = uuid.NAMESPACE_OID
-_PASSING_MINUTES = 60.0
+_TEMPORARY_MINUTES = 60.0
 _ATTEMPTS = 20
 
 
@@ -118,25 +121,27 @@ async def submit(
         Conflict: the idempotency key was used for a different run.
     """
     new = checked(caller, new, is_stateless=thread_id is None)
-    start = start_of(new)
-    terms = _terms(headers, new, start, interrupt_id)
+    key = _key(headers)
     is_alone = thread_id is None
     if thread_id is None:
         # Idempotency keys are scoped per user.
-        thread_id = str(
-            uuid.uuid5(_THREAD_OF, f"{caller.user.identity}\n{terms.key}") if terms.key else uuid.uuid4()
-        )
+        thread_id = str(uuid.uuid5(_THREAD_OF, f"{caller.user.identity}\n{key}") if key else uuid.uuid4())
     value: dict[str, Any] = {
         "thread_id": thread_id,
         "assistant_id": new.assistant_id,
+        "run_id": None,
         "metadata": dict(new.metadata),
         "status": "pending",
+        "prevent_insert_if_inflight": new.multitask_strategy == "reject",
         "multitask_strategy": new.multitask_strategy or "enqueue",
         "if_not_exists": new.if_not_exists or "reject",
         "after_seconds": new.after_seconds or 0,
-        "kwargs": new.model_dump(include={"input", "command", "config", "context"}),
+        "kwargs": new.model_dump(include=AUTHORIZED),
     }
     conditions = await caller.may("threads", "create_run", value)
+    new = as_authorized(caller, new, value["kwargs"], is_stateless=is_alone)
+    start = start_of(new)
+    terms = _terms(headers, new, key, start, interrupt_id)
     assistant = await caller.assistant_to_run(new.assistant_id)
     # A new id needs no look-up: the commit that creates the thread fails if there is one.
     row = None if is_alone and terms.key is None else await caller.threads.look(thread_id)
@@ -171,8 +176,8 @@ async def submit(
     if protocol is not None and caller.host.webhooks is not None:
         options = replace(options, webhook=TASK, notice_if_closed=True)
     if row is None:
-        is_passing = is_alone and new.on_completion != "keep"
-        ticket = await _submitted_first(caller, invocation, options, terms, is_passing=is_passing)
+        is_temporary = is_alone and new.on_completion != "keep"
+        ticket = await _submitted_first(caller, invocation, options, terms, is_temporary=is_temporary)
     else:
         ticket = await _submitted_next(caller, invocation, options, terms, row)
     is_own_run = not terms.coalesce and not ticket.is_duplicate
@@ -180,69 +185,23 @@ async def submit(
     return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate)
 
 
-def checked(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
-    """Return a run that may be accepted, without its client's statements about an authenticated user.
-
-    Args:
-        caller: the authenticated user of the request.
-        new: the run.
-        is_stateless: it has no thread but its own.
-
-    Raises:
-        Refusal: its parts do not go together, or its webhook may not be called.
-    """
-    _check(new, is_stateless=is_stateless)
-    _check_webhook(caller, new.webhook)
-    return _verified(caller.user, new) if caller.user.identity else new
-
-
-def _check(new: NewRun, *, is_stateless: bool) -> None:
-    if new.config.get("configurable") and new.context:
-        raise Refusal(400, "config.configurable and context exclude each other; send one of them")
-    if is_stateless and new.command is not None and new.command.resume is not None:
-        raise Refusal(400, "a command that resumes needs a thread; send it to /threads/{thread_id}/runs")
-    if new.after_seconds and new.command is not None and new.command.resume is not None:
-        raise Refusal(422, "an answer is given now; after_seconds does not go with a command that resumes")
-    if new.after_seconds and new.multitask_strategy not in (None, "enqueue"):
-        raise Refusal(422, "a run that comes later is enqueued; leave multitask_strategy out")
-    configured = new.config.get("configurable") or {}
-    if configured.get("checkpoint_ns") or (new.checkpoint is not None and new.checkpoint.checkpoint_ns):
-        raise Refusal(422, "a run starts from a checkpoint of the thread, not of a subgraph")
-
-
-def _check_webhook(caller: Caller, url: str | None) -> None:
-    if not url:
-        return
-    if caller.host.webhooks is None:
-        raise Refusal(422, "webhooks are disabled on this server; follow the run, or join it")
-    if url.startswith("/"):
-        # Any process on the database may send the notice, also workers, which have no routes.
-        raise Refusal(
-            422,
-            "the webhook's URL may not be called: it is a path, and the process that sends the notice need "
-            "not have your application; send all of it, e.g. https://HOST/path, and name a HOST that is not "
-            "public in http.webhook_hosts",
-        )
-    try:
-        caller.host.webhooks.url(url)
-    except Unreachable as error:
-        raise Refusal(422, f"the webhook's URL may not be called: {error}") from error
-
-
 async def _submitted_first(
-    caller: Caller, invocation: _Invocation, options: Options, terms: _Terms, *, is_passing: bool
+    caller: Caller, invocation: _Invocation, options: Options, terms: _Terms, *, is_temporary: bool
 ) -> Ticket:
-    """Accept a run together with its thread, in one commit. A thread that is removed after its run
-    (``is_passing``) has a time to live as well: if this server ends first, another one removes it."""
+    """Accept a run together with its thread, in one commit. The thread has the metadata of the run. One that
+    is removed after its run (``is_temporary``) has a time to live as well: if this server ends first, another
+    one removes it."""
     thread_id = invocation.thread_id
+    stated = {**(invocation.new.config.get("metadata") or {}), **invocation.metadata}
+    metadata = {name: held for name, held in stated.items() if name not in _KNOBS}
     value: dict[str, Any] = {
         "thread_id": thread_id,
-        "metadata": _stamp(invocation.assistant),
+        "metadata": {**with_verified(caller.user, metadata), **_stamp(invocation.assistant)},
         "if_exists": "do_nothing",
     }
     conditions = await caller.may("threads", "create", value)
     require_stamp(conditions, value["metadata"])
-    ttl = {"ttl": _PASSING_MINUTES} if is_passing else None
+    ttl = {"ttl": _TEMPORARY_MINUTES} if is_temporary else None
     draft = await caller.threads.draft(thread_id, value["metadata"], ttl)
     try:
         ticket = await _submitted(caller, invocation, options, terms, draft.precondition)
@@ -260,7 +219,7 @@ async def _submitted_first(
         await caller.visible(thread_id, conditions)
         await _refuse_another(caller, ticket, invocation.new, options)
     # The index is a hint; the client need not wait for it.
-    caller.host.apart(caller.threads.drafted(draft))
+    caller.host.in_background(caller.threads.drafted(draft))
     return ticket
 
 
@@ -281,7 +240,7 @@ async def _submitted_next(
     if ticket.is_duplicate or stamp.items() <= row.metadata.items():
         if caller.threads.needs_touch(row):
             # The order of a listing is a hint; the client need not wait for it.
-            caller.host.apart(caller.threads.touched(thread_id))
+            caller.host.in_background(caller.threads.touched(thread_id))
     else:
         # The graph that owns the state from now on.
         await caller.threads.change(thread_id, stamp)
@@ -306,7 +265,7 @@ async def _submitted_as_owner(
             continue
         if ticket.is_duplicate:
             await _refuse_another(caller, ticket, invocation.new, options)
-        caller.host.apart(caller.threads.reindex(thread_id))
+        caller.host.in_background(caller.threads.reindex(thread_id))
         return ticket
     raise Contention(f"thread {thread_id!r}: {_ATTEMPTS} attempts lost to other writers; try again")
 
@@ -316,10 +275,17 @@ def _stamp(assistant: Assistant) -> dict[str, str]:
     return {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
 
 
-def _terms(headers: Headers, new: NewRun, start: Ref | None, interrupt_id: str | None) -> _Terms:
+def _key(headers: Headers) -> str | None:
+    """Return the idempotency key of a request."""
     key = headers.get(IDEMPOTENCY_KEY)
     if key is not None and not 0 < len(key) <= _KEY_MAX:
         raise Refusal(422, f"an Idempotency-Key has 1 to {_KEY_MAX} characters")
+    return key
+
+
+def _terms(
+    headers: Headers, new: NewRun, key: str | None, start: Ref | None, interrupt_id: str | None
+) -> _Terms:
     return _Terms(key, *_multitask(headers, new, start), interrupt_id)
 
 
@@ -407,17 +373,6 @@ def _options(user: User, invocation: _Invocation) -> Options:
             "multitask_strategy": new.multitask_strategy or "enqueue",
             **({} if invocation.protocol is None else {"protocol": dict(invocation.protocol)}),
         },
-    )
-
-
-def _verified(user: User, new: NewRun) -> NewRun:
-    """Return a run without its client's statements about the user, who is authenticated."""
-    return new.model_copy(
-        update={
-            "config": config_without_claims(user, new.config),
-            "context": with_verified(user, new.context),
-            "metadata": without_claims(user, new.metadata),
-        }
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 
 from perdure.errors import SubscriberTooSlow, Unavailable
@@ -24,6 +24,10 @@ _AGAIN_S = 0.5
 STALLED_S = 60.0
 """Seconds for which a reader may take nothing before its stream is aborted. Until then it holds a page of the
 events of its run and a connection."""
+
+_HEARTBEAT: Any = b": heartbeat\n"
+"""A comment without the blank line that ends an event: JavaScript clients take that for an event without a
+name, with the id of the event before it."""
 
 ALL = "-1"
 """``Last-Event-ID`` of a client that has received no event and wants all of them."""
@@ -109,8 +113,8 @@ def stream(
         ends,
         refused,
         has_end=has_end,
-        ping=round(HEARTBEAT_S),
-        ping_message_factory=lambda: ServerSentEvent(comment="heartbeat"),
+        ping=HEARTBEAT_S,
+        ping_message_factory=lambda: _HEARTBEAT,
         send_timeout=STALLED_S,
         sep="\n",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers},
@@ -224,4 +228,4 @@ async def _watched(
             yield frame
     finally:
         if not is_over and not caller.host.closing.is_set():
-            caller.host.apart(caller.runtime.cancel(thread_id, run_id))
+            caller.host.in_background(caller.runtime.cancel(thread_id, run_id))

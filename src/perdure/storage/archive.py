@@ -27,6 +27,7 @@ from perdure.model.ops import (
     Commit,
     Committed,
     Delete,
+    Drop,
     Expect,
     Expectation,
     Fetch,
@@ -44,9 +45,9 @@ from perdure.model.program import Effect
 from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition, Record
 from perdure.storage.port import CommitLimits
 
-FORMAT = 2
+FORMAT = 3
 """The version of the file's layout that this release writes; it reads earlier ones, too. Version 2 has
-another format of checkpoints."""
+another format of checkpoints, version 3 of writes of tasks."""
 
 _MAGIC = b"perdure threads\n"
 _LENGTH = Struct(">I")
@@ -78,7 +79,13 @@ class Archive:
         self._size = 0
         self._sum = blake2b(digest_size=32, person=b"perdure.archive")
         self._tables: Tables = {}
+        self._begun: tuple[Partition, int, blake2b] | None = None
         self._lock = RLock()
+
+    @property
+    def is_read_only(self) -> bool:
+        """See ``port.is_read_only``."""
+        return not self._writing
 
     @property
     def limits(self) -> CommitLimits:
@@ -193,16 +200,23 @@ class Archive:
         if isinstance(effect, Stage):
             self._apply(effect.partition, effect.puts)
             return None
+        if isinstance(effect, Drop) and not effect.checks:
+            self._take_back(effect.partition)
+            return Committed()
         raise TypeError(f"not a request to an archive: {type(effect).__name__}")
 
     # Reading
 
     def _scan(self) -> None:
         if self._raw(len(_MAGIC)) != _MAGIC:
-            raise BadArchive(f"{self._path} is not an export of threads")
+            raise BadArchive(
+                f"{self._path} is not an export of threads, as `perdure export --output` writes one"
+            )
         kind, *head = self._next()
         if kind != _HEAD or len(head) < 1 or type(head[0]) is not int or head[0] < 1:
-            raise BadArchive(f"{self._path} is not an export of threads")
+            raise BadArchive(
+                f"{self._path} is not an export of threads, as `perdure export --output` writes one"
+            )
         if head[0] > FORMAT:
             raise BadArchive(
                 f"{self._path} was written by a newer Perdure (format {head[0]}, this release reads "
@@ -317,6 +331,8 @@ class Archive:
     # Writing
 
     def _apply(self, partition: Partition, ops: Iterable[Op]) -> None:
+        if self._begun is None or self._begun[0] != partition:
+            self._begun = partition, self._size, self._sum.copy()
         for op in ops:
             if isinstance(op, Put):
                 fields = _encoded(op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
@@ -326,6 +342,19 @@ class Archive:
             elif isinstance(op, Delete):
                 self._frame([_DELETE, *_named(partition, op)])
                 self._table(partition, op.kind).pop(op.key, None)
+
+    def _take_back(self, partition: Partition) -> None:
+        """Cut off what was written of a thread, which has to be the last in the file."""
+        if not any(self._tables.pop(partition, {}).values()):
+            return
+        if self._begun is None or self._begun[0] != partition:
+            raise TypeError("an archive drops only the thread that was written last")
+        _, self._size, self._sum = self._begun
+        self._begun = None
+        try:
+            self._file.truncate(self._size)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
 
     def _frame(self, frame: list[Any]) -> int:
         """Append a frame and return its position."""

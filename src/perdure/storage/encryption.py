@@ -41,6 +41,7 @@ from perdure.storage.port import (
     Driver,
     WrappingDriver,
     acommit_and_fetch,
+    is_read_only,
     prepare_vectors,
     reads_with_commits,
     vector_dims,
@@ -131,7 +132,8 @@ class Keyring:
 
 def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
     """Raise ``DecryptionError`` unless the given keys, or their absence, match the database. An empty
-    database takes the key with which it is first opened; one with threads in the clear takes none.
+    database takes the key with which it is first opened; one with threads in the clear takes none. A database
+    that is open for reading only is not changed.
 
     Args:
         driver: The driver of the database.
@@ -155,6 +157,8 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
             f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
             "encrypted database and move them there"
         )
+    if is_read_only(driver):
+        return
     version = found[0].version if found else 0
     put = Put(SEAL, (_WORD,), {}, _WORD.encode(), expect=version or Expect.ABSENT, version=version + 1)
     outcome = driver.perform(Commit(RESERVED, (keyring.seal(RESERVED, put),)))

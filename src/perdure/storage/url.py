@@ -78,7 +78,10 @@ def backend_of(url: str) -> BackendModule:
     if url == ":memory:":
         raise BadUrl("':memory:' is no database URL; write memory:// for a database that keeps nothing")
     if "://" not in url and "@" not in url:
-        raise BadUrl(f"{url!r} is no database URL; for a SQLite file write sqlite:///{url}, or use {FORMS}")
+        raise BadUrl(
+            f"{url!r} is no database URL; for a SQLite file write sqlite:///{url.removeprefix('sqlite:')}, "
+            f"or use {FORMS}"
+        )
     if scheme not in _BACKENDS:
         raise BadUrl(f"the database URL has the unknown scheme {scheme!r}; use {FORMS}")
     module, extra = _BACKENDS[scheme]
@@ -95,7 +98,14 @@ def _scheme_of(url: object) -> str:
         raise BadUrl(
             f"a database URL is text, not {type(url).__name__}; for a SQLite file write f'sqlite:///{{path}}'"
         )
-    return urlsplit(url).scheme
+    try:
+        return urlsplit(url).scheme
+    except ValueError as error:
+        # Its own text may contain the password.
+        raise BadUrl(
+            "the database URL cannot be parsed: [ and ] surround an IPv6 address, e.g. redis://[::1]:6379/0. "
+            "Write those of a password as %5B and %5D, and those of a path likewise"
+        ) from error
 
 
 def redacted(url: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from perdure.model.records import THREADS
 
 
 @contextmanager
-def from_export(path: str | Path, *, encryption_key: bytes | None = None) -> Iterator[SyncDatabase]:
+def from_export(
+    path: str | Path, *, encryption_key: bytes | Collection[bytes] | None = None
+) -> Iterator[SyncDatabase]:
     """Open a database in memory with the threads of a file, each under its id.
 
     The file is one that ``perdure export --output`` wrote. It is checked as a whole before it is
@@ -21,7 +23,7 @@ def from_export(path: str | Path, *, encryption_key: bytes | None = None) -> Ite
 
     Args:
         path: The file.
-        encryption_key: The key that the file is encrypted with, if it is.
+        encryption_key: The key that the file is encrypted with, if it is, or several.
 
     Yields:
         The database. It belongs to the threads' tenant if all have the same, and is closed at the end.

@@ -64,9 +64,17 @@ class Guard:
         site = headers.get("sec-fetch-site")
         if site is not None:
             return None if site in ("same-origin", "none") else FOREIGN
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and not is_of_host(origin, host):
             return FOREIGN
         return None
+
+
+def is_of_host(origin: str, host: str | None) -> bool:
+    """Return True for the header ``Origin`` of a page of a host; False for one that is no origin."""
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
 
 
 def _name(url: str) -> str | None:

@@ -42,17 +42,17 @@ def test_the_last_of_several_threads_ends_the_pause() -> None:
 
     def work() -> None:
         with collection_paused:
-            inside.wait(10)
+            inside.wait(60)
             seen.append(gc.isenabled())
-            leave.wait(10)
+            leave.wait(60)
 
     threads = [Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    inside.wait(10)
+    inside.wait(60)
     assert not gc.isenabled()
-    leave.wait(10)
+    leave.wait(60)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert seen == [False] * 4
     assert gc.isenabled()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
@@ -22,7 +23,13 @@ from perdure.testing.conformance.meaning import new_index
         ([[1.0, 2.0], [1.0, 2.0]], "2 vectors for 1 texts"),
         ([[1.0]], "dims=2"),
         ([["a", "b"]], "no vector of numbers"),
+        ([[10**400, 1.0]], "no vector of numbers"),
+        ([(10**400, 1.0)], "no vector of numbers"),
+        ([[1.0, [2.0]]], "no vector of numbers"),
         ([[float("nan"), 1.0]], "not finite"),
+        ([[1.0, float("-inf")]], "not finite"),
+        ([[float("inf"), float("-inf")]], "not finite"),
+        ([(1.0, float("inf"))], "not finite"),
         (None, "no list of vectors"),
     ],
 )
@@ -32,6 +39,13 @@ def test_what_is_no_vector_is_refused(returned: Any, advice: str) -> None:
         embedder.embed(["tea"], ())
     with pytest.raises(BadEmbedding, match=advice):
         asyncio.run(embedder.aembed(["tea"], ()))
+
+
+@pytest.mark.parametrize("vector", [[3e38, -3e38], (1e20, 1e20), np.array([1.5, 2.5]), [True, 2]])
+def test_numbers_of_any_size_and_type_are_a_vector(vector: Any) -> None:
+    embedder = TextEmbedder(lambda _: [vector], 2, "mine")
+    packed, _ = embedder.embed(["tea"], ())
+    assert packed["tea"] == np.asarray(vector, dtype="<f4").tobytes()
 
 
 def test_an_error_of_a_model_is_named_without_its_text() -> None:

@@ -244,6 +244,32 @@ def test_nothing_is_embedded_where_nothing_is_to_be_indexed(backend: Backend) ->
     assert handle_of(backend.database()).run(reindex(partition_of("", HOME), index, 1)).indexed == 0
 
 
+@pytest.mark.parametrize("is_conditional", [False, True])
+def test_a_value_that_changes_while_it_is_embedded_is_stored_as_it_was(
+    backend: Backend, is_conditional: bool
+) -> None:
+    value = {"text": "tea"}
+    seen = {"text": "none yet"}
+
+    async def changing(texts: Sequence[str]) -> list[list[float]]:
+        value["text"] = seen["text"] = "coffee"
+        return embed(texts)
+
+    store = backend.store(index=new_index(embed=changing))
+
+    async def work() -> None:
+        if is_conditional:
+            await backend.store().aput(HOME, "drink", dict(seen))
+            assert await store.aput_if_unchanged([PutOp(HOME, "drink", value)], {"drink": seen})
+        else:
+            await store.aput(HOME, "drink", value)
+
+    asyncio.run(work())
+    (found,) = backend.store(index=new_index()).search(HOME, query="tea")
+    assert found.value == {"text": "tea"}
+    assert found.score == pytest.approx(1.0)
+
+
 def test_items_of_equal_score_are_paged_without_a_gap(backend: Backend) -> None:
     store = backend.store(index=new_index())
     chance = random.Random(9)

@@ -95,8 +95,8 @@ def _no_candidates(*args: Any, **kwargs: Any) -> Any:
     yield
 
 
-def _unembedded(self: SearchIndex, op: Any, body: bytes, embedded: Any, real: Any = SearchIndex.entry) -> Any:
-    return real(self, op._replace(index=False), body, embedded)
+def _unembedded(self: SearchIndex, body: bytes, of: Any, embedded: Any, real: Any = SearchIndex.entry) -> Any:
+    return real(self, body, of._replace(paths=(), texts=()), embedded)
 
 
 def _read_once(

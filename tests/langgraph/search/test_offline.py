@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import sys
 from typing import Any
 
 import numpy as np
@@ -64,5 +65,11 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offline, "find_spec", lambda name: None if name == "wordllama" else find(name))
     with pytest.raises(MissingExtra, match=r"perdure\[memory\]"):
         SearchIndex({"embed": "perdure:offline"})
+    # Where both are missing, the extra that contains the other one is named.
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(MissingExtra, match=r"perdure\[memory\]"):
+        SearchIndex({"embed": "perdure:offline"})
+    with pytest.raises(MissingExtra, match=r"perdure\[search\]"):
+        SearchIndex({"embed": len, "dims": 2})
     with pytest.raises(ValueError, match="dims"):
         SearchIndex({"embed": "perdure:other", "text": True})

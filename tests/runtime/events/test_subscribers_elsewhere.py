@@ -122,7 +122,7 @@ def test_what_a_run_streams_is_heard_by_who_came_in_the_middle_while_it_goes_on(
 def test_a_thread_that_nobody_follows_any_more_stores_nothing(
     near: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "_FOLLOWED_S", 0.6)
+    monkeypatch.setattr(subscription, "_FOLLOWED_S", 3.0)
 
     async def main() -> None:
         here, there = near.database(), near.open()
@@ -131,7 +131,7 @@ def test_a_thread_that_nobody_follows_any_more_stores_nothing(
             ear = asyncio.create_task(until(looks.follow_thread("ada", after=0), 1))
             await eventually_stored(lambda: _followed(near))
             # Longer than one record of it lasts, it is followed, and that is known.
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(3.5)
             assert is_followed(near)
             await works.wait(await say(works, "one", UNKEPT))
             await ear

@@ -63,6 +63,26 @@ def test_however_many_lanes_are_foreign_the_one_behind_them_is_tried(
     go(main())
 
 
+def test_the_next_lane_of_the_second_is_named_and_not_tried(near: Storage) -> None:
+    async def main() -> None:
+        backlog = Backlog(handle_of(near.database()), None, 1.0)
+        now = 10_000_000
+        for n in range(25):
+            due(near, f"due{n}", now - n)
+        due(near, "later", now + 2_000_000)
+        await backlog.look(now, 0.0, {}, 100)
+        assert backlog.next_due_at is None
+        for n in range(25):
+            due(near, f"soon{n}", now + 500_000 - n)
+        assert await backlog.look(now, 0.0, {}, 100) == 25
+        assert backlog.next_due_at == now + 500_000 - 24
+        assert {partition.thread[:3] for partition, _ in backlog.take({}, 100, None)} == {"due"}
+        await backlog.look(now - 5_000_000, 0.0, {}, 100)
+        assert backlog.next_due_at is None, "of the last look only"
+
+    go(main())
+
+
 def test_lanes_due_at_one_moment_hide_nobody(near: Storage) -> None:
     async def main() -> None:
         lanes = {due(near, f"t{n}", 5) for n in range(35)} | {due(near, "behind", 6)}

@@ -36,7 +36,7 @@ near = pytest.mark.parametrize("server", ["sqlite"], indirect=True)
 
 WITHIN_S = 60.0
 """How long anything is waited for. Nothing takes that long but a machine that has something else to do."""
-_TIMEOUT: Any = httpx.Timeout(WITHIN_S, connect=10)
+_TIMEOUT: Any = httpx.Timeout(WITHIN_S)
 
 
 def run(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -101,7 +101,7 @@ async def test_t12_a_run_is_joined_from_the_beginning_the_middle_and_after_its_e
         made = await client.runs.create(
             thread_id,
             "walk",
-            input={"steps": 12, "pause": 0.05},
+            input={"steps": 12, "pause": 0.2},
             stream_mode=["custom", "values"],
             stream_resumable=True,
         )

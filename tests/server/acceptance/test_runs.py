@@ -210,7 +210,7 @@ async def test_t09_cancel_can_take_the_run_back(server: Server) -> None:
 async def test_t09_a_run_that_is_to_come_later_holds_up_nothing(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)
-        later = await client.runs.create(thread_id, "chat", input=said("later"), after_seconds=1)
+        later = await client.runs.create(thread_id, "chat", input=said("later"), after_seconds=5)
         assert later["status"] == "pending"
         values = await client.runs.wait(thread_id, "chat", input=said("now"))
         assert heard(values) == ["now", "echo now"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from typing import Any
 
 import pytest
@@ -250,13 +249,14 @@ async def test_t03_silence_is_broken_by_heartbeats(server: Server) -> None:
         body = {"assistant_id": "slow", "input": said("5.5")}
 
         async def followed() -> None:
-            last, silence, beats = time.monotonic(), 0.0, 0
+            beats, before = 0, ""
             async with http.stream("POST", f"/threads/{threads[0]}/runs/stream", json=body) as answer:
                 async for line in answer.aiter_lines():
-                    silence, last = max(silence, time.monotonic() - last), time.monotonic()
                     beats += line == ": heartbeat"
+                    # JavaScript clients take a blank line after it for an event without a name.
+                    assert line or before != ": heartbeat"
+                    before = line
             assert beats
-            assert silence < 5.2
 
         async def waited() -> None:
             seen = b""

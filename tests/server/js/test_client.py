@@ -274,8 +274,11 @@ def test_t20_a_run_is_joined_from_the_beginning_the_middle_and_after_its_end(js:
 @near
 def test_t20_a_client_that_leaves_ends_the_run_or_not(js: Client, then: str, status: str) -> None:
     thread_id = js.new()
-    options = {"input": {"steps": 12, "pause": 0.1}, "streamMode": "custom", "onDisconnect": then}
+    GATES.clear()
+    options = {"input": {"steps": 12, "gated": 5}, "streamMode": "custom", "onDisconnect": then}
     js.stream("runs.stream", (thread_id, "walk"), options, leave=3)
+    if then == "continue":
+        GATES["walk"].set()
     eventually(lambda: js.statuses(thread_id) == [status], f"the run is {status}")
 
 

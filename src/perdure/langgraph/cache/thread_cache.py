@@ -25,6 +25,7 @@ from perdure.model.records import Partition
 from perdure.model.tree import ListCuts
 
 _SLOTS_MAX = 256
+_MOST_ELEMENTS = 200_000
 
 Source = int | bytes
 """The source of an element's decoded form: its position among those of the last load, or its bytes."""
@@ -167,8 +168,7 @@ class ThreadCache:
 class Caches:
     """The threads that this process worked on last, bounded by the elements that they hold."""
 
-    def __init__(self, max_elements: int = 200_000) -> None:
-        self._max = max_elements
+    def __init__(self) -> None:
         self._threads: OrderedDict[Partition, ThreadCache] = OrderedDict()
         self._weights: dict[Partition, int] = {}
         self._total = 0
@@ -193,7 +193,7 @@ class Caches:
             weight = cache.weight()
             self._total += weight - self._weights[partition]
             self._weights[partition] = weight
-            while self._total > self._max and len(self._threads) > 1:
+            while self._total > _MOST_ELEMENTS and len(self._threads) > 1:
                 oldest, _ = self._threads.popitem(last=False)
                 self._total -= self._weights.pop(oldest)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from logging import getLogger
+from threading import Lock
 from typing import Any, NamedTuple, TypedDict
 from weakref import WeakSet
 
@@ -19,6 +20,7 @@ from langgraph.store.base import IndexConfig, Op, PutOp, SearchOp, get_text_at_p
 
 from perdure.engine import search_index
 from perdure.engine.items import Candidate, namespaces
+from perdure.engine.known_generations import KnownGenerations
 from perdure.engine.search_index import IndexChanges, IndexEntry
 from perdure.errors import ReindexRequired, TooLarge
 from perdure.langgraph.search.cache import IndexCache, IndexUpdate, NamespaceIndex
@@ -72,6 +74,14 @@ class Embedded(NamedTuple):
 NOTHING = Embedded({}, {})
 
 
+class IndexedTexts(NamedTuple):
+    """Texts of an item that is put, which are embedded, and the paths that its put names: ``None`` for the
+    configured ones, none to keep the item out of the index."""
+
+    paths: tuple[str, ...] | None
+    texts: tuple[str, ...]
+
+
 class SearchIndex:
     """Index of the texts of items, for ``Database.store(index=…)``. One object keeps what it has read, so
     share it among the stores of a process.
@@ -96,15 +106,17 @@ class SearchIndex:
     """
 
     def __init__(self, config: SearchConfig | IndexConfig | Mapping[str, Any]) -> None:
-        numpy()
         given = _checked(config)
         self.fields: tuple[str, ...] = tuple(given.get("fields") or [_WHOLE])
         has_model = given.get("embed") is not None
         self.embedder = TextEmbedder(given["embed"], given["dims"], given.get("name")) if has_model else None
+        # After the model, whose extra may contain this one.
+        numpy()
         self.extractor = TermExtractor(given.get("language", "english")) if given.get("text") else None
         self.vector_weight: float = given.get("vector_weight", VECTOR_WEIGHT)
         self._marks = {is_default: self._mark(is_default) for is_default in (True, False)}
         self._cache = IndexCache()
+        self.generations = KnownGenerations(Lock())
         self._announced: WeakSet[Driver] = WeakSet()
 
     @property
@@ -149,38 +161,34 @@ class SearchIndex:
             out += [text for text in get_text_at_path(value, _tokens(path)) if text]
         return list(dict.fromkeys(out))
 
-    def embed(self, ops: Sequence[Op]) -> Embedded:
-        """Embed the texts and queries of a batch."""
-        return NOTHING if self.embedder is None else Embedded(*self.embedder.embed(*self._wanted(ops)))
+    def texts_of(self, op: PutOp, value: Mapping[str, Any]) -> IndexedTexts:
+        """Return the texts of an item that is put, of its value as it is stored."""
+        paths = _paths(op)
+        return IndexedTexts(paths, () if self.embedder is None else tuple(self.texts(value, paths)))
 
-    async def aembed(self, ops: Sequence[Op], *, in_threads: bool = True) -> Embedded:
+    def embed(self, texts: Iterable[str], ops: Sequence[Op]) -> Embedded:
+        """Embed texts, and the queries of a batch."""
+        if self.embedder is None:
+            return NOTHING
+        return Embedded(*self.embedder.embed(list(dict.fromkeys(texts)), _queries(ops)))
+
+    async def aembed(self, texts: Iterable[str], ops: Sequence[Op], *, in_threads: bool = True) -> Embedded:
         """See ``embed``."""
         if self.embedder is None:
             return NOTHING
-        return Embedded(*await self.embedder.aembed(*self._wanted(ops), in_threads=in_threads))
+        wanted = list(dict.fromkeys(texts))
+        return Embedded(*await self.embedder.aembed(wanted, _queries(ops), in_threads=in_threads))
 
-    def entry(self, op: PutOp, body: bytes, embedded: Embedded) -> bytes:
-        """Return the packed entry of an item that is put."""
-        paths = _paths(op)
-        texts = [] if self.embedder is None else self.texts(op.value or {}, paths)
-        vectors = tuple(embedded.texts[text] for text in texts)
-        return search_index.pack(IndexEntry(self.mark(paths), search_index.content_of(body), paths, vectors))
+    def entry(self, body: bytes, of: IndexedTexts, embedded: Embedded) -> bytes:
+        """Return the packed entry of an item that is put: of its stored value and its texts."""
+        vectors = tuple(map(embedded.texts.__getitem__, of.texts))
+        content = search_index.content_of(body)
+        return search_index.pack(IndexEntry(self.mark(of.paths), content, of.paths, vectors))
 
     def vectors(self, texts: Sequence[str]) -> dict[str, bytes]:
         """Embed texts, for items that are indexed again: none in an index without vectors. No event loop may
         run in this thread if the embedding function is asynchronous; ``close`` ends the one that is used."""
         return {} if self.embedder is None else self.embedder.embed_blocking(texts)
-
-    def _wanted(self, ops: Sequence[Op]) -> tuple[list[str], list[str]]:
-        last = {(tuple(op.namespace), op.key): op for op in ops if isinstance(op, PutOp)}
-        texts = {
-            text: None
-            for op in last.values()
-            if op.value is not None
-            for text in self.texts(op.value, _paths(op))
-        }
-        queries = {op.query: None for op in ops if isinstance(op, SearchOp) and op.query}
-        return list(texts), list(queries)
 
     # Search
 
@@ -259,9 +267,9 @@ class SearchIndex:
 
     def _reindex_required(self, partition: Partition, count: int) -> ReindexRequired:
         return ReindexRequired(
-            f"{count} items of {labels_of(partition.thread)!r} were indexed by another embedding model than "
-            f"{self.name!r} with {self._dims} dimensions, by none, or for other fields; run `perdure store "
-            "reindex`, or give the index the name= of the model that made them"
+            f"items of {labels_of(partition.thread)!r} ({count} of those searched) were indexed by another "
+            f"embedding model than {self.name!r} with {self._dims} dimensions, by none, or for other fields; "
+            "run `perdure store reindex`, or give the index the name= of the model that made them"
         )
 
     def _refreshed(self, driver: Driver, partition: Partition) -> Program[NamespaceIndex]:
@@ -333,10 +341,14 @@ def _tokens(path: str) -> Any:
 
 
 def _paths(op: PutOp) -> tuple[str, ...] | None:
-    """Return the paths that a put names: ``None`` for the configured ones, none to keep the item out."""
+    """Return the paths that a put names, as in ``IndexedTexts``."""
     if op.index is False:
         return ()
     return None if op.index is None else tuple(op.index)
+
+
+def _queries(ops: Sequence[Op]) -> list[str]:
+    return list(dict.fromkeys(op.query for op in ops if isinstance(op, SearchOp) and op.query))
 
 
 def index_of(given: SearchIndex | SearchConfig | IndexConfig | None) -> SearchIndex | None:

@@ -86,6 +86,7 @@ class EventBuffer:
         stored: bool,
         changed: Callable[[Partition], None],
         announce: Callable[[Partition], None],
+        is_leased: Callable[[], bool] = lambda: True,
     ) -> None:
         """Create an empty buffer.
 
@@ -98,6 +99,8 @@ class EventBuffer:
             stored: True if events are stored for subscribers in other processes.
             changed: Called when subscribers in this process can read something new.
             announce: Called when a batch was stored.
+            is_leased: Returns False if the run's lease was not renewed in time, so that another process may
+                have the run. Events are then shown once they are stored.
         """
         self.partition = partition
         self.run_id = run_id
@@ -112,6 +115,8 @@ class EventBuffer:
         self._began = time.monotonic()
         self._changed = changed
         self._announce = announce
+        self._is_leased = is_leased
+        self._doubtful: deque[Event] = deque()
         self._held: deque[Event] = deque()
         self._readers: list[tuple[int, asyncio.Future[None]]] = []
         self._bytes = 0
@@ -129,7 +134,8 @@ class EventBuffer:
         """Stream options of the run; ``None`` without a stream."""
 
     def publish(self, name: str, data: Any, room: int = 1) -> Event:
-        """Number an event and make it available to subscribers in this process before this returns.
+        """Number an event and make it available to subscribers in this process: before this returns, unless
+        the run's lease is in doubt.
 
         Args:
             name: The name of the event.
@@ -143,7 +149,14 @@ class EventBuffer:
         event = Event(seq, self.run_id, name, text)
         if name == VALUES:
             self.values = text
-        self._hold(event)
+        is_doubtful = not self._is_leased()
+        if is_doubtful:
+            self.keep()
+        if self.is_stored and (is_doubtful or self._doubtful):
+            # Another process may have published events with lower numbers, which this one would hide.
+            self._doubtful.append(event)
+        elif not isinstance(self._failure, Fenced):
+            self._hold(event)
         if self.is_stored:
             self._waiting.append(event)
             self._waiting_bytes += len(text)
@@ -271,10 +284,14 @@ class EventBuffer:
                     await asyncio.sleep(_GATHER_S)
                 batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
                 await self._append(batch)
+                while self._doubtful and self._doubtful[0].seq <= batch[-1].seq:
+                    self._hold(self._doubtful.popleft())
                 self._announce(self.partition)
         except PerdureError as error:
             self._failure = error
             self.is_stored = False
+            while self._doubtful and not isinstance(error, Fenced):
+                self._hold(self._doubtful.popleft())
         finally:
             self._storing = None
 

@@ -176,6 +176,9 @@ async def _steered(
     if buffer is not None and buffer.stream is not None:
         publisher = StreamPublisher(buffer, buffer.stream)
         publisher.begun(held.run.attempts, held.run.graph)
+    if steering.first_look is not None:
+        # It reports its own failure. Cancelled, it is the worker's to end.
+        await asyncio.wait([steering.first_look])
     while True:
         steering.control.begin()
         try:

@@ -21,6 +21,8 @@ from perdure.runtime.worker.fairness import Due, in_turn
 _PAGE = 1000
 _PAGES = 8
 """Maximum number of pages in one read."""
+_AHEAD_US = 1_000_000
+"""How far ahead of the due queues a read looks, in microseconds."""
 _TIMES_MAX = 6
 _RETRIED_EVERY = 8
 """Every so many turns a queue that was put off comes first, so that new ones cannot starve it."""
@@ -69,6 +71,9 @@ class Backlog:
         self._cursor: int | None = None
         self._turns = 0
         self.looked_at = 0.0
+        self.next_due_at: int | None = None
+        """When the next queue is due that the last read found not due yet, if that is within a second: a
+        queue that another process made due may be so a moment later by this one's estimate of the time."""
         self.counts: Counter[Reason] = Counter()
 
     def __len__(self) -> int:
@@ -88,6 +93,7 @@ class Backlog:
             enough: Stop when this many queues can be tried.
         """
         self.looked_at = time
+        self.next_due_at = None
         self._new = {due: due_at for due, due_at in self._new.items() if due_at is None}
         self._again.clear()
         seen: set[Due] = set()
@@ -114,7 +120,7 @@ class Backlog:
         is read, or ``None`` after the last page."""
         limit = _PAGE
         while True:
-            find = Find("due", self._tenant, until=now, since=since, limit=limit)
+            find = Find("due", self._tenant, until=now + _AHEAD_US, since=since, limit=limit)
             page = [f for f in await self._database.arun(ask(find)) if f.record is not None]
             times = [found.record.fields["due_at"] for found in page if found.record is not None]
             if len(page) < limit or times[0] < times[-1]:
@@ -122,6 +128,9 @@ class Backlog:
             # The next page starts after a time, so a page has to hold all queues due at the same time.
             limit *= 4
         for found, due_at in zip(page, times, strict=True):
+            if due_at > now:
+                self.next_due_at = min(due_at, self.next_due_at or due_at)
+                continue
             due = (found.partition, found.record.key[0]) if found.record is not None else None
             if due is not None and due not in seen:
                 seen.add(due)

@@ -53,7 +53,7 @@ class NotSent(Exception):
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.retry_after = None if retry_after is None else min(max(retry_after, 0.0), _RETRY_AFTER_MAX_S)
+        self.retry_after = None if retry_after is None else min(max(0.0, retry_after), _RETRY_AFTER_MAX_S)
 
 
 @dataclass(frozen=True)

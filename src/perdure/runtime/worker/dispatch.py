@@ -24,7 +24,7 @@ from perdure.runtime.worker.fairness import Due
 
 _STALE_S = 1.0
 """Seconds for which the result of a poll is used before the next poll."""
-_HEED_S = 10.0
+_CANCEL_WAIT_S = 10.0
 """Seconds for which work that was asked to release what it holds is waited for."""
 _REPORTED_EVERY_S = 60.0
 """Minimum seconds between two warnings of the same graph, channel or error."""
@@ -134,13 +134,13 @@ class Dispatch:
             await asyncio.wait([serving], timeout=within)
             if not serving.done():
                 give_up()
-                await asyncio.wait([serving], timeout=_HEED_S)
+                await asyncio.wait([serving], timeout=_CANCEL_WAIT_S)
                 serving.cancel()
                 raise TimeoutError
             return await serving
         except asyncio.CancelledError:
             give_up()
-            await asyncio.wait([serving], timeout=_HEED_S)
+            await asyncio.wait([serving], timeout=_CANCEL_WAIT_S)
             raise
         finally:
             mark.cancel()
@@ -285,7 +285,8 @@ class Dispatch:
         ready = await self._backlog.look(now, time, self._serving, slots)
         self._report(time)
         self._fill()
-        self.summons.looked(in_vain=not ready)
+        due_at = self._backlog.next_due_at
+        self.summons.looked(in_vain=not ready, due_in=None if due_at is None else (due_at - now) / 1_000_000)
 
     def _fill(self) -> None:
         """Serve known due queues while there are free slots, tenants in turn."""

@@ -76,6 +76,14 @@ class Leases:
         starting = self.starting.get(partition)
         return None if starting is None else starting.over
 
+    def is_confirmed(self, partition: Partition) -> bool:
+        """Return False if the lease of a thread's run was last renewed so long ago that another process may
+        have taken the run: this process was frozen, or the database does not answer."""
+        working = self.working.get(partition)
+        if working is None:
+            return True
+        return asyncio.get_running_loop().time() - working.confirmed_at <= self._settings.lease
+
     async def beat(self) -> None:
         """Renew the leases of all runs under way, three times per lease duration."""
         while True:
@@ -97,7 +105,7 @@ class Leases:
         starting = self.starting.pop(partition, Starting(working.held.run.id))
         self.working[partition] = working
         if working.held.lane.pending or starting.has_message:
-            self.message_waits(partition)
+            working.steering.first_look = self._soon(self._look(working))
         if starting.is_asked:
             self._soon(self._renew(working))
         if starting.how:
@@ -152,10 +160,11 @@ class Leases:
             # The next renewal of the lease looks again; at the run's end the messages become the next run.
             self._emit("run.not_steered", working.held, error=type(error).__name__)
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+    def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
+        return task
 
     def _emit(self, name: str, held: HeldRun, **fields: Any) -> None:
         self._observers.event(name, **fields_of(held), **fields)

@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from perdure.database.asynchronous import Database
@@ -54,7 +55,7 @@ from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 
 _LAST_MOST = 4096
-HEED_S = 5.0
+CANCEL_WAIT_S = 5.0
 """Seconds for which a cancelled run is waited for."""
 
 DELETED = "deleted"
@@ -63,7 +64,7 @@ DELETED = "deleted"
 _NO_FAULT = (SchemaTooNew, ThreadPinned, TakenBack)
 """Errors of attempts that do not count: in a rolling deploy a worker of the other version goes on, and a user
 may withdraw a message while a node holds it."""
-_HOPELESS = (NotAllowed, NoWindow, OtherGraph, Unreadable, Unserialisable, TooLarge)
+_PERMANENT = (NotAllowed, NoWindow, OtherGraph, Unreadable, Unserialisable, TooLarge)
 
 
 class Runner:
@@ -278,7 +279,7 @@ class Runner:
             if not task.done():
                 working.cancel("deadline")
                 # A task that ignores it is abandoned: it can store nothing after the run has ended.
-                await asyncio.wait([task], timeout=HEED_S)
+                await asyncio.wait([task], timeout=CANCEL_WAIT_S)
         finally:
             if indicator is not None:
                 indicator.cancel()
@@ -317,7 +318,7 @@ class Runner:
             # It finished before it was stopped, so its result counts.
             try:
                 return await self._finish(held, task.result())
-            except _HOPELESS as refused:
+            except _PERMANENT as refused:
                 return await self._given_up(held, error_note(refused), type(refused).__name__)
         if how == DELETED:
             return False
@@ -369,6 +370,7 @@ class Runner:
             stored=is_stored,
             changed=self._subscriptions.changed,
             announce=self._notifications.stored,
+            is_leased=partial(self.leases.is_confirmed, held.partition),
         )
         self._buffers[held.run.id] = buffer
         self._subscriptions.opened(buffer)
@@ -452,7 +454,7 @@ class Runner:
             # An unavailable database is not the graph's fault: its run is retried, as after a crash.
             most = min(asked, most)
         is_no_fault = isinstance(error, _NO_FAULT)
-        if not is_no_fault and (held.run.attempts >= most or isinstance(error, _HOPELESS)):
+        if not is_no_fault and (held.run.attempts >= most or isinstance(error, _PERMANENT)):
             return await self._given_up(held, reason, type(error).__name__)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread())

@@ -19,7 +19,7 @@ from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.cron_service import CronService
 from perdure.runtime.worker.delivery import Channel, Delivery
 from perdure.runtime.worker.dispatch import Dispatch
-from perdure.runtime.worker.runner import HEED_S, Runner
+from perdure.runtime.worker.runner import CANCEL_WAIT_S, Runner
 
 _MARGIN_US = 50_000
 
@@ -119,22 +119,33 @@ class Worker:
     async def drain(self, within: float) -> None:
         """Claim nothing more, let current work continue for ``within`` seconds, then release the rest, which
         is due for other workers at once. A run that ignores its cancellation is left behind; it is due when
-        its lease expires, and can store nothing after that."""
+        its lease expires, and can store nothing after that. A caller that is cancelled while it waits ends
+        that time: the rest is released, then it stays cancelled."""
         self.dispatch.stop()
         for loop in self._loops[1:]:
             loop.cancel()
-        behind = await self.dispatch.idle(within)
-        if behind:
-            self.runner.hand_over()
-            behind = await self.dispatch.idle(HEED_S)
-        if self.beginning:
-            # They release what they have claimed, or have it served if that is in doubt.
-            await asyncio.wait(set(self.beginning), timeout=HEED_S)
-            behind = await self.dispatch.idle(HEED_S)
-        if behind:
-            self._context.observers.event("worker.left_behind", runs=behind)
-        for loop in self._loops:
-            loop.cancel()
+        try:
+            await self.dispatch.idle(within)
+        finally:
+            # Of a caller that is cancelled, too: a run that it left here would keep its lease for ever.
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Release what is under way, and end everything that ``start`` began."""
+        try:
+            behind = await self.dispatch.idle(0)
+            if behind:
+                self.runner.hand_over()
+                behind = await self.dispatch.idle(CANCEL_WAIT_S)
+            if self.beginning:
+                # They release what they have claimed, or have it served if that is in doubt.
+                await asyncio.wait(set(self.beginning), timeout=CANCEL_WAIT_S)
+                behind = await self.dispatch.idle(CANCEL_WAIT_S)
+            if behind:
+                self._context.observers.event("worker.left_behind", runs=behind)
+        finally:
+            for loop in self._loops:
+                loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
         await self.runner.conversations.close()
 

@@ -154,7 +154,10 @@ def fits(algorithm: str, key: object) -> bool:
 
 def _is_near(url: str) -> bool:
     """Return True for a URL of this host. ``BadSetting`` if it is neither that nor https."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise BadSetting(f"jwks_url is no URL: {error}") from error
     host = parts.hostname or ""
     try:
         is_near = host == "localhost" or ip_address(host).is_loopback

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from ipaddress import ip_address
@@ -122,7 +122,7 @@ async def serve(
     listener: socket.socket,
     *,
     works: bool = True,
-    encryption_key: bytes | None = None,
+    encryption_key: bytes | Collection[bytes] | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
@@ -131,7 +131,7 @@ async def serve(
         config: the configuration.
         listener: the listening socket.
         works: execute runs in this process, too.
-        encryption_key: key that encrypts stored data.
+        encryption_key: key, or keys, that encrypt stored data.
         ready: called once requests are accepted.
     """
     async with AsyncExitStack() as stack:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,14 +43,14 @@ _log = logging.getLogger("perdure.server")
 
 @asynccontextmanager
 async def opened(
-    config: Config, *, works: bool = True, encryption_key: bytes | None = None
+    config: Config, *, works: bool = True, encryption_key: bytes | Collection[bytes] | None = None
 ) -> AsyncIterator[ServerState]:
     """Yield the state of a server, and close it afterwards.
 
     Args:
         config: the configuration.
         works: execute runs in this process; otherwise runs are accepted, and left to workers.
-        encryption_key: key that encrypts stored data.
+        encryption_key: key, or keys, that encrypt stored data.
     """
     prepare(config)
     loaded = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Collection
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
@@ -23,7 +24,7 @@ _log = logging.getLogger("perdure.server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S = 0.2
 _PAUSE_S = 1.0
-_HOPELESS = 78
+_CANNOT_START = 78
 """Exit code of a process that cannot start with its configuration, ``EX_CONFIG``."""
 
 
@@ -33,7 +34,7 @@ def serve_many(
     processes: int,
     *,
     works: bool = True,
-    encryption_key: bytes | None = None,
+    encryption_key: bytes | Collection[bytes] | None = None,
     log_level: str = "INFO",
 ) -> int:
     """Serve from several processes until SIGINT or SIGTERM, and return the exit code. A process that
@@ -44,7 +45,7 @@ def serve_many(
         listener: the listening socket, which all processes share.
         processes: number of processes.
         works: execute runs in these processes, too.
-        encryption_key: key that encrypts stored data.
+        encryption_key: key, or keys, that encrypt stored data.
         log_level: level of Perdure's logger.
     """
     context = multiprocessing.get_context("spawn")
@@ -67,7 +68,7 @@ def serve_many(
             for at, child in enumerate(children):
                 if child.exitcode is None:
                     continue
-                if child.exitcode == _HOPELESS:
+                if child.exitcode == _CANNOT_START:
                     code = 1
                     stopping.set()
                     break
@@ -100,7 +101,11 @@ def _end_with_parent() -> None:
 
 
 def _child(
-    config: Config, listener: socket.socket, works: bool, encryption_key: bytes | None, log_level: str
+    config: Config,
+    listener: socket.socket,
+    works: bool,
+    encryption_key: bytes | Collection[bytes] | None,
+    log_level: str,
 ) -> None:
     _end_with_parent()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -115,4 +120,4 @@ def _child(
         sys.exit(1)
     except PerdureError as error:
         sys.stderr.write(f"perdure: {error}\n")
-        sys.exit(_HOPELESS)
+        sys.exit(_CANNOT_START)

@@ -148,7 +148,7 @@ class _Exchange:
             result = await self._result(accepted, standing)
         except asyncio.CancelledError:
             if not caller.host.closing.is_set():
-                caller.host.apart(_abandoned(caller, accepted))
+                caller.host.in_background(_abandoned(caller, accepted))
             raise
         await removed(caller, standing, accepted.thread_id)
         return result

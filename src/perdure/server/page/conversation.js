@@ -52,6 +52,7 @@ export class Conversation {
     this._abort = new AbortController();
     this._changed = changed;
     this._syncing = null;
+    this._streamed = 0; // states that runs have streamed
     this._accepted = Promise.resolve(); // resolves when the request before the next one was answered
   }
 
@@ -103,6 +104,7 @@ export class Conversation {
   }
 
   async _sync() {
+    const streamed = this._streamed;
     const [thread, runs] = await link.persist(() => Promise.all([api.thread(this.id), api.runs(this.id)]));
     const latest = await link.persist(() => api.state(this.id));
     await link.persist(() => this.tree.update(latest.checkpoint_id));
@@ -112,6 +114,9 @@ export class Conversation {
     this.path = this.tree.path(this.leaf);
     const forks = await link.persist(() => this.tree.forks(this.path));
     if (this._abort.signal.aborted) return;
+    this.isLoading = false;
+    // What a run streamed meanwhile is newer than what was read here, and is read again when it ends.
+    if (this._streamed !== streamed && !this.wantsBranch) return;
     this.title = thread.metadata?.title ?? this.title;
     this.graph = thread.metadata?.graph_id ?? this.graph;
     this.updatedAt = thread.updated_at;
@@ -131,7 +136,6 @@ export class Conversation {
     if (!this.problem) this.partial.clear();
     else await this._recall(runs[0]);
     if (this._abort.signal.aborted) return;
-    this.isLoading = false;
     this.runs = runs;
     this.isKept = !open.length && !this.live && isAtHead && !state.next?.length && isStopped(this.messages.at(-1));
     this._queue(open);
@@ -418,6 +422,7 @@ export class Conversation {
       this._note("attempt", { attempt: data.attempt });
     } else if (name === "values") {
       const { __interrupt__: asked, ...values } = data ?? {};
+      this._streamed += 1;
       this._take(values);
       this.progress.stored(this.messages);
     } else if (name === "updates") {

@@ -151,7 +151,8 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
     for part in ("context", "metadata"):
         if stated.get(part):
             stated[part] = with_verified(caller.user, stated[part])
-    found, conditions, value = await _to_change(caller, assistant_id, stated)
+    parts_of = dict.fromkeys(("graph_id", "name", "config", "context"))
+    found, conditions, value = await _to_change(caller, assistant_id, {**parts_of, "metadata": {}, **stated})
     parts = {
         part: value[part]
         for part in ("graph_id", "name", "description", "config", "context")

@@ -24,12 +24,16 @@ from perdure.server.crons import Completion, CronJob
 from perdure.server.requests import Body, Config, Mapped, NewRun, Offset, Page, RunMode, Strategy
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.run_creation import checked
+from perdure.server.run_arguments import checked
 
 router = APIRouter(tags=["crons"])
 
 _OWN = {"schedule", "timezone", "end_time", "assistant_id", "metadata", "on_run_completed", "enabled"}
 """Fields of a cron that are not part of the run to create."""
+
+
+_DESCRIBED = ("schedule", "end_time", "metadata", "enabled", "on_run_completed")
+"""Fields of the cron itself, for authorisation."""
 
 
 def _listed(value: Any) -> Any:
@@ -157,8 +161,15 @@ async def get(caller: CallerNow, cron_id: CronId) -> Json:
 async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
     """Change a cron. ``metadata`` is merged, the rest replaced; a null ``end_time`` removes it."""
     given = _unclaimed(caller.user, changes.given())
-    value: dict[str, Any] = {"cron_id": str(cron_id), "payload": _payload(given), **_described(given)}
+    unchanged = dict.fromkeys(("schedule", "end_time", "enabled", "on_run_completed"))
+    value: dict[str, Any] = {
+        "cron_id": str(cron_id),
+        "payload": _payload(given),
+        **unchanged,
+        **_described(given),
+    }
     conditions = await caller.may("crons", "update", value)
+    given = _authorized(given, value["payload"])
     cron = await _visible(caller, str(cron_id), conditions)
     job = CronJob.read(cron)
     require_stamp(conditions, _changed(caller, job, given, value.get("metadata") or {}).metadata)
@@ -189,13 +200,16 @@ async def delete(caller: CallerNow, cron_id: CronId) -> Response:
 async def _created(caller: Caller, thread_id: str | None, new: _New) -> Json:
     given = _unclaimed(caller.user, new.given())
     value: dict[str, Any] = {
-        "payload": _payload(given),
+        "payload": {**_payload(given), "assistant_id": new.assistant_id},
+        "cron_id": None,
         "thread_id": thread_id,
         "user_id": caller.user.identity or None,
+        "end_time": None,
         "metadata": {},
         **_described(given),
     }
     conditions = await caller.may("crons", "create", value)
+    given = _authorized(given, value["payload"])
     metadata = dict(value["metadata"] or {})
     require_stamp(conditions, metadata)
     thread = None if thread_id is None else await _thread_to_run(caller, thread_id, new.assistant_id)
@@ -268,9 +282,17 @@ def _payload(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in _OWN}
 
 
+def _authorized(given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
+    """Return the fields of a cron with those of its run as the authorization handler left them."""
+    if not isinstance(payload, Mapping):
+        raise Refusal(500, "the authorization handler left a payload that is no mapping")
+    own = {name: value for name, value in given.items() if name in _OWN}
+    return {**own, **_payload(payload)}
+
+
 def _described(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the cron itself, for authorisation."""
-    return {name: given[name] for name in ("schedule", "end_time", "metadata", "enabled") if name in given}
+    return {name: given[name] for name in _DESCRIBED if name in given}
 
 
 def _verified(

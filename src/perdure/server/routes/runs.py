@@ -95,7 +95,7 @@ async def _created(caller: Caller, request: Request, thread_id: str | None, new:
     finally:
         # A short run may have ended already: its thread is removed after it was read.
         if thread_id is None and new.on_completion != "keep":
-            caller.host.apart(removed_after(caller, accepted))
+            caller.host.in_background(removed_after(caller, accepted))
     shown = responses.run(standing, accepted.thread_id)
     if accepted.is_new:
         # Its status when it was accepted; a worker may have begun it since.
@@ -120,7 +120,7 @@ async def _streamed(caller: Caller, request: Request, thread_id: str | None, new
     is_kept = bool(new.stream_resumable)
     accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=is_kept)
     if thread_id is None and new.on_completion != "keep":
-        caller.host.apart(removed_after(caller, accepted, linger=True))
+        caller.host.in_background(removed_after(caller, accepted, linger=True))
     return streams.respond(
         caller,
         accepted.thread_id,
@@ -212,6 +212,8 @@ async def join(
 ) -> Response:
     """Wait for a run's end and return its values."""
     await caller.thread(thread_id, "read")
+    if cancel_on_disconnect:
+        await _require_cancel(caller, thread_id, run_id)
     await _standing(caller, thread_id, run_id)
     work = _outcome(caller, thread_id, run_id)
     headers = _addresses(AcceptedRun(thread_id, run_id, None, False), "join")
@@ -233,6 +235,8 @@ async def join_stream(
     starts after the event in ``Last-Event-ID`` or else in the parameter ``last_event_id``."""
     try:
         await caller.thread(thread_id, "read")
+        if cancel_on_disconnect:
+            await _require_cancel(caller, thread_id, run_id)
         standing = await _standing(caller, thread_id, run_id)
     except NotFound as error:
         # Clients retry a stream that fails to open; this one will never exist.
@@ -265,7 +269,7 @@ async def cancel(
     caller: CallerNow, thread_id: ThreadId, run_id: str, wait: bool = False, action: Action = "interrupt"
 ) -> Response:
     """Cancel a run, and keep its checkpoints or roll them back."""
-    await caller.thread(thread_id, "update", run_id=run_id, action=action)
+    await _require_cancel(caller, thread_id, run_id, action)
     _require_own_run(await _standing(caller, thread_id, run_id))
     if not await _cancelled(caller, thread_id, run_id, action):
         raise NotFound(f"Run {run_id!r} has ended; there is nothing to cancel.")
@@ -318,6 +322,11 @@ async def delete(
     return Response(status_code=204)
 
 
+async def _require_cancel(caller: Caller, thread_id: str, run_id: str, action: Action = "interrupt") -> None:
+    """Raise unless the user may cancel a run, also by leaving it."""
+    await caller.thread(thread_id, "update", run_id=run_id, action=action)
+
+
 async def _cancelled(caller: Caller, thread_id: str, run_id: str, action: Action) -> bool:
     return await caller.runtime.cancel(thread_id, run_id, rollback=action == "rollback")
 
@@ -349,7 +358,7 @@ async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool
         run_id = run_id if standing.run is None else standing.run.id
         result = encoded(await _values(caller, thread_id, run_id))
     if removes and standing.message.channel:
-        caller.host.apart(removed(caller, standing, thread_id))
+        caller.host.in_background(removed(caller, standing, thread_id))
     elif removes:
         await removed(caller, standing, thread_id)
     return result.encode()
@@ -381,7 +390,7 @@ def _late(
 ) -> Response:
     def left() -> None:
         if cancels and not caller.host.closing.is_set():
-            caller.host.apart(caller.runtime.cancel(thread_id, run_id))
+            caller.host.in_background(caller.runtime.cancel(thread_id, run_id))
 
     return LateResponse(work, left, headers)
 

@@ -70,9 +70,10 @@ async def put(caller: CallerNow, asked: _Put) -> Response:
         "key": asked.key,
         "value": asked.value,
         "index": asked.index,
+        "ttl": asked.ttl,
     }
     labels = await _narrowed(caller, "put", value)
-    ttl = NOT_PROVIDED if asked.ttl is None else asked.ttl
+    ttl = NOT_PROVIDED if value["ttl"] is None else value["ttl"]
     await _done(_store(caller).aput(labels, value["key"], value["value"], value["index"], ttl=ttl))
     return Response(status_code=204)
 
@@ -85,9 +86,13 @@ async def get(
     refresh_ttl: bool | None = None,
 ) -> Json:
     """Return an item, or null."""
-    value: dict[str, Any] = {"namespace": _labels(namespace.split(".")), "key": key}
+    value: dict[str, Any] = {
+        "namespace": _labels(namespace.split(".")),
+        "key": key,
+        "refresh_ttl": refresh_ttl,
+    }
     labels = await _narrowed(caller, "get", value)
-    found = await _done(_store(caller).aget(labels, value["key"], refresh_ttl=refresh_ttl))
+    found = await _done(_store(caller).aget(labels, value["key"], refresh_ttl=value["refresh_ttl"]))
     return Json(None if found is None else _shown(found))
 
 
@@ -109,16 +114,17 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
         "limit": asked.limit,
         "offset": asked.offset,
         "query": asked.query,
+        "refresh_ttl": asked.refresh_ttl,
     }
     labels = await _narrowed(caller, "search", value)
     found = await _done(
         _store(caller).asearch(
             labels,
             filter=value["filter"] or None,
-            query=asked.query,
-            limit=asked.limit,
-            offset=asked.offset,
-            refresh_ttl=asked.refresh_ttl,
+            query=value["query"],
+            limit=value["limit"],
+            offset=value["offset"],
+            refresh_ttl=value["refresh_ttl"],
         )
     )
     return Json({"items": [{**_shown(item), "score": item.score} for item in found]})
@@ -139,9 +145,9 @@ async def list_namespaces(caller: CallerNow, asked: _Namespaces) -> Json:
         _store(caller).alist_namespaces(
             prefix=prefix or None,
             suffix=value["suffix"] or None,
-            max_depth=asked.max_depth,
-            limit=asked.limit,
-            offset=asked.offset,
+            max_depth=value["max_depth"],
+            limit=value["limit"],
+            offset=value["offset"],
         )
     )
     return Json({"namespaces": [list(labels) for labels in found]})

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.errors import TooLarge, Unserialisable
 from perdure.model.records import Column, Kind, Partition
 from perdure.storage.sql import checksums
-from perdure.storage.sql.schema import PREFIX
+from perdure.storage.sql.schema import PREFIX, SCHEMA_VERSION
 
 Statement = tuple[str, tuple[str | None, ...]]
 """SQL with parameters ``?1``, ``?2``…, all of them text."""
@@ -24,7 +24,17 @@ Rows = list[list[Any]]
 VALUE_BYTES = 1_900_000
 """The most bytes of one parameter; D1 takes 2,000,000 bytes."""
 
-PARTITION = f"(SELECT pk FROM {PREFIX}thread WHERE space = ?1 AND tenant = ?2 AND thread = ?3)"
+
+def catalogue(version: int) -> str:
+    """Return the name of the table of threads in a schema version. From version 9 on it contains the version:
+    a process of an earlier release that still has the database open finds no table after a migration, so that
+    it neither reads records that it cannot understand nor writes beside them."""
+    return f"{PREFIX}thread" if version < 9 else f"{PREFIX}thread_{version}"
+
+
+CATALOGUE = catalogue(SCHEMA_VERSION)
+
+PARTITION = f"(SELECT pk FROM {CATALOGUE} WHERE space = ?1 AND tenant = ?2 AND thread = ?3)"
 """The number of the partition that the first three parameters name."""
 
 

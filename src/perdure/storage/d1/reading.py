@@ -9,6 +9,7 @@ from typing import Any
 from perdure.model.ops import Bound, Find, Get, IndexHit, Range
 from perdure.model.records import INDEXED, ITEM, Kind, Partition, Record
 from perdure.storage.d1.columns import (
+    CATALOGUE,
     PARTITION,
     Rows,
     Statement,
@@ -23,7 +24,7 @@ from perdure.storage.d1.columns import (
 )
 from perdure.storage.sql import compile as sql
 from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
-from perdure.storage.sql.schema import PREFIX, table
+from perdure.storage.sql.schema import table
 
 DROPPED = "dropped"
 """The space to which a dropped partition is moved, where it is never read, until its rows are gone."""
@@ -141,10 +142,10 @@ def _ordered_sql(
 def find(effect: Find) -> Statement:
     """Return the statement of a find."""
     if effect.index == "threads":
-        text, parameters = sql.select_threads(effect)
+        text, parameters = sql.select_threads(effect, CATALOGUE)
         return text, tuple(str(p) for p in parameters)
     if effect.index == "listed":
-        text, parameters = sql.select_listed(effect)
+        text, parameters = sql.select_listed(effect, CATALOGUE)
         return text, tuple(str(p) for p in parameters)
     if effect.index == "items":
         return _items(effect)
@@ -153,7 +154,7 @@ def find(effect: Find) -> Statement:
     sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", str(effect.until))
     text = (
         f"SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2, {output((*kind.key, *kind.fields))}"
-        f" FROM {table(kind)} AS x JOIN {PREFIX}thread AS p ON p.pk = x.t"
+        f" FROM {table(kind)} AS x JOIN {CATALOGUE} AS p ON p.pk = x.t"
         f" WHERE x.{kind.index} {sign} {from_parameter(column, 1)} AND (?2 IS NULL OR p.tenant = ?2)"
         f" AND p.space <> '{DROPPED}'"
         f"{'' if effect.since is None else f' AND x.{kind.index} >= CAST(?4 AS INTEGER)'}"
@@ -184,7 +185,7 @@ def _items(effect: Find) -> Statement:
     where = item_conditions(effect, ItemSyntax(bind, holds, within))
     query = (
         "SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2,"
-        f" {output(columns_of(ITEM, bodies=True), alias='i')} FROM {PREFIX}thread AS p"
+        f" {output(columns_of(ITEM, bodies=True), alias='i')} FROM {CATALOGUE} AS p"
         f" JOIN {table(ITEM)} AS i ON i.t = p.pk WHERE {where}"
         f" ORDER BY {ORDER} LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
     )

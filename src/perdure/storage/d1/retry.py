@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from perdure.errors import MigrationRequired, PerdureError, TooLarge, Unavailable
 from perdure.storage.d1.columns import Rows, Statement
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
+from perdure.storage.sql.schema import SCHEMA_VERSION
 
 ATTEMPTS = 7
 PATIENCE = 30.0
@@ -80,7 +81,11 @@ def translated(error: Rejected, name: str) -> PerdureError:
     message = str(error)
     new: PerdureError
     if "no such table: perdure_" in message:
-        new = MigrationRequired(f"{name} has no Perdure schema; run `perdure migrate --db {name}`")
+        new = MigrationRequired(
+            f"{name} has no tables of schema version {SCHEMA_VERSION}: a newer release has migrated it since "
+            "this process opened it, and the process needs that release; or they were removed: run "
+            f"`perdure migrate --db {name}`"
+        )
     elif "too big" in message or "TOOBIG" in message:
         new = TooLarge(f"{name}: a value or a request is too large for D1 ({message}); write smaller values")
     elif "maximum DB size" in message or "SQLITE_FULL" in message:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from perdure.errors import MigrationRequired
 from perdure.storage.d1 import writing
+from perdure.storage.d1.columns import catalogue
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, asked, gave_up, translated
 from perdure.storage.sql import migrations, schema
@@ -17,17 +18,16 @@ SCHEMA_VERSION = schema.SCHEMA_VERSION
 _VERSION = f"{schema.PREFIX}schema"
 
 
-def version(transport: Transport, name: str, *, attempts: int = 3) -> int:
+def version(transport: Transport, name: str) -> int:
     """Return the schema version of the database, 0 when there is none.
 
     Args:
         transport: Runs the batches.
         name: The database's name for errors.
-        attempts: The most attempts.
     """
     there = (f"SELECT count(*) AS c0 FROM sqlite_schema WHERE type = 'table' AND name = '{_VERSION}'", ())
     read = (f"SELECT version AS c0 FROM {_VERSION}", ())
-    tries = Tries(attempts)
+    tries = Tries(3)
     try:
         try:
             (rows,) = asked(transport, [read], name, tries)
@@ -79,13 +79,16 @@ def apply(transport: Transport, name: str) -> int:
 
 def pending(found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's."""
-    if found == 0:
-        return (*schema.sqlite_schema(), *writing.SCHEMA)
     if found >= SCHEMA_VERSION:
         return ()
+    shared, before, after = (catalogue(number) for number in (0, found, SCHEMA_VERSION))
+    last = f"ALTER TABLE {shared} RENAME TO {after}"
+    if found == 0:
+        return (*schema.sqlite_schema(), *writing.SCHEMA, last)
     # The column refuses NULL, and with it the batch: another process was first.
     moved = f"UPDATE {_VERSION} SET version = CASE WHEN version = {found} THEN {SCHEMA_VERSION} END"
-    return (moved, *migrations.pending(found))
+    first = () if before == shared else (f"ALTER TABLE {before} RENAME TO {shared}",)
+    return (moved, *first, *migrations.pending(found), last)
 
 
 def _newer(name: str, found: int) -> MigrationRequired:

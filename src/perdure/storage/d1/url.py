@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from perdure.errors import BadUrl
 from perdure.storage.d1.rest import RestTransport, is_local
@@ -19,6 +19,13 @@ TOKEN_ENV = "CLOUDFLARE_API_TOKEN"  # noqa: S105 - the name of a variable
 _ID = re.compile(r"[A-Za-z0-9_-]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FORM = "d1://ACCOUNT_ID/DATABASE_ID"
+
+
+def _parts(url: str) -> SplitResult | None:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +55,13 @@ class D1Url:
         if unknown := sorted(given.keys() - {"endpoint", "token_env"}):
             raise BadUrl(f"{name}: unknown parameter {unknown[0]!r}; a D1 URL takes endpoint and token_env")
         endpoint = given.get("endpoint", ENDPOINT).rstrip("/")
-        where = urlsplit(endpoint)
-        if where.scheme not in ("http", "https") or not where.hostname or "@" in where.netloc:
+        where = _parts(endpoint)
+        if (
+            where is None
+            or where.scheme not in ("http", "https")
+            or not where.hostname
+            or "@" in where.netloc
+        ):
             raise BadUrl(f"{name}: endpoint has to be an https:// address, e.g. {ENDPOINT}")
         if where.scheme == "http" and not is_local(endpoint):
             raise BadUrl(f"{name}: endpoint has to be https://, for the API token travels with every request")

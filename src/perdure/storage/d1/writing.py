@@ -17,6 +17,7 @@ from perdure.model.compression import stored_body
 from perdure.model.ops import Delete, Expect, Op, Put
 from perdure.model.records import KINDS, Kind, Partition
 from perdure.storage.d1.columns import (
+    CATALOGUE,
     PARTITION,
     Statement,
     columns_of,
@@ -119,7 +120,7 @@ def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Stat
 def drop(partition: Partition, id_: str) -> Statement:
     """Return the statement that hides a partition from all readers at once."""
     return (
-        f"UPDATE {PREFIX}thread SET space = '{DROPPED}', tenant = '', thread = CAST(pk AS TEXT)"
+        f"UPDATE {CATALOGUE} SET space = '{DROPPED}', tenant = '', thread = CAST(pk AS TEXT)"
         f" WHERE space = ?1 AND tenant = ?2 AND thread = ?3 AND {_HELD}"
     ), (*place_of(partition), id_)
 
@@ -127,7 +128,7 @@ def drop(partition: Partition, id_: str) -> Statement:
 def sweep() -> list[Statement]:
     """Return the statements that remove a page of rows of a dropped partition; the last one reads 1 if there
     are more."""
-    pk = f"(SELECT pk FROM {PREFIX}thread WHERE space = '{DROPPED}' ORDER BY tenant, thread LIMIT 1)"
+    pk = f"(SELECT pk FROM {CATALOGUE} WHERE space = '{DROPPED}' ORDER BY tenant, thread LIMIT 1)"
     out: list[Statement] = []
     for kind in KINDS:
         name = table(kind)
@@ -136,8 +137,8 @@ def sweep() -> list[Statement]:
         page = f"SELECT {key} FROM {name} WHERE t = {pk} LIMIT {DROP_ROWS}"
         out.append((f"DELETE FROM {name} WHERE {left} IN ({page})", ()))
     empty = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table(kind)} WHERE t = {pk})" for kind in KINDS)
-    out.append((f"DELETE FROM {PREFIX}thread WHERE pk = {pk} AND {empty}", ()))
-    out.append((f"SELECT EXISTS (SELECT 1 FROM {PREFIX}thread WHERE space = '{DROPPED}') AS c0", ()))
+    out.append((f"DELETE FROM {CATALOGUE} WHERE pk = {pk} AND {empty}", ()))
+    out.append((f"SELECT EXISTS (SELECT 1 FROM {CATALOGUE} WHERE space = '{DROPPED}') AS c0", ()))
     return out
 
 
@@ -174,7 +175,7 @@ def _first_failing(kind: Kind, form: tuple[str, ...] | None, versions: bool, par
 def _new_thread(*, guarded: bool) -> str:
     held = f"{_HELD} AND " if guarded else ""
     is_new = f"{held}{PARTITION} IS NULL"
-    return f"INSERT INTO {PREFIX}thread (space, tenant, thread) SELECT ?1, ?2, ?3 WHERE {is_new}"
+    return f"INSERT INTO {CATALOGUE} (space, tenant, thread) SELECT ?1, ?2, ?3 WHERE {is_new}"
 
 
 @lru_cache(maxsize=64)
@@ -184,7 +185,7 @@ def _put(kind: Kind, guarded: bool) -> str:
     given = ", ".join(["p.pk", *(from_row(c, n) for n, c in enumerate(columns))])
     held = f" AND {_HELD}" if guarded else ""
     return (
-        f"INSERT INTO {table(kind)} ({names}) SELECT {given} FROM {PREFIX}thread AS p"
+        f"INSERT INTO {table(kind)} ({names}) SELECT {given} FROM {CATALOGUE} AS p"
         f" CROSS JOIN json_each(?{5 if guarded else 4}) AS r"
         f" WHERE p.space = ?1 AND p.tenant = ?2 AND p.thread = ?3{held}"
         f"{sql.upsert(kind).removeprefix(sql.insert(kind))}"

@@ -11,19 +11,15 @@ from perdure.model.records import Partition, Record
 from perdure.storage.dynamodb.items import (
     ABSENT,
     PRESENT,
-    SLOTS,
     Item,
     PartitionRoot,
     attribute,
     catalogued,
     expiry_of,
     fields_of,
-    is_shared,
     item_of,
     key_of,
-    long_key,
     root_key,
-    slot,
 )
 
 
@@ -128,28 +124,25 @@ class Learned(NamedTuple):
     Attributes:
         parts: The parts of the record's body.
         grown: True if its growing field is greater than the operation would set it.
-        others: True if the item holds records that the commit does not delete.
     """
 
     parts: tuple[bytes, int] | None = None
     grown: bool = False
-    others: bool = False
 
 
 def action_of(
-    table: str, partition: Partition, incarnation: bytes, members: Sequence[tuple[Op, Item, Learned]]
+    table: str, partition: Partition, incarnation: bytes, op: Op, body: Item, seen: Learned
 ) -> Item:
-    """Return the action of the operations on an item other than the root.
+    """Return the action of the operation on an item other than the root.
 
     Args:
         table: The table's name.
         partition: The partition.
         incarnation: Its incarnation.
-        members: Each operation, the attributes that carry its body, and the facts from the last attempt.
+        op: The operation.
+        body: The attributes that carry its body.
+        seen: The facts from the last attempt.
     """
-    if is_shared(members[0][0].kind):
-        return _shared_action(table, partition, incarnation, members)
-    ((op, body, seen),) = members
     e = Expression()
     key = key_of(partition, incarnation, op.kind, op.key)
     expect(e, op.expect, PRESENT, ABSENT, "v")
@@ -173,37 +166,6 @@ def action_of(
             e.conditions.append(f"({PRESENT} OR {ABSENT})")
         return {"ConditionCheck": {**common, "Key": key, **e.filled()}}
     return {"Delete": {**common, "Key": key, **e.filled()}}
-
-
-def _shared_action(
-    table: str, partition: Partition, incarnation: bytes, members: Sequence[tuple[Op, Item, Learned]]
-) -> Item:
-    e = Expression()
-    first = members[0][0]
-    for op, body, seen in members:
-        if isinstance(op, Check) and op.expect is Expect.ANY:
-            continue
-        _in_map(e, op, slot(op.key[-1]), body, seen)
-    target: Item = {
-        "TableName": table,
-        "Key": key_of(partition, incarnation, first.kind, first.key),
-        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-    }
-    if e.sets:
-        e.sets += [f"{e.name(n)} = {e.value(v)}" for n, v in long_key(first.kind, first.key).items()]
-    elif e.removes:
-        # An item is removed with the last of its records; one without any would stay for ever.
-        names = [e.name(slot(n)) for n in range(SLOTS)]
-        others = [name for name in names if name not in e.removes]
-        if not any(seen.others for _, _, seen in members):
-            e.conditions += [f"attribute_not_exists({name})" for name in others]
-            return {"Delete": {**target, **e.filled()}}
-        e.conditions.append("(" + " OR ".join(f"attribute_exists({name})" for name in others) + ")")
-    else:
-        if not e.conditions:
-            e.conditions.append(f"({PRESENT} OR {ABSENT})")
-        return {"ConditionCheck": {**target, **e.filled()}}
-    return {"Update": {**target, "UpdateExpression": e.update(), **e.filled()}}
 
 
 def _in_map(e: Expression, op: Op, name: str, body: Item, seen: Learned) -> None:

@@ -99,17 +99,24 @@ def target_of(url: str) -> DynamoUrl:
             f"{redacted(url)}: a table's name has 3 to 255 letters, digits, '_', '-' or '.'; write {_FORM}"
         )
     endpoint = given.get("endpoint")
-    if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
+    if endpoint is not None and not _is_http(endpoint):
         raise BadUrl(f"{redacted(url)}: the endpoint has to start with http:// or https://; write {_FORM}")
     return DynamoUrl(url, parts.netloc, given.get("region") or None, endpoint)
+
+
+def _is_http(endpoint: str) -> bool:
+    try:
+        return urlsplit(endpoint).scheme in ("http", "https")
+    except ValueError:
+        return False
 
 
 class Client:
     """A table behind the low-level client. Calls may come from many threads."""
 
-    def __init__(self, target: DynamoUrl, *, patience: float = PATIENCE) -> None:
+    def __init__(self, target: DynamoUrl) -> None:
         self.target = target
-        self.patience = patience
+        self.patience = PATIENCE
         self.clock = ServiceClock()
         config = Config(
             # All names and values are built by this package, and are valid.

@@ -20,14 +20,14 @@ class CommitPlan(NamedTuple):
 
     Attributes:
         inside: The positions of the operations on records in the root item.
-        own: The positions of those on other items in the transaction, one group for each item.
+        own: The positions of those on other items in the transaction.
         early: The positions of chunks that are stored before the transaction.
         after: The revision that the root must still have, as checks of other items were left out on its
             account; empty for any.
     """
 
     inside: tuple[int, ...]
-    own: tuple[tuple[int, ...], ...]
+    own: tuple[int, ...]
     early: tuple[int, ...] = ()
     after: bytes = b""
 
@@ -37,11 +37,11 @@ def planned(partition: Partition, ops: Sequence[Op], root: PartitionRoot | None)
     inside = tuple(n for n, op in enumerate(ops) if items.is_embedded(partition, op))
     own = [n for n in range(len(ops)) if n not in inside]
     if root is None or not root.incarnation or all(isinstance(op, Check) for op in ops):
-        return CommitPlan(inside, _by_item(ops, own))
+        return CommitPlan(inside, tuple(own))
     known = [n for n in own if _holds_at(ops[n], root)]
     early = [n for n in own if _is_chunk(ops[n])] if _refuses_collected(ops) else []
     own = [n for n in own if n not in known and n not in early]
-    return CommitPlan(inside, _by_item(ops, own), tuple(early), root.revision if known else b"")
+    return CommitPlan(inside, tuple(own), tuple(early), root.revision if known else b"")
 
 
 def stored(ops: Sequence[Op]) -> Mapping[tuple[str, Key], int]:
@@ -49,13 +49,6 @@ def stored(ops: Sequence[Op]) -> Mapping[tuple[str, Key], int]:
     that expire or are chunks are left out: they also change without a commit."""
     puts = [op for op in ops if isinstance(op, Put) and not op.kind.expires and op.kind.grows is None]
     return {(put.kind.name, put.key): put.version for put in puts}
-
-
-def _by_item(ops: Sequence[Op], at: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    groups: dict[tuple[str, Key], list[int]] = {}
-    for n in at:
-        groups.setdefault((ops[n].kind.name, items.item_key(ops[n].kind, ops[n].key)), []).append(n)
-    return tuple(map(tuple, groups.values()))
 
 
 def _holds_at(op: Op, root: PartitionRoot) -> bool:

@@ -3,12 +3,12 @@
 A partition has one *root* item: the incarnation under which its records are stored, the revision that the
 latest commit gave it, the records of kinds without a key, the head of the root namespace, and the head of a
 session. Other records are in an item collection for each partition, incarnation and kind: each is an item of
-its own, except that successive writes of a task share one. A body too large for an item is stored in parts.
+its own. A body too large for an item is stored in parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from perdure.model.records import (
     NO_FIELDS,
     RESERVED,
     SESSIONS,
-    WRITE,
     Column,
     Key,
     Kind,
@@ -68,12 +67,6 @@ EMBEDDED: Mapping[str, tuple[Kind, Key]] = {
 """The records that are attributes of the root item, by the name of the attribute. Each commit writes it, so
 small ones cost nothing there. Of items it is the head of a session alone, which is found there without the
 incarnation."""
-
-SLOTS = 16
-"""The number of writes of a task, with successive numbers, that share an item."""
-
-SHARED_MAX = 16 * 1024
-"""The largest body, in bytes, that is stored in an item shared by several records."""
 
 PLAIN = tuple(kind for kind in KINDS if kind.key)
 """The kinds whose records have items of their own, except for those in the root."""
@@ -154,24 +147,8 @@ def key_of(partition: Partition, incarnation: bytes, kind: Kind, key: Key) -> It
     """Return the key of the item that holds a record."""
     return {
         "pk": {"B": collection(partition, incarnation, kind)},
-        "sk": {"B": sort_key(keys.encode_key(kind, item_key(kind, key)))},
+        "sk": {"B": sort_key(keys.encode_key(kind, key))},
     }
-
-
-def is_shared(kind: Kind) -> bool:
-    """Return True if several records of a kind share an item."""
-    return kind is WRITE
-
-
-def item_key(kind: Kind, key: Key) -> Key:
-    """Return the key by which a record's item is ordered: of writes that share one, their number in whole
-    ``SLOTS``."""
-    return (*key[:-1], key[-1] // SLOTS) if is_shared(kind) else key
-
-
-def slot(n: int) -> str:
-    """Return the attribute of a write, by its number, in an item shared with others."""
-    return f"w{n % SLOTS}"
 
 
 def partition_of(item: Item) -> Partition:
@@ -200,48 +177,13 @@ def encoded_key(item: Item) -> bytes:
     return _bytes(item["k"]) if "k" in item else _bytes(item["sk"])[len(_KEY) :]
 
 
-def long_key(kind: Kind, key: Key) -> Item:
-    """Return the attribute that an item has if its key is too long for a sort key."""
-    full = keys.encode_key(kind, item_key(kind, key))
-    return {"k": {"B": full}} if len(full) > _SK_MAX else {}
-
-
-def entries(kind: Kind, item: Item, *, reverse: bool = False, bodies: bool = True) -> Iterator[Item]:
-    """Yield the records of an item in the order of their keys, each as an item of its own.
-
-    Args:
-        kind: The kind of the records.
-        item: The item.
-        reverse: Descending order.
-        bodies: False leaves out the bodies of those that share the item.
-    """
-    if not is_shared(kind):
-        yield item
-        return
-    *above, group = keys.decode_key(kind, encoded_key(item))
-    first = group * SLOTS
-    for n in reversed(range(SLOTS)) if reverse else range(SLOTS):
-        if slot(n) in item:
-            full = keys.encode_key(kind, (*above, first + n))
-            held = {k: v for k, v in item[slot(n)]["M"].items() if bodies or k not in ("b", "p", "pn")}
-            own: Item = {"pk": item["pk"], "sk": {"B": sort_key(full)}, **held}
-            yield {**own, "k": {"B": full}} if len(full) > _SK_MAX else own
-
-
-def entry(kind: Kind, key: Key, item: Item | None) -> Item | None:
-    """Return the record with a key of an item, as an item of its own; ``None`` if it is not there."""
-    if not item or not is_shared(kind):
-        return item or None
-    found = (one for one in entries(kind, item) if keys.decode_key(kind, encoded_key(one)) == key)
-    return next(found, None)
-
-
 def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
     """Return the item of a record, without its body."""
     kind = put.kind
     full = keys.encode_key(kind, put.key)
     item: Item = {**key_of(partition, incarnation, kind, put.key), "v": {"N": str(put.version)}}
-    item.update(long_key(kind, put.key))
+    if len(full) > _SK_MAX:
+        item["k"] = {"B": full}
     item.update(fields_of(kind, put.fields))
     for by in kind.by:
         item["o"] = {"B": order_prefix(kind, put.key[:-1]) + keys.encode_integer(put.fields[by])}

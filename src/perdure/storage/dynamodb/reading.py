@@ -219,23 +219,20 @@ class Reader:
         self, partition: Partition, incarnation: bytes, gets: Sequence[Get], *, with_root: bool = False
     ) -> tuple[PartitionRoot | None, dict[tuple[str, Key], tuple[Record, ...]]]:
         """Return records by kind and key, and the root if ``with_root``."""
-        places: dict[tuple[bytes, bytes], list[Get]] = {}
+        places: dict[tuple[bytes, bytes], Get] = {}
         keys: list[Item] = [items.root_key(partition)] if with_root else []
         for get in gets:
             key = items.key_of(partition, incarnation, get.kind, get.key)
             place = (key["pk"]["B"], key["sk"]["B"])
             if place not in places:
-                places[place] = []
+                places[place] = get
                 keys.append(key)
-            if get not in places[place]:
-                places[place].append(get)
         root = None
         found: list[tuple[Get, Item]] = []
         for item in self._batch(keys):
             where = (bytes(item["pk"]["B"]), bytes(item["sk"]["B"]))
             if where in places:
-                own = ((get, items.entry(get.kind, get.key, item)) for get in places[where])
-                found += [(get, entry) for get, entry in own if entry is not None]
+                found.append((places[where], item))
             else:
                 root = items.root_of(item)
         if with_root:
@@ -306,20 +303,9 @@ class Reader:
 
     def _by_key(self, pk: bytes, item: Range) -> Iterator[Item]:
         prefix = layout.encode_prefix(item.kind, item.prefix)
-        edge = start = None
-        if item.after is not None:
-            edge = start = layout.encode_key(item.kind, item.after)
-        if item.after is not None and items.is_shared(item.kind):
-            # The item that holds the edge may also hold records beyond it.
-            *above, group = items.item_key(item.kind, item.after)
-            start = layout.encode_key(item.kind, (*above, group + (1 if item.reverse else -1)))
-        rows = self.between(pk, prefix, start, reverse=item.reverse, limit=item.limit, select=_select(item))
-        return (
-            entry
-            for row in rows
-            for entry in items.entries(item.kind, row, reverse=item.reverse, bodies=item.bodies)
-            if is_past(items.encoded_key(entry), prefix, edge, item.reverse)
-        )
+        edge = None if item.after is None else layout.encode_key(item.kind, item.after)
+        rows = self.between(pk, prefix, edge, reverse=item.reverse, limit=item.limit, select=_select(item))
+        return (row for row in rows if is_past(items.encoded_key(row), prefix, edge, item.reverse))
 
     def between(
         self,
@@ -422,7 +408,7 @@ class Reader:
 
 def _select(item: Range) -> Item:
     """Return the parameters that leave bodies out of the answer if they are not needed."""
-    if item.bodies or not item.kind.body or items.is_shared(item.kind):
+    if item.bodies or not item.kind.body:
         return {}
     names = ["pk", "sk", "k", "v", "o", *(c.name for c in item.kind.fields)]
     return {

@@ -9,10 +9,10 @@ from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redacted_target, target_of
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The version of the layout that this release reads and writes. In version 5 the head of the root namespace
-is in the root item, and the writes of a task share items; in version 6 the head of a session is there, too.
-Tables of earlier versions are refused: their records are at other places."""
+is in the root item; in version 6 the head of a session is there, too; in version 7 several writes of a task
+share a record. Tables of earlier versions are refused: their records are at other places."""
 
 _LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}
 _EXPIRY = "x"
@@ -68,7 +68,8 @@ def unfit(client: Client, found: int) -> MigrationRequired:
     if found > 0:
         return MigrationRequired(
             f"{what}, which this release can neither read nor convert; name "
-            "another table, and perdure migrate creates it"
+            "another table, and perdure migrate creates it. For what it holds, run `perdure export --all` of "
+            "the earlier release, and `perdure import` of this one"
         )
     url = redacted_target(client.target)
     return MigrationRequired(

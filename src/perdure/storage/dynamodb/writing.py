@@ -18,7 +18,6 @@ from perdure.model.ops import (
     Check,
     Commit,
     Committed,
-    Delete,
     Drop,
     Expect,
     Fetch,
@@ -84,15 +83,15 @@ class Writer:
                 if plan.early and staged_in != incarnation:
                     self._stage_all(partition, incarnation, _puts(ops, plan.early))
                     staged_in = incarnation
-                inside, *own = [
+                inside, own = [
                     [(ops[n], self._lay_out(partition, incarnation, ops[n], laid), learned[n]) for n in group]
-                    for group in (plan.inside, *plan.own)
+                    for group in (plan.inside, plan.own)
                 ]
                 table = self._client.table
                 new = revision if writes else b""
                 actions = [
                     root_action(table, partition, root, incarnation, new, inside, after=plan.after),
-                    *(action_of(table, partition, incarnation, group) for group in own),
+                    *(action_of(table, partition, incarnation, *each) for each in own),
                 ]
                 self._transact(effect, actions, revision)
             except ConditionFailed as failed:
@@ -172,7 +171,7 @@ class Writer:
         if not isinstance(op, Put) or not op.kind.body:
             return {}
         body = stored_body(op)
-        if len(body) <= (items.SHARED_MAX if items.is_shared(op.kind) else items.BODY_MAX):
+        if len(body) <= items.BODY_MAX:
             return {"b": {"B": body}}
         pieces = [body[at : at + items.PART] for at in range(0, len(body), items.PART)]
         nonce = secrets.token_bytes(_TOKEN)
@@ -242,7 +241,7 @@ class Writer:
         free = put._replace(expect=Expect.ANY)
         laid: list[Parts] = []
         body = self._lay_out(partition, incarnation, free, laid)
-        action = action_of(self._client.table, partition, incarnation, [(free, body, Learned())])
+        action = action_of(self._client.table, partition, incarnation, free, body, Learned())
         for _ in range(_ROUNDS):
             try:
                 self._client.call("put_item", **action["Put"])
@@ -449,25 +448,20 @@ def _judge(
         for n in plan.inside:
             if ops[n].kind.body and not isinstance(ops[n], Check):
                 learned[n] = Learned(root.parts)
-    for group, reason in zip(plan.own, reasons[1:], strict=True):
+    for n, reason in zip(plan.own, reasons[1:], strict=True):
         if reason.get("Code") != "ConditionalCheckFailed":
             continue
-        stored_item = reason.get("Item")
-        there = 0 if not stored_item else sum(1 for _ in items.entries(ops[group[0]].kind, stored_item))
-        found = {n: items.entry(ops[n].kind, ops[n].key, stored_item) for n in group}
-        gone = sum(found[n] is not None for n in group if isinstance(ops[n], Delete))
-        for n in group:
-            op, item = ops[n], found[n]
-            record: Record | None = items.record_of(op.kind, item) if item else None
-            if not holds(op, record):
-                failed.append(n)
-                continue
-            grows = op.kind.grows
-            grown = (
-                isinstance(op, Put)
-                and grows is not None
-                and record is not None
-                and record.fields[grows] > op.fields[grows]
-            )
-            learned[n] = Learned(items.parts_of(item) if item else None, grown, there > gone)
+        op, item = ops[n], reason.get("Item")
+        record: Record | None = items.record_of(op.kind, item) if item else None
+        if not holds(op, record):
+            failed.append(n)
+            continue
+        grows = op.kind.grows
+        grown = (
+            isinstance(op, Put)
+            and grows is not None
+            and record is not None
+            and record.fields[grows] > op.fields[grows]
+        )
+        learned[n] = Learned(items.parts_of(item) if item else None, grown)
     return Refused(ops[min(failed)].kind, ops[min(failed)].key) if failed else None

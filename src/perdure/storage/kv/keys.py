@@ -17,7 +17,7 @@ import ormsgpack
 from perdure.errors import TooLarge
 from perdure.model.records import Column, Key, Kind, Partition, Record
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 """The version of the encodings of this module; a change of the declared kinds changes it too.
 
 Version 2 added the kinds of a thread's queue. Data of version 1 is unchanged, byte for byte: migrating raises
@@ -30,8 +30,8 @@ are next read.
 Version 3 added documents and events, and changes nothing else either. A release without documents would copy
 a thread without its own.
 
-Version 4 has compressed chunks and shorter checkpoints beside earlier ones, which an earlier release cannot
-read."""
+Version 4 has compressed chunks and shorter checkpoints beside earlier ones, version 5 records of several
+writes of a task, which an earlier release cannot read."""
 
 _END = b"\x00\x01"
 _NUL, _ESCAPED = b"\x00", b"\x00\xff"

@@ -36,8 +36,6 @@ HAS_PIPELINES = pq.version() >= 140_000
 
 _DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
-_HOPELESS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
-
 
 class ConnectionLost(Exception):
     """The connection broke, or was silent for too long: the statement may have been executed, or not. Handled
@@ -379,7 +377,13 @@ def translated(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
     state = error.sqlstate or ""
     message = error.diag.message_primary or type(error).__name__
     is_of_vectors = state == "42883" and "vectors_sent" in message
-    if state in ("42P01", "42883", "3F000", "42703") and not is_of_vectors:
+    if state == "42883" and not is_of_vectors:
+        return MigrationRequired(
+            f"{place.name} has no functions of this release in schema {place.schema!r}: a newer release has "
+            "migrated it since this process opened it, and the process needs that release; or they were "
+            f"removed: run `{place.migrate}`"
+        )
+    if state in ("42P01", "3F000", "42703"):
         return MigrationRequired(
             f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`"
         )

@@ -6,7 +6,7 @@ from perdure.model.records import KINDS, Column, Kind
 from perdure.storage.postgres import functions
 from perdure.storage.sql import listing
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The version that this release reads and writes."""
 
 _TEXT = 'text COLLATE "C"'
@@ -79,6 +79,12 @@ STEPS: dict[int, tuple[str, ...]] = {
         " WHERE status <> 'idle'",
         "DO $perdure$ DECLARE _old regprocedure; BEGIN FOR _old IN SELECT oid FROM pg_proc"
         " WHERE pronamespace = $name${schema}$name$::regnamespace AND proname ~ '^(commit|fetch)_[1-4]$'"
+        " LOOP EXECUTE concat('DROP FUNCTION ', _old); END LOOP; END $perdure$",
+    ),
+    # From here on writes of a task may share records, which those of version 5 cannot read.
+    6: (
+        "DO $perdure$ DECLARE _old regprocedure; BEGIN FOR _old IN SELECT oid FROM pg_proc"
+        " WHERE pronamespace = $name${schema}$name$::regnamespace AND proname ~ '^(commit|fetch)_[1-5]$'"
         " LOOP EXECUTE concat('DROP FUNCTION ', _old); END LOOP; END $perdure$",
     ),
 }

@@ -275,19 +275,45 @@ def pending(url: str) -> list[str]:
     if version == SCHEMA_VERSION:
         return []
     key = _layout_key(settings).decode(errors="replace")
-    return [f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}' {'XX' if version else 'NX'}"]
+    raised = f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}' {'XX' if version else 'NX'}"
+    if not version:
+        return [raised]
+    marks = f"SET {settings.prefix.decode(errors='replace')}:{{N}}:v {SCHEMA_VERSION}"
+    return [f"{marks}, for each N from 0 to {buckets - 1}", raised]
 
 
 def migrate(url: str) -> int:
-    """Write the layout record, or raise its version; return the version that it had."""
+    """Write the layout record, or raise its version; return the version that it had.
+
+    The buckets are marked first: if this ends in between, processes of earlier releases do nothing more, and
+    the next migration goes on.
+    """
     settings = read(url)
-    version, _ = _stored(settings)
+    version, buckets = _stored(settings)
     _refuse_newer(settings, version)
     if not version:
         _once(settings, b"SET", _layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
     elif version < SCHEMA_VERSION:
-        _once(settings, b"%d" % SCHEMA_VERSION, script=scripts.RAISE)
+        _mark(settings, buckets)
+        _once(settings, b"%d" % SCHEMA_VERSION, b"", script=scripts.RAISE)
     return version
+
+
+def _mark(settings: RedisUrl, buckets: int) -> None:
+    """Mark all buckets with this release's layout version."""
+    space = requests.Keyspace(settings.prefix, buckets, settings.life)
+    links = NodeConnections(Topology(settings))
+    args = (b"%d" % SCHEMA_VERSION, b"0")
+    try:
+        _ask(
+            links,
+            [
+                evaluate(scripts.RAISE, space.slot(number), (space.mark(number),), args, safe=True)
+                for number in range(buckets)
+            ],
+        )
+    finally:
+        links.close()
 
 
 # Durability of the server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis import exceptions as client
 
-from perdure.errors import BadUrl, PerdureError, TooLarge, Unavailable
+from perdure.errors import BadUrl, MigrationRequired, PerdureError, TooLarge, Unavailable
 
 _MOVING = ": the cluster is moving the slot of this thread; try again when it is done"
 _TEXTS: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
@@ -95,6 +95,11 @@ def _translated(error: Exception, shown: str) -> PerdureError:
 def _refused(text: str, shown: str) -> PerdureError:
     """Return the error for a request that the server answered with an error of no class of the client's."""
     word = text.partition(" ")[0]
+    if word == "MIGRATED":
+        return MigrationRequired(
+            f"{shown} was migrated by a newer release since this process opened it ({text}); nothing of this "
+            "request was done. The process needs that release"
+        )
     if word in _WORDS:
         return Unavailable(f"{shown} {_WORDS[word]}")
     if "string exceeds maximum allowed size" in text or "invalid bulk length" in text:

@@ -68,7 +68,9 @@ def _bounds(effect: Find) -> tuple[bytes, bytes]:
 def _page(space: Keyspace, effect: Find, bucket: _Bucket, high: bytes, size: int) -> Call:
     key = space.catalogue(bucket.number, effect.space)
     args = (bucket.low, high, b"%d" % size, space.records(bucket.number))
-    return evaluate(scripts.THREADS, space.slot(bucket.number), (key,), args, safe=True)
+    return evaluate(
+        scripts.THREADS, space.slot(bucket.number), (key, space.mark(bucket.number)), args, safe=True
+    )
 
 
 def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
@@ -91,7 +93,7 @@ def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
         evaluate(
             scripts.INDEXED,
             space.slot(number),
-            (space.index(number, polled=polled),),
+            (space.index(number, polled=polled), space.mark(number)),
             (*args, space.records(number)),
             safe=True,
         )

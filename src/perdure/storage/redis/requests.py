@@ -2,7 +2,8 @@
 
 All keys of a bucket have its number as their hash tag, so that they share a slot: a partition's records (a
 hash), their order and passing order (sorted sets), and for the whole bucket a catalogue of each space, an
-index of records by their indexed field, and one of queues that are due (sorted sets).
+index of records by their indexed field, and one of queues that are due (sorted sets). The mark of a bucket (a
+string) is the layout version to which it was migrated; a bucket without one is as its database was created.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class PartitionKeys(NamedTuple):
     """The slot, keys and script arguments of a partition."""
 
     slot: int
-    keys: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+    keys: tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
     encoded: bytes
     records: bytes
     listed: bytes
@@ -89,6 +90,9 @@ class Keyspace:
     def index(self, number: int, *, polled: bool = False) -> bytes:
         return self.bucket(number) + (b"d" if polled else b"i")
 
+    def mark(self, number: int) -> bytes:
+        return self.bucket(number) + b"v"
+
     def slot(self, number: int) -> int:
         return int(key_slot(self.bucket(number)))
 
@@ -105,6 +109,7 @@ class Keyspace:
                 self.catalogue(number, partition.space),
                 self.index(number),
                 self.index(number, polled=True),
+                self.mark(number),
             ),
             encoded,
             self.records(number),
@@ -206,7 +211,7 @@ def fetch(space: Keyspace, effect: Fetch) -> Call:
     for item in effect.items:
         if isinstance(item, Range):
             args += _range(item)
-    return evaluate(scripts.FETCH, place.slot, place.keys[:3], args, safe=True)
+    return evaluate(scripts.FETCH, place.slot, (*place.keys[:3], place.keys[-1]), args, safe=True)
 
 
 def _is_ordered_there(item: Range) -> bool:

@@ -7,7 +7,7 @@ from hashlib import sha1
 from importlib.resources import files
 
 from perdure.model.records import KINDS, LANE, Kind
-from perdure.storage.kv.keys import shape
+from perdure.storage.kv.keys import LAYOUT_VERSION, shape
 
 NUMBERS = {kind: number for number, kind in enumerate(KINDS, start=1)}
 """The numbers by which scripts know the kinds. Nothing stored depends on them."""
@@ -54,18 +54,26 @@ def _lua(flag: bool) -> str:
     return "true" if flag else "false"
 
 
-def _script(name: str) -> Script:
-    folder = files("perdure.storage.redis") / "lua"
-    shared, own = (folder.joinpath(f"{part}.lua").read_text("utf-8") for part in ("records", name))
-    text = (_kinds() + shared + own).encode()
+def on_records(name: str, layout: int = LAYOUT_VERSION) -> Script:
+    """Return a script on records, which refuses a bucket that a later layout has marked."""
+    shared = "".join(map(_text, ("mark", "records", name)))
+    return _script(f"local LAYOUT = {layout}\n{_kinds()}{shared}")
+
+
+def _text(name: str) -> str:
+    return (files("perdure.storage.redis") / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+def _script(source: str) -> Script:
+    text = source.encode()
     # Servers name scripts by this digest; it is no protection.
     return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
-COMMIT = _script("commit")
-FETCH = _script("fetch")
-THREADS = _script("threads")
-INDEXED = _script("indexed")
-DROP = _script("drop")
-RAISE = _script("raise")
+COMMIT = on_records("commit")
+FETCH = on_records("fetch")
+THREADS = on_records("threads")
+INDEXED = on_records("indexed")
+DROP = on_records("drop")
+RAISE = _script(_text("raise"))
 ALL = (COMMIT, FETCH, THREADS, INDEXED, DROP, RAISE)

@@ -35,7 +35,7 @@ _LISTED = "p.tenant, p.thread, p.space, l.created_at, l.updated_at, l.status"
 THREAD_DROP = f"DELETE FROM {PREFIX}thread WHERE pk = ?"
 
 
-def select_threads(effect: Find) -> Statement:
+def select_threads(effect: Find, catalogue: str = f"{PREFIX}thread") -> Statement:
     """Return the statement for a page of the catalogue, in its order, with each thread's listing."""
     where, parameters = ["p.space = ?"], [effect.space]
     after = effect.after
@@ -54,13 +54,13 @@ def select_threads(effect: Find) -> Statement:
     if effect.space == RESERVED.space:
         where.append("NOT (p.tenant = '' AND p.thread = '')")
     sql = (
-        f"SELECT {_LISTED} FROM {PREFIX}thread p LEFT JOIN {PREFIX}listing l ON l.t = p.pk"
+        f"SELECT {_LISTED} FROM {catalogue} p LEFT JOIN {PREFIX}listing l ON l.t = p.pk"
         f" WHERE {' AND '.join(where)}"
     )
     return f"{sql} ORDER BY p.tenant, p.thread LIMIT ?", (*parameters, effect.limit)
 
 
-def select_listed(effect: Find) -> Statement:
+def select_listed(effect: Find, catalogue: str = f"{PREFIX}thread") -> Statement:
     """Return the statement for a page of the listing, ordered by a time."""
     where = ["l.tenant = ?", "NOT (p.thread >= ? AND p.thread < ?)"]
     parameters = [effect.tenant, INTERNAL, INTERNAL_END]
@@ -73,7 +73,7 @@ def select_listed(effect: Find) -> Statement:
     direction = "DESC" if effect.reverse else "ASC"
     sql = (
         f"SELECT {_LISTED} FROM {PREFIX}listing l"
-        f" JOIN {PREFIX}thread p ON p.pk = l.t WHERE {' AND '.join(where)}"
+        f" JOIN {catalogue} p ON p.pk = l.t WHERE {' AND '.join(where)}"
         f" ORDER BY l.{effect.by} {direction}, l.t {direction} LIMIT ? OFFSET ?"
     )
     return sql, (*parameters, effect.limit, effect.skip)
@@ -138,10 +138,9 @@ def found(row: Sequence[Any]) -> IndexHit:
 
 
 @lru_cache(maxsize=64)
-def select_one(kind: Kind, bodies: bool = True) -> str:
+def select_one(kind: Kind) -> str:
     """Return the statement that reads one record by its key; the key columns are among the results."""
-    columns = [name for name in kind.columns() if bodies or name != "body"]
-    return f"SELECT {', '.join((*columns, checksums.NAME))} FROM {table(kind)} WHERE {_by_key(kind)}"
+    return f"SELECT {', '.join((*kind.columns(), checksums.NAME))} FROM {table(kind)} WHERE {_by_key(kind)}"
 
 
 @lru_cache(maxsize=64)

@@ -103,6 +103,8 @@ STEPS: dict[int, tuple[str, ...]] = {
         "CREATE INDEX perdure_listing_status_created ON perdure_listing (tenant, status, created_at, t)"
         " WHERE status <> 'idle'",
     ),
+    # From here on writes of a task may share records; earlier ones stay as they are.
+    9: (),
 }
 
 # Further steps for files, which a database that is no file does not get.

@@ -343,8 +343,8 @@ def open_driver(url: str) -> SqliteDriver:
     path = file_of(url)
     if not path.exists():
         raise BadUrl(
-            f"{url}: there is no file {path}; run `perdure migrate --db {url}` to create it, "
-            "or connect with migrate=True"
+            f"{url}: there is no file {path}; check the path, or create it: run `perdure migrate "
+            f"--db {url}`, or connect with migrate=True"
         )
     with translated(path), closing(connect(path)) as connection:
         migrations.check(connection, path)
@@ -393,15 +393,36 @@ def file_of(url: str) -> Path:
             f"an absolute one: sqlite:///{parts.netloc}{parts.path}"
         )
     if parts.query or parts.fragment:
-        raise BadUrl(f"{url}: a SQLite URL takes no parameters; remove everything after the path")
-    name = unquote(parts.path).removeprefix("/")
+        raise BadUrl(
+            f"{url}: a SQLite URL takes no parameters; remove everything after the path, and write a ? or # "
+            "that belongs to the path as %3F or %23"
+        )
+    try:
+        name = unquote(parts.path, errors="strict").removeprefix("/")
+        name.encode()
+    except UnicodeError as error:
+        raise BadUrl(
+            f"{url!a}: the path is not UTF-8, and SQLite opens no others; rename the file or folder"
+        ) from error
+    if "\0" in name:
+        raise BadUrl(f"{url}: no path has a NUL (%00); remove it")
     if name in ("", ":memory:"):
         raise BadUrl(f"{url}: a path is missing, e.g. sqlite:///threads.db; memory:// keeps nothing")
     path = Path(name)
+    try:
+        folder = path.absolute().parent
+    except FileNotFoundError as error:
+        raise BadUrl(
+            f"{url}: {path} is relative to the working directory, which was removed; change to another one, "
+            "or write an absolute path with four slashes"
+        ) from error
     if path.is_dir():
         raise BadUrl(f"{url}: {path} is a directory; name a file in it")
-    if not path.absolute().parent.is_dir():
-        raise BadUrl(f"{url}: there is no directory {path.absolute().parent}; create it first")
+    if path.exists() and not path.is_file():
+        # Opening a FIFO waits for somebody who writes into it.
+        raise BadUrl(f"{url}: {path} is a device, a socket or a FIFO; name a file")
+    if not folder.is_dir():
+        raise BadUrl(f"{url}: there is no directory {folder}; create it first")
     refuse_other_names(url, path)
     return path
 

@@ -19,7 +19,7 @@ INLINE_ITEMS = 16
 
 Row = tuple[Any, ...]
 R = TypeVar("R")
-_BLOCKS = (64, 16, 4, 1)
+_BLOCKS = (64, 16, 4, 2, 1)
 
 
 class CatalogueRow(NamedTuple):

@@ -139,7 +139,12 @@ class SlackDouble(ProviderDouble):
                 answer = {"ok": False, "error": "ratelimited"}
                 return web.json_response(answer, status=429, headers={"Retry-After": pause})
             found = [each for each in self.history if each["channel"] == given["channel"]]
-            return web.json_response({"ok": True, "messages": found})
+            if method == "conversations.history":
+                found.reverse()
+            first = int(given.get("cursor") or 0)
+            last = first + int(given["limit"])
+            more = {"next_cursor": str(last) if last < len(found) else ""}
+            return web.json_response({"ok": True, "messages": found[first:last], "response_metadata": more})
         if method != "chat.postMessage":
             return web.json_response({"ok": True})
         return await self._post(request, given)

@@ -1,5 +1,5 @@
 -- Checks the expectations of all operations, then writes them: 0, or the number of the first that failed.
--- KEYS: records, order, passing order, catalogue, index, index of what is due. ARGV: partition, 1 if it
+-- KEYS: records, order, passing order, catalogue, index, index of what is due, mark. ARGV: partition, 1 if it
 -- belongs into the catalogue, milliseconds to live or 0, the prefix of records' keys, then for each operation
 -- head, name, and for a put the record, for a delete the fields that must be unchanged.
 -- A head is: operation, kind, expectation, split (4 bytes), and the version that is expected, if one is.

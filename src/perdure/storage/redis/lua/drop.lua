@@ -1,7 +1,7 @@
 -- Removes a partition with its entries in the catalogue and the indexes, if every check holds: 0, or the
 -- number of the first that failed.
--- KEYS: records, order, passing order, catalogue, index, index of what is due. ARGV: partition, the prefix of
--- records' keys, then for each check head and name. A head is as that of a commit's operation.
+-- KEYS: records, order, passing order, catalogue, index, index of what is due, mark. ARGV: partition, the
+-- prefix of records' keys, then for each check head and name. A head is as that of a commit's operation.
 
 local NONE, SOME, VERSION = 1, 2, 3
 

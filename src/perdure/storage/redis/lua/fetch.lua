@@ -1,8 +1,8 @@
 -- Reads records and ranges of one partition, in one snapshot, as one string: for each record asked for by
 -- name its size and bytes (the largest size: there is none), then for each range the number of its records,
 -- and for each the size and bytes of its key and of itself.
--- KEYS: records, order, passing order. ARGV: the number of names, the names, then for each range head, low,
--- high. A head is: kind, flags, limit (4 bytes, the largest number: none), split (4 bytes).
+-- KEYS: records, order, passing order, mark. ARGV: the number of names, the names, then for each range head,
+-- low, high. A head is: kind, flags, limit (4 bytes, the largest number: none), split (4 bytes).
 
 local BODIES, REVERSE, BY, PASSING = 1, 2, 4, 8
 local ALL = 4294967295

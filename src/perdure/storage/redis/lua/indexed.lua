@@ -1,6 +1,6 @@
 -- Finds records by their indexed field: partition, key and record without its body, in turn, of at most
 -- `limit` records. Entries whose record was removed are deleted.
--- KEYS: index. ARGV: low, high, limit, the prefix of the wanted partitions, the prefix of records' keys.
+-- KEYS: index, mark. ARGV: low, high, limit, the prefix of the wanted partitions, the prefix of records' keys.
 
 local low, limit, out = ARGV[1], tonumber(ARGV[3]), {}
 local page = math.min(math.max(limit, 16), 1000)

@@ -1,6 +1,6 @@
 -- Reads a page of a bucket's catalogue: 1 or 0 for more entries behind it, the last entry that was examined,
 -- then the entries. Entries of removed partitions are deleted.
--- KEYS: catalogue. ARGV: low, high, limit, the prefix of records' keys.
+-- KEYS: catalogue, mark. ARGV: low, high, limit, the prefix of records' keys.
 
 local entries = redis.call('ZRANGEBYLEX', KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3])
 local out = { #entries == tonumber(ARGV[3]) and 1 or 0, entries[#entries] or '' }

@@ -1,0 +1,141 @@
+"""Stored form of the writes of tasks: the records that hold them.
+
+A write in a reserved slot, below zero, is overwritten on its own and has a record of its own. The others of a
+task, which are written once, share records by their numbers: as one call stores them, so one record does. The
+record of several is rewritten when another call fills further slots, or when some of them are removed.
+Earlier releases stored each write in a record of its own; those are read, and come together when they are
+copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+import ormsgpack
+
+from perdure.errors import Corrupt
+from perdure.model.checkpoint import PendingWrite
+from perdure.model.ops import Expect, Expectation, Put
+from perdure.model.records import WRITE, Key, Record
+from perdure.model.short_forms import long_name, short_name
+
+SHARED = 32
+"""Number of successive slots of a task that share a record."""
+
+_SHARING = b"\x70"
+"""Beginning of the body of a record of several writes, with which no reference begins."""
+
+
+def record_key(write: PendingWrite) -> Key:
+    """Return the key of the record that holds a write, or will hold it."""
+    number = _number(write.idx) if write.record is None else write.record
+    return (*write.key[:3], number)
+
+
+def by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:
+    """Group writes by the key of their record."""
+    records: dict[Key, list[PendingWrite]] = {}
+    for write in writes:
+        records.setdefault(record_key(write), []).append(write)
+    return records
+
+
+def new_puts(writes: Iterable[PendingWrite], expect: Expectation = Expect.ANY) -> list[Put]:
+    """Return the operations that store writes in new records, wherever they were stored before."""
+    fresh = (write if write.record is None else write._replace(record=None) for write in writes)
+    return [_put(key, some, expect, some[0].version) for key, some in by_record(fresh).items()]
+
+
+def added_puts(writes: Iterable[PendingWrite], stored: Iterable[PendingWrite]) -> list[Put]:
+    """Return the operations that store writes in slots that are free, beside those that are stored."""
+    there = by_record(stored)
+    out: list[Put] = []
+    for key, some in by_record(writes).items():
+        held = there.get(key)
+        out.append(
+            _put(key, some, Expect.ABSENT, some[0].version) if held is None else _rewritten(held, some)
+        )
+    return out
+
+
+def kept_put(record: Sequence[PendingWrite], gone: Iterable[PendingWrite]) -> Put | None:
+    """Return the operation that removes some of a record's writes, ``None`` if it removes all of them."""
+    keys = {write.key for write in gone}
+    kept = [write for write in record if write.key not in keys]
+    return _rewritten(kept, ()) if kept else None
+
+
+def put_over(write: PendingWrite, stored: PendingWrite) -> Put:
+    """Return the operation that overwrites the stored write in a reserved slot."""
+    return _put(record_key(stored), [write], stored.version, stored.version + 1)
+
+
+def stored_bytes(writes: Iterable[PendingWrite]) -> int:
+    """Return the size of the bodies of the records of writes, if they hold no others."""
+    return sum(len(_put(key, some, Expect.ANY, 0).body) for key, some in by_record(writes).items())
+
+
+def read_writes(records: Iterable[Record]) -> list[PendingWrite]:
+    """Return the writes that records hold. Of two in one slot, the one in a record of its own counts: an
+    earlier release stored it before.
+
+    Raises:
+        Corrupt: a record cannot be read.
+    """
+    found: dict[Key, PendingWrite] = {}
+    for write in chain.from_iterable(map(_read, records)):
+        if write.key not in found or write.record == write.idx:
+            found[write.key] = write
+    return list(found.values())
+
+
+def _number(idx: int) -> int:
+    return idx if idx < 0 else idx - idx % SHARED
+
+
+def _rewritten(held: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> Put:
+    version = held[0].record_version
+    return _put(record_key(held[0]), [*held, *more], version, version + 1)
+
+
+def _put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:
+    first = min(writes, key=lambda write: write.idx)
+    fields: Mapping[str, str] = {"channel": "", "task_path": first.task_path, "nonce": first.nonce}
+    if len(writes) == 1 and first.idx == key[3]:
+        return Put(WRITE, key, {**fields, "channel": first.channel}, first.ref, expect, version)
+    own = first.nonce, first.task_path
+    entries = [
+        (
+            w.idx,
+            short_name(w.channel, {}),
+            w.ref,
+            *(() if (w.nonce, w.task_path) == own else (w.nonce, w.task_path)),
+        )
+        for w in sorted(writes, key=lambda write: write.idx)
+    ]
+    return Put(WRITE, key, fields, _SHARING + ormsgpack.packb(entries), expect, version)
+
+
+def _read(record: Record) -> Sequence[PendingWrite]:
+    namespace, checkpoint_id, task_id, number = record.key
+    fields, version = record.fields, record.version
+    channel, path, nonce = fields["channel"], fields["task_path"], fields["nonce"]
+    place = namespace, checkpoint_id, task_id
+    if not record.body.startswith(_SHARING):
+        own = version if number < 0 else 1
+        return [PendingWrite(*place, number, channel, path, nonce, record.body, own, number, version)]
+    if channel:
+        raise Corrupt(
+            f"the writes of task {task_id} on {checkpoint_id} cannot be read: they name one channel"
+        )
+    try:
+        return [
+            PendingWrite(
+                *place, idx, long_name(name, ()), whose[1] if whose else path, whose[0] if whose else nonce,
+                ref, 1, number, version,
+            )
+            for idx, name, ref, *whose in ormsgpack.unpackb(record.body[len(_SHARING) :])
+        ]  # fmt: skip
+    except (ValueError, TypeError, LookupError) as error:
+        raise Corrupt(f"the writes of task {task_id} on {checkpoint_id} cannot be read: {error}") from error

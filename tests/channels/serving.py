@@ -26,6 +26,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.runtime import Runtime
 from perdure.testing.channels import TelegramDouble
 from perdure.testing.channels.telegram import SECRET, TOKEN
+from perdure.web.connections import LimitedConnection
 from tests.runtime.graphs import settings
 
 QUICK = ChatOptions(debounce=0.0)
@@ -39,7 +40,9 @@ async def on_port(app: Starlette) -> AsyncIterator[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app, http=LimitedConnection, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
+        )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve([listener]))
         try:

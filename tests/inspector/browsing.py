@@ -13,6 +13,7 @@ import uvicorn
 
 from perdure.inspector.access import Access
 from perdure.inspector.web import create_app
+from perdure.web.connections import LimitedConnection
 from tests.server.browsing import wait_for
 from tests.servers import npm
 
@@ -29,7 +30,9 @@ def served(access: Access) -> Iterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        config = uvicorn.Config(create_app(access), log_level="error", lifespan="off", ws="none")
+        config = uvicorn.Config(
+            create_app(access), http=LimitedConnection, log_level="error", lifespan="off", ws="none"
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

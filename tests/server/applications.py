@@ -21,6 +21,7 @@ from examples.fastapi_app import builder as chat
 from perdure.runtime import Settings
 from perdure.server import Opened, checkpoint_lifespan
 from perdure.storage.url import backend_of
+from perdure.web.connections import LimitedConnection
 from tests.backends import EMPTY
 from tests.servers import postgres
 
@@ -156,7 +157,9 @@ async def turn(opened: Opened, thread_id: str, text: str) -> str:
 @asynccontextmanager
 async def listening(app: FastAPI) -> AsyncIterator[str]:
     """The application behind a real server, started and stopped as one."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="on"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=LimitedConnection, port=0, log_level="critical", lifespan="on")
+    )
     serving = asyncio.create_task(server.serve())
     while not server.started:
         assert not serving.done(), "the server did not start"

@@ -20,6 +20,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Http, RequestLimits
 from perdure.server.resources import ServerState
+from perdure.web.connections import LimitedConnection
 from tests.conftest import missing
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ class Site:
         return f"http://127.0.0.1:{self.port}/chat/"
 
     def start(self) -> None:
-        config = uvicorn.Config(self._app(), log_level="error", timeout_graceful_shutdown=2, ws="none")
+        config = uvicorn.Config(
+            self._app(), http=LimitedConnection, log_level="error", timeout_graceful_shutdown=2, ws="none"
+        )
         self._server = uvicorn.Server(config)
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

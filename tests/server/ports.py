@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from perdure.server.resources import ServerState
+from perdure.web.connections import LimitedConnection
 
 
 @asynccontextmanager
@@ -21,7 +22,9 @@ async def served(app: FastAPI, host: ServerState) -> AsyncIterator[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=LimitedConnection, log_level="warning", lifespan="off")
+        )
         serving = asyncio.create_task(server.serve([listener]))
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"

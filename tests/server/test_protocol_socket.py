@@ -28,6 +28,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Open, User
 from perdure.server.config import Cors, Http, RequestLimits
 from perdure.server.resources import ServerState
+from perdure.web.connections import LimitedConnection
 from tests.backends import EMPTY
 from tests.chaos import fleet, talker
 from tests.server.acceptance.saying import said
@@ -336,7 +337,9 @@ async def restarted_at(url: str, port: int) -> AsyncIterator[int]:
     ):
         app, host = create_app(None), ServerState.over(runtime, Open())
         app.state.perdure = host
-        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", lifespan="off"))
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=LimitedConnection, port=port, log_level="warning", lifespan="off")
+        )
         serving = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

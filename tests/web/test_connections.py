@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import httpx
 import pytest
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
@@ -114,6 +115,33 @@ def test_a_long_head_and_a_long_body_arrive_in_any_pieces() -> None:
                 length = str(20 * len(PIECE)).encode()
                 assert await reader.readexactly(len(length)) == length
                 assert app.asked == n + 1
+
+    asyncio.run(body())
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(GET)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    assert await reader.readexactly(1) == b"0"
+
+
+def test_a_client_ends_an_idle_connection_before_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = httpx.Limits().keepalive_expiry
+    assert kept is not None
+    assert max(kept, 60) < connections.KEEP_ALIVE_S
+
+    async def body() -> None:
+        async with served(Counting()) as (reader, writer):
+            await answered(reader, writer)
+            await asyncio.sleep(kept + 1)
+            await answered(reader, writer)
+        monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0)
+        async with served(Counting()) as (reader, writer):
+            await answered(reader, writer)
+            assert await reader.read() == b""
 
     asyncio.run(body())
 

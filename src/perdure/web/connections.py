@@ -30,6 +30,10 @@ begin with the connection, and with each further request on it; they do not coun
 way, nor while the application does not read."""
 BYTES_PER_S = 1_000
 
+KEEP_ALIVE_S = 75
+"""Seconds a connection lasts without a request. More than a client or a load balancer keeps it (httpx 5,
+nginx and AWS 60): a server that closes first may do so just when the next request is on its way."""
+
 
 class LimitedConnection(HttpToolsProtocol):
     """uvicorn's connection, closed when ``HEAD_MAX`` or ``REQUEST_S`` is exceeded; without an answer if the
@@ -43,6 +47,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.timeout_keep_alive = KEEP_ALIVE_S
         self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:

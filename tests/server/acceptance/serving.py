@@ -27,6 +27,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.config import Cors, Http
 from perdure.server.resources import ServerState
+from perdure.web.connections import LimitedConnection
 from tests.server.graphs import graphs
 
 P = ParamSpec("P")
@@ -103,7 +104,11 @@ def application(database: str, lease: float) -> FastAPI:
 
 def _config(database: str, lease: float) -> uvicorn.Config:
     return uvicorn.Config(
-        application(database, lease), log_level="warning", timeout_graceful_shutdown=5, ws="none"
+        application(database, lease),
+        http=LimitedConnection,
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+        ws="none",
     )
 
 

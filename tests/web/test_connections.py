@@ -4,8 +4,11 @@ long bodies are taken."""
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import cast
 
 import httpx
 import pytest
@@ -29,6 +32,12 @@ class Counting:
     def __init__(self) -> None:
         self.asked = 0
         self.cut_off = asyncio.Event()
+        self.state = ServerState()
+
+    @property
+    def connections(self) -> set[LimitedConnection]:
+        """The open connections."""
+        return cast(set[LimitedConnection], self.state.connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked += 1
@@ -44,8 +53,8 @@ class Counting:
 async def served(app: Counting) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     config = uvicorn.Config(app, lifespan="off", log_level="critical")
     config.load()
-    loop, state = asyncio.get_running_loop(), ServerState()
-    server = await loop.create_server(lambda: LimitedConnection(config, state, {}), "127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: LimitedConnection(config, app.state, {}), "127.0.0.1", 0)
     async with server, asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
@@ -268,5 +277,198 @@ def test_a_client_of_http_1_0_gets_no_chunks() -> None:
             head, _, sent = (await reader.read()).partition(b"\r\n\r\n")
             assert b"content-length: 1" in head
             assert sent == b"0"
+
+    asyncio.run(body())
+
+
+class _Ending(Counting):
+    """Application that answers without reading, or streams until its client is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked += 1
+        if scope["path"] != "/stream":
+            await PlainTextResponse("0")(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left.set()
+
+
+def test_a_request_that_is_answered_before_its_body_arrives_leaves_an_idle_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.2)
+
+    async def body() -> None:
+        async with served(_Ending()) as (reader, writer):
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            writer.write(b"late")
+            assert await reader.read() == b"0"
+
+    asyncio.run(body())
+
+
+def test_requests_that_wait_are_limited_and_the_response_under_way_is_whole() -> None:
+    started: list[int] = []
+
+    class Slow(Counting):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            started.append(len(started))
+            await receive()
+            await asyncio.sleep(0.01)
+            await PlainTextResponse("0")(scope, receive, send)
+
+    async def body() -> None:
+        most = connections.PIPELINED_MAX
+        async with served(Slow()) as (reader, writer):
+            writer.write(GET * (most + 1))
+            for _ in range(most + 1):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                assert await reader.readexactly(1) == b"0"
+            writer.write(GET * (most + 50))
+            head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert rest == b"0"
+        assert len(started) == most + 2
+
+    asyncio.run(body())
+
+
+def test_requests_that_wait_are_not_collected_without_a_limit() -> None:
+    most = 0
+
+    class Looking(Counting):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal most
+            await receive()
+            most = max([most, *(len(each.pipeline) for each in self.connections)])
+            await PlainTextResponse("0")(scope, receive, send)
+
+    async def body() -> None:
+        async with served(Looking()) as (reader, writer):
+
+            async def read() -> None:
+                while await reader.read(65_536):
+                    pass
+
+            reading = asyncio.create_task(read())
+            with suppress(ConnectionError):
+                for _ in range(400):
+                    writer.write(GET * 50)
+                    await writer.drain()
+                writer.write(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+                await reading
+
+    asyncio.run(body())
+    assert most <= connections.PIPELINED_MAX
+
+
+def test_what_is_no_request_does_not_interrupt_the_response_under_way() -> None:
+    class Parts(Counting):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+            await send({"type": "http.response.body", "body": b"on", "more_body": True})
+            await asyncio.sleep(0.2)
+            await send({"type": "http.response.body", "body": b"ce"})
+
+    async def body() -> None:
+        async with served(Parts()) as (reader, writer):
+            writer.write(GET)
+            await reader.readuntil(b"\r\n\r\non")
+            writer.write(b"\x00 nonsense \r\n\r\n")
+            assert await reader.read() == b"ce"
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    "behind", [b"", GET, b"GET / HTTP/1.1\r\n"], ids=["nothing", "a request", "half of one"]
+)
+def test_a_stream_ends_with_its_connection_whatever_was_sent_behind_it(behind: bytes) -> None:
+    async def body() -> None:
+        app = _Ending()
+        async with served(app) as (reader, writer):
+            writer.write(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n" + behind)
+            await reader.readuntil(b"first")
+            connection = next(iter(app.connections))
+            connection.transport.abort()
+            await asyncio.wait_for(app.left.wait(), 60)
+
+    asyncio.run(body())
+
+
+def test_a_connection_that_is_reset_leaves_no_timer() -> None:
+    async def body() -> None:
+        app = _Ending()
+        async with served(app) as (reader, writer):
+            await answered(reader, writer)
+            (connection,) = app.connections
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+            while app.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert connection.timeout_keep_alive_task is None
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["kept", "closed"])
+@pytest.mark.parametrize("size", [64 * 1024 * 1024, 0], ids=["long", "short"])
+def test_a_client_that_takes_nothing_of_a_response_is_left(
+    monkeypatch: pytest.MonkeyPatch, size: int, *, closes: bool
+) -> None:
+    monkeypatch.setattr(connections, "STALLED_S", 0.3)
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.3)
+
+    class Long(Counting):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            headers = [(b"connection", b"close")] if closes else []
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            if size:
+                await send({"type": "http.response.body", "body": bytes(size), "more_body": True})
+            else:
+                # Little is left over, so that no more than a warning of the transport's is missing.
+                (connection,) = self.connections
+                while not connection.transport.get_write_buffer_size():
+                    await send({"type": "http.response.body", "body": bytes(10_000), "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    async def body() -> None:
+        app = Long()
+        async with served(app) as (_, writer):
+            cast(asyncio.Transport, writer.transport).pause_reading()
+            writer.write(GET)
+            while not app.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            while app.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    asyncio.run(body())
+
+
+def test_a_client_that_reads_slowly_gets_all_of_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALLED_S", 0.5)
+    size = 8 * 1024 * 1024
+
+    class Long(Counting):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await PlainTextResponse(bytes(size))(scope, receive, send)
+
+    async def body() -> None:
+        async with served(Long()) as (reader, writer):
+            writer.write(GET)
+            await reader.readuntil(b"\r\n\r\n")
+            left = size
+            while left:
+                left -= len(await reader.read(256 * 1024))
+                await asyncio.sleep(0.1)
 
     asyncio.run(body())

@@ -1,14 +1,16 @@
-"""HTTP connections that end a request whose head, or trailer, does not end, or that does not arrive, and that
-answer clients of HTTP/1.0 in their protocol.
+"""HTTP connections that end a request whose head, or trailer, does not end, or that does not arrive, and a
+response of which the client takes nothing, and that answer clients of HTTP/1.0 in their protocol.
 
-uvicorn's connection on httptools keeps whatever arrives of a head, without a limit, before any application is
-asked: one client could fill the memory of the process. It also waits for the rest of a request without a
-limit: clients that send nothing, or half of one, could hold every file descriptor of the process.
+uvicorn's connection on httptools keeps whatever arrives of a head, and every request that is sent before
+earlier ones are answered, without a limit: one client could fill the memory of the process. It also waits for
+the rest of a request, and for a client that reads nothing, without a limit: such clients could hold every
+file descriptor of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sized
 from typing import cast
 
 from uvicorn._types import (
@@ -18,6 +20,7 @@ from uvicorn._types import (
     ASGISendEvent,
     Scope,
 )
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_MAX = 65_536
@@ -35,26 +38,74 @@ KEEP_ALIVE_S = 75
 nginx and AWS 60): a server that closes first may do so just when the next request is on its way."""
 
 
+STALLED_S = 60.0
+"""Seconds for which a client may take nothing of what is sent to it before its connection is closed."""
+
+PIPELINED_MAX = 100
+"""Requests that may wait for the response to an earlier one on their connection."""
+
+
+class _TooMany(Exception):
+    """More requests wait than may."""
+
+
+class _Flow(FlowControl):
+    """Flow control that reads nothing while complete requests wait: each response would otherwise let in more
+    of them than it answers."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
+
+
 class LimitedConnection(HttpToolsProtocol):
-    """uvicorn's connection, closed when ``HEAD_MAX`` or ``REQUEST_S`` is exceeded; without an answer if the
-    request's application is already at work, or if too much time has passed."""
+    """uvicorn's connection, closed when ``HEAD_MAX``, ``REQUEST_S`` or ``STALLED_S`` is exceeded; without an
+    answer if the request's application is already at work, or if too much time has passed. After more than
+    ``PIPELINED_MAX`` requests, or one that is malformed, the response that is under way is the last."""
 
     _unfinished = 0
     _has_advanced = False
     _arrived = 0
     _began = 0.0
     _timer: asyncio.TimerHandle | None = None
+    _answering: RequestResponseCycle | None = None
+    _ends = False
+    _is_lost = False
+    _unsent = 0
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         self.timeout_keep_alive = KEEP_ALIVE_S
         self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
         self._have_request()
+        self._leave_unwatched()
+        # The base class cancels it only without an error, and informs only the request that came last.
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        if (cycle := self._under_way) is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
+    @property
+    def _under_way(self) -> RequestResponseCycle | None:
+        """The request that the application is at work on, if any. The base class's ``cycle`` is the one that
+        came last, which may wait for it."""
+        cycle = self._answering
+        return None if cycle is None or cycle.response_complete else cycle
+
     def data_received(self, data: bytes) -> None:
+        if self._ends:
+            return
         self._has_advanced = False
         if self.timeout_keep_alive_task is not None:
             self._expect_request()  # the connection is no longer closed for being idle
@@ -63,14 +114,28 @@ class LimitedConnection(HttpToolsProtocol):
         self._unfinished = 0 if self._has_advanced else self._unfinished + len(data)
         if self._unfinished <= HEAD_MAX or self.transport.is_closing():
             return
-        # There is none before the first request.
-        cycle = cast(RequestResponseCycle | None, self.cycle)
-        if cycle is None or cycle.response_complete:
+        if self._under_way is None:
             self.send_400_response(f"The request's head is longer than {HEAD_MAX} bytes.")
         else:
             self.transport.abort()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request. A response that is under way is not interrupted by this answer."""
+        cycle = self._under_way
+        if cycle is None or (cycle.more_body and not cycle.response_started):
+            super().send_400_response(msg)
+        elif cycle.more_body:
+            self.transport.abort()
+        else:
+            self._ends = True
+            self._have_request()
+            self.pipeline.clear()
+            cycle.keep_alive = False
+            self.flow.resume_reading()
+
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINED_MAX:
+            raise _TooMany
         self._has_advanced = True
         if self._timer is None:
             self._expect_request()
@@ -88,11 +153,67 @@ class LimitedConnection(HttpToolsProtocol):
         self._has_advanced = True
         self._have_request()
         super().on_message_complete()
+        is_upgrade = self.parser.should_upgrade() and self._should_upgrade()
+        if not is_upgrade and self.cycle.response_complete and not self.transport.is_closing():
+            # It was answered before all of it had arrived, and the connection is idle from now on.
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # The base class does so before it takes the next request from those that wait.
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._leave_unwatched()
+        super().handle_websocket_upgrade()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        if not self.flow.write_paused:
+            self._leave_unwatched()
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, self._watched(app))
+
+    def _watched(self, app: ASGI3Application) -> ASGI3Application:
+        """Return the application, after whose end the client has to take what is left of the response."""
+
+        async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+            try:
+                await app(scope, receive, send)
+            finally:
+                is_watched = self._is_lost or self._stalled is not None
+                if not is_watched and self.transport.get_write_buffer_size():
+                    self._watch()
+
+        return cast(ASGI3Application, answered)
+
+    def _watch(self) -> None:
+        """Close the connection unless its client takes some of what is sent to it within ``STALLED_S``."""
+        self._leave_unwatched()
+        self._unsent = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(STALLED_S, self._look_at_writing)
+
+    def _leave_unwatched(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _look_at_writing(self) -> None:
+        self._stalled = None
+        unsent = self.transport.get_write_buffer_size()
+        if 0 < unsent < self._unsent:
+            self._watch()
+        elif unsent:
+            self.transport.abort()
 
     def _expect_request(self) -> None:
         self._have_request()
@@ -106,8 +227,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def _look(self) -> None:
         """Close the connection if its request takes too long."""
-        cycle = cast(RequestResponseCycle | None, self.cycle)
-        is_responding = cycle is not None and not (cycle.more_body or cycle.response_complete)
+        cycle = self._under_way
+        is_responding = cycle is not None and not cycle.more_body
         if is_responding or self.flow.read_paused:
             self._expect_request()
             return

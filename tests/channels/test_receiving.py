@@ -217,3 +217,17 @@ def test_stop_reaches_all_messages_that_wait(memory: Storage) -> None:
             await eventually_stored(is_over)
 
     go(main())
+
+
+def test_a_question_of_a_graph_that_is_not_served_any_more_blocks_no_message(memory: Storage) -> None:
+    async def main() -> None:
+        graphs: list[dict[str, Any]] = [{"old": asking_first("Delete it?")}, {"new": echo()}]
+        async with telegram_at_work(memory.database(), graphs[0]) as (double, _):
+            await double.say(1, "ask")
+            await double.until_shown(1)
+        async with telegram_at_work(memory.database(), graphs[1]) as (double, line):
+            update = double.update(message={**double.message(1, "hello"), "message_id": 1000})
+            assert await double.post(update) == 200
+            assert (await line.runtime.messages(thread(1)))[0].message.graph == "new"
+
+    go(main())

@@ -269,9 +269,15 @@ def test_edits_and_files_and_what_bots_write(memory: Storage) -> None:
                 changed = {**original, "text": text}
                 more = {"message": changed, "previous_message": original, "event_ts": double.next_ts()}
                 await double.say("D2", "", subtype="message_changed", **more)
-            await double.until_shown(2, "D2")
+            # A deleted message that has a thread.
+            gone = {**original, "subtype": "tombstone", "user": "USLACKBOT", "text": "It was deleted."}
+            more = {"message": gone, "previous_message": original, "event_ts": double.next_ts()}
+            await double.say("D2", "", subtype="message_changed", **more)
+            await double.say("D2", "", subtype="message_deleted", previous_message=original)
+            await double.say("D2", "still here")
+            await double.until_shown(3, "D2")
             assert double.texts("D1") == ["see\n[attached: file, a.pdf, application/pdf, 9 bytes]"]
-            assert double.texts("D2") == ["teh cat", "(edited) the cat"]
+            assert double.texts("D2") == ["teh cat", "(edited) the cat", "still here"]
 
     go(main())
 

@@ -152,7 +152,7 @@ class ChatChannel(ABC):
                 for part in split_text(text, self.length, self.measure):
                     self.backoff.check(address.chat)
                     await self.deliver(address, part, reply)
-        except (NotSent, Undeliverable, SendUncertain, TimeoutError) as error:
+        except Exception as error:
             _log.warning("%s: a notice was not sent (%s)", self.name, type(error).__name__)
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from perdure.channels.incoming import ButtonPress, ChatMessage, edit_of, is_same
 from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
 from perdure.engine.inbox import Standing
-from perdure.errors import NotWaiting
+from perdure.errors import NotFound, NotWaiting
 from perdure.model.messages import OPEN, SENDING, SENT, WAITING, Reply
 from perdure.runtime import Runtime
 
@@ -237,7 +237,12 @@ class Receiver:
         asked = [each["id"] for each in runs[0].note.get("interrupts", ())]
         if interrupt_id is not None and interrupt_id not in asked:
             return None
-        async with self._runtime.opened(runs[0].graph, "threads.read") as graph:
+        try:
+            opening = self._runtime.opened(runs[0].graph, "threads.read")
+        except NotFound:
+            # The graph that asked is not served any more, so nobody can answer it.
+            return None
+        async with opening as graph:
             state = await graph.aget_state({"configurable": {"thread_id": thread_id}})
         for interrupt in state.interrupts:
             if _is_named(interrupt, interrupt_id, asked):

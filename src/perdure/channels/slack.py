@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import aiohttp
-from slack_sdk.errors import SlackApiError, SlackClientError
+from slack_sdk.errors import SlackApiError
 from slack_sdk.signature import SignatureVerifier
 from slack_sdk.web.async_client import AsyncWebClient
+from slack_sdk.web.async_slack_response import AsyncSlackResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -187,7 +188,9 @@ class SlackApp(ChatChannel):
             thread_ts=address.topic or None,
             metadata={"event_type": _METADATA, "event_payload": {"id": reply.id}},
         )
-        return str((await self._called(address.chat, call))["ts"])
+        if (ts := (await self._called(address.chat, call)).get("ts")) is None:
+            raise SendUncertain("Slack did not answer as documented (no ts)")
+        return str(ts)
 
     async def find(self, thread_id: str, reply: Reply) -> str | None:
         address = ChatAddress.of(thread_id)
@@ -230,13 +233,16 @@ class SlackApp(ChatChannel):
             raise self._failure(chat, error) from None
         except aiohttp.ClientConnectorError:
             raise NotSent("no connection to Slack") from None
-        except (aiohttp.ClientError, TimeoutError, SlackClientError, OSError) as error:
-            raise SendUncertain(f"Slack did not answer ({type(error).__name__})") from None
+        except Exception as error:
+            # The SDK raises several kinds for an answer that is no JSON, or has not the documented form.
+            raise SendUncertain(f"Slack did not answer as documented ({type(error).__name__})") from None
 
     def _failure(self, chat: str, error: SlackApiError) -> Exception:
         response: Any = error.response
-        status, headers = response.status_code, response.headers
-        code = response.get("error") if isinstance(response.data, dict) else None
+        is_read = isinstance(response, AsyncSlackResponse)
+        # For an answer that it cannot read, the SDK has the response of its HTTP client.
+        status, headers = response.status_code if is_read else response.status, response.headers
+        code = response.get("error") if is_read and isinstance(response.data, dict) else None
         if status == 429 or code in ("ratelimited", "rate_limited"):
             after = str(headers.get("Retry-After") or headers.get("retry-after") or "")
             return self.backoff.limited(chat, float(after) if after.isdecimal() else _LIMITED_S)
@@ -244,7 +250,9 @@ class SlackApp(ChatChannel):
             return SendUncertain(f"Slack failed with status {status}")
         if code in _TOKEN_ERRORS:
             return NotSent("Slack refused the bot's token", retry_after=_PATIENCE_S)
-        return Undeliverable(f"Slack refused it ({code})")
+        if code is None and status < 400:
+            return SendUncertain(f"Slack did not answer as documented (status {status})")
+        return Undeliverable(f"Slack refused it ({code or status})")
 
 
 def _escaped(text: str) -> str:

@@ -10,7 +10,9 @@ from typing import Any
 from perdure.channels.incoming import Attachment, ButtonPress, ChatMessage
 from perdure.channels.options import Groups
 
-_SUBTYPES = (None, "file_share", "thread_broadcast", "message_changed")
+_CHANGED = "message_changed"
+_WRITTEN = (None, "file_share", "thread_broadcast")
+"""Subtypes of messages that people write."""
 _COMMAND = re.compile(r"/(?:.*-)?(new|stop)", re.IGNORECASE)
 
 
@@ -48,16 +50,17 @@ def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
         ValueError: A time is none of Slack's.
     """
     event: Mapping[str, Any] = body["event"]
-    if event["type"] not in ("message", "app_mention") or event.get("subtype") not in _SUBTYPES:
+    if event["type"] not in ("message", "app_mention") or event.get("subtype") not in (*_WRITTEN, _CHANGED):
         return None
     edit, message = "", event
-    if event.get("subtype") == "message_changed":
+    if event.get("subtype") == _CHANGED:
         message = event["message"]
         if message.get("text") == event.get("previous_message", {}).get("text"):
             # Slack unfolded a link; the text is unchanged.
             return None
         edit = str(event["event_ts"])
-    if message.get("bot_id") or not message.get("user") or message.get("subtype") == "bot_message":
+    if message.get("bot_id") or not message.get("user") or message.get("subtype") not in _WRITTEN:
+        # A thread's first message that was deleted becomes a "tombstone".
         return None
     text, bots = str(message.get("text") or ""), _bots(body)
     is_direct = event.get("channel_type") == "im" or str(event["channel"]).startswith("D")

@@ -227,7 +227,10 @@ class TelegramBot(ChatChannel):
         except TelegramMigrateToChat as moved:
             # The group has become another chat; Telegram keeps the old id in its updates no longer.
             sent = await self._called(address.chat, sending(str(moved.migrate_to_chat_id)))
-        return str(sent.message_id)
+        # A success need not have a result for aiogram, whatever its types say.
+        if (message_id := getattr(sent, "message_id", None)) is None:
+            raise SendUncertain("Telegram did not answer as documented (no message)")
+        return str(message_id)
 
     async def show_activity(self, address: ChatAddress, message: Message) -> None:
         topic = int(address.topic) if address.topic else None
@@ -255,7 +258,8 @@ class TelegramBot(ChatChannel):
             if isinstance(error.__cause__, aiohttp.ClientConnectorError):
                 raise NotSent("no connection to Telegram") from None
             raise SendUncertain("Telegram did not answer") from None
-        except AiogramError as error:
+        except Exception as error:
+            # aiogram raises other kinds than its own for an answer that is no text, or has no description.
             raise SendUncertain(f"Telegram failed ({type(error).__name__})") from None
 
 

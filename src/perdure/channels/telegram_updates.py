@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from aiogram.types import Message, MessageEntity
@@ -85,5 +86,4 @@ def _without_mention(text: str, username: str) -> str:
         # A command keeps what follows it.
         command, blank, rest = text.partition(" ")
         return command[: -len(mention)] + blank + rest if command.lower().endswith(mention) else text
-    words = text.split(" ")
-    return " ".join(word for word in words if word.lower().rstrip(",:;.!?") != mention).strip()
+    return re.sub(rf"(?<!\S){re.escape(mention)}[,:;.!?]*(?!\S) ?", "", text, flags=re.IGNORECASE).strip()

@@ -146,10 +146,12 @@ class WhatsAppPhone(ChatChannel):
         except AuthorizationError:
             raise NotSent("WhatsApp refused the access token", retry_after=_PATIENCE_S) from None
         except WhatsAppError as error:
-            if error.raw_response is None or error.raw_response.status_code >= 500:
+            if error.status_code == 429:
+                raise self.backoff.limited(chat, _LIMITED_S) from None
+            if error.status_code is None or error.status_code >= 500 or error.is_transient:
                 raise SendUncertain(f"WhatsApp failed with code {error.code}") from None
             raise Undeliverable(f"WhatsApp refused it with code {error.code}") from None
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError):
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError):
             raise NotSent("no connection to WhatsApp") from None
         except Exception as error:
             # pywa raises several kinds for an answer that is no JSON, or has not the documented form.

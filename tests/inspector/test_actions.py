@@ -13,6 +13,7 @@ import pytest
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.inspector import actions
 from perdure.inspector.access import PERMISSIONS, LocalAccess
 from perdure.inspector.actions import ACTIONS
 from perdure.inspector.web import create_app
@@ -129,7 +130,7 @@ async def test_an_interrupt_is_answered() -> None:
 
 
 @within_a_minute
-async def test_tags_come_and_go_and_a_thread_is_exported_and_deleted() -> None:
+async def test_tags_come_and_go_and_a_thread_is_exported_and_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with site() as found:
         await found.say("tides")
         tagged = await found.act("tag", name="approved")
@@ -137,13 +138,16 @@ async def test_tags_come_and_go_and_a_thread_is_exported_and_deleted() -> None:
         exported = await found.act("export")
         assert exported["format"] == "perdure.thread/1"
         assert exported["tags"] == {"approved": tagged["checkpoint_id"]}
+        monkeypatch.setattr(actions, "EXPORT_MAX", 100)
+        assert "export it with `perdure export`" in await found.refused("export", 422)
+        monkeypatch.undo()
         await found.act("untag", name="approved")
         assert await found.database.tags("t") == {}
         assert "cannot be brought back" in await found.refused("delete", 422)
         await found.act("delete", confirm="t")
         assert (await found.client.get("/inspect/api/thread", params={"id": "t"})).status_code == 404
         log = (await found.get("log"))["entries"]
-        assert [each["action"] for each in log] == ["delete", "delete", "untag", "export", "tag"]
+        assert [each["action"] for each in log] == ["delete", "delete", "untag", "export", "export", "tag"]
         assert log[-1]["details"] == {"name": "approved", "checkpoint_id": tagged["checkpoint_id"]}
         assert all(each["who"] == "local" and each["thread_id"] == "t" for each in log)
         assert "tides" not in str(log)

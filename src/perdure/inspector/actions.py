@@ -8,7 +8,7 @@ from typing import Any
 
 from langgraph.errors import InvalidUpdateError
 
-from perdure.errors import BadSetting, NotAllowed, NotFound, RunInProgress
+from perdure.errors import BadSetting, NotAllowed, NotFound, RunInProgress, TooLarge
 from perdure.inspector import audit_log, timeline
 from perdure.inspector.access import Access, InterruptAnswer, RunStart
 from perdure.langgraph import plain_reading
@@ -35,6 +35,10 @@ class Deed:
     @property
     def thread_id(self) -> str:
         return self.row.thread_id
+
+
+EXPORT_MAX = 64 * 1024 * 1024
+"""Maximum size of the values in an export, in bytes: it is made in memory."""
 
 
 async def _tag(deed: Deed) -> dict[str, Any]:
@@ -122,7 +126,11 @@ async def _delete(deed: Deed) -> dict[str, Any]:
 async def _export(deed: Deed) -> dict[str, Any]:
     handle = deed.access.handle
     at = Partition(deed.access.tenant, deed.thread_id)
-    found: dict[str, Any] = plain(await handle.arun(plain_reading.export(at, handle.digest)))
+    try:
+        found: dict[str, Any] = plain(await handle.arun(plain_reading.export(at, handle.digest, EXPORT_MAX)))
+    except TooLarge as error:
+        # Of the download, not of a value that is to be stored.
+        raise BadSetting(str(error)) from None
     return found
 
 

@@ -208,11 +208,16 @@ def _branches(partition: Partition, namespace: str) -> Program[dict[str, Any]]:
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
     named = yield from tags.list_tags(partition)
     head = heads[0].fields["checkpoint_id"] if heads else None
-    tagged = {t.fields["checkpoint_id"]: t.key[0] for t in named if t.fields["namespace"] == namespace}
+    tagged: dict[str, list[str]] = {}
+    for tag in named:
+        if tag.fields["namespace"] == namespace:
+            tagged.setdefault(tag.fields["checkpoint_id"], []).append(tag.key[0])
     return {"total": len(nodes), "head": head, "branches": _chains(nodes, head, tagged)}
 
 
-def _chains(nodes: Sequence[_Node], head: str | None, tagged: Mapping[str, str]) -> list[dict[str, Any]]:
+def _chains(
+    nodes: Sequence[_Node], head: str | None, tagged: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
     """Return the chains between roots, forks and ends, in the order of their first checkpoints."""
     children: dict[str | None, list[_Node]] = {}
     stored = {node.id for node in nodes}
@@ -223,13 +228,12 @@ def _chains(nodes: Sequence[_Node], head: str | None, tagged: Mapping[str, str])
     while starts:
         first, depth = starts.pop()
         last, count = first, 1
-        names = [tagged[first.id]] if first.id in tagged else []
+        names = [*tagged.get(first.id, ())]
         holds_head = first.id == head
         while len(after := children.get(last.id, [])) == 1:
             last, count = after[0], count + 1
             holds_head = holds_head or last.id == head
-            if last.id in tagged:
-                names.append(tagged[last.id])
+            names += tagged.get(last.id, ())
         out.append(
             {
                 "first": first.id,

@@ -15,7 +15,7 @@ import ormsgpack
 
 from perdure.engine import checkpoints, history, tags
 from perdure.engine import chunk_reads as engine_values
-from perdure.errors import NotFound
+from perdure.errors import NotFound, TooLarge
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.serde import Serde
 from perdure.model import refs
@@ -139,11 +139,23 @@ def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Pro
     return out
 
 
-def export(partition: Partition, digest: Digester) -> Program[dict[str, Any]]:
+def export(partition: Partition, digest: Digester, most: int | None = None) -> Program[dict[str, Any]]:
     """Return a thread as plain JSON data: every checkpoint of every namespace, oldest first, with values,
-    pending writes and tags; raise ``NotFound`` if there is none."""
+    pending writes and tags.
+
+    Args:
+        partition: The thread.
+        digest: Computes the names of stored values.
+        most: Maximum size of all values in bytes. Each checkpoint has all of its values, so that a long
+            thread may be many times as large as what is stored of it. ``None`` for no limit.
+
+    Raises:
+        NotFound: There is no such thread.
+        TooLarge: It exceeds ``most``.
+    """
     names = yield from _tag_names(partition)
     out: list[dict[str, Any]] = []
+    size = 0
     for namespace in (yield from history.namespaces(partition)):
         below: int | None = None
         pages: list[CheckpointRecord] = []
@@ -156,6 +168,12 @@ def export(partition: Partition, digest: Digester) -> Program[dict[str, Any]]:
             writes = yield from history.writes_of(partition, namespace, [r.id for r in group])
             for record in group:
                 view = yield from _full(partition, record, writes[record.id], names, digest)
+                size += sum(channel.size for channel in view.channels)
+                if most is not None and size > most:
+                    raise TooLarge(
+                        f"thread {partition.thread!r} has more than {most} bytes with the values of all of "
+                        "its checkpoints; export it with `perdure export`"
+                    )
                 out.append(_json(view))
     if not out:
         raise missing_thread(partition)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import pytest
+
 from perdure.model.ops import Fetch, Find
 from perdure.runtime import Runtime
 from perdure.runtime.threads.order import Order, SortBy
@@ -117,3 +119,31 @@ async def _first(rows: Any, number: int) -> Any:
         number -= 1
         if not number:
             return
+
+
+@pytest.mark.parametrize("by", get_args(SortBy))
+@pytest.mark.parametrize("descending", [True, False])
+def test_each_thread_that_stays_is_found_once_while_others_go(by: SortBy, *, descending: bool) -> None:
+    """The listing is read in pages. Meanwhile threads that were found are removed or written to, and others
+    are created."""
+
+    async def main() -> None:
+        async with working(storage.database(), Talk().graph) as runtime:
+            threads = runtime.threads
+            names = [f"t{n:03}" for n in range(330)]
+            for name in names:
+                await threads.create(name, {"kind": "old"})
+            met: list[str] = []
+            async for row in threads.index.search(metadata={"kind": "old"}, order=Order(by, descending)):
+                met.append(row.thread_id)
+                if len(met) in (1, 90):
+                    # All that were found go, but for those that are written to: these move.
+                    for name in met[:-3:2]:
+                        await threads.remove(name)
+                    for name in met[-3:]:
+                        await threads.change(name, {"touched": len(met)})
+                    await threads.create(f"new {len(met)}", {"kind": "new"})
+            assert sorted(met) == names
+
+    with stored("sqlite") as storage:
+        go(main())

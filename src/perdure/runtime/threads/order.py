@@ -70,7 +70,9 @@ async def places(
             yield place
         return
     if order.by in ("thread_id", "status"):
-        every = [place async for place in _listed(database, tenant, Order(), status)]
+        # In the order in which nothing moves: each thread that stays is found once, whatever is written.
+        every = [place async for place in _listed(database, tenant, Order("created_at"), status)]
+        every.sort(key=_key("updated_at"), reverse=True)
         if order.by == "status":
             every = [place for place in await _read(database, every) if place is not None]
         for place in sorted(every, key=_key(order.by), reverse=order.descending)[skip:]:
@@ -161,19 +163,25 @@ async def _pages(
 ) -> AsyncIterator[SortedThread]:
     by: Literal["updated_at", "created_at"] = "created_at" if order.by == "created_at" else "updated_at"
     size = min(enough or _FIRST_PAGE, _PAGE)
-    seen: set[Partition] = set()
+    first, back = skip, 1
+    seen: dict[Partition, int] = {}
     while True:
         find = Find("listed", tenant, status, by=by, reverse=order.descending, skip=skip, limit=size)
-        page = await database.arun(ask(find))
-        for found in page:
+        hits = await database.arun(ask(find))
+        page = [SortedThread(found.partition, found.listed) for found in hits if found.listed is not None]
+        if skip > first and not (page and seen.get(page[0].partition) == getattr(page[0].listed, by)):
+            # Threads before this page were removed, or moved behind it, so that others have moved up.
+            skip, back = max(first, skip - back), back * 2
+            continue
+        for place in page:
             # Threads with new activity move within the listing between pages.
-            if found.listed is not None and found.partition not in seen:
-                seen.add(found.partition)
-                yield SortedThread(found.partition, found.listed)
-        if len(page) < size:
+            if place.partition not in seen:
+                yield place
+            seen[place.partition] = getattr(place.listed, by)
+        if len(hits) < size:
             return
-        skip += len(page)
-        size = _PAGE
+        # The next page begins with the last thread of this one, if none has moved.
+        skip, back, size = skip + len(hits) - 1, 1, _PAGE
 
 
 async def _scanned(database: DatabaseHandle, tenant: str) -> AsyncIterator[SortedThread]:

@@ -8,7 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
 
+from perdure.runtime.events import LAST
 from perdure.server import streams
 from perdure.server.event_stream import Frame
 from perdure.server.resources import ServerState
@@ -125,3 +127,25 @@ def test_a_reader_that_takes_nothing_is_left(
     assert (made, left) == ([0], ["closed"]), "what is not taken is not made"
     assert len(sent) == 2, "and no end of the stream is sent"
     assert "its reader took nothing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "after"),
+    [
+        ("7", 7),
+        ("0", 0),
+        (str(LAST), LAST),
+        ("-1", 0),
+        ("", 0),
+        ("7.5", 0),
+        ("seven", 0),
+        ("\u0667", 0),
+        (str(LAST + 1), 0),
+        ("9" * 19, 0),
+        ("9" * 5000, 0),
+    ],
+)
+def test_a_cursor_that_no_event_can_have_is_before_all_of_them(given: str, after: int) -> None:
+    request = Request({"type": "http", "headers": []})
+    assert streams.cursor_of(request, given) == after
+    assert streams.cursor_of(request) is None

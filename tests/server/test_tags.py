@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from perdure import Retention, RetentionRules
 from perdure.care.sweeper import SweepOptions
 from tests.server.acceptance.saying import row
@@ -53,3 +55,20 @@ async def test_what_does_not_exist_is_not_found(near: str) -> None:
         ):
             assert answer.status_code == 404, answer.text
         assert (await http.put(f"{path}/a", json={"checkpoint_id": 7})).status_code == 422
+
+
+@run
+async def test_a_tag_s_name_has_any_character(near: str) -> None:
+    async with serving(near) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = (await client.threads.create(graph_id="remembers"))["thread_id"]
+        await client.threads.update_state(thread_id, {"messages": []}, as_node="recall")
+        path = f"/threads/{thread_id}/tags"
+        name = "é/ 1%?" + "ü" * 250
+        at = f"{path}/{quote(name, safe='')}"
+        assert (await http.put(at, json={})).json()["name"] == name
+        assert [tag["name"] for tag in (await http.get(path)).json()] == [name]
+        assert (await http.delete(at)).status_code == 204
+        assert (await http.get(path)).json() == []
+        for wrong in ("%FF", "a" * 257):
+            assert (await http.put(f"{path}/{wrong}", json={})).status_code == 422

@@ -18,7 +18,7 @@ from perdure.errors import PerdureError, SubscriberTooSlow
 from perdure.model.messages import OPEN, WAITING
 from perdure.model.records import Partition
 from perdure.runtime import Event
-from perdure.runtime.events import END
+from perdure.runtime.events import END, LAST
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.protocol_events import CHANNELS, EventFilter, ProtocolEvent, is_channel, project
@@ -46,7 +46,7 @@ class SubscriptionRequest(BaseModel):
     channels: list[_Channel] = Field(min_length=1, max_length=100)
     namespaces: list[_Namespace] | None = Field(None, max_length=1000)
     depth: StrictInt | None = Field(None, ge=0)
-    since: StrictInt | None = Field(None, ge=0)
+    since: StrictInt | None = Field(None, ge=0, le=LAST)
 
     @property
     def wanted(self) -> EventFilter:

@@ -45,6 +45,8 @@ connection."""
 LOOPBACK = "perdure.loopback"
 """Key in the scope of a request that the application made in this process."""
 
+_TEXT_MAX = 256
+
 RAW = "perdure.raw_path"
 """Key in the scope of a request whose path is matched before it is decoded."""
 
@@ -293,8 +295,29 @@ def _text(request: Request, name: str) -> str:
         raise Refusal(422, f"the {name} in the path is not UTF-8") from None
 
 
+async def _tag_name(request: Request, name: Annotated[str, Path()]) -> str:
+    return _bounded(request, "name")
+
+
+async def _entry_id(request: Request, entry_id: Annotated[str, Path()]) -> str:
+    return _bounded(request, "entry_id")
+
+
+def _bounded(request: Request, name: str) -> str:
+    value = _text(request, name)
+    if not 0 < len(value) <= _TEXT_MAX:
+        raise Refusal(422, f"the {name} in the path has 1 to {_TEXT_MAX} characters")
+    return value
+
+
 AssistantName = Annotated[str, Depends(_assistant_name)]
 """The assistant in a path, by its id or its graph's name."""
 
 Namespace = Annotated[str, Depends(_namespace)]
 """The namespace of a subgraph in a path."""
+
+TagName = Annotated[str, Depends(_tag_name)]
+"""The name of a tag in a path, which may have any character."""
+
+EntryId = Annotated[str, Depends(_entry_id)]
+"""The id of a fact, or the thread of a summary, in a path; it may have any character."""

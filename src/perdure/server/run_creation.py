@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from starlette.datastructures import Headers
 
 from perdure.errors import Conflict, Contention, NotFound, Unavailable
+from perdure.model.messages import encode
 from perdure.runtime import Options, StreamOptions, Ticket
-from perdure.runtime.accepting import AlreadyCreated, Precondition, Strategy
+from perdure.runtime.accepting import AlreadyCreated, Precondition
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.options import WEBHOOK, StreamMode
 from perdure.runtime.run_context import is_reserved
@@ -19,7 +20,8 @@ from perdure.runtime.run_user import USER, storable
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import THERE
 from perdure.server.assistants import NONE_TO_RUN, Assistant
-from perdure.server.auth.identity import Refusal, User, require_stamp
+from perdure.server.auth.filters import Filter
+from perdure.server.auth.identity import User, require_stamp
 from perdure.server.auth.reserved_names import (
     config_without_claims,
     verified_names,
@@ -31,7 +33,7 @@ from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.responses import given
 from perdure.server.run_arguments import AUTHORIZED, as_authorized, checked
-from perdure.server.run_request_headers import DEBOUNCE_MS, IDEMPOTENCY_KEY, MULTITASK
+from perdure.server.run_terms import RunTerms, idempotency_key
 from perdure.server.thread_graphs import has_run, keeps_apart, require_own
 from perdure.server.webhooks import TASK
 
@@ -50,7 +52,6 @@ _NOT_KWARGS = {
 _KNOBS = ("multitask_strategy", "debounce_ms")
 """Names in a run's metadata that say how it is accepted, where headers cannot be set."""
 
-_KEY_MAX = 255
 _THREAD_OF = uuid.NAMESPACE_OID
 _TEMPORARY_MINUTES = 60.0
 _ATTEMPTS = 20
@@ -70,17 +71,6 @@ class _Invocation:
     protocol: Mapping[str, Any] | None = None
 
 
-class _Terms(NamedTuple):
-    """Terms of a run's acceptance: idempotency key, treatment of an open run, and, of an answer, the
-    interrupt."""
-
-    key: str | None
-    strategy: Strategy
-    coalesce: bool
-    debounce: float
-    interrupt_id: str | None
-
-
 class AcceptedRun(NamedTuple):
     """A run that is stored durably."""
 
@@ -88,6 +78,27 @@ class AcceptedRun(NamedTuple):
     run_id: str
     ticket: Ticket | None
     is_new: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """Metadata of a thread that is created with its first run, and the filter of who may see it."""
+
+    metadata: Mapping[str, Any]
+    conditions: Filter | None
+    is_temporary: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRun:
+    """A run that is valid and permitted, and of which nothing is stored yet. Its thread exists (``row``), or
+    is created with it (``draft``)."""
+
+    invocation: _Invocation
+    options: Options
+    terms: RunTerms
+    row: ThreadRow | None
+    draft: _Draft | None
 
 
 async def submit(
@@ -102,7 +113,36 @@ async def submit(
     interrupt_id: str | None = None,
     protocol: Mapping[str, Any] | None = None,
 ) -> AcceptedRun:
-    """Accept a run. If it is refused, none of it is stored.
+    """Accept a run, as ``accept`` does. If it is refused, none of it is stored. The arguments are those of
+    ``check``."""
+    asked = await check(
+        caller,
+        headers,
+        thread_id,
+        new,
+        modes=modes,
+        is_kept=is_kept,
+        subgraphs=subgraphs,
+        interrupt_id=interrupt_id,
+        protocol=protocol,
+    )
+    return await accept(caller, asked)
+
+
+async def check(
+    caller: Caller,
+    headers: Headers,
+    thread_id: str | None,
+    new: NewRun,
+    *,
+    modes: tuple[StreamMode, ...],
+    is_kept: bool,
+    subgraphs: bool | None = None,
+    interrupt_id: str | None = None,
+    protocol: Mapping[str, Any] | None = None,
+    part: int = 0,
+) -> CheckedRun:
+    """Return a run that may be accepted, and store nothing.
 
     Args:
         caller: the authenticated user of the request.
@@ -114,14 +154,15 @@ async def submit(
         subgraphs: emit events of subgraphs; by default as in ``new``.
         interrupt_id: the interrupt that the command answers; if it is not pending, the command is refused.
         protocol: data of the A2A protocol; the receivers of its task are notified of the run's end.
+        part: place of the run among those of one request, which have one idempotency key.
 
     Raises:
         Refusal: the request is not valid, or the user may not do this.
         NotFound: the thread or the assistant does not exist for this user.
-        Conflict: the idempotency key was used for a different run.
+        Conflict: the thread belongs to another graph.
     """
     new = checked(caller, new, is_stateless=thread_id is None)
-    key = _key(headers)
+    key = idempotency_key(headers, part)
     is_alone = thread_id is None
     if thread_id is None:
         # Idempotency keys are scoped per user.
@@ -141,7 +182,7 @@ async def submit(
     conditions = await caller.may("threads", "create_run", value)
     new = as_authorized(caller, new, value["kwargs"], is_stateless=is_alone)
     start = start_of(new)
-    terms = _terms(headers, new, key, start, interrupt_id)
+    terms = RunTerms.of(headers, new, key, start, interrupt_id)
     assistant = await caller.assistant_to_run(new.assistant_id)
     # A new id needs no look-up: the commit that creates the thread fails if there is one.
     row = None if is_alone and terms.key is None else await caller.threads.look(thread_id)
@@ -175,34 +216,58 @@ async def submit(
     options = _options(caller.user, invocation)
     if protocol is not None and caller.host.webhooks is not None:
         options = replace(options, webhook=TASK, notice_if_closed=True)
+    draft = None
     if row is None:
-        is_temporary = is_alone and new.on_completion != "keep"
-        ticket = await _submitted_first(caller, invocation, options, terms, is_temporary=is_temporary)
+        draft = await _draft(caller, invocation, is_temporary=is_alone and new.on_completion != "keep")
+    return CheckedRun(invocation=invocation, options=options, terms=terms, row=row, draft=draft)
+
+
+def require_storable(run: CheckedRun) -> None:
+    """Raise the error of a run whose input cannot be stored, which its acceptance would raise."""
+    new = run.invocation.new
+    encode([new.input, None if new.command is None else new.command.model_dump()], "message")
+
+
+async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
+    """Store a run durably.
+
+    Raises:
+        Conflict: the idempotency key was used for a different run, or the state of the thread does not permit
+            the run.
+        QueueFull: too many runs wait on the thread.
+    """
+    terms, thread_id = run.terms, run.invocation.thread_id
+    if run.draft is not None:
+        ticket = await _submitted_first(caller, run.invocation, run.options, terms, run.draft)
     else:
-        ticket = await _submitted_next(caller, invocation, options, terms, row)
+        ticket = await _submitted_next(caller, run.invocation, run.options, terms, cast(ThreadRow, run.row))
     is_own_run = not terms.coalesce and not ticket.is_duplicate
     run_id = ticket.id if is_own_run else await caller.runtime.run_id(ticket)
     return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate)
 
 
-async def _submitted_first(
-    caller: Caller, invocation: _Invocation, options: Options, terms: _Terms, *, is_temporary: bool
-) -> Ticket:
-    """Accept a run together with its thread, in one commit. The thread has the metadata of the run. One that
-    is removed after its run (``is_temporary``) has a time to live as well: if this server ends first, another
-    one removes it."""
-    thread_id = invocation.thread_id
+async def _draft(caller: Caller, invocation: _Invocation, *, is_temporary: bool) -> _Draft:
+    """Return the thread of a run that is its first. It has the metadata of the run."""
     stated = {**(invocation.new.config.get("metadata") or {}), **invocation.metadata}
     metadata = {name: held for name, held in stated.items() if name not in _KNOBS}
     value: dict[str, Any] = {
-        "thread_id": thread_id,
+        "thread_id": invocation.thread_id,
         "metadata": {**with_verified(caller.user, metadata), **_stamp(invocation.assistant)},
         "if_exists": "do_nothing",
     }
     conditions = await caller.may("threads", "create", value)
     require_stamp(conditions, value["metadata"])
-    ttl = {"ttl": _TEMPORARY_MINUTES} if is_temporary else None
-    draft = await caller.threads.draft(thread_id, value["metadata"], ttl)
+    return _Draft(metadata=value["metadata"], conditions=conditions, is_temporary=is_temporary)
+
+
+async def _submitted_first(
+    caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms, first: _Draft
+) -> Ticket:
+    """Accept a run together with its thread, in one commit. A thread that is removed after its run
+    (``is_temporary``) has a time to live as well: if this server ends first, another one removes it."""
+    thread_id, conditions = invocation.thread_id, first.conditions
+    ttl = {"ttl": _TEMPORARY_MINUTES} if first.is_temporary else None
+    draft = await caller.threads.draft(thread_id, first.metadata, ttl)
     try:
         ticket = await _submitted(caller, invocation, options, terms, draft.precondition)
     except Unavailable:
@@ -224,7 +289,7 @@ async def _submitted_first(
 
 
 async def _submitted_next(
-    caller: Caller, invocation: _Invocation, options: Options, terms: _Terms, row: ThreadRow
+    caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms, row: ThreadRow
 ) -> Ticket:
     """Accept a run on a thread that exists."""
     thread_id = invocation.thread_id
@@ -248,7 +313,7 @@ async def _submitted_next(
 
 
 async def _submitted_as_owner(
-    caller: Caller, invocation: _Invocation, options: Options, terms: _Terms
+    caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms
 ) -> Ticket:
     """Accept a run on a thread that is known, in one commit with the name of the graph that owns it. Of two
     graphs at the same time one is refused."""
@@ -273,46 +338,6 @@ async def _submitted_as_owner(
 def _stamp(assistant: Assistant) -> dict[str, str]:
     """Return the metadata of a thread on which an assistant runs."""
     return {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
-
-
-def _key(headers: Headers) -> str | None:
-    """Return the idempotency key of a request."""
-    key = headers.get(IDEMPOTENCY_KEY)
-    if key is not None and not 0 < len(key) <= _KEY_MAX:
-        raise Refusal(422, f"an Idempotency-Key has 1 to {_KEY_MAX} characters")
-    return key
-
-
-def _terms(
-    headers: Headers, new: NewRun, key: str | None, start: Ref | None, interrupt_id: str | None
-) -> _Terms:
-    return _Terms(key, *_multitask(headers, new, start), interrupt_id)
-
-
-def _multitask(headers: Headers, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
-    """Return the strategy, True if the run is coalesced with other queued ones, and the debounce in
-    seconds."""
-    asked = headers.get(MULTITASK) or new.multitask_strategy or new.metadata.get("multitask_strategy")
-    delay = headers.get(DEBOUNCE_MS, new.metadata.get("debounce_ms"))
-    try:
-        debounce = 0.0 if delay is None else float(delay) / 1000
-    except (TypeError, ValueError, OverflowError):
-        raise Refusal(422, f"{DEBOUNCE_MS} is a number of milliseconds, e.g. 1500") from None
-    if not 0 <= debounce <= 3600:
-        raise Refusal(422, f"{DEBOUNCE_MS} is from 0 to 3600000")
-    if asked == "coalesce" or (debounce and asked in (None, "enqueue")):
-        if new.command is not None or start is not None:
-            raise Refusal(422, "a run with a command or a checkpoint cannot be coalesced with others")
-        return "enqueue", True, debounce
-    match asked:
-        case None | "enqueue":
-            return "enqueue", False, 0.0
-        case "steer" if new.command is not None or start is not None:
-            raise Refusal(422, "a run with a command or a checkpoint cannot steer an open run")
-        case "reject" | "interrupt" | "rollback" | "steer":
-            return asked, False, 0.0
-        case _:
-            raise Refusal(422, f"there is no multitask strategy {asked!r}")
 
 
 def _options(user: User, invocation: _Invocation) -> Options:
@@ -386,7 +411,7 @@ async def _submitted(
     caller: Caller,
     invocation: _Invocation,
     options: Options,
-    terms: _Terms,
+    terms: RunTerms,
     precondition: Precondition,
 ) -> Ticket:
     new, thread_id = invocation.new, invocation.thread_id

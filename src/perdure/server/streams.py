@@ -12,7 +12,7 @@ from starlette.requests import Request
 from perdure.errors import SubscriberTooSlow, Unavailable
 from perdure.model.messages import FAILED
 from perdure.runtime import Event, Standing
-from perdure.runtime.events import END
+from perdure.runtime.events import END, LAST
 from perdure.runtime.json_encoding import encoded
 from perdure.server.event_stream import EventStream, Frame
 from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
@@ -29,6 +29,8 @@ _HEARTBEAT: Any = b": heartbeat\n"
 """A comment without the blank line that ends an event: JavaScript clients take that for an event without a
 name, with the id of the event before it."""
 
+_DIGITS = 20
+
 ALL = "-1"
 """``Last-Event-ID`` of a client that has received no event and wants all of them."""
 
@@ -39,7 +41,9 @@ def cursor_of(request: Request, otherwise: str | None = None) -> int | None:
     given = request.headers.get("last-event-id", otherwise)
     if given is None:
         return None
-    return int(given) if given.isdecimal() and len(given) < 20 else 0
+    number = int(given) if given.isascii() and given.isdigit() and len(given) < _DIGITS else 0
+    # No event has a greater number.
+    return number if number <= LAST else 0
 
 
 def names_of(modes: Collection[str]) -> frozenset[str]:

@@ -5,19 +5,15 @@ The user is the one that the graphs' policies determine, from what was verified;
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Response
 
 from perdure.errors import NotFound
 from perdure.runtime.memory_turns import lane_of
 from perdure.server.memories import memories_of
-from perdure.server.resources import CallerNow
+from perdure.server.resources import CallerNow, EntryId
 from perdure.server.responses import Json
 
 router = APIRouter(tags=["memory"])
-
-EntryId = Annotated[str, Path(min_length=1, max_length=256)]
 
 
 @router.get("/memory")

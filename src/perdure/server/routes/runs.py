@@ -23,7 +23,7 @@ from perdure.server.late_response import LateResponse
 from perdure.server.requests import RUN_MODES, Body, NewRun, Page
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.run_creation import AcceptedRun, submit
+from perdure.server.run_creation import AcceptedRun, accept, check, require_storable, submit
 from perdure.server.state_snapshots import config_of, snapshot
 from perdure.server.temporary_threads import ended, removed, removed_after
 from perdure.server.thread_ids import NAMES
@@ -75,9 +75,19 @@ async def create_alone(caller: CallerNow, request: Request, new: NewRun) -> Json
 async def create_batch(
     caller: CallerNow, request: Request, runs: Annotated[list[NewRun], Field(max_length=100)]
 ) -> Json:
-    """Accept several runs, each on the thread that it names, or on one of its own."""
+    """Accept several runs, each on the thread that it names, or on one of its own. All of them are checked
+    before the first one is accepted."""
     threads = [_named(request, new) for new in runs]
-    made = [await _created(caller, request, *each) for each in zip(threads, runs, strict=True)]
+    asked = [
+        await check(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=True, part=part)
+        for part, (thread_id, new) in enumerate(zip(threads, runs, strict=True))
+    ]
+    for one in asked:
+        require_storable(one)
+    made = [
+        await _shown(caller, thread_id, new, await accept(caller, one))
+        for thread_id, new, one in zip(threads, runs, asked, strict=True)
+    ]
     return Json([json.loads(bytes(one.body)) for one in made])
 
 
@@ -90,6 +100,11 @@ def _named(request: Request, new: NewRun) -> str | None:
 
 async def _created(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
     accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=True)
+    return await _shown(caller, thread_id, new, accepted)
+
+
+async def _shown(caller: Caller, thread_id: str | None, new: NewRun, accepted: AcceptedRun) -> Json:
+    """Return a run that was accepted; one without a ``thread_id`` has a thread that is removed after it."""
     try:
         standing = await _standing(caller, accepted.thread_id, accepted.run_id)
     finally:

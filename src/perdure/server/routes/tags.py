@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Response
 
 from perdure.server import requests
-from perdure.server.resources import CallerNow, ThreadId
+from perdure.server.resources import CallerNow, TagName, ThreadId
 from perdure.server.responses import Json
 
 router = APIRouter(tags=["threads"])
-
-TagName = Annotated[str, Path(min_length=1, max_length=256)]
 
 
 @router.get("/threads/{thread_id}/tags")

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Header, Request, Response
+from langgraph.errors import InvalidUpdateError
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import (
@@ -62,8 +63,7 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     metadata = value["metadata"] or {}
     require_stamp(conditions, metadata)
     graph_id = metadata.get("graph_id")
-    if new.supersteps and graph_id is None:
-        raise Refusal(422, "supersteps need metadata.graph_id, to know which graph they are for")
+    steps = _supersteps(caller, new.supersteps or [], graph_id)
     row = await caller.threads.create(thread_id, metadata, ttl)
     if row is None:
         await caller.visible(thread_id, conditions)
@@ -73,12 +73,33 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
             raise Conflict(f"Thread {thread_id!r} already exists.")
         await caller.threads.adopt(found)
         return Json(await _shown(caller, found))
-    if new.supersteps:
-        steps = [[_update(update) for update in step.get("updates", [])] for step in new.supersteps]
-        async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
-            await graph.abulk_update_state({"configurable": {"thread_id": thread_id}}, steps)
+    if steps:
+        try:
+            async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
+                await graph.abulk_update_state({"configurable": {"thread_id": thread_id}}, steps)
+        except Exception as error:
+            # What cannot be written leaves no thread behind.
+            await caller.threads.remove(thread_id)
+            if isinstance(error, InvalidUpdateError | ValueError | TypeError):
+                raise Refusal(400, str(error)) from error
+            raise
         row = await caller.threads.get(thread_id)
     return Json(await _shown(caller, row))
+
+
+def _supersteps(caller: Caller, given: list[dict[str, Any]], graph_id: Any) -> list[list[StateUpdate]]:
+    """Return the updates with which a thread begins, by step. ``Refusal`` if they cannot be any, or if the
+    graph that they are for is not served."""
+    if given and graph_id is None:
+        raise Refusal(422, "supersteps need metadata.graph_id, to know which graph they are for")
+    if given and (not isinstance(graph_id, str) or graph_id not in caller.host.runtime.graphs):
+        raise Refusal(422, f"metadata.graph_id is the name of a graph that is served, not {graph_id!r}")
+    try:
+        return [[_update(update) for update in step.get("updates", [])] for step in given]
+    except (TypeError, AttributeError):
+        raise Refusal(
+            422, "supersteps are objects with updates, a list of objects with as_node and values or command"
+        ) from None
 
 
 def _update(given: dict[str, Any]) -> StateUpdate:

@@ -27,6 +27,7 @@ _LEVELS = {
     "memory.recall_failed": logging.WARNING,
     "memory.not_handed_over": logging.WARNING,
     "memory.user_refused": logging.WARNING,
+    "leases.ended": logging.INFO,
     "message.refused": logging.WARNING,
     "message.unreadable": logging.ERROR,
     "reply.dead": logging.ERROR,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from langgraph.store.base import IndexConfig, TTLConfig
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import documents
+from perdure.engine import documents, ended_leases
 from perdure.engine.crons import Cron
 from perdure.langgraph.search.index import SearchConfig, SearchIndex, index_of
 from perdure.model.messages import Message
@@ -104,7 +104,7 @@ class Runtime(OnDemand, TenantRuntime):
             notifications=notifications,
             subscriptions=Subscriptions(handle, notifications, clock, observing),
             queues=QueueCache(),
-            owner=name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}",
+            owner=name or process_name(os.getpid(), secrets.token_hex(3)),
             tenant=tenant,
             works=works,
             store=StoreOptions(store_ttl, index, store_database),
@@ -150,6 +150,23 @@ class Runtime(OnDemand, TenantRuntime):
         """Return the runtime's methods for the threads of a tenant; their runs need ``all_tenants``."""
         return TenantRuntime(self._context, self._worker, tenant)
 
+    async def end_leases_of(self, names: Collection[str]) -> int:
+        """Make the runs and replies that ended processes held due at once, not when their leases expire.
+
+        For a supervisor that knows of the end: a process that is alive would lose its runs to others.
+
+        Args:
+            names: The ``name`` of each ended process.
+
+        Returns:
+            The number of leases.
+        """
+        lease = self._context.settings.lease_us
+        count = await self._context.database.arun(ended_leases.end(names, self._context.tenant, lease))
+        if count:
+            self._context.observers.event("leases.ended", count=count)
+        return count
+
     async def check(self) -> None:
         """Read from the database; raise ``Unavailable`` if it does not answer, another ``PerdureError`` if it
         has not this release's tables."""
@@ -178,6 +195,12 @@ class Runtime(OnDemand, TenantRuntime):
     def name(self) -> str:
         """Name of this process as the holder of runs."""
         return self._context.owner
+
+
+def process_name(pid: int, token: str) -> str:
+    """Return the name of a process of this machine as the holder of runs. ``token`` sets it apart from others
+    with its process id."""
+    return f"{socket.gethostname()}:{pid}:{token}"
 
 
 def _check_channels(channels: Mapping[str, Channel], settings: Settings) -> None:

@@ -12,7 +12,18 @@ from perdure.model.ops import Commit, Drop, Put
 from perdure.model.program import Effect
 from perdure.model.records import LANE
 from perdure.runtime import Options, Runtime, StreamOptions
-from tests.runtime.graphs import Heard, Line, Storage, Talk, eventually, go, settings, spoken, working
+from tests.runtime.graphs import (
+    Heard,
+    Line,
+    Storage,
+    Talk,
+    eventually,
+    go,
+    settings,
+    spoken,
+    vanish,
+    working,
+)
 from tests.runtime.test_steering import Tools
 
 LONG = settings(lease=600.0)
@@ -200,5 +211,28 @@ def test_a_request_to_stop_ends_no_later_run(memory: Storage, talk: Talk, how: s
             talk.gate.set()
             assert (await runtime.wait(second, 30)).state == "done"
             assert not runtime._worker.runner.leases.starting
+
+    go(main())
+
+
+def test_the_runs_of_a_process_that_is_known_to_have_ended_continue_at_once(
+    near: Storage, talk: Talk
+) -> None:
+    async def main() -> None:
+        database, line = near.open()
+        heard = Heard()
+        ended = Runtime(database, talk.graph, settings=LONG, observers=[])
+        await ended.__aenter__()
+        ticket = await ended.accept("ada", "hold one")
+        await eventually(lambda: talk.under_way == 1)
+        vanish(ended, line)
+        talk.gate.set()
+        async with working(near.database(), talk.graph, settings=LONG, observers=[heard]) as runtime:
+            assert await runtime.end_leases_of([runtime.name, "nobody"]) == 0
+            assert heard.count("leases.ended") == 0
+            assert await runtime.end_leases_of([ended.name]) == 1
+            assert (await runtime.wait(ticket, 60)).state == "done"
+            assert [fields for name, fields in heard.events if name == "leases.ended"] == [{"count": 1}]
+        assert await spoken(near.database(), talk.graph, "ada") == ["hold one", "echo: hold one"]
 
     go(main())

@@ -22,7 +22,7 @@ _PAGE = 1000
 _PAGES = 8
 """Maximum number of pages in one read."""
 _AHEAD_US = 1_000_000
-"""How far ahead of the due queues a read looks, in microseconds."""
+"""Microseconds from now within which a read finds queues that are not due yet."""
 _TIMES_MAX = 6
 _RETRIED_EVERY = 8
 """Every so many turns a queue that was put off comes first, so that new ones cannot starve it."""

@@ -123,6 +123,8 @@ async def serve(
     *,
     works: bool = True,
     encryption_key: bytes | Collection[bytes] | None = None,
+    name: str | None = None,
+    ended: Collection[str] = (),
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
@@ -132,10 +134,14 @@ async def serve(
         listener: the listening socket.
         works: execute runs in this process, too.
         encryption_key: key, or keys, that encrypt stored data.
+        name: name of this process as the holder of runs.
+        ended: names of processes that have ended, whose leases end with the start.
         ready: called once requests are accepted.
     """
     async with AsyncExitStack() as stack:
-        host = await stack.enter_async_context(opened(config, works=works, encryption_key=encryption_key))
+        host = await stack.enter_async_context(
+            opened(config, works=works, encryption_key=encryption_key, name=name, ended=ended)
+        )
         app = await stack.enter_async_context(application(config, host))
 
         async def notify_ready() -> None:

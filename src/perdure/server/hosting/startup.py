@@ -43,7 +43,12 @@ _log = logging.getLogger("perdure.server")
 
 @asynccontextmanager
 async def opened(
-    config: Config, *, works: bool = True, encryption_key: bytes | Collection[bytes] | None = None
+    config: Config,
+    *,
+    works: bool = True,
+    encryption_key: bytes | Collection[bytes] | None = None,
+    name: str | None = None,
+    ended: Collection[str] = (),
 ) -> AsyncIterator[ServerState]:
     """Yield the state of a server, and close it afterwards.
 
@@ -51,6 +56,8 @@ async def opened(
         config: the configuration.
         works: execute runs in this process; otherwise runs are accepted, and left to workers.
         encryption_key: key, or keys, that encrypt stored data.
+        name: name of this process as the holder of runs.
+        ended: names of processes that have ended, whose leases end with the start.
     """
     prepare(config)
     loaded = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
@@ -73,7 +80,9 @@ async def opened(
             stack, config.store_url, development=config.development, key=encryption_key
         )
         chats = [await stack.enter_async_context(chat) for chat in _chats(config)]
-        made = _runtime(config, (database, store), agents, chats, settings=settings, works=works)
+        made = _runtime(config, (database, store), agents, chats, settings=settings, works=works, name=name)
+        if ended:
+            await made[0].end_leases_of(ended)
         host = await _running(stack, config, made, gate=gate, store=store)
         host.chats = chats
         yield host
@@ -87,6 +96,7 @@ def _runtime(
     *,
     settings: Settings,
     works: bool,
+    name: str | None,
 ) -> tuple[Runtime, Webhooks | None]:
     """Return the runtime, and what calls its webhooks, if they are not disabled. ``databases`` are that of
     the threads, and that of the store if it is another one."""
@@ -103,6 +113,7 @@ def _runtime(
             works=works,
             all_tenants=True,
             observers=_observers(),
+            name=name,
             store_ttl=config.store,
             store_index=None if config.store_index is None else config.store_index.load(config.root),
             store_database=databases[1],

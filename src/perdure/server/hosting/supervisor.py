@@ -1,21 +1,28 @@
-"""Several server processes on one socket: a process that ends is replaced, all stop together."""
+"""Several server processes on one socket: a process that ends is replaced, all stop together.
+
+The one that replaces it ends its leases, so that its runs continue at once.
+"""
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Collection
 from multiprocessing.process import BaseProcess
 from types import FrameType
+from typing import NamedTuple
 
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime.failure_location import show_failures
+from perdure.runtime.runtime import process_name
 from perdure.server.config import Config
 from perdure.server.hosting.process import run, serve
 
@@ -24,8 +31,19 @@ _log = logging.getLogger("perdure.server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S = 0.2
 _PAUSE_S = 1.0
+_NAMED = 32
+"""Ended processes that the next one is told of; one that could not start has not ended their leases."""
 _CANNOT_START = 78
 """Exit code of a process that cannot start with its configuration, ``EX_CONFIG``."""
+
+
+class _Given(NamedTuple):
+    """Arguments of ``serve_many`` that each process gets."""
+
+    config: Config
+    works: bool
+    encryption_key: bytes | Collection[bytes] | None
+    log_level: str
 
 
 def serve_many(
@@ -56,30 +74,35 @@ def serve_many(
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
 
-    def started() -> BaseProcess:
-        child = context.Process(target=_child, args=(config, listener, works, encryption_key, log_level))
+    given = _Given(config, works, encryption_key, log_level)
+    ended: deque[str] = deque(maxlen=_NAMED)
+
+    def started() -> tuple[BaseProcess, str]:
+        token = secrets.token_hex(3)
+        child = context.Process(target=_child, args=(given, listener, token, tuple(ended)))
         child.start()
-        return child
+        return child, token
 
     children = [started() for _ in range(processes)]
     code = 0
     try:
         while not stopping.wait(_LOOK_S):
-            for at, child in enumerate(children):
-                if child.exitcode is None:
+            for at, (child, token) in enumerate(children):
+                if child.exitcode is None or child.pid is None:
                     continue
                 if child.exitcode == _CANNOT_START:
                     code = 1
                     stopping.set()
                     break
                 _log.warning("server process %s ended with %s; another one starts", child.pid, child.exitcode)
+                ended.append(process_name(child.pid, token))
                 time.sleep(_PAUSE_S)
                 children[at] = started()
     finally:
-        for child in children:
+        for child, _ in children:
             if child.exitcode is None:
                 child.terminate()
-        for child in children:
+        for child, _ in children:
             child.join()
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -100,20 +123,24 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="supervisor", daemon=True).start()
 
 
-def _child(
-    config: Config,
-    listener: socket.socket,
-    works: bool,
-    encryption_key: bytes | Collection[bytes] | None,
-    log_level: str,
-) -> None:
+def _child(given: _Given, listener: socket.socket, token: str, ended: Collection[str]) -> None:
     _end_with_parent()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("perdure").setLevel(log_level)
-    if config.development:
+    logging.getLogger("perdure").setLevel(given.log_level)
+    if given.config.development:
         show_failures()
     try:
-        run(serve(config, listener, works=works, encryption_key=encryption_key))
+        name = process_name(os.getpid(), token)
+        run(
+            serve(
+                given.config,
+                listener,
+                works=given.works,
+                encryption_key=given.encryption_key,
+                name=name,
+                ended=ended,
+            )
+        )
     except Unavailable as error:
         # The database may come back; the supervisor starts another process.
         _log.error("%s", error)

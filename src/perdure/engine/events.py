@@ -24,6 +24,11 @@ LAST = (1 << 53) - 1
 
 _RECORD_MAX = 128 * 1024
 _PAGE = 100
+PAGE_BYTES = 256 * 1024
+"""Bytes of events after which a page ends: as much as a subscriber that reads slowly keeps in memory."""
+_FIRST, _GROWTH, _AT_ONCE = 2, 4, 16
+"""Records that are fetched for a page: at first, by which factor more each time, and at most. Their sizes are
+not known before."""
 
 
 class Event(NamedTuple):
@@ -161,13 +166,18 @@ def append(
 
 
 def read(partition: Partition, after: int, run_id: str | None = None) -> Program[Page]:
-    """Read a page of events after a number, in order: of one run, or of all runs of the thread."""
+    """Read a page of events after a number, in order: of one run, or of all runs of the thread. A page has
+    little more than ``PAGE_BYTES``, unless the records become larger within it."""
     events: list[Event] = []
     parts: list[bytes] = []
     cursor = at = after
+    count = size = 0
+    limit = _FIRST
     while True:
-        (found,) = yield from ask(Fetch(partition, (Range(EVENT, after=(at,), limit=_PAGE),)))
+        (found,) = yield from ask(Fetch(partition, (Range(EVENT, after=(at,), limit=limit),)))
+        count += len(found)
         for record in found:
+            size += len(record.body)
             at = record.key[0]
             part = _Part.read(record)
             if part is None:
@@ -180,9 +190,10 @@ def read(partition: Partition, after: int, run_id: str | None = None) -> Program
             if len(parts) == part.span:
                 events.append(Event(at, record.fields["run_id"], part.name, b"".join(parts).decode()))
                 cursor, parts = at, []
-        is_last = len(found) < _PAGE
-        if is_last or cursor > after:
+        is_last, is_full = len(found) < limit, count >= _PAGE or size >= PAGE_BYTES
+        if is_last or (is_full and cursor > after):
             return Page(tuple(e for e in events if run_id in (None, e.run_id)), cursor, is_last)
+        limit = min(limit * _GROWTH, _AT_ONCE)
 
 
 def keeping(until: int, fresh: int) -> Put:

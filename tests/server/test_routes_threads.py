@@ -13,6 +13,7 @@ FIRST: dict[str, Any] = {"updates": [{"values": said("x"), "as_node": "__start__
 UNUSABLE: dict[str, tuple[Any, Any, int]] = {
     "unknown node": ("aware", [FIRST, {"updates": [{"values": said("y"), "as_node": "nobody"}]}], 400),
     "values of no node": ("aware", [FIRST, {"updates": [{"values": 5, "as_node": "answer"}]}], 400),
+    "no message": ("aware", [FIRST, {"updates": [{"values": {"messages": [5]}, "as_node": "answer"}]}], 400),
     "unknown graph": ("nobody", [FIRST], 422),
     "no name of a graph": (["aware"], [FIRST], 422),
     "no updates": ("aware", [{"updates": 5}], 422),

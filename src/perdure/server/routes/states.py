@@ -6,9 +6,9 @@ from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query
 from langchain_core.runnables import RunnableConfig
-from langgraph.errors import InvalidUpdateError
 
 from perdure.errors import RunInProgress
+from perdure.langgraph.unfit_values import UNFIT, unfitness
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
@@ -82,8 +82,8 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
             raise Refusal(400, f"Node {asked.as_node} does not exist")
         try:
             after = await graph.aupdate_state(config, asked.values, as_node=asked.as_node)
-        except (InvalidUpdateError, ValueError, TypeError) as error:
-            raise Refusal(400, str(error)) from error
+        except UNFIT as error:
+            raise Refusal(400, unfitness(error)) from error
         now = await graph.aget_state(config_of(thread_id))
     run_id = None if row.run is None else row.run.id
     await caller.threads.edited(thread_id, run_id, goes_on=bool(now.next))

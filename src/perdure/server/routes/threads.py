@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Header, Request, Response
-from langgraph.errors import InvalidUpdateError
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import (
@@ -21,6 +20,7 @@ from perdure.errors import (
     TypeNotAllowed,
     Unserialisable,
 )
+from perdure.langgraph.unfit_values import UNFIT, unfitness
 from perdure.runtime.json_encoding import encoded, plain
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.order import Order
@@ -80,8 +80,8 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
         except Exception as error:
             # What cannot be written leaves no thread behind.
             await caller.threads.remove(thread_id)
-            if isinstance(error, InvalidUpdateError | ValueError | TypeError):
-                raise Refusal(400, str(error)) from error
+            if isinstance(error, UNFIT):
+                raise Refusal(400, unfitness(error)) from error
             raise
         row = await caller.threads.get(thread_id)
     return Json(await _shown(caller, row))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +20,13 @@ from perdure.database.base import handle_of
 from perdure.engine import sweep
 from perdure.engine.sweep import SweepState
 from perdure.errors import Unavailable
+from perdure.model.ops import Now
+from perdure.model.program import Effect
 from perdure.model.records import Partition
+from perdure.model.thread_ttl import ThreadTtl
+from perdure.storage.batching import PendingRequest
+from perdure.storage.port import WrappingDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 from tests.langgraph import graphs
 from tests.langgraph.session import config
 
@@ -46,8 +56,10 @@ def test_a_share_is_kept_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
         done = db.sweeper(SweepOptions(share=0.5)).sweep()
     assert done is not None
     assert (done.threads, done.checkpoints) == (5, 10)
-    assert len(waited) >= 3
-    assert all(pause > 0 for pause in waited)
+    first, *others = waited
+    assert first == 0
+    assert len(others) >= 3
+    assert all(pause > 0 for pause in others)
 
 
 @pytest.mark.anyio
@@ -120,6 +132,109 @@ def test_what_was_interrupted_is_continued_at_once(owner: str, monkeypatch: pyte
         done = db.sweeper(SweepOptions(owner=owner, share=1.0)).sweep()
         assert done is not None
         assert (done.threads, done.checkpoints) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SweepOptions(share=1.0, rules=RetentionRules(Retention(keep_last=2))),
+        SweepOptions(share=1.0, rules=RetentionRules(Retention(keep_last=1, keep_for="1s"))),
+        SweepOptions(share=1.0, only_default=True),
+        SweepOptions(share=1.0, ttl=ThreadTtl(60.0)),
+        SweepOptions(share=1.0, rules=RetentionRules(Retention(keep_last=1), {"a": Retention()})),
+    ],
+)
+def test_what_was_interrupted_is_not_continued_on_other_terms(
+    other: SweepOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "QUANTUM", 1)
+    with perdure.connect_sync("memory://", retention=ONE) as db:
+        fill(db, 4)
+
+        def interrupt(state: SweepState) -> None:
+            if state.swept.threads == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            db.sweeper(SweepOptions(share=1.0, on_step=interrupt)).sweep()
+        visited = set[str]()
+        visit = sweep.visit
+
+        def watched(partition: Partition, terms: Any, now: Any) -> Any:
+            visited.add(partition.thread)
+            return visit(partition, terms, now)
+
+        monkeypatch.setattr(sweep, "visit", watched)
+        assert db.sweeper(other).sweep() is not None
+        assert visited == {"t0", "t1", "t2", "t3"}
+
+
+def test_a_failure_of_another_kind_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeper, "QUANTUM", 1)
+    with perdure.connect_sync("memory://", retention=ONE) as db:
+        fill(db, 3)
+
+        def fail(state: SweepState) -> None:
+            raise BrokenPipeError
+
+        with pytest.raises(BrokenPipeError):
+            db.sweeper(SweepOptions(share=1.0, on_step=fail)).sweep()
+        assert db.sweeper(SweepOptions(share=1.0)).sweep() is not None
+
+
+@pytest.mark.parametrize("moment", range(1, 5))
+def test_an_interruption_before_a_write_is_answered_leaves_no_lease(
+    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write is carried out nevertheless, by a thread that the interruption does not reach."""
+    with perdure.connect_sync(f"sqlite:///{tmp_path / 't.db'}", migrate=True, retention=ONE) as db:
+        fill(db, 2)
+        driver: Any = handle_of(db).driver
+        while not isinstance(driver, SqliteDriver):
+            driver = driver._inner
+        commits = driver._commits
+        execute, left = commits._execute, moment
+
+        def late(group: Sequence[PendingRequest]) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                time.sleep(0.1)
+            execute(group)
+
+        monkeypatch.setattr(commits, "_execute", late)
+        with pytest.raises(KeyboardInterrupt):
+            db.sweeper(SweepOptions(share=1.0)).sweep()
+        assert db.sweeper(SweepOptions(share=1.0)).sweep() is not None
+
+
+@pytest.mark.parametrize("jump_s", [-86_400, 86_400])
+def test_a_clock_that_is_set_during_a_step_does_not_move_the_end_of_the_lease(jump_s: int) -> None:
+    class Set(WrappingDriver):
+        """A driver whose database's clock is set by a jump after the first look at it in a step."""
+
+        looks = 0
+
+        def perform(self, effect: Effect[Any]) -> Any:
+            answer = self._inner.perform(effect)
+            if not isinstance(effect, Now):
+                return answer
+            self.looks += 1
+            return answer + (jump_s * 1_000_000 if self.looks > 2 else 0)
+
+        async def aperform(self, effect: Effect[Any]) -> Any:
+            raise NotImplementedError
+
+    with perdure.connect_sync("memory://", retention=ONE) as db:
+        fill(db, 2)
+        states: list[SweepState] = []
+        done = db.sweeper(SweepOptions(share=0.5, on_step=states.append))
+        driver = done._driver = Set(done._driver)
+        assert done.sweep() is not None
+        assert driver.looks > 3
+        until = time.time_ns() // 1000 + (jump_s + 120) * 1_000_000
+        assert until - 120_000_000 < states[0].until < until
 
 
 def test_a_dry_run_stores_nothing_and_needs_no_lease() -> None:

@@ -8,8 +8,9 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from perdure.care.expiring_driver import host_clock, with_expired
 from perdure.engine import items, sweep
@@ -17,6 +18,7 @@ from perdure.engine.expiry import Clocks
 from perdure.engine.removal import all_partitions
 from perdure.engine.sweep import Failure, SweepState, SweepTerms, Swept
 from perdure.engine.transact import Budget
+from perdure.errors import PerdureError, Unavailable
 from perdure.model.chunks import Digester
 from perdure.model.ops import Now
 from perdure.model.program import Program, ask
@@ -88,6 +90,14 @@ class SweepOptions:
         WorkShare(self.share)
 
 
+class _Progress(NamedTuple):
+    """A sweep under way: its state, the version of that, and the seconds to wait before the next step."""
+
+    state: SweepState
+    version: int
+    pause: float = 0.0
+
+
 class SweeperBase:
     """Parts that both sweepers have in common.
 
@@ -138,28 +148,34 @@ class SweeperBase:
         now = yield from ask(Now())
         return (yield from items.sweep(tenant, now, self._terms.budget))
 
-    def _begin(self) -> Program[tuple[SweepState, int] | None]:
+    def _begin(self) -> Program[_Progress | None]:
         now = yield from ask(Now())
-        if self._terms.dry_run:
-            return SweepState(owner=self._owner, started_at=now), 0
-        return (yield from sweep.begin(self._owner, self._terms.tenant, now, _us(LEASE_S)))
+        terms = self._terms
+        if terms.dry_run:
+            return _Progress(SweepState(owner=self._owner, started_at=now), 0)
+        begun = yield from sweep.begin(self._owner, terms.tenant, now, _us(LEASE_S), terms.fingerprint)
+        return None if begun is None else _Progress(*begun)
 
     def _release(self) -> Program[None]:
         """End the lease of a sweep that was begun here, if it is not over."""
+        # What was interrupted may still be about to be stored; writes are stored in order.
+        yield from sweep.look_behind_writes(self._terms.tenant)
         state, version = yield from sweep.read_state(self._terms.tenant)
         if state.owner == self._owner and not state.is_over:
             now = yield from ask(Now())
             yield from sweep.save(sweep.renewed(state, now), self._terms.tenant, version, now)
 
-    def _step(self, state: SweepState, version: int) -> Program[tuple[SweepState, int] | None]:
-        began = yield from ask(Now())
-        state, failures = yield from sweep.step(state, self._terms, QUANTUM, Clocks(began, host_clock()))
+    def _step(self, state: SweepState, version: int) -> Program[_Progress | None]:
+        began = time.monotonic()
+        clocks = Clocks((yield from ask(Now())), host_clock())
+        state, failures = yield from sweep.step(state, self._terms, QUANTUM, clocks)
         for failure in failures:
             _report(failure)
         now = yield from ask(Now())
+        pause = 0.0 if state.is_over else self._pace.pause(time.monotonic() - began)
         if not state.is_over:
-            # It has to outlast the pause that follows.
-            state = sweep.renewed(state, now + _us(LEASE_S + self._pace.pause((now - began) / 1_000_000)))
+            # It has to outlast the pause that follows. The database's clock may have been set meanwhile.
+            state = sweep.renewed(state, now + _us(LEASE_S + pause))
         saved: int | None = 0
         if not self._terms.dry_run:
             saved = yield from sweep.save(state, self._terms.tenant, version, now)
@@ -167,7 +183,7 @@ class SweeperBase:
             _log.warning("another process has taken over the sweep; it continues there")
             return None
         self._on_step(state)
-        return state, saved
+        return _Progress(state, saved, pause)
 
 
 class RetentionSweeper(SweeperBase):
@@ -181,12 +197,10 @@ class RetentionSweeper(SweeperBase):
         """Sweep every thread once, then expired items, and return the result; ``None`` if another process
         sweeps."""
         at = await arun(self._begin(), self._driver)
-        while at is not None and not at[0].is_over:
-            began = time.monotonic()
-            at = await arun(self._step(*at), self._driver)
-            if at is not None and not at[0].is_over:
-                await asyncio.sleep(self._pace.pause(time.monotonic() - began))
-        return None if at is None else replace(at[0].last, items=await self.sweep_items())
+        while at is not None and not at.state.is_over:
+            await asyncio.sleep(at.pause)
+            at = await arun(self._step(at.state, at.version), self._driver)
+        return None if at is None else replace(at.state.last, items=await self.sweep_items())
 
     async def sweep_items(self) -> int:
         """Remove expired items of stores and histories, and return their number. DynamoDB removes them
@@ -212,18 +226,20 @@ class SyncRetentionSweeper(SweeperBase):
 
     def sweep(self) -> Swept | None:
         """Sweep every thread once, then expired items, and return the result; ``None`` if another process
-        sweeps. After Ctrl-C any process can continue at once."""
-        at = run(self._begin(), self._driver)
+        sweeps. After Ctrl-C, or an error of another kind than ``Unavailable``, any process can continue at
+        once."""
         try:
-            while at is not None and not at[0].is_over:
-                began = time.monotonic()
-                at = run(self._step(*at), self._driver)
-                if at is not None and not at[0].is_over:
-                    time.sleep(self._pace.pause(time.monotonic() - began))
-        except KeyboardInterrupt:
-            run(self._release(), self._driver)
+            at = run(self._begin(), self._driver)
+            while at is not None and not at.state.is_over:
+                time.sleep(at.pause)
+                at = run(self._step(at.state, at.version), self._driver)
+        except Unavailable:
             raise
-        return None if at is None else replace(at[0].last, items=self.sweep_items())
+        except BaseException:
+            with suppress(PerdureError):
+                run(self._release(), self._driver)
+            raise
+        return None if at is None else replace(at.state.last, items=self.sweep_items())
 
     def sweep_items(self) -> int:
         """Remove expired items of stores and histories, and return their number. DynamoDB removes them

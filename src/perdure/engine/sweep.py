@@ -6,8 +6,10 @@ tenants; in each round a tenant gets a quantum of threads, so that one with many
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 from perdure.engine import documents, removal
@@ -20,11 +22,12 @@ from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
-from perdure.model.ops import Expect, Fetch, Find, Get, Range
+from perdure.model.ops import Check, Commit, Expect, Fetch, Find, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
+    DOCUMENT,
     INBOX,
     OUTBOX,
     RESERVED,
@@ -50,6 +53,9 @@ _LATEST = Retention(keep_last=1)
 _PAGE = 256
 _OPEN_MAX = 1000
 """Tenants with threads left over for a further round; any more are swept to the end at once."""
+
+_KEEP_MOST = 1_000_000_000
+"""Newest checkpoints that are looked at; no thread has as many."""
 
 _OLDEST = 16
 """Oldest checkpoints whose age is looked at before a whole thread is read."""
@@ -109,6 +115,24 @@ class SweepTerms:
     ttl: ThreadTtl | None = None
     removes_expired: bool = True
 
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what decides which threads and checkpoints go."""
+        ttl = None if self.ttl is None else (self.ttl.default_ttl, self.ttl.strategy)
+        rules = (
+            _facts(self.rules.default),
+            sorted((name, _facts(policy)) for name, policy in self.rules.policies.items()),
+            sorted(self.rules.assistants.items()),
+        )
+        text = json.dumps([rules, ttl, self.only_default])
+        return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _facts(policy: Retention | None) -> tuple[object, ...] | None:
+    if policy is None:
+        return None
+    return policy.keep_last, policy.keep_for_us, policy.idle_us, policy.keep_tagged
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -124,6 +148,7 @@ class SweepState:
 
     Attributes:
         owner: who sweeps, empty if it is over.
+        fingerprint: that of the terms on which it sweeps.
         until: time at which another process may take the sweep over.
         started_at: its start; ``finished_at`` and ``last`` are the end and the result of the one before.
             Times are microseconds since 1970.
@@ -134,6 +159,7 @@ class SweepState:
     """
 
     owner: str = ""
+    fingerprint: str = ""
     until: int = 0
     started_at: int = 0
     finished_at: int | None = None
@@ -170,18 +196,30 @@ def read_state(tenant: str | None) -> Program[tuple[SweepState, int]]:
     return (SweepState(), 0) if found is None else (SweepState.of(found.body), found.version)
 
 
+def look_behind_writes(tenant: str | None) -> Program[None]:
+    """Return once the writes of a sweep's state are done that this process has begun, if the backend carries
+    them out one after the other."""
+    seen = Check(DOCUMENT, (_COLLECTION, _name(tenant)), Expect.PRESENT)
+    yield from ask(Commit(RESERVED, (seen,)))
+
+
 def _name(tenant: str | None) -> str:
     return "sweep" if tenant is None else f"sweep {tenant}"
 
 
-def begin(owner: str, tenant: str | None, now: int, lease: int) -> Program[tuple[SweepState, int] | None]:
+def begin(
+    owner: str, tenant: str | None, now: int, lease: int, fingerprint: str = ""
+) -> Program[tuple[SweepState, int] | None]:
     """Begin a sweep, or continue one whose process is gone, as the only sweeper of the database.
+
+    One on other terms is not continued: the threads that it has visited would not be visited on these.
 
     Args:
         owner: name of the caller.
         tenant: the only tenant to sweep, ``None`` for all.
         now: time of the database.
         lease: microseconds after which another process may take over, unless the sweep is saved before.
+        fingerprint: that of the terms.
 
     Returns:
         The state and its version; ``None`` if another process sweeps.
@@ -189,9 +227,9 @@ def begin(owner: str, tenant: str | None, now: int, lease: int) -> Program[tuple
     state, version = yield from read_state(tenant)
     if not state.is_over and state.owner != owner and state.until > now:
         return None
-    if state.is_over:
+    if state.is_over or state.fingerprint != fingerprint:
         state = replace(SweepState(), finished_at=state.finished_at, last=state.last, started_at=now)
-    mine = replace(state, owner=owner, until=now + lease)
+    mine = replace(state, owner=owner, fingerprint=fingerprint, until=now + lease)
     saved = yield from save(mine, tenant, version, now)
     return None if saved is None else (mine, saved)
 
@@ -337,7 +375,7 @@ def _remove_listed(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
 
 def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]:
     """Return True if a thread may have checkpoints that its policy does not keep."""
-    wanted = (policy.keep_last or 1) + 1
+    wanted = min(policy.keep_last or 1, _KEEP_MOST) + 1
     found, tags, oldest = yield from ask(
         Fetch(
             partition,

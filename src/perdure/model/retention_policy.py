@@ -38,7 +38,8 @@ def duration_us(value: str | float) -> int:
         seconds = float(found[1]) * _UNITS_S[found[2]] if found else math.nan
     else:
         seconds = math.nan if isinstance(value, bool) else float(value)
-    if not math.isfinite(seconds) or seconds <= 0:
+    # The product of a finite number of seconds may be infinite.
+    if not math.isfinite(seconds * 1_000_000) or seconds <= 0:
         raise ValueError(f"{value!r} is no duration; write e.g. '12h', '30d' or a number of seconds above 0")
     return round(seconds * 1_000_000)
 
@@ -101,6 +102,11 @@ class Retention:
         return None if self.idle is None else duration_us(self.idle)
 
     @property
+    def keep_for_us(self) -> int | None:
+        """``keep_for`` in microseconds."""
+        return None if self.keep_for is None else duration_us(self.keep_for)
+
+    @property
     def prunes(self) -> bool:
         """True if checkpoints are removed from threads that do not expire."""
         return self.keep_last is not None or self.keep_for is not None
@@ -114,9 +120,9 @@ class Retention:
 
     def kept_by_age(self, roots: list[CheckpointRecord], now: int) -> set[str]:
         """Return the ids of the root checkpoints that ``keep_for`` keeps; one without a time stays."""
-        if self.keep_for is None:
+        if self.keep_for_us is None:
             return set()
-        since = now - duration_us(self.keep_for)
+        since = now - self.keep_for_us
         return {c.id for c in roots if c.made_at is None or c.made_at > since}
 
 

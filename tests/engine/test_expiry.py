@@ -54,6 +54,22 @@ def rest(**changes: Any) -> ThreadAtRest:
         (rest(ttl={"strategy": "delete", "expires_at": 7}), RetentionRules(), 7),
         (rest(ttl={"strategy": "delete", "expires_at": 7}, is_busy=True), RULES, None),
         (rest(ttl={"strategy": "keep_latest", "expires_at": 7}), RULES, None),
+        (rest(ttl={"strategy": "delete", "expires_at": 7}, is_tagged=True), RULES, None),
+        (rest(ttl={"strategy": "delete", "expires_at": 7}, is_tagged=True), RetentionRules(), None),
+        (
+            rest(ttl={"strategy": "delete", "expires_at": 7}, is_tagged=True),
+            RetentionRules(Retention(idle="1m", keep_tagged=False)),
+            7,
+        ),
+        (
+            rest(
+                ttl={"strategy": "delete", "expires_at": 7},
+                is_tagged=True,
+                metadata={"retention": "of another deployment"},
+            ),
+            RULES,
+            None,
+        ),
     ],
 )
 def test_a_thread_expires_by_its_own_time_or_its_policy(

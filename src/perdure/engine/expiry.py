@@ -87,7 +87,8 @@ class ThreadAtRest:
     def expires_at(self, rules: RetentionRules) -> int | None:
         """Return the time at which the thread expires in microseconds, ``None`` if it does not.
 
-        A time to live that a client set for the thread comes before the policy.
+        A time to live that a client set for the thread comes before the policy, except that a tag keeps the
+        thread in both cases.
 
         Raises:
             LookupError: its metadata name a policy that does not exist.
@@ -95,13 +96,22 @@ class ThreadAtRest:
         if self.is_busy:
             return None
         if self.ttl is not None:
-            return int(self.ttl["expires_at"]) if self.ttl.get("strategy") == "delete" else None
+            is_kept = self.ttl.get("strategy") != "delete" or (self.is_tagged and self._keeps_tagged(rules))
+            return None if is_kept else int(self.ttl["expires_at"])
         policy = rules.policy_for(self.metadata)
         if policy is None or policy.idle_us is None or self.active_at is None:
             return None
         if policy.keep_tagged and self.is_tagged:
             return None
         return self.active_at + policy.idle_us
+
+    def _keeps_tagged(self, rules: RetentionRules) -> bool:
+        """Return True unless the thread's policy lets it expire in spite of a tag."""
+        try:
+            policy = rules.policy_for(self.metadata)
+        except LookupError:
+            return True
+        return policy is None or policy.keep_tagged
 
     def is_expired(self, rules: RetentionRules, usual: ThreadTtl | None, clocks: Clocks) -> bool:
         """Return True if the thread is to be removed.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
+from datetime import time as clock
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -70,6 +72,29 @@ def times(expression: str, zone: str | None, begin: str, end: str) -> list[str]:
             "2026-11-02T12:00+00:00",
             ["2026-11-01T01:15:00-04:00", "2026-11-02T01:15:00-05:00"],
         ),
+        # As with five fields.
+        (
+            "*/30 30 2 * * *",
+            "Europe/Paris",
+            "2026-03-28T12:00+00:00",
+            "2026-03-29T12:00+00:00",
+            ["2026-03-29T03:00:00+02:00"],
+        ),
+        (
+            "0 30 2 * * *",
+            "Europe/Paris",
+            "2026-10-24T12:00+00:00",
+            "2026-10-25T12:00+00:00",
+            ["2026-10-25T02:30:00+02:00"],
+        ),
+        # A day that the clocks skip as a whole.
+        (
+            "0 9 30 12 *",
+            "Pacific/Apia",
+            "2011-12-01T00:00+00:00",
+            "2012-01-02T00:00+00:00",
+            ["2011-12-31T00:00:00+14:00"],
+        ),
         (
             "@daily",
             None,
@@ -112,6 +137,85 @@ def test_each_minute_that_matches_is_found_once(zone: str) -> None:
         local = [minute.astimezone(ZoneInfo(zone)) for minute in minutes]
         expected = [moment.isoformat() for moment in local if matches(moment)]
         assert times(expression, zone, begin.isoformat(), minutes[-1].isoformat()) == expected
+
+
+_CHANGES = [
+    ("Europe/Paris", "2026-03-29T01:00"),
+    ("Europe/Paris", "2026-10-25T01:00"),
+    ("America/St_Johns", "2026-11-01T04:30"),
+    # By half an hour.
+    ("Australia/Lord_Howe", "2026-04-04T15:00"),
+    ("Australia/Lord_Howe", "2026-10-03T15:30"),
+    # At midnight, or back to the day before.
+    ("Africa/Cairo", "2026-04-23T22:00"),
+    ("Africa/Cairo", "2026-10-29T21:00"),
+    ("America/Havana", "2026-03-08T05:00"),
+    ("America/Santiago", "2026-04-05T03:00"),
+    ("Pacific/Chatham", "2026-09-26T14:00"),
+]
+
+
+@pytest.mark.parametrize(("zone", "change"), _CHANGES)
+def test_around_a_change_a_schedule_with_a_star_is_due_at_each_minute_that_matches(
+    zone: str, change: str
+) -> None:
+    begin = datetime.fromisoformat(f"{change}+00:00") - timedelta(hours=30)
+    minutes = [begin + timedelta(minutes=n) for n in range(1, 60 * 60 + 1)]
+    local = [minute.astimezone(ZoneInfo(zone)) for minute in minutes]
+    for expression, matches in schedules_with_a_star():
+        expected = [moment.isoformat() for moment in local if matches(moment)]
+        assert times(expression, zone, begin.isoformat(), minutes[-1].isoformat()) == expected, expression
+
+
+def schedules_with_a_star() -> Iterator[tuple[str, Callable[[datetime], bool]]]:
+    for step in (15, 25, 30, 45):
+        yield f"*/{step} * * * *", due(step=step)
+    for minute in (0, 15, 45, 59):
+        yield f"{minute} * * * *", due(minute=minute)
+        yield f"{minute} */5 * * *", due(minute=minute, hours=range(0, 24, 5))
+    for hour in (0, 1, 2, 3, 5, 23):
+        yield f"*/30 {hour} * * *", due(step=30, hours=[hour])
+        for day, name in enumerate(("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")):
+            yield f"*/30 {hour} * * {name}", due(step=30, hours=[hour], days=[day])
+
+
+def due(
+    *,
+    step: int = 1,
+    minute: int | None = None,
+    hours: Collection[int] = range(24),
+    days: Collection[int] = range(7),
+) -> Callable[[datetime], bool]:
+    def matches(time: datetime) -> bool:
+        is_minute = time.minute % step == 0 if minute is None else time.minute == minute
+        return is_minute and time.hour in hours and time.weekday() in days
+
+    return matches
+
+
+@pytest.mark.parametrize(("zone", "change"), _CHANGES)
+def test_around_a_change_a_time_of_day_is_due_once_a_day_and_never_in_the_past(
+    zone: str, change: str
+) -> None:
+    here = ZoneInfo(zone)
+    begin = datetime.fromisoformat(f"{change}+00:00") - timedelta(hours=30)
+    for hour, minute in itertools.product((0, 1, 2, 3, 23), (0, 15, 30, 45)):
+        schedule = Schedule(f"{minute} {hour} * * *", zone)
+        days = [begin.astimezone(here).date() + timedelta(days=n) for n in range(-1, 6)]
+        real = [first_real(datetime.combine(day, clock(hour, minute), here)) for day in days]
+        for n in range(0, 60 * 60, 13):
+            moment = begin + timedelta(minutes=n)
+            expected = min(time for each in real if (time := each.astimezone(UTC)) > moment)
+            found = schedule.next_after(round(moment.timestamp() * 1_000_000))
+            assert found is not None
+            assert datetime.fromtimestamp(found / 1e6, UTC) == expected, (hour, minute, moment)
+
+
+def first_real(time: datetime) -> datetime:
+    """Return a time, or that to which the clocks are moved if they skip it."""
+    while time != time.astimezone(UTC).astimezone(time.tzinfo):
+        time += timedelta(minutes=1)
+    return time
 
 
 @pytest.mark.parametrize(

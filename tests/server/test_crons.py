@@ -217,6 +217,16 @@ def test_what_cannot_run_is_refused_when_it_is_created(url: str, given: dict[str
 
 
 @run
+async def test_the_last_moment_of_all_is_an_end_that_is_shown(url: str) -> None:
+    async with serving(url) as server:
+        client = await server.client()
+        end = datetime.max.replace(tzinfo=UTC)
+        made = row(await client.crons.create("aware", schedule="0 9 * * *", end_time=end, input=said("a")))
+        assert made["end_time"] == "9999-12-31T23:59:59.999999+00:00"
+        assert rows(await client.crons.search()) == [made]
+
+
+@run
 async def test_a_change_is_checked_as_a_new_cron_is(url: str) -> None:
     async with serving(url) as server:
         client = await server.client()

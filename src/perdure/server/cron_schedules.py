@@ -27,7 +27,8 @@ class Schedule(NamedTuple):
     """A cron expression of five fields, of six with seconds first, or a name such as ``@daily``.
 
     Around a change of the clocks it follows Debian's cron: a time that is skipped is due right after the
-    change, one that occurs twice is due once; schedules of every hour or minute follow the elapsed time.
+    change, one that occurs twice is due once. Where the minute or the hour begins with ``*``, it follows the
+    elapsed time: what is skipped is not due, and what occurs twice is due twice.
 
     Attributes:
         expression: The expression, such as ``"0 9 * * MON-FRI"``.
@@ -48,7 +49,9 @@ class Schedule(NamedTuple):
         zone = _zone(self.timezone)
         begin = datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone)
         try:
-            following = next(CronSim(_NAMED.get(self.expression, self.expression), begin))
+            times = _Times(_NAMED.get(self.expression, self.expression), begin)
+            # In the second of two equal hours those of the first are next by the clock: they are past.
+            following = next(time for time in times if time.timestamp() > begin.timestamp())
         except (CronSimError, ValueError) as error:
             raise BadSchedule(
                 f"{self.expression!r} is no cron schedule ({error}); it has five fields, minute, hour, day, "
@@ -58,6 +61,50 @@ class Schedule(NamedTuple):
             return None
         time = round(following.timestamp()) * 1_000_000
         return None if self.end is not None and time > self.end else time
+
+
+class _Times(CronSim):
+    """Times of an expression after a moment.
+
+    Other than in the library, a field of seconds does not change what happens when the clocks are changed,
+    and they may be changed by a part of an hour, or at midnight.
+    """
+
+    def __init__(self, expression: str, begin: datetime) -> None:
+        super().__init__(expression, begin)
+        if not self.parts[1].startswith("*") and not self.parts[2].startswith("*"):
+            self.fixup_tz = begin.tzinfo
+            self.dt = self.dt.replace(tzinfo=None)
+
+    def advance_month(self) -> None:
+        super().advance_month()
+        self._leave_gap()
+
+    def advance_day(self) -> bool:
+        is_moved = super().advance_day()
+        self._leave_gap()
+        return is_moved
+
+    def advance_hour(self) -> bool:
+        if self.dt.hour in self.hours:
+            return False
+        day = self.dt.day
+        while self.dt.hour not in self.hours and self.dt.day == day:
+            self.tick(3600 - 60 * self.dt.minute - self.dt.second)
+        return True
+
+    def advance_minute(self) -> bool:
+        if self.dt.minute in self.minutes:
+            return False
+        hour = self.dt.hour
+        while self.dt.minute not in self.minutes and self.dt.hour == hour:
+            self.tick(60 - self.dt.second)
+        return True
+
+    def _leave_gap(self) -> None:
+        """Move a midnight that the clocks skip to the end of what they skip."""
+        if self.dt.tzinfo is not None:
+            self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
 
 
 def _zone(name: str | None) -> ZoneInfo:

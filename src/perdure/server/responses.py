@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Response
@@ -20,6 +20,7 @@ from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.assistants import Assistant
 from perdure.server.error_handlers import sentence, sentence_of
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILED: "error"}
 
 
@@ -71,7 +72,8 @@ def page_headers(total: int, following: int | None) -> dict[str, str]:
 
 def when(microseconds: int) -> str:
     """Return a time of the database as text, RFC 3339."""
-    return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")
+    # Exactly: a float would round the last microsecond of the year 9999 up.
+    return (EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds")
 
 
 def assistant(found: Assistant) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Response
@@ -323,10 +323,10 @@ def _microseconds(time: datetime | None) -> int | None:
     if time is None:
         return None
     try:
-        time.astimezone(UTC)
+        utc = time.astimezone(UTC)
     except OverflowError:
         raise Refusal(422, "end_time is outside of the years 1 to 9999") from None
-    return round(time.timestamp() * 1_000_000)
+    return (utc - responses.EPOCH) // timedelta(microseconds=1)
 
 
 def _stored_user(user: User) -> dict[str, Any]:

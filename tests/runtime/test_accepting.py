@@ -6,6 +6,7 @@ Covers perdure.runtime.queue_cache.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -148,7 +149,12 @@ def test_a_run_has_what_was_accepted_while_its_sender_goes_on_with_the_same_obje
         (lambda r: r.accept("ada", "x", config={"tags": {1}}), Unserialisable, "plain JSON"),
         (lambda r: r.accept("ada", "x", config={"configurable": {"__x": 1}}), ValueError, "__x"),
         (lambda r: r.accept("ada", "x", strategy="drop"), ValueError, "drop"),
-        (lambda r: r.accept("ada", "x", debounce=-1), ValueError, "less than 0"),
+        (lambda r: r.accept("ada", "x", debounce=-1), ValueError, "debounce is -1 s; it has to be"),
+        (lambda r: r.accept("ada", "x", debounce=math.nan), ValueError, "debounce is nan s; it has to be"),
+        (lambda r: r.accept("ada", "x", max_wait=math.inf), ValueError, "max_wait is inf s; it has to be"),
+        (lambda r: r.submit("ada", {"a": 1}, delay=-0.1), ValueError, r"delay is -0\.1 s; it has to be"),
+        (lambda r: r.submit("ada", {"a": 1}, delay=math.nan), ValueError, "delay is nan s; it has to be"),
+        (lambda r: r.submit("ada", {"a": 1}, delay=1e300), ValueError, r"delay is 1e\+300 s; it has to be"),
         (lambda r: r.accept("ada", "x", graph="other"), NotFound, "other"),
         (lambda r: r.accept("", "x"), ValueError, "thread_id is empty"),
     ],

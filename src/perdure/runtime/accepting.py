@@ -21,6 +21,7 @@ from perdure.model.records import LANE, Partition
 from perdure.runtime.control import Control
 from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
+from perdure.runtime.settings import span_us
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.worker import Worker
 from perdure.storage.port import Answers, reads_with_commits
@@ -213,10 +214,12 @@ class Acceptance:
     async def postpone(
         self, partition: Partition, message: Message, delay: float, precondition: Precondition | None
     ) -> Ticket:
-        """Store a message that takes its turn after ``delay`` seconds."""
+        """Store a message that takes its turn after ``delay`` seconds; ``ValueError`` if that is no number of
+        seconds from 0 on."""
         context = self._context
+        wait = span_us("delay", delay)
         now = await context.clock.now()
-        due = now + round(delay * 1_000_000)
+        due = now + wait
         most, fresh = context.settings.max_pending, context.database.fresh()
         program = scheduled.postpone(partition, message, due, most, fresh, precondition)
         accepted: Accepted = await context.database.arun(program)

@@ -9,6 +9,9 @@ from typing import Literal
 from perdure.engine.queue_retention import BATCH_MAX
 from perdure.model.queue import Debounce
 
+LONGEST_WAIT_S = 100 * 366 * 86400
+"""Longest time in seconds for which a call may postpone a message: a hundred years."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -111,16 +114,28 @@ class Settings:
         """Return the times of a call in microseconds, by default those of the settings.
 
         Raises:
-            ValueError: A time is negative.
+            ValueError: A time is out of range.
         """
         debounce = self.debounce if debounce is None else debounce
         most = self.max_wait if max_wait is None else max_wait
-        if debounce < 0 or most < 0:
-            raise ValueError(f"debounce is {debounce} s and max_wait {most} s; neither can be less than 0")
-        return Debounce(round(debounce * 1_000_000), round(max(debounce, most) * 1_000_000))
+        wait, longest = span_us("debounce", debounce), span_us("max_wait", most)
+        return Debounce(wait, max(wait, longest))
 
     def pause_us(self, attempt: int, spread: float) -> int:
         """Return the pause in microseconds after a failed attempt, counted from 1. ``spread``, from 0 to 1,
         is the jitter that separates runs that failed together."""
         pause = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 40))
         return round(pause * (0.5 + 0.5 * spread) * 1_000_000)
+
+
+def span_us(name: str, seconds: float) -> int:
+    """Return the time that a call waits in microseconds.
+
+    Raises:
+        ValueError: It is no number of seconds from 0 to ``LONGEST_WAIT_S``. The message begins with ``name``.
+    """
+    if not 0 <= seconds <= LONGEST_WAIT_S:
+        raise ValueError(
+            f"{name} is {seconds} s; it has to be a number of seconds from 0 to {LONGEST_WAIT_S:,}"
+        )
+    return round(seconds * 1_000_000)

@@ -158,13 +158,16 @@ class TenantRuntime:
                 ticket has no number.
             cancel_pending: True if a ``strategy`` that ends the open run also withdraws waiting messages.
             precondition: A record that must exist, or is written with the message.
+
+        Raises:
+            ValueError: A number of seconds is negative, or more than 100 years.
         """
         payload = {INPUT: input} if command is None else {COMMAND: dict(command)}
         given = options_of(config, options)
         mode: Mode = "coalesce" if coalesce else "enqueue"
         message = message_of(self._graph_name(graph), payload, mode, dedupe_key, channel, given)
         partition = self._partition(thread_id)
-        if delay > 0:
+        if delay != 0:
             if coalesce or strategy != "enqueue":
                 raise ValueError("what comes later waits for its turn; leave out coalesce and strategy")
             return await self._acceptance.postpone(partition, message, delay, precondition)

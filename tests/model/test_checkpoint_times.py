@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from langgraph.checkpoint.base.id import uuid6
 
-from perdure.model.checkpoint_times import time_of
+from perdure.model.checkpoint_times import read_time, time_of
 
 
 def test_an_id_of_langgraph_has_the_time_of_its_creation() -> None:
@@ -19,3 +22,25 @@ def test_an_id_of_langgraph_has_the_time_of_its_creation() -> None:
 def test_other_ids_have_none() -> None:
     assert time_of("first") is None
     assert time_of("6ba7b810-9dad-11d1-80b4-00c04fd430c8") is None
+
+
+@pytest.fixture(params=["Pacific/Kiritimati", "UTC", "America/Los_Angeles"])
+def _host_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_host_zone")
+def test_a_text_is_the_same_time_on_every_host() -> None:
+    assert read_time("1970-01-02T00:00:00") == 86_400_000_000
+    assert read_time("1970-01-02T00:00:00.000001+00:00") == 86_400_000_001
+    assert read_time("1970-01-02T00:00:00-10:00") == 122_400_000_000
+
+
+@pytest.mark.parametrize("text", ["", "soon", None, 5])
+def test_what_is_no_time_is_refused(text: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        read_time(text)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ormsgpack
 
 from perdure.errors import Corrupt
-from perdure.model.checkpoint_times import time_of
+from perdure.model.checkpoint_times import read_time, time_of
 from perdure.model.heads import UNVERSIONED
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import CHECKPOINT, Record
@@ -119,7 +118,7 @@ class CheckpointRecord(NamedTuple):
         at = time_of(self.id)
         if at is None:
             try:
-                at = round(datetime.fromisoformat(self.ts).timestamp() * 1_000_000)
+                at = read_time(self.ts)
             except (ValueError, TypeError, OverflowError):
                 return None
         return at

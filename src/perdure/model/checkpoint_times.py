@@ -1,7 +1,8 @@
-"""Times in checkpoint ids: LangGraph's ids are version 6 UUIDs."""
+"""Times of checkpoints: LangGraph's ids are version 6 UUIDs, beside which a text is stored."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from uuid import UUID
 
 _UUID_EPOCH = 12_219_292_800_000_000
@@ -20,3 +21,17 @@ def time_of(checkpoint_id: str) -> int | None:
     value = uuid.int
     ticks = (value >> 96) << 28 | ((value >> 80) & 0xFFFF) << 12 | ((value >> 64) & 0xFFF)
     return ticks // 10 - _UUID_EPOCH
+
+
+def read_time(text: str) -> int:
+    """Return a time in ISO 8601 in microseconds since 1970. One without a zone is in UTC on every host.
+
+    Raises:
+        OverflowError: it is outside of the years 1 to 9999.
+        TypeError: it is no text.
+        ValueError: it is no time.
+    """
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return round(at.timestamp() * 1_000_000)

@@ -8,7 +8,6 @@ its checkpoints, and it is interrupted if its latest checkpoint has an unanswere
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from langgraph.checkpoint.serde.types import INTERRUPT
@@ -18,7 +17,7 @@ from perdure.engine.thread_state import refuse_headless
 from perdure.errors import Corrupt
 from perdure.langgraph import plain_reading
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.checkpoint_times import time_of
+from perdure.model.checkpoint_times import read_time, time_of
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
@@ -171,8 +170,8 @@ def _with_state(partition: Partition, head: str, row: ThreadRow) -> Program[Thre
 
 def _parsed(record: CheckpointRecord) -> int:
     try:
-        return round(datetime.fromisoformat(record.ts).timestamp() * 1_000_000)
-    except (ValueError, OverflowError) as error:
+        return read_time(record.ts)
+    except (TypeError, ValueError, OverflowError) as error:
         raise Corrupt(f"checkpoint {record.id} has the time {record.ts!r}, which is none") from error
 
 

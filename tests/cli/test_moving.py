@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -305,6 +306,27 @@ def test_an_export_of_all_leaves_out_what_is_under_way(run: Run, tmp_path: Path)
     assert set(digests(target)) == {Partition("", "ada"), Partition("", "eve")}
     code, _, err = run("export", "bob", "-o", "one", "--db", source)
     assert (code, "under way" in err, (tmp_path / "one").exists()) == (1, True, False)
+
+
+def test_an_export_that_the_disk_has_no_room_for_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    url = database(tmp_path / "a.db", fill=lambda db: talk(db, "x" * 1000, turns=60))
+    before = b"of an earlier export"
+    (tmp_path / "out.arc").write_bytes(before)
+    command = [sys.executable, "-m", "perdure", "export", "--all", "-o", "out.arc", "--force", "--db", url]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        # More than the file that all processes share for the log of the database.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )
+    assert done.returncode == 1
+    assert done.stderr == "perdure: out.arc cannot be written: File too large; nothing of it was kept\n"
+    assert (tmp_path / "out.arc").read_bytes() == before
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_a_dry_copy_names_what_a_copy_would_refuse(run: Run, tmp_path: Path) -> None:

@@ -155,6 +155,14 @@ def test_a_file_that_is_not_utf_8_is_refused(content: bytes, tmp_path: Path) -> 
         HistorySource(path).outline("talks")
 
 
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000])
+def test_a_file_that_is_nested_too_deeply_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "talks.json"
+    path.write_text(content)
+    with pytest.raises(BadUrl, match="nested too deeply"):
+        HistorySource(path).outline("talks")
+
+
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "talks.json"
     messages = [{"role": "user", "content": "caf\u00e9"}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import stat
 import struct
 from collections.abc import Callable, Iterable
@@ -17,7 +19,7 @@ from perdure import admin
 from perdure.admin import new_archive, open_archive
 from perdure.database.base import handle_of
 from perdure.engine.transfer import State
-from perdure.errors import BadArchive, DecryptionError, NotFound, Unavailable
+from perdure.errors import BadArchive, Corrupt, DecryptionError, NotAllowed, NotFound, Unavailable
 from perdure.model.ops import (
     Check,
     Commit,
@@ -137,6 +139,37 @@ def test_a_failed_export_leaves_nothing(path: Path) -> None:
     assert path.read_bytes() == b"what was there before"
     with pytest.raises(Unavailable, match="cannot be written"), new_archive(path / "below"):
         pass
+
+
+@pytest.mark.parametrize("place", ["folder", "pipe", "link"])
+def test_what_is_no_file_is_not_replaced(path: Path, place: str) -> None:
+    if place == "folder":
+        path.mkdir()
+    elif place == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.parent)
+    before = path.lstat().st_ino
+    with pytest.raises(NotAllowed, match="is a directory or a device; name a file"), new_archive(path):
+        pass
+    assert path.lstat().st_ino == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_is_overwritten_while_it_is_read_is_refused(path: Path) -> None:
+    export(path)
+    whole = path.read_bytes()
+    dice = random.Random(1)
+    with open_archive(path) as archive:
+        for _ in range(200):
+            cut = dice.randrange(len(whole))
+            # Into the same file, as a copy does; a rename would leave the open one as it is.
+            path.write_bytes(whole[:cut] + dice.randbytes(dice.choice([0, len(whole) - cut])))
+            try:
+                archive.digest("t")
+            except (BadArchive, Corrupt):
+                continue
+            assert whole[:cut] == path.read_bytes()[:cut]
 
 
 def test_a_file_in_the_clear_is_refused_where_a_sealed_one_is_expected(path: Path) -> None:

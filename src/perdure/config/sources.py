@@ -58,6 +58,8 @@ def of_file(path: Path) -> Layer:
         raise BadSetting(f"{path} cannot be read: {error}") from error
     except json.JSONDecodeError as error:
         raise BadSetting(f"{path}, line {error.lineno}: {error.msg}") from error
+    except RecursionError as error:
+        raise BadSetting(f"{path} cannot be read: it is nested too deeply") from error
     if not isinstance(held, dict):
         raise BadSetting(f"{path} holds no object; write {{…}} with graphs in it")
     entries: dict[str, GivenValue] = {}

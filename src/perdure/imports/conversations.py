@@ -147,6 +147,8 @@ class HistorySource:
             return json.loads(text)
         except ValueError:
             raise BadUrl(f"{self.name}, {where}: not JSON") from None
+        except RecursionError:
+            raise BadUrl(f"{self.name}, {where}: nested too deeply") from None
 
     def count(self) -> int | None:
         """Return the number of conversations."""

@@ -104,8 +104,11 @@ class Importer:
         self._budget = self._db.budget
 
     def has(self, thread: str) -> bool:
-        """Return True if the source has a thread."""
-        outline = self.source.outline(thread)
+        """Return True if the source has a thread, readable or not."""
+        try:
+            outline = self.source.outline(thread)
+        except DAMAGED:
+            return True
         return bool(outline.checkpoints or outline.writes)
 
     def thread(self, thread: str) -> ThreadReport:

@@ -7,6 +7,7 @@ changes it by accident.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def read_records(path: Path) -> dict[str, RecordedSchema]:
             place: RecordedSchema(int(each["version"]), dict(each["fingerprint"]))
             for place, each in graphs.items()
         }
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise BadSetting(
             f"{path} is no record of schemas ({type(error).__name__}); restore it, or remove it and run "
             "`perdure schema check --write`"
@@ -63,7 +64,11 @@ def read_records(path: Path) -> dict[str, RecordedSchema]:
 
 
 def write_records(path: Path, records: Mapping[str, RecordedSchema]) -> None:
-    """Replace the file as a whole."""
+    """Replace the file as a whole.
+
+    Raises:
+        BadSetting: It cannot be written.
+    """
     held = {
         "format": FORMAT,
         "graphs": {
@@ -72,8 +77,15 @@ def write_records(path: Path, records: Mapping[str, RecordedSchema]) -> None:
         },
     }
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(held, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(held, indent=2, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise BadSetting(f"{path} cannot be written: {error.strerror}; it is as it was") from error
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:

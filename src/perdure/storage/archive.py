@@ -13,6 +13,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from errno import ENOENT
 from hashlib import blake2b
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import ormsgpack
 
-from perdure.errors import BadArchive, NotFound, Unavailable
+from perdure.errors import BadArchive, NotAllowed, NotFound, Unavailable
 from perdure.model.ops import (
     Commit,
     Committed,
@@ -96,8 +97,11 @@ class Archive:
         """Start a file beside ``path``; an unfinished one of an earlier attempt is replaced.
 
         Raises:
+            NotAllowed: There is something at the path that is no file.
             Unavailable: Another export to this path is under way, or the file cannot be written.
         """
+        if path.exists() and not path.is_file():
+            raise NotAllowed(f"{path} is a directory or a device; name a file")
         beside = _beside(path)
         try:
             file = os.fdopen(_private(beside), "w+b")
@@ -172,7 +176,9 @@ class Archive:
             if self._writing and _beside(self._path).exists() and _is_at(self._file, _beside(self._path)):
                 # The lock is held, so the file at this path is our own.
                 _beside(self._path).unlink(missing_ok=True)
-            self._file.close()
+            # What could not be written before cannot be written now, and is not needed any more.
+            with suppress(OSError) if self._writing else nullcontext():
+                self._file.close()
 
     def perform(self, effect: Effect[R]) -> R:
         with self._lock:
@@ -282,10 +288,15 @@ class Archive:
             data = self._file.read(row.size)
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
-        _, *frame = self._unpacked(data)
-        _, kind, key, fields, version, body = _place(frame)
-        values = _decoded(kind.fields, fields)
-        return Record(kind, key, dict(zip([c.name for c in kind.fields], values, strict=True)), version, body)
+        try:
+            # Another program may write into the file meanwhile.
+            _, *frame = self._unpacked(data)
+            _, kind, key, fields, version, body = _place(frame)
+            values = _decoded(kind.fields, fields)
+            names = [column.name for column in kind.fields]
+            return Record(kind, key, dict(zip(names, values, strict=True)), version, body)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._changed() from error
 
     def _table(self, partition: Partition, kind: Kind) -> dict[Key, _Row]:
         return self._tables.setdefault(partition, {}).setdefault(kind.name, {})
@@ -451,4 +462,4 @@ def _private(path: Path) -> int:
 
 
 def _unwritable(path: Path, error: OSError) -> Unavailable:
-    return Unavailable(f"{path} cannot be written: {error.strerror}; nothing is left there")
+    return Unavailable(f"{path} cannot be written: {error.strerror}; nothing of it was kept")

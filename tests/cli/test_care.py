@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,19 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine import sweep
+from perdure.engine.expiry import Clocks
+from perdure.engine.sweep import SweepState, SweepTerms
+from perdure.engine.transact import Budget
+from perdure.errors import Unavailable
 from tests.cli.test_commands import Shell, converse, shell
 
 __all__ = ["shell"]
+
+# `perdure.cli` has a group of commands of the same name.
+care: Any = sys.modules["perdure.cli.care"]
 
 
 @pytest.fixture
@@ -86,6 +95,69 @@ def test_a_damaged_thread_is_reported(shell: Shell, url: str, caplog: pytest.Log
     assert done.returncode == 1
     assert "1 thread could not be swept" in done.stdout
     assert "'odd' was not swept: its metadata name a retention policy that does not exist" in caplog.text
+
+
+def test_a_process_goes_on_after_threads_and_databases_that_cannot_be_swept(
+    shell: Shell, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with perdure.connect_sync(url) as db:
+        graph_metadata(db, "odd")
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            monkeypatch.setattr(care, "opened", unavailable)
+        elif len(waits) == 2:
+            monkeypatch.setattr(care, "opened", opened)
+        else:
+            raise KeyboardInterrupt
+
+    def unavailable(*place: object) -> Any:
+        raise Unavailable("the database is away")
+
+    opened = care.opened
+    monkeypatch.setattr(care, "_wait", wait)
+    done = shell("care", "run", "--keep-last", "1", "--every", "2h", "--db", url)
+    assert waits == [7200, 7200, 7200]
+    assert done.returncode == 130
+    assert done.stdout.count("3 threads looked at") == 2
+    assert "the database is away; the next sweep is tried in 7200 s" in done.stderr
+
+
+def test_a_process_does_not_start_where_it_reaches_no_database(
+    shell: Shell, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unavailable(*place: object) -> Any:
+        raise Unavailable("the database is away")
+
+    monkeypatch.setattr(care, "opened", unavailable)
+    done = shell("care", "run", "--keep-last", "1", "--db", url)
+    assert (done.returncode, done.stderr) == (1, "perdure: the database is away\n")
+
+
+def test_a_prune_does_not_continue_what_was_begun_with_other_numbers(shell: Shell, url: str) -> None:
+    with perdure.connect_sync(url) as db:
+        terms = SweepTerms(RetentionRules(Retention(keep_last=50)), handle_of(db).digest, Budget(100, 10**6))
+        begun = sweep.begin("killed", "", 1, 1, terms.fingerprint)
+        state, version = handle_of(db).run(begun) or (SweepState(), 0)
+        state, _ = handle_of(db).run(sweep.step(state, terms, 1, Clocks(2, 2)))
+        handle_of(db).run(sweep.save(state, "", version, 2))
+    assert shell("threads", "prune", "--all", "--keep-last", "2", "--db", url).returncode == 0
+    assert counts(url) == [2, 2]
+
+
+@pytest.mark.parametrize("duration", ["9" * 300 + "w", "9" * 306 + "s", "0s", "-1d", "nand"])
+def test_a_duration_without_a_number_is_refused(shell: Shell, url: str, duration: str) -> None:
+    done = shell("care", "run", "--once", "--idle", duration, "--db", url)
+    assert done.returncode == 1
+    assert "--idle" in done.stderr
+
+
+def test_a_number_above_all_keeps_everything(shell: Shell, url: str) -> None:
+    done = shell("care", "run", "--once", "--keep-last", "9" * 30, "--idle", "9" * 30 + "d", "--db", url)
+    assert done.returncode == 0, done
+    assert counts(url) == [9, 9]
 
 
 def graph_metadata(db: perdure.SyncDatabase, thread: str) -> None:

@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from inspect import cleandoc
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,7 @@ from perdure.errors import BadUrl, DecryptionError
 from perdure.storage.url import SCHEMES, redacted
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from rich.progress import Progress
 
     from perdure.database.blocking import SyncDatabase
@@ -33,9 +36,9 @@ app = typer.Typer(
 # A service manager may start a program without standard streams; then nothing is printed.
 sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-# Piped listings need whole ids, not a table cut to 80 columns.
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-err = Console(stderr=True, highlight=False)
+# Piped listings need whole ids, not a table cut to 80 columns; and an id such as user:key:7 has no emoji.
+out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 Keys = tuple[bytes, ...]
 """Encryption keys of a key file, the one that encrypts first."""
@@ -135,11 +138,58 @@ def progress_bar(amount: str) -> Iterator[Progress | None]:
 
 def print_json(entry: dict[str, Any]) -> None:
     """Print an object on a line of its own."""
-    typer.echo(json.dumps(entry, default=jsonable))
+    typer.echo(json_text(entry))
 
 
-def jsonable(value: Any) -> Any:
-    """Return a value that JSON has no form for: bytes as hex digits, anything else as text."""
+def shallow(record: DataclassInstance) -> dict[str, Any]:
+    """Return the fields of a record by name, as they are: ``asdict`` fails for deeply nested values."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def json_text(
+    value: Any, *, ascii_only: bool = True, sort_keys: bool = False, indent: int | None = None
+) -> str:
+    """Return a value as JSON. What JSON has no form for is shown by its type and its text, and a key as text.
+
+    Args:
+        value: Plain data of a state, a message or a call.
+        ascii_only: Escape all other characters.
+        sort_keys: Order the keys of objects.
+        indent: The spaces by which parts are indented, each on a line of its own; one line without it.
+    """
+
+    def dumps(data: Any) -> str:
+        return json.dumps(
+            data,
+            ensure_ascii=ascii_only,
+            allow_nan=False,
+            sort_keys=sort_keys,
+            indent=indent,
+            default=_jsonable,
+        )
+
+    try:
+        return dumps(value)
+    except (TypeError, ValueError):
+        # Infinite numbers, and keys that are no text or cannot be ordered, are rare.
+        return dumps(_with_json_forms(value))
+
+
+def _with_json_forms(value: Any) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        return {"type": "float", "value": str(value)}
+    if isinstance(value, dict):
+        return dict(zip(map(_key, value), map(_with_json_forms, value.values()), strict=True))
+    if isinstance(value, list | tuple):
+        return list(map(_with_json_forms, value))
+    return value
+
+
+def _key(name: Any) -> str:
+    return name if isinstance(name, str) else json_text(name, ascii_only=False)
+
+
+def _jsonable(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"type": "bytes", "value": value.hex()}
     return str(value)

@@ -23,9 +23,10 @@ from perdure.cli.app import (
     opened,
     out,
     print_json,
+    printable,
     several,
 )
-from perdure.errors import BadSetting
+from perdure.errors import BadSetting, Unavailable
 
 if TYPE_CHECKING:
     from perdure.config.retention import Sweeping
@@ -86,11 +87,21 @@ def run_(
     key = key_of(key_file)
     flags = {"keep_last": keep_last, "keep_for": keep_for, "idle": idle, "share": share, "every": every}
     settings = _settings(config, flags, key is not None)
+    if once:
+        if not _sweep_once(settings, (db, tenant, key), all_tenants, dry_run, as_json):
+            raise typer.Exit(1)
+        return
+    is_known = False
     while True:
-        _sweep_once(settings, (db, tenant, key), all_tenants, dry_run, as_json)
-        if once:
-            return
-        time.sleep(settings.every)
+        try:
+            _sweep_once(settings, (db, tenant, key), all_tenants, dry_run, as_json)
+        except Unavailable as error:
+            # A database that was never reached is a mistake; one that is gone for a while comes back.
+            if not is_known:
+                raise
+            err.print(escape(f"{error}; the next sweep is tried in {settings.every:g} s"), soft_wrap=True)
+        is_known = True
+        _wait(settings.every)
 
 
 @care.command()
@@ -160,6 +171,8 @@ def prune_threads(
             err.print("Another process sweeps these threads; try again when it is done.", soft_wrap=True)
             raise typer.Exit(1)
         _print(swept, dry_run, as_json)
+        if swept.failed:
+            raise typer.Exit(1)
         return
     for thread_id in thread_ids:
         swept = sweeper.sweep_thread(Partition(database.tenant, thread_id))
@@ -169,7 +182,15 @@ def prune_threads(
             continue
         what = "would be removed" if dry_run else "removed"
         left = stay - swept.checkpoints if dry_run else stay
-        out.print(f"{escape(thread_id)}: {swept.checkpoints} checkpoints {what}, {left} stay")
+        line = f"{printable(thread_id)}: {swept.checkpoints} checkpoints {what}, {left} stay"
+        out.print(escape(line), soft_wrap=True)
+
+
+def _wait(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        # A longer sleep than the system's clock can count is an error.
+        time.sleep(min(left, 86400.0))
 
 
 def _settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> Sweeping:
@@ -184,7 +205,8 @@ def _sweep_once(
     all_tenants: bool,
     dry_run: bool,
     as_json: bool,
-) -> None:
+) -> bool:
+    """Sweep, and print the result; return False if a thread could not be swept."""
     from perdure.care.sweeper import SweepOptions, no_report
 
     with opened(*place) as database:
@@ -199,8 +221,9 @@ def _sweep_once(
         swept = database.sweeper(options).sweep()
     if swept is None:
         err.print("Another process sweeps this database; nothing was done here.", soft_wrap=True)
-        return
+        return True
     _print(swept, dry_run, as_json)
+    return not swept.failed
 
 
 def _print(swept: Swept, dry_run: bool, as_json: bool) -> None:
@@ -208,8 +231,6 @@ def _print(swept: Swept, dry_run: bool, as_json: bool) -> None:
         print_json({**asdict(swept), "dry_run": dry_run})
     else:
         out.print(_sentence(swept, dry_run), soft_wrap=True)
-    if swept.failed:
-        raise typer.Exit(1)
 
 
 def _progress() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, ThreadId, jsonable, legible, opened, out, print_json
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    ThreadId,
+    json_text,
+    legible,
+    opened,
+    out,
+    print_json,
+    printable,
+)
 from perdure.errors import NotFound
 
 if TYPE_CHECKING:
@@ -52,11 +63,12 @@ def diff(
         for change in changes:
             print_json({"thread_id": thread_id, "before": old_id, "after": new.checkpoint_id, **change})
         return
-    out.print(f"{escape(thread_id)}  {old_id or 'nothing'} → {new.checkpoint_id}", soft_wrap=True)
+    line = f"{printable(thread_id)}  {old_id or 'nothing'} → {new.checkpoint_id}"
+    out.print(escape(line), soft_wrap=True)
     if not changes:
         out.print("No channel differs.")
     for change in changes:
-        out.print(f"\n[bold]{escape(change['channel'])}[/] {change['change']}")
+        out.print(f"\n[bold]{escape(printable(change['channel']))}[/] {change['change']}", soft_wrap=True)
         for sign, color in (("removed", "red"), ("added", "green")):
             for item in change[sign]:
                 mark = "-" if sign == "removed" else "+"
@@ -105,7 +117,7 @@ def _differing(first: list[Any], second: list[Any]) -> tuple[list[Any], list[Any
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=jsonable)
+    return json_text(value, sort_keys=True, ascii_only=False)
 
 
 def _line(item: Any) -> str:

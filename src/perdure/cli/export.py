@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import Db, KeyFile, Tenant, err, handle_in, jsonable, key_of, opened, out, printable
+from perdure.cli.app import (
+    Db,
+    KeyFile,
+    Tenant,
+    err,
+    handle_in,
+    json_text,
+    key_of,
+    opened,
+    out,
+    print_json,
+    printable,
+)
 from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
@@ -130,7 +141,7 @@ def _export_history(
     if not names:
         raise NotFound("which thread? Name one or more, or pass --all")
     if len(names) == 1 and not everything:
-        typer.echo(json.dumps(read_history(database, names[0], tenant=tenant), ensure_ascii=True, indent=1))
+        typer.echo(json_text(read_history(database, names[0], tenant=tenant), indent=1))
         return
     left_out: dict[str, PerdureError] = {}
     for name in names:
@@ -141,7 +152,7 @@ def _export_history(
                 raise
             left_out[name] = error
             continue
-        typer.echo(json.dumps({"thread_id": name, "messages": messages}, ensure_ascii=True))
+        print_json({"thread_id": name, "messages": messages})
     if left_out:
         _say_left_out(left_out)
         raise typer.Exit(1)
@@ -151,7 +162,7 @@ def _export_json(database: SyncDatabase, thread_ids: list[str] | None, everythin
     if everything or thread_ids is None or len(thread_ids) != 1:
         raise NotAllowed("JSON is written for one thread; name one, or pass --output FILE for several")
     data = database.export(thread_ids[0])
-    typer.echo(json.dumps(data, ensure_ascii=True, indent=1, default=jsonable))
+    typer.echo(json_text(data, indent=1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import Db, err, out, url_of
+from perdure.cli.app import Db, err, legible, out, url_of
 from perdure.errors import MigrationRequired
 from perdure.storage.url import backend_of, redacted
 
@@ -38,15 +38,19 @@ def migrate(
             needed = f"this release needs {after}" if found < after else "but parts of it are missing"
             err.print(escape(f"{name} is at schema version {found}, {needed}{advice}"), soft_wrap=True)
             raise typer.Exit(1 if check else 0)
-        out.print(f"{name} is at schema version {after} already")
+        _print(f"{name} is at schema version {after} already")
         return
     is_short = bool(backend.pending(url))
     before = backend.migrate(url)
     if before == after and is_short:
-        out.print(f"{name} was at schema version {after} already; parts of it that were missing were added")
+        _print(f"{name} was at schema version {after} already; parts of it that were missing were added")
     elif before == after:
-        out.print(f"{name} is at schema version {after} already")
+        _print(f"{name} is at schema version {after} already")
     elif before == 0:
-        out.print(f"{name} is ready, at schema version {after}")
+        _print(f"{name} is ready, at schema version {after}")
     else:
-        out.print(f"{name} went from schema version {before} to {after}")
+        _print(f"{name} went from schema version {before} to {after}")
+
+
+def _print(line: str) -> None:
+    out.print(escape(legible(line)), soft_wrap=True)

@@ -5,10 +5,10 @@ Content that people wrote is shown only on request.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -23,10 +23,12 @@ from perdure.cli.app import (
     ThreadId,
     err,
     handle_in,
+    json_text,
     legible,
     opened,
     out,
     print_json,
+    printable,
 )
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
@@ -38,6 +40,13 @@ if TYPE_CHECKING:
     from perdure.model.program import Program
 
 _PAGE = 100
+
+
+def _finite(value: float) -> float:
+    if not isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds")
+    return value
+
 
 Limit = Annotated[int, typer.Option(min=1, help="At most so many, newest first")]
 Text = Annotated[bool, typer.Option("--text", help="Show what was written, too")]
@@ -152,7 +161,10 @@ def dead(
 
 def stuck(
     older: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Count queues that have been due for longer")
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Count queues that have been due for longer", callback=_finite
+        ),
     ] = 60.0,
     *,
     all_tenants: Annotated[
@@ -213,11 +225,8 @@ def retry(
     with opened(db, tenant, key_file) as database:
         now = handle_in(database).run(ask(Now()))
         again = handle_in(database).run(outboxes.retry(Partition(tenant, thread_id), reply, now))
-    out.print(
-        f"{escape(thread_id)}: reply {reply} is to be sent again, as number {again.seq} under the key "
-        f"{escape(again.id)}",
-        soft_wrap=True,
-    )
+    line = f"{printable(thread_id)}: reply {reply} is to be sent again, as number {again.seq} under the key "
+    out.print(escape(line + printable(again.id)), soft_wrap=True)
 
 
 def _newest(
@@ -314,7 +323,7 @@ def _print(
         shown = {"since": row.get("updated", row.get("created")), **row}
         cells = [shown.get(heading) for heading in headings]
         if text:
-            cells.append(json.dumps(row["payload"], ensure_ascii=False) if "payload" in row else None)
+            cells.append(json_text(row["payload"], ascii_only=False) if "payload" in row else None)
         table.add_row(*(escape(_plain(cell)) for cell in cells))
     out.print(table)
 

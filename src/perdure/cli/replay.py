@@ -14,6 +14,7 @@ from perdure.cli.app import (
     KeyFile,
     Tenant,
     err,
+    json_text,
     key_of,
     legible,
     out,
@@ -124,7 +125,7 @@ def _context(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSetting(f"--context is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise BadSetting('--context has to be a JSON object, such as {"user": "ada"}')
@@ -158,7 +159,7 @@ def _print_values(found: Difference) -> None:
     if found.expected is None and found.found is None:
         return
     for sign, color, value in (("-", "red", found.expected), ("+", "green", found.found)):
-        text = legible(json.dumps(value, ensure_ascii=False, sort_keys=True))
+        text = legible(json_text(value, ascii_only=False, sort_keys=True))
         if len(text) > _WIDEST:
             text = f"{text[:_WIDEST]}… ({len(text):,} characters)"
         out.print(f"  [{color}]{sign} {escape(text)}[/]", soft_wrap=True)

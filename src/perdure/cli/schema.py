@@ -246,14 +246,14 @@ def pin(
 ) -> None:
     """Keep a thread at a schema version: a newer application refuses it by name instead of migrating it."""
     _pin(thread_id, version, (db, tenant, key_file))
-    out.print(f"{escape(thread_id)} is pinned to schema version {version}")
+    out.print(escape(f"{printable(thread_id)} is pinned to schema version {version}"), soft_wrap=True)
 
 
 @schema.command()
 def unpin(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", key_file: KeyFile = None) -> None:
     """Remove the pin of a thread."""
     _pin(thread_id, None, (db, tenant, key_file))
-    out.print(f"{escape(thread_id)} is not pinned any more")
+    out.print(escape(f"{printable(thread_id)} is not pinned any more"), soft_wrap=True)
 
 
 def _pin(thread_id: str, version: int | None, database: tuple[Any, str, Any]) -> None:

@@ -22,6 +22,7 @@ from perdure.cli.app import (
     opened,
     out,
     print_json,
+    printable,
     several,
 )
 from perdure.errors import BadSetting
@@ -72,7 +73,7 @@ def reindex(
         handle = handle_in(database)
         found = handle.run(namespaces(None if all_tenants else tenant, tuple(namespace or ())))
         for partition in found:
-            shown = escape("/".join(labels_of(partition.thread)))
+            shown = escape("/".join(map(printable, labels_of(partition.thread))))
             with err.status(f"{shown}: reading") as status:
 
                 def report(done: Reindexed, shown: str = shown) -> None:

@@ -91,7 +91,7 @@ def top(
         if as_json:
             print_json({"thread_id": name, "bytes": total, "largest_channel": channel})
         else:
-            typer.echo(f"{total:>{_BYTES_WIDTH},}  {channel:<20}  {printable(name)}")
+            typer.echo(f"{total:>{_BYTES_WIDTH},}  {printable(channel):<20}  {printable(name)}")
 
 
 def _entry(thread: Thread, size: int | None, sizes: bool) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,10 +15,13 @@ from perdure.cli.app import (
     Tenant,
     ThreadId,
     err,
-    jsonable,
+    json_text,
+    legible,
     opened,
     out,
     print_json,
+    printable,
+    shallow,
 )
 from perdure.cli.care import DryRun, prune_threads
 from perdure.cli.diff import checkpoint_id, diff
@@ -55,18 +56,20 @@ def show(
     with opened(db, tenant, key_file) as database:
         view = database.show(thread_id, checkpoint, namespace)
     if as_json:
-        print_json({"thread_id": thread_id, **asdict(view)})
+        entry = shallow(view)
+        print_json({"thread_id": thread_id, **entry, "channels": [shallow(each) for each in view.channels]})
         return
-    out.print(f"[bold]{escape(thread_id)}[/]  checkpoint {view.checkpoint_id}")
-    tags = f"  tags {', '.join(view.tags)}" if view.tags else ""
-    out.print(f"{view.created_at}  source {view.source}  step {view.step}{escape(tags)}")
+    out.print(f"[bold]{escape(printable(thread_id))}[/]  checkpoint {view.checkpoint_id}", soft_wrap=True)
+    tags = f"  tags {', '.join(map(printable, view.tags))}" if view.tags else ""
+    line = f"{view.created_at}  source {printable(view.source or '')}  step {view.step}{tags}"
+    out.print(escape(line), soft_wrap=True)
     table = Table("channel", "bytes", "items", box=None, pad_edge=False)
     for channel in view.channels:
         length = "" if channel.length is None else str(channel.length)
-        table.add_row(escape(channel.name), f"{channel.size:,}", length)
+        table.add_row(escape(printable(channel.name)), f"{channel.size:,}", length)
     out.print(table)
     for task, name, _ in view.pending:
-        out.print(f"pending write of task {task} to {escape(name)}")
+        out.print(f"pending write of task {task} to {escape(printable(name))}")
     for channel in view.channels:
         _print_messages(channel)
 
@@ -87,7 +90,7 @@ def history(
         views = database.timeline(thread_id, namespace, limit)
     if as_json:
         for view in views:
-            entry = asdict(view)
+            entry = shallow(view)
             del entry["channels"], entry["pending"]  # they are not read here
             print_json(entry)
         return
@@ -100,10 +103,10 @@ def history(
             view.checkpoint_id,
             (view.parent_id or "")[-12:],
             "" if view.step is None else str(view.step),
-            view.source or "",
+            escape(printable(view.source or "")),
             view.created_at[:19],
-            escape(", ".join(view.updated or ())),
-            escape(", ".join(view.tags)),
+            escape(", ".join(map(printable, view.updated or ()))),
+            escape(", ".join(map(printable, view.tags))),
         )
     out.print(table)
 
@@ -129,14 +132,14 @@ def digest(
                 found = database.digest(name)
             except Corrupt as error:
                 unreadable += 1
-                err.print(f"{escape(name)} cannot be read: {escape(str(error))}", soft_wrap=True)
+                err.print(escape(f"{printable(name)} cannot be read: {error}"), soft_wrap=True)
                 continue
             if not found.checkpoints and not found.writes:
                 raise missing_thread(Partition(tenant, name))
             if as_json:
                 print_json({"thread_id": name, "digest": found.hex})
             else:
-                out.print(f"{found.hex}  {escape(name)}", soft_wrap=True)
+                out.print(f"{found.hex}  {escape(printable(name))}", soft_wrap=True)
     if unreadable:
         raise typer.Exit(1)
 
@@ -156,10 +159,11 @@ def tag(
     with opened(db, tenant, key_file) as database:
         if remove:
             database.untag(thread_id, name)
-            out.print(f"{escape(thread_id)}: the tag {escape(name)} is gone")
+            line = f"{printable(thread_id)}: the tag {printable(name)} is gone"
         else:
             target = database.tag(thread_id, name, checkpoint)
-            out.print(f"{escape(thread_id)}: {escape(name)} is checkpoint {target}")
+            line = f"{printable(thread_id)}: {printable(name)} is checkpoint {target}"
+    out.print(escape(line), soft_wrap=True)
 
 
 @threads.command()
@@ -186,11 +190,17 @@ def fork(
         if into is not None:
             database.checkpointer().copy_thread(thread_id, into)
         target = into or thread_id
-        forked = database.fork(target, source)
+        try:
+            forked = database.fork(target, source)
+        except BaseException:
+            if into is not None:
+                # Without its fork the copy would be in the way of the same command.
+                database.checkpointer().delete_thread(into)
+            raise
     if as_json:
         print_json({"thread_id": target, "checkpoint_id": forked, "copy_of": source})
         return
-    out.print(f"{escape(target)}: goes on from {source} as {forked}", soft_wrap=True)
+    out.print(escape(f"{printable(target)}: goes on from {source} as {forked}"), soft_wrap=True)
 
 
 @threads.command()
@@ -241,7 +251,7 @@ def delete(
             err.print("Nothing was removed.")
             raise typer.Exit(1)
         database.checkpointer().delete_thread(thread_id)
-    out.print(f"{escape(thread_id)} is gone")
+    out.print(escape(f"{printable(thread_id)} is gone"), soft_wrap=True)
 
 
 def _print_messages(channel: ChannelView) -> None:
@@ -252,10 +262,11 @@ def _print_messages(channel: ChannelView) -> None:
         if not isinstance(inner, dict) or "content" not in inner or "type" not in inner:
             continue
         content = inner["content"]
-        text = content if isinstance(content, str) else json.dumps(content, default=jsonable)
-        out.print(f"\n[bold]{escape(str(inner['type']))}[/]")
+        text = content if isinstance(content, str) else json_text(content)
+        out.print(f"\n[bold]{escape(printable(str(inner['type'])))}[/]")
         if text:
-            out.print(escape(text))
+            out.print(escape(legible(text, keep="\n\t")))
         for call in inner.get("tool_calls") or ():
-            arguments = json.dumps(call.get("args"), default=jsonable, ensure_ascii=False)
-            out.print(f"calls {escape(str(call.get('name')))} with {escape(arguments)}", soft_wrap=True)
+            arguments = legible(json_text(call.get("args"), ascii_only=False))
+            name = printable(str(call.get("name")))
+            out.print(f"calls {escape(name)} with {escape(arguments)}", soft_wrap=True)

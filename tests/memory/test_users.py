@@ -13,7 +13,7 @@ from perdure.database.base import handle_of
 from perdure.memory import Memory, namespace_of, users
 from perdure.memory.users import user_of_namespace
 from perdure.storage.postgres import vector_search
-from tests.backends import EMPTY
+from tests.backends import BACKENDS, EMPTY
 from tests.conversation.histories import how_many
 
 ODD = st.text("aA.%_2Ee5-@/: \té\u0301é", min_size=1, max_size=8)
@@ -96,3 +96,49 @@ def test_of_many_look_alikes_none_sees_anothers(
         assert users(store) == sorted(names)
         Memory(store, "a.b").forget()
         assert set(users(store)) == set(names) - {"a.b"}
+
+
+HOSTILE = [
+    *("a", "a.", "a.b", "a%", "a%2E", "a\x01", "a\x01b", "a\x02", "a\x02\x03", "a\x7f", "a\u202eb", "a\r\n"),
+    *(
+        "a\u2028",
+        "*",
+        "**",
+        "facts",
+        "summaries",
+        "%forgotten",
+        "memories",
+        "é",
+        "e\u0301",
+        "É",
+        "\uff45",
+        " ",
+    ),
+    *("a/b", "a:b", "a'b", 'a"b', "a\\", "a\\x00", "{a}", "\ufeff", "\x1f" * 200, "." * 200),
+    *("😀" * 200, "😀" * 199 + "😁", "😀" * 199),
+]
+"""User ids with separators, escapes and control characters, those that are labels elsewhere, equal ones to
+the eye, and the longest ones."""
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("on", BACKENDS)
+def test_each_user_is_forgotten_alone_whatever_the_id(on: str) -> None:
+    with EMPTY[on]() as url, perdure.connect_sync(url, migrate=True) as db:
+        store = db.store()
+        for name in HOSTILE:
+            Memory(store, name).remember(f"This is {name!r}.")
+            Memory(store, name).summarise("t" * 200, f"They talked to {name!r}.")
+        left = set(HOSTILE)
+        assert users(store) == sorted(left)
+        for name in HOSTILE[::2]:
+            assert Memory(store, name).forget() == 2, name
+            left.remove(name)
+        assert users(store) == sorted(left)
+        for name in HOSTILE:
+            memory = Memory(store, name)
+            known: list[Any] = [*memory.facts(), *memory.summaries()]
+            assert [each.text for each in known] == [f"This is {name!r}.", f"They talked to {name!r}."] * (
+                name in left
+            )
+            assert (memory.forgotten_at() is None) == (name in left)

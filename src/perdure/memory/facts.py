@@ -140,13 +140,18 @@ def mark(at: datetime) -> dict[str, Any]:
     return {"kind": _FORGOTTEN, "current": False, "at": _written(at)}
 
 
+def is_mark(value: Mapping[str, Any]) -> bool:
+    """Return True if the value of an item is that of a mark, readable or not."""
+    return value.get("kind") == _FORGOTTEN
+
+
 def marked_at(key: str, value: Mapping[str, Any] | None) -> datetime | None:
     """Return the time at which the fact or summary of an item was forgotten, ``None`` if it was not.
 
     Raises:
         Corrupt: The item is no mark of this release.
     """
-    if value is None or value.get("kind") != _FORGOTTEN:
+    if value is None or not is_mark(value):
         return None
     try:
         at = read_time(value["at"])

@@ -11,7 +11,8 @@ from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchOp
 from perdure.memory import programs
 from perdure.memory.facts import Fact, Remembered, ThreadSummary, aware
 from perdure.memory.new_fact import NewFact
-from perdure.memory.programs import FactChange, Place, Question, Steps
+from perdure.memory.programs import Question
+from perdure.memory.steps import FactChange, Place, Steps
 from perdure.memory.users import ROOT, namespace_of, user_of_namespace
 
 R = TypeVar("R")
@@ -78,12 +79,12 @@ class Memory:
             supersedes: The ids of facts that it corrects. They are closed, and stay in the history; of one
                 that was superseded already, its current successor is closed.
             heard_at: The time at which the source was written, with a time zone, for a fact that is extracted
-                later. It is not stored if the text was forgotten since, nor again if it was remembered from
-                the same message before.
+                later. It is not stored if the text, or the user, was forgotten since, nor again if it was
+                remembered from the same message before.
 
         Raises:
             NotFound: There is no fact of one of these ids.
-            Forgotten: The text was forgotten after ``heard_at``.
+            Forgotten: The text, or the user, was forgotten after ``heard_at``.
             Contention: Others change the same facts all the time.
             ValueError: The text is empty or too long, or a time has no time zone.
         """
@@ -209,7 +210,7 @@ class Memory:
 
         Raises:
             ValueError: The text is empty, or longer than 20,000 characters, or the time has no time zone.
-            Forgotten: The summary of the thread was forgotten after ``heard_at``.
+            Forgotten: The summary of the thread, or the user, was forgotten after ``heard_at``.
         """
         return self._run(programs.summarise(self._place, thread, text, heard_at))
 

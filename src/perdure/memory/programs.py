@@ -7,16 +7,15 @@ stored as a whole or not at all, and is made anew when others have changed its f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from hashlib import sha256
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 from uuid import uuid4
 
-from langgraph.store.base import GetOp, Item, ListNamespacesOp, MatchCondition, Op, PutOp, SearchOp
+from langgraph.store.base import GetOp, Item, ListNamespacesOp, MatchCondition, PutOp, SearchOp
 
-from perdure.errors import Conflict, Contention, Corrupt, Forgotten, NotFound
+from perdure.errors import Conflict, Corrupt, Forgotten, NotFound
 from perdure.memory.chains import relinked
 from perdure.memory.facts import (
     SUMMARY_MAX,
@@ -27,62 +26,24 @@ from perdure.memory.facts import (
     aware,
     checked_text,
     fact_id,
+    is_mark,
     mark,
     marked_at,
     read_time,
     same_text,
 )
 from perdure.memory.new_fact import NewFact
-from perdure.memory.users import FACTS, REMOVALS, SUMMARIES
-
-R = TypeVar("R")
-
-
-class FactChange(NamedTuple):
-    """Puts of one namespace, to be made together, unless an item has another value than the one in ``seen``,
-    by key; ``None`` for an item that was absent. The answer is whether they were made."""
-
-    puts: Sequence[PutOp]
-    seen: Mapping[str, Mapping[str, Any] | None]
-
-
-Steps = Generator["list[Op] | FactChange", Any, R]
-"""Batches for a store, each answered by its results, and changes."""
+from perdure.memory.steps import TRIES, FactChange, Place, Steps, contended, fence, removal_of
+from perdure.memory.users import FACTS, REMOVALS
 
 _PAGE = 500
 _PASSES_MAX = 20
 """Most readings of a namespace that is being changed."""
-_TRIES = 32
-"""Times that a change is made anew after others have changed what it read."""
 _AHEAD = 8
 """Number of versions of a fact that are looked up at once."""
 _TOGETHER = 8
 """Ended facts of one text that are removed at once: a commit of DynamoDB takes a hundred operations."""
 _TEXT = ["text"]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Namespace of a user, and the clock."""
-
-    namespace: tuple[str, ...]
-    now: Callable[[], datetime]
-
-    @property
-    def facts(self) -> tuple[str, ...]:
-        return (*self.namespace, FACTS)
-
-    @property
-    def summaries(self) -> tuple[str, ...]:
-        return (*self.namespace, SUMMARIES)
-
-    @property
-    def removal(self) -> tuple[str, tuple[str, ...]]:
-        """Key and namespace of the time at which the user was forgotten; the key does not show the user."""
-        return sha256(self.namespace[-1].encode("utf-8", "surrogatepass")).hexdigest(), (
-            *self.namespace[:-1],
-            REMOVALS,
-        )
 
 
 def remember(place: Place, new: NewFact) -> Steps[Fact]:
@@ -94,13 +55,15 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
     text = checked_text(new.text, TEXT_MAX)
     valid_from = None if new.valid_from is None else aware(new.valid_from, "valid_from")
     heard_at = None if new.heard_at is None else aware(new.heard_at, "heard_at")
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         known, number, values = yield from _latest(place, text)
         first = fact_id(text, 0)
+        required: Mapping[str, Any] = {}
         if heard_at is not None:
             _refuse_forgotten(first, values[first], heard_at)
             if known is not None and (known.thread, known.message) == (new.thread, new.message or ""):
                 return known
+            required = yield from fence(place, place.facts, heard_at)
         closed = dict((yield from _ends(place, new.supersedes)))
         if known is not None and known.is_current:
             # It does not correct itself.
@@ -124,14 +87,15 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
             puts = [fact]
         ended = [Fact.read(key, value) for key, value in closed.items()]
         puts += [replace(each, known_until=each.known_until or now, superseded_by=fact.id) for each in ended]
-        if (yield from _put(place, puts, {first: values[first], fact.id: values.get(fact.id), **closed})):
+        seen = {first: values[first], fact.id: values.get(fact.id), **closed, **required}
+        if (yield from _put(place, puts, seen)):
             return fact
-    raise _contended()
+    raise contended()
 
 
 def retract(place: Place, key: str) -> Steps[Fact]:
     """Close a current fact without a successor; return it as it is stored."""
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         values = yield from _found(place, [key])
         fact = Fact.read(key, values[key])
         if not fact.is_current:
@@ -139,12 +103,12 @@ def retract(place: Place, key: str) -> Steps[Fact]:
         fact = replace(fact, known_until=place.now())
         if (yield from _put(place, [fact], values)):
             return fact
-    raise _contended()
+    raise contended()
 
 
 def undo(place: Place, key: str) -> Steps[list[Fact]]:
     """Take back the latest change of a fact; return the facts that are current again."""
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         seen: dict[str, Mapping[str, Any] | None] = dict((yield from _found(place, [key])))
         fact = Fact.read(key, seen[key] or {})
         if fact.is_current:
@@ -184,7 +148,7 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         puts.append(replace(fact, known_until=fact.known_until or now, superseded_by=successor))
         if (yield from _put(place, puts, seen)):
             return again
-    raise _contended()
+    raise contended()
 
 
 def facts(place: Place) -> Steps[list[Fact]]:
@@ -204,20 +168,22 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
     """Store the summary of a thread in place of its earlier one; an equal one is left as it is."""
     text = checked_text(text, SUMMARY_MAX)
     heard_at = None if heard_at is None else aware(heard_at, "heard_at")
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         (item,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
         value: Mapping[str, Any] | None = None if item is None else item.value
+        required: Mapping[str, Any] = {}
         if heard_at is not None:
             _refuse_forgotten(thread, value, heard_at)
+            required = yield from fence(place, place.summaries, heard_at)
         if value is not None and marked_at(thread, value) is None:
             known = ThreadSummary.read(thread, value)
             if known.text == text:
                 return known
         summary = ThreadSummary(thread=thread, text=text, at=place.now())
         put = PutOp(place.summaries, thread, summary.stored(), index=_TEXT)
-        if (yield FactChange([put], {thread: value})):
+        if (yield FactChange([put], {thread: value, **required})):
             return summary
-    raise _contended()
+    raise contended()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +216,7 @@ def forget(place: Place, key: str) -> Steps[int]:
     A mark without the text takes their place, so that what is extracted from earlier messages does not bring
     them back.
     """
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         items = yield [GetOp(at, key, refresh_ttl=False) for at in (place.facts, place.summaries)]
         fact, summary = [
             None if item is None or marked_at(key, item.value) is not None else item.value for item in items
@@ -265,7 +231,7 @@ def forget(place: Place, key: str) -> Steps[int]:
             removed += yield from _forget_fact(place, key, same_text(Fact.read(key, fact).text))
         if removed:
             return removed
-    raise _contended()
+    raise contended()
 
 
 def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
@@ -303,7 +269,7 @@ def _removal_of(place: Place, found: Mapping[str, Mapping[str, Any]], keys: Sequ
 
 def forget_source(place: Place, thread: str, message: str) -> Steps[int]:
     """Remove the facts of a message and the summary of its thread, without marks; return their number."""
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         found: dict[str, Mapping[str, Any]] = {
             item.key: item.value for item in (yield from _all(place.facts))
         }
@@ -311,33 +277,39 @@ def forget_source(place: Place, thread: str, message: str) -> Steps[int]:
         if not gone or (yield _removal_of(place, found, gone)):
             break
     else:
-        raise _contended()
-    (summary,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
-    if summary is None or marked_at(thread, summary.value) is not None:
-        return len(gone)
-    yield [PutOp(place.summaries, thread, None)]
-    return len(gone) + 1
+        raise contended()
+    for _ in range(TRIES):
+        (summary,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
+        if summary is None or marked_at(thread, summary.value) is not None:
+            return len(gone)
+        if (yield FactChange([PutOp(place.summaries, thread, None)], {thread: summary.value})):
+            return len(gone) + 1
+    raise contended()
 
 
 def forget_all(place: Place) -> Steps[int]:
     """Remove all facts and summaries; return their number.
 
-    The time of the removal is stored first, so that nothing that began before it brings them back.
+    The time of the removal is stored first, so that nothing that began before it brings them back: an
+    extraction that has not seen this time requires a fence (``steps.fence``) that is removed with the rest.
     """
     key, at = place.removal
     yield [PutOp(at, key, {"at": place.now().isoformat(), "removal": uuid4().hex}, index=False)]
     removed = 0
-    while True:
-        (found,) = yield [SearchOp(place.namespace, None, _PAGE, 0, None, refresh_ttl=False)]
-        if not found:
-            return removed
-        yield [PutOp(item.namespace, item.key, None) for item in found]
-        removed += sum(marked_at(item.key, item.value) is None for item in found)
+    # By name first: a listing of namespaces may lack one that is new.
+    for namespace in (place.facts, place.summaries, place.namespace):
+        while True:
+            (found,) = yield [SearchOp(namespace, None, _PAGE, 0, None, refresh_ttl=False)]
+            if not found:
+                break
+            yield [PutOp(item.namespace, item.key, None) for item in found]
+            removed += sum(not is_mark(item.value) for item in found)
+    return removed
 
 
 def forgotten_at(place: Place) -> Steps[datetime | None]:
     """Return the time of the latest removal of all that was known of the user, if there was one."""
-    removal = yield from _removal(place)
+    removal = yield from removal_of(place)
     return None if removal is None else read_time(removal["at"])
 
 
@@ -418,12 +390,6 @@ def _facts(values: Mapping[str, Mapping[str, Any] | None]) -> list[Fact]:
     ]
 
 
-def _removal(place: Place) -> Steps[Mapping[str, Any] | None]:
-    key, namespace = place.removal
-    (item,) = yield [GetOp(namespace, key, refresh_ttl=False)]
-    return None if item is None else item.value
-
-
 def _refuse_forgotten(key: str, value: Mapping[str, Any] | None, heard_at: datetime) -> None:
     at = marked_at(key, value)
     if at is not None and heard_at <= at:
@@ -443,10 +409,6 @@ def _put(place: Place, changed: Sequence[Fact], seen: Mapping[str, Mapping[str, 
 def _stored(place: Place, fact: Fact) -> PutOp:
     """Return the operation that stores a fact. Closed facts are not found by their text."""
     return PutOp(place.facts, fact.id, fact.stored(), index=_TEXT if fact.is_current else False)
-
-
-def _contended() -> Contention:
-    return Contention("others change this memory all the time; nothing was changed, try again")
 
 
 def _all(namespace: tuple[str, ...]) -> Steps[list[Any]]:

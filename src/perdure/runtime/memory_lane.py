@@ -88,9 +88,12 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
         return {**found, "forgotten": forgotten}
 
     async def keep(state: LaneState, runtime: NodeRuntime[None]) -> dict[str, Any]:
-        turns = [WaitingTurn.read(each) for each in state["turns"][: state["found"]["count"]]]
-        memory = _memory(runtime, state["user"], _policy(agents, turns[0]))
-        found, last = state["found"], turns[-1]
+        found = state["found"]
+        taken = [WaitingTurn.read(each) for each in state["turns"][: found["count"]]]
+        memory = _memory(runtime, state["user"], _policy(agents, taken[0]))
+        # As in ``find``: nothing was found in the others.
+        turns = [turn for turn in taken if turn.at > found["forgotten"]] or taken
+        last = turns[-1]
         if await _is_forgotten(memory, last, found["forgotten"]):
             # What is newer is extracted again.
             return {"found": {}}
@@ -98,7 +101,7 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
         if await _is_forgotten(memory, last, found["forgotten"]):
             return {"found": {}}
         observers.event("memory.kept", graph=last.agent, **kept)
-        return {"turns": state["turns"][len(turns) :], "found": {}}
+        return {"turns": state["turns"][len(taken) :], "found": {}}
 
     builder = StateGraph(LaneState)
     builder.add_node("extract", extract)

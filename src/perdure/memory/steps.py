@@ -1,0 +1,100 @@
+"""Parts that the operations on a user's memory share: their steps, the place of what they read and write, and
+the fence between a removal of the user and those who still extract facts of what came before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
+
+from langgraph.store.base import GetOp, Op, PutOp
+
+from perdure.errors import Contention, Forgotten
+from perdure.memory.facts import mark, read_time
+from perdure.memory.users import FACTS, REMOVALS, SUMMARIES
+
+R = TypeVar("R")
+
+
+class FactChange(NamedTuple):
+    """Puts of one namespace, to be made together, unless an item has another value than the one in ``seen``,
+    by key; ``None`` for an item that was absent. The answer is whether they were made."""
+
+    puts: Sequence[PutOp]
+    seen: Mapping[str, Mapping[str, Any] | None]
+
+
+Steps = Generator["list[Op] | FactChange", Any, R]
+"""Batches for a store, each answered by its results, and changes."""
+
+TRIES = 32
+"""Times that a change is made anew after others have changed what it read."""
+_FENCE = "0d7d1a0e-5a64-4c1f-8f0a-93f1f7a3a5c6"
+"""Key of the item that the removal of a user takes from those who extract facts of what came before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Namespace of a user, and the clock."""
+
+    namespace: tuple[str, ...]
+    now: Callable[[], datetime]
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        return (*self.namespace, FACTS)
+
+    @property
+    def summaries(self) -> tuple[str, ...]:
+        return (*self.namespace, SUMMARIES)
+
+    @property
+    def removal(self) -> tuple[str, tuple[str, ...]]:
+        """Key and namespace of the time at which the user was forgotten; the key does not show the user."""
+        return sha256(self.namespace[-1].encode("utf-8", "surrogatepass")).hexdigest(), (
+            *self.namespace[:-1],
+            REMOVALS,
+        )
+
+
+def removal_of(place: Place) -> Steps[Mapping[str, Any] | None]:
+    """Return what the latest removal of all that was known of the user has stored, if there was one."""
+    key, namespace = place.removal
+    (item,) = yield [GetOp(namespace, key, refresh_ttl=False)]
+    return None if item is None else item.value
+
+
+def fence(
+    place: Place, namespace: tuple[str, ...], heard_at: datetime
+) -> Steps[dict[str, Mapping[str, Any] | None]]:
+    """Return what a commit has to require, so that it stores nothing after the user was forgotten.
+
+    The fence is read before the time of the removal: a removal that is not seen there takes this fence away
+    later. It has no text, and another value each time.
+
+    Raises:
+        Forgotten: The user was forgotten after ``heard_at``.
+    """
+    is_new = False
+    for _ in range(TRIES):
+        (item,) = yield [GetOp(namespace, _FENCE, refresh_ttl=False)]
+        removal = yield from removal_of(place)
+        forgotten_at = None if removal is None else read_time(removal["at"])
+        if forgotten_at is not None and heard_at <= forgotten_at:
+            if is_new and item is not None:
+                yield FactChange([PutOp(namespace, _FENCE, None)], {_FENCE: item.value})
+            raise Forgotten("the user was forgotten after these messages were written; nothing was stored")
+        if item is not None:
+            return {_FENCE: item.value}
+        made = {**mark(place.now()), "fence": uuid4().hex}
+        is_new = yield FactChange([PutOp(namespace, _FENCE, made, index=False)], {_FENCE: None})
+    raise contended()
+
+
+def contended() -> Contention:
+    """Return the error of a change that others have overtaken each time."""
+    return Contention("others change this memory all the time; nothing was changed, try again")

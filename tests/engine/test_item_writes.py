@@ -12,7 +12,9 @@ from langgraph.store.base import PutOp
 import perdure
 from perdure.errors import Contention, TooLarge, Unserialisable
 from perdure.langgraph.store import Clock, PerdureStore
-from perdure.model.ops import Commit
+from perdure.model.ops import Commit, Fetch, Range
+from perdure.model.records import DOCUMENT
+from perdure.model.store_items import partition_of
 from tests.backends import BACKENDS, EMPTY, fresh
 
 AT = ("a", "b")
@@ -145,3 +147,50 @@ def test_what_was_seen_has_to_be_what_items_can_be(seen: Any, error: type[Except
         with pytest.raises(error):
             store.put_if_unchanged([put("x", {})], seen)
         assert store.search(()) == []
+
+
+def entries(store: PerdureStore) -> dict[str, bytes]:
+    """The records of the search index of the namespace, by name; that of its generation has none."""
+    (records,) = store._driver.perform(Fetch(partition_of("", AT), (Range(DOCUMENT, ("search",)),)))
+    return {record.key[1]: record.body for record in records}
+
+
+@pytest.mark.parametrize("way", ["put", "together"])
+def test_what_is_kept_out_of_the_index_by_a_store_without_one_leaves_no_entry(
+    way: str, store: PerdureStore
+) -> None:
+    plain = PerdureStore(store._driver)
+    for key in ("x", "y"):
+        store.put(AT, key, {"text": "a secret"})
+    assert len(store.search(AT, query="secret")) == 2
+    if way == "put":
+        plain.put(AT, "x", {"text": ""}, index=False)
+    else:
+        assert plain.put_if_unchanged([put("x", {"text": ""}, index=False)], {"x": {"text": "a secret"}})
+    assert {name for name in entries(store) if name} == {"=y"}
+    assert [item.key for item in store.search(AT, query="secret")] == ["y"]
+    store.put(AT, "x", {"text": "tea"})
+    assert len(store.search(AT, query="tea")) == 2
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize("way", ["one by one", "batch", "together"])
+def test_a_namespace_without_items_keeps_no_names_of_them(
+    way: str, has_index: bool, store: PerdureStore
+) -> None:
+    plain = store if has_index else PerdureStore(store._driver)
+    keys = ["secret one", "secret two", "secret three"]
+    for key in keys:
+        store.put(AT, key, {"text": key})
+    assert len(store.search(AT, query="secret")) == 3
+    if way == "one by one":
+        for key in keys:
+            plain.delete(AT, key)
+    elif way == "batch":
+        plain.batch([put(key, None) for key in keys])
+    else:
+        assert plain.put_if_unchanged([put(key, None) for key in keys], {key: {"text": key} for key in keys})
+    assert b"secret" not in b"".join(entries(store).values())
+    assert store.search(AT, query="secret") == []
+    store.put(AT, "tea", {"text": "tea"})
+    assert [item.key for item in store.search(AT, query="tea")] == ["tea"]

@@ -9,6 +9,7 @@ import pytest
 
 from perdure import admin
 from perdure.database.base import handle_of
+from perdure.engine import search_index
 from perdure.engine.transfer import Exists, State
 from perdure.errors import Conflict, Unavailable
 from perdure.langgraph.store import Clock, PerdureStore
@@ -66,6 +67,11 @@ def test_items_are_found_by_meaning_where_they_arrive() -> None:
     store.put(("a",), "key 7", {"text": "coffee"})
     admin.move(source, partition, target, replace=True)
     assert other.search(("a",), query="coffee", limit=1)[0].key == "key 7"
+    # An entry of an earlier value does not stay where the source has none.
+    source.store().put(("a",), "key 7", {"text": ""}, index=False)
+    admin.move(source, partition, target, replace=True)
+    assert "key 7" not in handle_of(target).run(search_index.read(partition, ["key 7", "key 9"]))
+    assert "key 9" in handle_of(target).run(search_index.read(partition, ["key 7", "key 9"]))
 
 
 def test_an_item_arrives_with_its_vectors_or_not_at_all() -> None:

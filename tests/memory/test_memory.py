@@ -14,12 +14,18 @@ from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
 import perdure
+from perdure.database.base import handle_of
+from perdure.engine import search_index
 from perdure.errors import Conflict, Corrupt, Forgotten, NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Fact, Memory, ausers, programs, users
 from perdure.memory.new_fact import NewFact
-from perdure.memory.programs import FactChange, Place
-from tests.backends import BACKENDS, EMPTY
+from perdure.memory.steps import FactChange, Place
+from perdure.model.ops import Fetch, Find, Range
+from perdure.model.records import DOCUMENT
+from perdure.model.store_items import partition_of
+from perdure.storage.port import run
+from tests.backends import BACKENDS, EMPTY, fresh
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -471,3 +477,62 @@ def test_what_comes_from_a_message_is_removed_without_a_mark(store: PerdureStore
     assert memory.forget_source("t", "m") == 2
     assert memory.facts() == [other]
     assert memory.remember("She sings.", heard_at=BEGAN).is_current
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_text_that_a_process_without_the_index_forgets_leaves_no_vector(backend: str) -> None:
+    """As the command does, which knows no embedding model."""
+    with EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
+        indexed = Memory(db.store(index={"dims": 16, "embed": embed}), "ada")
+        fact, other = indexed.remember("She sings."), indexed.remember("She dances.")
+        indexed.summarise("t", "They talked.")
+        plain = Memory(db.store(), "ada")
+        assert plain.forget(fact.id) == plain.forget("t") == 1
+        driver = handle_of(db).driver
+        for namespace, left in ((plain._place.facts, {other.id}), (plain._place.summaries, set())):
+            partition = partition_of("", namespace)
+            assert set(run(search_index.read(partition, [fact.id, other.id, "t"]), driver)) == left
+        assert indexed.recall("She sings.") == [other]
+        # The index names the last items that were changed, and an id follows from its text.
+        assert plain.forget() == 1
+        assert indexed.recall("She sings.") == []
+        for namespace in (plain._place.facts, plain._place.summaries):
+            (records,) = driver.perform(Fetch(partition_of("", namespace), (Range(DOCUMENT, ("search",)),)))
+            assert records == ()
+
+
+def test_a_namespace_that_the_catalogue_does_not_list_yet_is_read_and_forgotten() -> None:
+    """DynamoDB's catalogue follows the table within moments."""
+    with fresh("memory") as driver:
+        real, is_late = driver.perform, [True]
+
+        def perform(effect: Any) -> Any:
+            if isinstance(effect, Find) and effect.index == "threads" and is_late:
+                return ()
+            return real(effect)
+
+        driver.perform = perform  # type: ignore[method-assign]
+        memory = Memory(PerdureStore(driver), "ada")
+        fact = memory.remember("She sings.")
+        summary = memory.summarise("t", "They talked.")
+        assert memory.facts() == [fact]
+        assert memory.summaries() == [summary]
+        assert memory.forget() == 2
+        is_late.clear()
+        assert users(PerdureStore(driver)) == []
+
+
+def test_what_only_looks_like_a_mark_is_forgotten_with_the_rest(store: PerdureStore) -> None:
+    memory = Memory(store, "ada")
+    memory.remember("She sings.")
+    store.put(memory._place.facts, "odd", {"kind": "forgotten", "at": "once"})
+    memory.forget()
+    assert users(store) == []
+
+
+def test_a_mark_that_is_set_while_a_source_is_forgotten_stays(store: PerdureStore) -> None:
+    memory, heard = Memory(store, "ada"), datetime.now(UTC)
+    memory.summarise("t", "They talked.")
+    assert between(store, lambda: memory.forget("t"), programs.forget_source(memory._place, "t", "m")) == 0
+    with pytest.raises(Forgotten):
+        memory.summarise("t", "They talked.", heard_at=heard)

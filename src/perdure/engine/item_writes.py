@@ -55,8 +55,10 @@ def commit_writes(
     """
     # What is removed has to be looked for: a namespace without an index has no generation.
     overwrites = keeps and all(w.body is not None for w in writes)
-    if overwrites and not any(map(is_indexed, writes)):
-        yield from ask(Commit(partition, _overwriting(writes)))
+    if overwrites and not any(w.entry for w in writes):
+        removes = any(map(is_indexed, writes))
+        also = (search_index.generation_removal(),) if removes else ()
+        yield from ask(Commit(partition, (*_overwriting(writes), *also)))
         return
     known = known if any(map(is_indexed, writes)) else None
     if overwrites and known is not None and (guess := known.get(partition)) is not None:
@@ -78,6 +80,8 @@ def commit_writes(
             return
         found = next((record for record in records if record.kind is not ITEM), None)
         before = search_index.generation_of(found) if found is not None and attempt == 0 else None
+        if before is not None and (yield from _empties(partition, writes)):
+            before = None
         change, after = _generation(ops, writes, before, budget)
         if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
             if known is not None and change:
@@ -99,7 +103,7 @@ def _overwriting(writes: Sequence[Write]) -> tuple[Op, ...]:
     )
     return (
         *items,
-        *(search_index.entry_op(w.key, w.entry, w.version) for w in writes if w.entry is not None),
+        *(_entry_op(w) for w in writes if w.entry is not None),
     )
 
 
@@ -136,6 +140,8 @@ def commit_if_unchanged(
         gets = tuple(Get(ITEM, (key,)) for key in keys)
         answers = yield from ask(Fetch(partition, (search_index.GENERATION, *gets)))
         before = search_index.generation_of(answers[0][0]) if answers[0] and not attempt else None
+        if before is not None and (yield from _empties(partition, writes)):
+            before = None
         stored = {record.key[0]: record for answer in answers[1:] for record in answer}
         living = {key: record for key, record in stored.items() if not is_over(record, seen.now)}
         if not all(seen.is_unchanged(key, living.get(key)) for key in seen.keys):
@@ -186,8 +192,26 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
             Put(ITEM, (w.key,), fields, w.body, expect=seen if exact else Expect.ANY, version=w.version)
         )
         if w.entry is not None:
-            ops.append(search_index.entry_op(w.key, w.entry, w.version))
+            ops.append(_entry_op(w))
     return tuple(ops)
+
+
+def _entry_op(write: Write) -> Op:
+    """Return the operation on the entry in the search index of an item that is put."""
+    if not write.entry:
+        return search_index.removal(write.key)
+    return search_index.entry_op(write.key, write.entry, write.version)
+
+
+def _empties(partition: Partition, writes: Sequence[Write]) -> Program[bool]:
+    """Return True if a namespace has no items left after some writes.
+
+    Then its generation goes, too: the record of it names the last items, and keys may tell what was deleted.
+    """
+    if any(w.body is not None for w in writes):
+        return False
+    (left,) = yield from ask(Fetch(partition, (Range(ITEM, limit=len(writes) + 1, bodies=False),)))
+    return {record.key[0] for record in left} <= {w.key for w in writes}
 
 
 def _fields(write: Write, created_at: int) -> dict[str, int | None]:
@@ -208,8 +232,8 @@ def _generation(
     Args:
         ops: The operations of the writes.
         writes: The writes.
-        before: The generation; ``None`` if there is none, or if a commit that named it was refused: writers
-            of different items then need not wait for each other.
+        before: The generation; ``None`` if there is none, if no item will be left, or if a commit that named
+            it was refused: writers of different items then need not wait for each other.
         budget: The limits of a commit.
     """
     changed = [w for w in writes if w.entry is not None or w.body is None]
@@ -218,7 +242,7 @@ def _generation(
     if before is not None and named and changed:
         op, after = search_index.logged_generation(before, version, [w.key for w in changed])
         return (op,), after
-    if any(w.entry is not None for w in changed):
+    if any(w.entry for w in changed):
         return (search_index.generation_op(version),), Generation(version, [])
     removes = any(isinstance(op, Delete) for op in ops)
     return ((search_index.generation_removal(),) if removes else ()), None

@@ -42,6 +42,7 @@ from perdure.model.store_items import (
     matches,
     name_after,
     name_of,
+    partition_of,
     renewed,
 )
 
@@ -231,12 +232,8 @@ def search(
         return out
     bodies: dict[tuple[Partition, Key], Record] = {}
     heads: list[tuple[Partition, Record]] = []
-    after: Partition | None = None
-    page = yield from _names(tenant, prefix, after)
-    while page:
-        for partition in page:
-            heads += yield from _heads(partition, bodies, now)
-        page = (yield from _names(tenant, prefix, page[-1])) if len(page) == _NAMES else []
+    for partition in (yield from _within(tenant, prefix)):
+        heads += yield from _heads(partition, bodies, now)
     heads.sort(key=_newest_first)
     skip = 0 if everything else offset
     if everything:
@@ -477,6 +474,17 @@ def _names(tenant: str | None, prefix: Labels, after: Partition | None) -> Progr
     name = name_of(prefix)
     find = Find("threads", tenant, after=after, limit=_NAMES, space=STORE, prefix=name)
     return [found.partition for found in (yield from ask(find))]
+
+
+def _within(tenant: str, prefix: Labels) -> Program[list[Partition]]:
+    """Return the namespaces within a prefix. If none is listed, that is the prefix itself: the catalogue of a
+    database may follow within moments."""
+    page = yield from _names(tenant, prefix, None)
+    out = page or ([partition_of(tenant, prefix)] if prefix else [])
+    while len(page) == _NAMES:
+        page = yield from _names(tenant, prefix, page[-1])
+        out = [*out, *page]
+    return out
 
 
 def _is_inhabited(partition: Partition, now: int) -> Program[bool]:

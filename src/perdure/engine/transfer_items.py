@@ -187,7 +187,9 @@ def _send(
             expect = held or Expect.ABSENT
             put = Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version)
             entry = entries.get(record.key[0])
-            puts.append([put] if entry is None else [put, entry])
+            # One that the target has is of another value, and the source has none of this item.
+            stale = [search_index.removal(record.key[0])] if held else []
+            puts.append([put, *stale] if entry is None else [put, entry])
             sent[record.key] = version
             written += len(record.body)
         yield from at(Side.TARGET, _commit(target, puts, terms))

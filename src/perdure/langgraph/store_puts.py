@@ -14,7 +14,7 @@ from langgraph.store.base import PutOp
 
 from perdure.langgraph.search.index import Embedded, IndexedTexts, SearchIndex
 from perdure.model.json_values import pack, unpack
-from perdure.model.store_items import Labels, Write, span
+from perdure.model.store_items import NO_ENTRY, Labels, Write, span
 
 
 class ItemName(NamedTuple):
@@ -55,6 +55,9 @@ class Puts:
             entry = None
             if index is not None and body is not None:
                 entry = index.entry(body, self.indexed[key], embedded)
+            elif body is not None and self.ops[key].index is False:
+                # A store with an index may have put this item before.
+                entry = NO_ENTRY
             yield Write(key, body, times[place], next(versions), self.spans.get(key), entry)
 
 

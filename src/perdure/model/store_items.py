@@ -29,6 +29,10 @@ LAST = (1 << 53) - 1
 """Latest time that is kept, in the year 2255; a later expiry is cut to it."""
 
 
+NO_ENTRY = b""
+"""In place of an item's entry in the search index: the item is to have none."""
+
+
 class Condition(NamedTuple):
     """Path that a namespace has to start or end with; ``"*"`` stands for any one label."""
 
@@ -74,7 +78,8 @@ class Write(NamedTuple):
     """An item to put, or without a body to delete, at the time ``at``.
 
     ``version`` is unique to this write: a guard on it means this write and no later one, even if the item was
-    deleted in between. ``entry`` is the item's entry in the search index; without an index it is ``None``.
+    deleted in between. ``entry`` is the item's entry in the search index, or ``NO_ENTRY`` to remove the one
+    that it has; ``None`` leaves what is there, which a search passes over once the item has another value.
     """
 
     key: str

@@ -14,6 +14,7 @@
     ├── NotAllowed          the call needs a right that was not requested by name
     ├── Corrupt             stored bytes do not match their name
     │   └── DecryptionError stored bytes cannot be decrypted with the given keys, or are not encrypted
+    │       └── KeyMissing  they are encrypted with a key that this process does not have
     ├── Unreadable          stored values are intact, but this program does not build them
     │   ├── TypeNotAllowed  the checkpointer does not build this type
     │   ├── TypeNotFound    the type is missing under its name: renamed, removed, not imported
@@ -107,6 +108,11 @@ class Corrupt(PerdureError):
 
 class DecryptionError(Corrupt):
     """Stored bytes cannot be decrypted with the given keys, or are in the clear although a key is set."""
+
+
+class KeyMissing(DecryptionError):
+    """Stored bytes are encrypted with a key that this process does not have. They may be sound: add the key
+    to those that the process is given."""
 
 
 class Unreadable(PerdureError):

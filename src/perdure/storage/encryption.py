@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ormsgpack
 
-from perdure.errors import DecryptionError, MissingExtra, PerdureError
+from perdure.errors import DecryptionError, KeyMissing, MissingExtra, PerdureError
 from perdure.model.compression import SEALED, stored_body
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, IndexHit, Op, Put, Refused, Stage
 from perdure.model.program import Effect
@@ -116,7 +116,7 @@ class Keyring:
             )
         key_id = body[len(_MAGIC) : len(_MAGIC) + _ID_SIZE]
         if key_id not in self._keys:
-            raise DecryptionError(
+            raise KeyMissing(
                 f"{where} is sealed with key {key_id.hex()}, which is not among the keys given "
                 f"({', '.join(k.hex() for k in self._keys)}); add the old key after the new one"
             )
@@ -279,7 +279,7 @@ class EncryptedDriver(WrappingDriver):
 def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
     for record in records:
         if record.body.startswith(_MAGIC):
-            raise DecryptionError(
+            raise KeyMissing(
                 f"{_where(partition, record)} is encrypted; "
                 "pass the key: perdure.connect(url, encryption_key=…)"
             )

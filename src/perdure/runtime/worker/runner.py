@@ -21,6 +21,7 @@ from perdure.errors import (
     CannotTakeBack,
     Corrupt,
     Fenced,
+    KeyMissing,
     NotAllowed,
     NoWindow,
     OtherGraph,
@@ -61,9 +62,9 @@ CANCEL_WAIT_S = 5.0
 DELETED = "deleted"
 """Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
 
-_NO_FAULT = (SchemaTooNew, ThreadPinned, TakenBack)
-"""Errors of attempts that do not count: in a rolling deploy a worker of the other version goes on, and a user
-may withdraw a message while a node holds it."""
+_NO_FAULT = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing)
+"""Errors of attempts that do not count: in a rolling deploy a worker of the other version, or with the new
+key, goes on, and a user may withdraw a message while a node holds it."""
 _PERMANENT = (NotAllowed, NoWindow, OtherGraph, Unreadable, Unserialisable, TooLarge)
 
 

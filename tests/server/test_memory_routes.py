@@ -131,6 +131,52 @@ def test_what_tools_remember_is_kept_from_others_without_a_policy(root: tuple[st
     run(Agent(graph(Scripted())), body)
 
 
+def test_a_user_whose_id_no_memory_can_have_has_none() -> None:
+    async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
+        await Memory(runtime.store(), "bob").aremember("Dances.")
+        long = {"x-user": "x" * 201}
+        for method in ("GET", "DELETE"):
+            assert (await http.request(method, "/memory", headers=long)).status_code == 404
+        asked = {"namespace_prefix": ["memories", "bob"]}
+        assert (await http.post("/store/items/search", json=asked, headers=long)).status_code == 403
+        notes = {"namespace_prefix": ["notes"]}
+        assert (await http.post("/store/items/search", json=notes, headers=long)).status_code == 200
+
+    run(agent(), body)
+
+
+def test_an_id_that_stands_for_every_label_opens_nothing() -> None:
+    """A user may choose the name ``*``, with which a listing matches every label."""
+
+    async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
+        await Memory(runtime.store(), "bob").aremember("Dances.")
+        star = {"x-user": "*"}
+        for asked in (["memories", "*"], ["memories", "*", "facts"], ["*", "*"]):
+            listed = await http.post("/store/namespaces", json={"prefix": asked}, headers=star)
+            assert (listed.status_code, "bob" in listed.text) == (403, False), asked
+        assert (await http.get("/memory", headers=star)).json()["facts"] == []
+
+    run(agent(), body)
+
+
+def test_a_user_named_like_a_root_within_another_sees_nobody_elses_memory() -> None:
+    inner = ("memories", "work")
+    within = Agent(graph(Scripted(answers=[AIMessage("Noted.")])), memory=policy(root=inner))
+
+    async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
+        await Memory(runtime.store(), "bob", root=inner).aremember("Dances.")
+        await Memory(runtime.store(), "work", root=inner).aremember("Sings.")
+        work, bob = {"x-user": "work"}, {"x-user": "bob"}
+        for asked in (["memories"], [*inner], [*inner, "bob"], [*inner, "bob", "facts"]):
+            answer = await http.post("/store/items/search", json={"namespace_prefix": asked}, headers=work)
+            assert (answer.status_code, "Dances" in answer.text) == (403, False), asked
+        for user, text in ((work, "Sings"), (bob, "Dances")):
+            own = {"namespace_prefix": [*inner, user["x-user"]]}
+            assert text in (await http.post("/store/items/search", json=own, headers=user)).text
+
+    run(within, body)
+
+
 def test_a_server_without_a_memory_answers_not_found() -> None:
     async def body(runtime: Runtime, http: httpx.AsyncClient) -> None:
         for method in ("GET", "DELETE"):

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import permutations
 from types import TracebackType
 from typing import Any, Self
 
@@ -68,7 +69,8 @@ class Runtime(OnDemand, TenantRuntime):
         thread_ttl: The time to live of threads that clients create without one.
 
     Raises:
-        ValueError: There is no graph, or a channel has no name or a timeout longer than the lease.
+        ValueError: There is no graph, a channel has no name or a timeout longer than the lease, or the
+            memories of one agent lie within those of another.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Runtime(OnDemand, TenantRuntime):
         clock = DatabaseClock(lambda: handle.arun(ask(Now())))
         observing = Observers((Logs(),) if observers is None else observers)
         named, index = agents(graphs), index_of(store_index)
+        _check_roots(named)
         notifications = Notifications(handle, tenant)
         context = RuntimeContext(
             database=handle,
@@ -201,6 +204,16 @@ def process_name(pid: int, token: str) -> str:
     """Return the name of a process of this machine as the holder of runs. ``token`` sets it apart from others
     with its process id."""
     return f"{socket.gethostname()}:{pid}:{token}"
+
+
+def _check_roots(named: Mapping[str, Agent]) -> None:
+    roots = sorted({agent.memory.root for agent in named.values() if agent.memory is not None})
+    for outer, inner in permutations(roots, 2):
+        if inner[: len(outer)] == outer:
+            raise ValueError(
+                f"MemoryPolicy(root={inner!r}) lies within root={outer!r} of another agent, where it would "
+                "be the memory of one user; choose roots of which none begins with another"
+            )
 
 
 def _check_channels(channels: Mapping[str, Channel], settings: Settings) -> None:

@@ -39,7 +39,7 @@ def require_own(caller: Caller, labels: Sequence[str]) -> None:
     # Tools keep memories without a policy of the agent.
     roots = policies | tool_roots()
     allowed = {*_found(caller), *_of_tools(caller, {*roots, ROOT} - policies)}
-    own = any(tuple(labels[: len(namespace)]) == namespace for namespace in allowed)
+    own = any(_is_within(labels, namespace, roots) for namespace in allowed)
     # A server without memories answers a search of all namespaces, as LangGraph's does.
     if own or not (any(_meet(labels, root) for root in roots) or tuple(labels[: len(ROOT)]) == ROOT):
         return
@@ -56,9 +56,14 @@ def _found(caller: Caller) -> dict[tuple[str, ...], Memory]:
     verified = {VERIFIED_USER: caller.user.dict()}
     for agent in caller.host.runtime.graphs.values():
         user = None if agent.memory is None else agent.memory.user_of(verified)
-        if agent.memory is not None and user is not None:
+        if agent.memory is None or user is None:
+            continue
+        try:
             memory = Memory(caller.runtime.store(), user, root=agent.memory.root)
-            found[memory.namespace] = memory
+        except (TypeError, ValueError):
+            # No memory can be of such an id; a run of this user remembers nothing either.
+            continue
+        found[memory.namespace] = memory
     return found
 
 
@@ -69,6 +74,18 @@ def _of_tools(caller: Caller, roots: Iterable[tuple[str, ...]]) -> list[tuple[st
     except ValueError:
         # No memory can be of such an id.
         return []
+
+
+def _is_within(labels: Sequence[str], namespace: tuple[str, ...], roots: Iterable[tuple[str, ...]]) -> bool:
+    """Return True if labels name a part of one user's namespace alone: it is none that a listing takes for
+    those of others, and the memories of no other root lie there."""
+    size = len(namespace)
+    inner = [root for root in roots if root[:size] == namespace]
+    return (
+        _ANY not in namespace
+        and tuple(labels[:size]) == namespace
+        and not any(_meet(labels, root) for root in inner)
+    )
 
 
 def _meet(labels: Sequence[str], root: Sequence[str]) -> bool:

@@ -48,6 +48,7 @@ from perdure.model.records import (
     GC,
     HEAD,
     LANE,
+    LISTED,
     OF_THREAD,
     SEAL,
     THREADS,
@@ -108,7 +109,12 @@ def all_partitions(tenant: str | None, space: str) -> Program[list[Partition]]:
 
 
 def delete_thread(partition: Partition) -> Program[None]:
-    """Remove a thread with all its records."""
+    """Remove a thread with all its records, and before it its entry in a server's index, which has a copy of
+    its metadata: cut short in between, the thread is there and is listed without the copy."""
+    index, key = Partition(partition.tenant, *LISTED), (LISTED[0], partition.thread)
+    (found,) = yield from ask(Fetch(index, (Range(DOCUMENT, key, limit=1, bodies=False),)))
+    if found:
+        yield from ask(Commit(index, (Delete(DOCUMENT, key),)))
     yield from ask(Drop(partition))
 
 

@@ -29,9 +29,9 @@ from perdure.model.records import (
     CHUNK,
     DOCUMENT,
     INBOX,
+    LISTED,
     OUTBOX,
     RESERVED,
-    SERVER,
     TAG,
     WRITE,
     Key,
@@ -363,13 +363,13 @@ def _remove_unfinished(
 
 def _remove_listed(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
     """Remove an expired thread, and its entry in a server's index."""
-    index = Partition(partition.tenant, "threads", SERVER)
-    entry = yield from documents.get(index, "threads", partition.thread)
+    index, collection = Partition(partition.tenant, *LISTED), LISTED[0]
+    entry = yield from documents.get(index, collection, partition.thread)
     if not (yield from remove_expired(partition, thread)):
         return False
     if entry is not None:
         # A thread of this name that was created since has an entry of another version.
-        yield from documents.remove(index, "threads", partition.thread, entry.version)
+        yield from documents.remove(index, collection, partition.thread, entry.version)
     return True
 
 

@@ -284,6 +284,10 @@ name, or newest first. ``updated_at`` is in microseconds since the epoch."""
 OF_THREAD = ("thread", "")
 """Key of the document in a thread's own partition that describes the thread to its clients."""
 
+LISTED = ("threads", SERVER)
+"""Name and space of the partition with a server's index of a tenant's threads. Its documents, of the
+collection of that name, are copies of those of the threads, by the threads' names."""
+
 EVENT = Kind("event", key=(_integer("seq"),), fields=(_text("run_id"),), body=True, compact=False)
 """Events of a run for its followers, several in one record under the number of the last. They are
 provisional: the durable state is in checkpoints."""

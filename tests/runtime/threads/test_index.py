@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from perdure.cli.app import app
+from perdure.database.asynchronous import Database
+from perdure.database.base import handle_of
 from perdure.database.opening import connect
 from perdure.engine.documents import Document
+from perdure.errors import Unavailable
 from perdure.model.ops import Commit
 from perdure.model.records import SERVER
 from perdure.runtime import Runtime
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.threads import THERE, Threads
-from tests.runtime.graphs import Storage, Talk, eventually, go, settings, working
+from tests.runtime.graphs import Storage, Talk, eventually, go, settings, stored, working
 
 
 async def found(threads: Threads, **asked: Any) -> list[str]:
@@ -240,3 +244,33 @@ def test_a_servers_threads_are_found_where_they_were_copied(tmp_path: Any, talk:
     assert asyncio.run(look()) == [("a", {"n": 1}), ("empty", {"n": 2})]
     again = runner.invoke(app, ["copy", "--from", urls[0], "--to", urls[1]])
     assert "were there already" in again.output
+
+
+@pytest.mark.parametrize("by", ["checkpointer", "runtime", "threads"])
+def test_wherever_a_removal_ends_no_copy_outlives_its_thread(by: str, talk: Talk) -> None:
+    """A copy has the thread's metadata. Without one, a thread is listed all the same."""
+
+    async def left(at: int | None) -> tuple[int, bool, bool]:
+        with stored("memory") as storage:
+            database, line = storage.open()
+            async with working(storage.database(), talk.graph, works=False) as front:
+                await front.threads.create("t", {"title": "secret"})
+                async with working(database, talk.graph, works=False) as back:
+                    start = line.count
+                    if at is not None:
+                        line.failing = lambda number: number > start + at
+                    with suppress(Unavailable):
+                        if by == "checkpointer":
+                            await Database(handle_of(database)).checkpointer().adelete_thread("t")
+                        elif by == "runtime":
+                            await back.delete("t")
+                        else:
+                            await back.threads.remove("t")
+                there = await found(front.threads, metadata={"title": "secret"}) == ["t"]
+                return line.count - start, there, await front.threads.index.entry("t") is not None
+
+    requests, is_there, has_copy = go(left(None))
+    assert (requests >= 3, is_there, has_copy) == (True, False, False)
+    for at in range(requests):
+        _, is_there, has_copy = go(left(at))
+        assert is_there or not has_copy, at

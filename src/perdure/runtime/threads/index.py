@@ -17,11 +17,11 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
 from perdure.engine.documents import Change, Document
 from perdure.model.ops import Expect, ListedThread
-from perdure.model.records import SERVER, Partition
+from perdure.model.records import LISTED, Partition
 from perdure.runtime.threads.order import AT_ONCE, Order, SortedThread, count, places, rows, sort_rows
 from perdure.runtime.threads.rows import Status, ThreadRow
 
-_COLLECTION = "threads"
+_COLLECTION = LISTED[0]
 _FIRST_BATCH, _BATCH = 32, 500
 _GROWTH = 4
 
@@ -35,7 +35,7 @@ class ThreadIndex:
     def __init__(self, database: DatabaseHandle, tenant: str) -> None:
         self._database = database
         self._tenant = tenant
-        self._partition = Partition(tenant, "threads", SERVER)
+        self._partition = Partition(tenant, *LISTED)
 
     async def add(self, thread_id: str, document: Document) -> Document | None:
         """Store the copy of a new thread's document in one request; None if the index has one already, of an

@@ -235,7 +235,6 @@ class Threads:
         stores nothing more."""
         row = await self.look(thread_id)
         await self._control.delete(self._partition(thread_id))
-        await self.index.remove(thread_id)
         return row is not None
 
     async def remove_resting(self, thread_id: str) -> bool:

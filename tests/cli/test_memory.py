@@ -66,6 +66,26 @@ def test_a_user_is_exported_and_forgotten_on_every_backend(backend: str, shell: 
         assert shell("memory", "ls", "--db", url).stdout.split() == ["bob"]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_user_who_is_known_in_another_tenant_is_not_said_to_be_unknown(backend: str, shell: Shell) -> None:
+    """A server that verifies tokens has a tenant for each user by default."""
+    if backend == "memory":
+        pytest.skip("a database in memory is not shared with a command")
+    with EMPTY[backend]() as url:
+        filled(url)
+        with perdure.connect_sync(url) as db:
+            Memory(db.store(tenant="acme/eve"), "eve").remember("Sings.")
+            Memory(db.store(tenant="other"), "eve").remember("Sings.")
+            Memory(db.store(tenant="other"), "eve").forget()
+        who = ("--user", "eve", "--db", url)
+        for command in (("ls",), ("export",), ("forget", "--yes"), ("forget", "--yes", "--json")):
+            refused = shell("memory", *command, *who)
+            assert (refused.returncode, refused.stdout) == (1, ""), command
+            assert "in 1 of them; pass --tenant acme/eve" in " ".join(refused.stderr.split())
+        assert "1 entries removed" in shell("memory", "forget", "--yes", "--tenant", "acme/eve", *who).stdout
+        assert "Nothing was known" in shell("memory", "forget", "--yes", *who).stdout
+
+
 def test_an_unknown_fact_is_named(shell: Shell, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 't.db'}"
     filled(url)

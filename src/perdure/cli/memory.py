@@ -10,10 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.app import AsJson, Db, KeyFile, Keys, Tenant, err, key_of, opened, out, print_json, printable
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Keys,
+    Tenant,
+    err,
+    handle_in,
+    key_of,
+    opened,
+    out,
+    print_json,
+    printable,
+)
+from perdure.errors import NotFound
 
 if TYPE_CHECKING:
-    from langgraph.store.base import BaseStore
+    from perdure.database.blocking import SyncDatabase
 
 memory = typer.Typer(help="Look at, export and forget what is known of users.", no_args_is_help=True)
 
@@ -77,16 +91,18 @@ def list_memory(
     from perdure.memory import Memory, users
 
     root = _root(namespace)
-    with _store(db, tenant, key_file) as store:
+    with _stored(db, tenant, key_file) as kept:
         if user is None:
-            for name in users(store, root=root):
+            for name in users(kept.store(), root=root):
                 if as_json:
                     print_json({"user": name})
                 else:
                     typer.echo(printable(name))
             return
-        known = Memory(store, user, root=root)
+        known = Memory(kept.store(), user, root=root)
         facts, summaries = known.facts(history=history), known.summaries()
+        if not facts and not summaries:
+            _refuse_elsewhere(kept, tenant, user, root)
     if as_json:
         for fact in facts:
             print_json({"id": fact.id, **fact.stored()})
@@ -113,8 +129,12 @@ def export_memory(
     """Print all that is known of a user, with its history, as one JSON object."""
     from perdure.memory import Memory
 
-    with _store(db, tenant, key_file) as store:
-        typer.echo(json.dumps(Memory(store, user, root=_root(namespace)).export(), indent=2))
+    root = _root(namespace)
+    with _stored(db, tenant, key_file) as kept:
+        exported = Memory(kept.store(), user, root=root).export()
+        if not exported["facts"] and not exported["summaries"]:
+            _refuse_elsewhere(kept, tenant, user, root)
+    typer.echo(json.dumps(exported, indent=2))
 
 
 @memory.command()
@@ -139,9 +159,9 @@ def forget(
     from perdure.memory import Memory
     from perdure.runtime.memory_turns import lane_of
 
-    key = key_of(key_file)
-    with opened(db, tenant, key) as database, _store(db, tenant, key) as store:
-        known = Memory(store, user, root=_root(namespace))
+    key, root = key_of(key_file), _root(namespace)
+    with opened(db, tenant, key) as database, _stored(db, tenant, key) as kept:
+        known = Memory(kept.store(), user, root=root)
         what = "all that is known of" if id is None else f"{printable(id)} of"
         if not yes and not typer.confirm(f"Remove {what} the user {printable(user)}?"):
             err.print("Nothing was removed.")
@@ -150,6 +170,8 @@ def forget(
             # First, so that no waiting turn adds to what is removed.
             database.checkpointer().delete_thread(lane_of(user))
         removed = known.forget(id)
+        if not removed:
+            _refuse_elsewhere(kept, tenant, user, root)
     if as_json:
         print_json({"user": user, "removed": removed})
     elif id is None and not removed:
@@ -159,9 +181,11 @@ def forget(
 
 
 @contextmanager
-def _store(db: str | None, tenant: str, key_file: typer.FileBinaryRead | Keys | None) -> Iterator[BaseStore]:
-    """Open the store in which servers and workers with these settings keep memories: in a database of its
-    own, if the settings name one, or else in that of the threads.
+def _stored(
+    db: str | None, tenant: str, key_file: typer.FileBinaryRead | Keys | None
+) -> Iterator[SyncDatabase]:
+    """Open the database of the store in which servers and workers with these settings keep memories: one of
+    its own, if the settings name one, or else that of the threads.
 
     Raises:
         BadSetting: The settings are invalid.
@@ -172,7 +196,25 @@ def _store(db: str | None, tenant: str, key_file: typer.FileBinaryRead | Keys | 
     key = key_of(key_file)
     settled = settle(file=None, flags={}, environ=os.environ, has_key=key is not None)
     with opened(settled.store_url() or db, tenant, key) as database:
-        yield database.store()
+        yield database
+
+
+def _refuse_elsewhere(kept: SyncDatabase, tenant: str, user: str, root: tuple[str, ...]) -> None:
+    """Raise ``NotFound`` if no tenant was named, and something is known of the user in another one: a command
+    that says that nothing is known would be taken for an answer about all of them."""
+    from perdure.engine.items import namespaces
+    from perdure.memory import users
+    from perdure.memory.users import namespace_of
+
+    if tenant:
+        return
+    there = {each.tenant for each in handle_in(kept).run(namespaces(None, namespace_of(user, root)))}
+    others = [each for each in sorted(there - {tenant}) if user in users(kept.store(tenant=each), root=root)]
+    if others:
+        raise NotFound(
+            f"nothing is known of the user {printable(user)} without a tenant, but in {len(others)} of them; "
+            f"pass --tenant {printable(others[0])}" + (", or another one" if len(others) > 1 else "")
+        )
 
 
 def _root(namespace: Sequence[str] | None) -> tuple[str, ...]:

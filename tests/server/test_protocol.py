@@ -450,7 +450,14 @@ async def _refusals(url: str) -> None:
         thread_id = new()
         unknown = await command(http, thread_id, "subscription.subscribe", channels=["values"])
         assert (unknown["type"], unknown["error"]) == ("error", "unknown_command")
-        for params in ({}, {"assistant_id": "nobody"}, {"assistant_id": "chat", "multitaskStrategy": "no"}):
+        chat = {"assistant_id": "chat"}
+        unusable: list[dict[str, Any]] = [
+            {},
+            {"assistant_id": "nobody"},
+            {**chat, "multitaskStrategy": "no"},
+            *({**chat, "config": config} for config in (5, "x", [1], {"configurable": 5})),
+        ]
+        for params in unusable:
             told = await command(http, thread_id, "run.start", **params)
             assert told["error"] == "invalid_argument", told
             assert "meta" not in told

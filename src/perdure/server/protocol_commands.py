@@ -67,6 +67,12 @@ class _Then(_Params):
     metadata: requests.Mapped = Field(default_factory=dict)
 
 
+class _Start(_Params):
+    """The part of a run's start that is read before the whole."""
+
+    config: requests.Config = Field(default_factory=dict)
+
+
 class _Looked(_Params):
     namespace: list[str] = Field(default_factory=list)
     keys: list[str] | None = None
@@ -133,7 +139,8 @@ async def _run_start(caller: Caller, headers: Headers, thread_id: str, params: P
     if isinstance(fork, Mapping):
         fork = fork.get("checkpoint_id") or fork.get("checkpointId")
     strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
-    resolved = {**params, "multitask_strategy": strategy, "checkpoint_id": fork}
+    config = _Start.model_validate(params).config
+    resolved = {**params, "config": config, "multitask_strategy": strategy, "checkpoint_id": fork}
     if _start_of(resolved) is None and resolved.get("input") is not None and await _waits(caller, thread_id):
         # Clients send the same input whether or not the thread waits for an answer.
         resolved |= {"input": None, "command": {"resume": resolved["input"]}}

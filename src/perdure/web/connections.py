@@ -75,6 +75,7 @@ class LimitedConnection(HttpToolsProtocol):
     _answering: RequestResponseCycle | None = None
     _ends = False
     _is_lost = False
+    _is_upgrade = False
     _unsent = 0
     _stalled: asyncio.TimerHandle | None = None
 
@@ -143,7 +144,10 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._has_advanced = True
+        before = self.cycle
         super().on_headers_complete()
+        # The base class leaves a request for a WebSocket to another protocol.
+        self._is_upgrade = self.cycle is before
 
     def on_body(self, body: bytes) -> None:
         self._has_advanced = True
@@ -153,8 +157,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._has_advanced = True
         self._have_request()
         super().on_message_complete()
-        is_upgrade = self.parser.should_upgrade() and self._should_upgrade()
-        if not is_upgrade and self.cycle.response_complete and not self.transport.is_closing():
+        if not self._is_upgrade and self.cycle.response_complete and not self.transport.is_closing():
             # It was answered before all of it had arrived, and the connection is idle from now on.
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(

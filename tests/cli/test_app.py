@@ -78,7 +78,7 @@ def test_what_anybody_wrote_does_not_reach_the_terminal_as_a_command(shell: Shel
     assert "b\n\\x1b]0;title" in shell("threads", "show", f"ada{evil}", **url).stdout
 
 
-@pytest.mark.parametrize("older", ["nan", "inf", "-1"])
+@pytest.mark.parametrize("older", ["nan", "inf", "1e308", "-1"])
 def test_a_time_that_is_none_is_refused(shell: Shell, tmp_path: Path, older: str) -> None:
     converse(tmp_path / "t.db", "ada", 1)
     done = shell("threads", "stuck", "--older", older, PERDURE_DB="sqlite:///t.db")

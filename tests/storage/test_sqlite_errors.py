@@ -26,6 +26,7 @@ from perdure.storage.batching import PendingRequest
 from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import driver as sqlite
 from perdure.storage.sqlite.driver import SqliteDriver
+from perdure.storage.sqlite.errors import translate
 from perdure.storage.url import open_driver
 from tests.storage.outside import THREAD, fat, state, write_until_refused
 
@@ -301,3 +302,11 @@ def test_a_read_that_is_interrupted_does_not_keep_the_database_open(
             driver.perform(Fetch(THREAD, tuple(Get(CHUNK, chunk.key) for chunk in chunks)))
     assert driver.perform(Fetch(THREAD, (Get(GC, ()),)))[0]
     driver.close()
+
+
+def test_a_failure_of_the_disk_names_what_to_check(path: Path) -> None:
+    error = translate(apsw.IOError("disk I/O error"), path)
+    assert type(error) is perdure.Unavailable
+    assert str(error) == (
+        f"{path}: disk I/O error; check the space, the limits and the health of its disk, and try again"
+    )

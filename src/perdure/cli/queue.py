@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -40,11 +39,12 @@ if TYPE_CHECKING:
     from perdure.model.program import Program
 
 _PAGE = 100
+_LONGEST_S = 100 * 366 * 86400
 
 
-def _finite(value: float) -> float:
-    if not isfinite(value):
-        raise typer.BadParameter(f"{value} is no number of seconds")
+def _seconds(value: float) -> float:
+    if not 0 <= value <= _LONGEST_S:
+        raise typer.BadParameter(f"{value} is no number of seconds up to a hundred years")
     return value
 
 
@@ -163,7 +163,7 @@ def stuck(
     older: Annotated[
         float,
         typer.Option(
-            min=0, metavar="SECONDS", help="Count queues that have been due for longer", callback=_finite
+            min=0, metavar="SECONDS", help="Count queues that have been due for longer", callback=_seconds
         ),
     ] = 60.0,
     *,

@@ -50,6 +50,10 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
         new = Unavailable(
             f"{path} cannot be opened: {error}; check that it exists and may be read and written"
         )
+    elif isinstance(error, apsw.IOError):
+        new = Unavailable(
+            f"{where}{path}: {error}; check the space, the limits and the health of its disk, and try again"
+        )
     elif isinstance(error, apsw.TooBigError | OverflowError):
         new = TooLarge(f"{path}: a value is too large for SQLite: {error}")
     elif isinstance(error, apsw.Error):

@@ -26,9 +26,9 @@ _RECORD_MAX = 128 * 1024
 _PAGE = 100
 PAGE_BYTES = 256 * 1024
 """Bytes of events after which a page ends: as much as a subscriber that reads slowly keeps in memory."""
-_FIRST, _GROWTH, _AT_ONCE = 2, 4, 16
-"""Records that are fetched for a page: at first, by which factor more each time, and at most. Their sizes are
-not known before."""
+_FIRST, _GROWTH = 2, 8
+"""Records that are fetched for a page at first, and for each one of these at most the next time. Their sizes are
+not known before; those that follow are taken to be as large."""
 
 
 class Event(NamedTuple):
@@ -193,7 +193,8 @@ def read(partition: Partition, after: int, run_id: str | None = None) -> Program
         is_last, is_full = len(found) < limit, count >= _PAGE or size >= PAGE_BYTES
         if is_last or (is_full and cursor > after):
             return Page(tuple(e for e in events if run_id in (None, e.run_id)), cursor, is_last)
-        limit = min(limit * _GROWTH, _AT_ONCE)
+        fitting = (PAGE_BYTES - size) * count // max(size, 1)
+        limit = max(_FIRST, min(_PAGE - count, count * _GROWTH, fitting))
 
 
 def keeping(until: int, fresh: int) -> Put:

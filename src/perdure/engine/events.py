@@ -27,8 +27,8 @@ _PAGE = 100
 PAGE_BYTES = 256 * 1024
 """Bytes of events after which a page ends: as much as a subscriber that reads slowly keeps in memory."""
 _FIRST, _GROWTH = 2, 8
-"""Records that are fetched for a page at first, and for each one of these at most the next time. Their sizes are
-not known before; those that follow are taken to be as large."""
+"""Records that are fetched for a page at first, and for each one of these at most the next time. Their sizes
+are not known before; those that follow are taken to be as large."""
 
 
 class Event(NamedTuple):

@@ -240,7 +240,7 @@ class Receiver:
         try:
             opening = self._runtime.opened(runs[0].graph, "threads.read")
         except NotFound:
-            # The graph that asked is not served any more, so nobody can answer it.
+            # The graph that asked is not served any more, so no answer can reach it.
             return None
         async with opening as graph:
             state = await graph.aget_state({"configurable": {"thread_id": thread_id}})

@@ -32,7 +32,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S = 0.2
 _PAUSE_S = 1.0
 _NAMED = 32
-"""Ended processes that the next one is told of; one that could not start has not ended their leases."""
+"""Ended processes whose leases the next one ends: one before it may have failed to start."""
 _CANNOT_START = 78
 """Exit code of a process that cannot start with its configuration, ``EX_CONFIG``."""
 

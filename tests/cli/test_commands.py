@@ -194,6 +194,26 @@ def test_a_thread_goes_on_from_a_tag_and_a_copy_leaves_it_as_it_is(shell: Shell,
     assert "no checkpoint or tag 'none'" in missing.stderr
 
 
+def test_a_copy_that_could_not_be_forked_stays_and_is_named(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converse(tmp_path / "t.db", "ada", 2)
+    url = {"PERDURE_DB": "sqlite:///t.db"}
+    listed = shell("threads", "history", "ada", "--json", **url).stdout.splitlines()
+    early = json.loads(listed[-2])["checkpoint_id"]
+
+    def refused(database: perdure.SyncDatabase, thread_id: str, checkpoint: str) -> str:
+        raise perdure.RunInProgress("a run of another process is open")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(perdure.SyncDatabase, "fork", refused)
+        failed = shell("threads", "fork", "ada", early, "--into", "again", **url)
+    assert failed.returncode == 1
+    assert "a run of another process is open" in failed.stderr
+    assert f"`perdure threads fork again {early}`" in failed.stderr
+    assert f"goes on from {early}" in shell("threads", "fork", "again", early, **url).stdout
+
+
 def test_a_checkpoint_is_shown_as_it_was(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 2)
     url = {"PERDURE_DB": "sqlite:///t.db"}

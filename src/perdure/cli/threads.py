@@ -194,8 +194,14 @@ def fork(
             forked = database.fork(target, source)
         except BaseException:
             if into is not None:
-                # Without its fork the copy would be in the way of the same command.
-                database.checkpointer().delete_thread(into)
+                # The copy stays: another process may have written to it by now.
+                err.print(
+                    escape(
+                        f"{printable(into)} is a copy that was not forked; go on with "
+                        f"`perdure threads fork {printable(into)} {source}`, or delete it"
+                    ),
+                    soft_wrap=True,
+                )
             raise
     if as_json:
         print_json({"thread_id": target, "checkpoint_id": forked, "copy_of": source})

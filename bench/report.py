@@ -115,7 +115,7 @@ def _growth(results: Results, plots: Sequence[str], folder: str) -> list[str]:
         "all.",
         "### Stored, MB",
         table(
-            ["turns", *turns, "times what was said"],
+            ["turns", *turns, "times the size of the messages"],
             rows(
                 lambda seen: number(None if seen["stored"] is None else seen["stored"] / 1e6),
                 against_said,

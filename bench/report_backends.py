@@ -122,7 +122,7 @@ def _growth(backend: Backend, growth: Results) -> list[str]:
     last = ["of the stock saver's"] if backend.stock else []
     sections = ["### A conversation that grows", _growth_method(backend, growth["window_turns"])]
     if _known(savers, "stored"):
-        header = ["stored, MB, at turns", *turns, "times what was said"]
+        header = ["stored, MB, at turns", *turns, "times the size of the messages"]
         sections.append(table(header, rows("stored", 1e6, extra=True)))
         if backend.name in _COMPACTED:
             sections += pruned(growth, _COMPACTED[backend.name])
@@ -152,7 +152,7 @@ def pruned(growth: Results, after: str) -> list[str]:
     return [
         "The same thread, its history pruned to the newest checkpoint, by a call or a "
         f"[policy](care.md){after}. A saver that is missing here cannot prune.",
-        table(["", "stored, MB", "times what was said"], rows),
+        table(["", "stored, MB", "times the size of the messages"], rows),
     ]
 
 

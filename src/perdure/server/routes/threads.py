@@ -78,8 +78,8 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
             async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
                 await graph.abulk_update_state({"configurable": {"thread_id": thread_id}}, steps)
         except Exception as error:
-            # What cannot be written leaves no thread behind.
-            await caller.threads.remove(thread_id)
+            # What cannot be written leaves no thread behind, unless a message was accepted for it meanwhile.
+            await caller.threads.remove_resting(thread_id)
             if isinstance(error, UNFIT):
                 raise Refusal(400, unfitness(error)) from error
             raise

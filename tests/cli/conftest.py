@@ -76,6 +76,7 @@ def perdure_worker(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     level = logging.getLogger("perdure").level
+    before = set(sys.modules)
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["perdure", "worker", *words])
@@ -89,7 +90,7 @@ def perdure_worker(
 
     yield call
     logging.getLogger("perdure").setLevel(level)
-    for name in [name for name in sys.modules if name.endswith("_app")]:
+    for name in [name for name in sys.modules.keys() - before if name.endswith("_app")]:
         del sys.modules[name]
 
 

@@ -1,5 +1,6 @@
 """What every test shares: how hard Hypothesis looks, and what happens when a real part is missing."""
 
+import argparse
 import gc
 import os
 import re
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import TestCase
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -40,14 +42,31 @@ def pytest_report_header() -> str:
 
 
 # A busy machine is no fault of a test. In CI the same examples every time: a red build is red for everyone.
-# At home, new ones on every run. Where the slow tests are left out there are fewer, in CI too: its section of
-# slow tests runs each of those properties again, with all of its examples. A property with a count of its own
-# has run all of them already.
+# At home, new ones on every run. Where the slow tests are left out there are fewer, in CI too: one of its
+# parts of the slow tests runs each of those properties again, with all of its examples. A property with a
+# count of its own has run all of them already.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("any"), derandomize=True, print_blob=True)
 settings.register_profile("dev", settings.get_profile("any"))
 settings.register_profile("quick", settings.get_profile("any"), max_examples=30)
 settings.register_profile("quick-ci", settings.get_profile("ci"), max_examples=30)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        default="1/1",
+        type=_part,
+        help="run the K-th of N parts of the selected tests, which are of about the same size",
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, parts = text.partition("/")
+    if not number.isdecimal() or not parts.isdecimal() or not 1 <= int(number) <= int(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part; write 1/4 for the first of four")
+    return int(number), int(parts)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,7 +85,7 @@ STORAGE = re.compile(r"tests/(storage|mutants)/")
 CONTRACTS = re.compile(r"test_\w*(contract|conformance)\w*\.py$")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     profile = settings.default
     assert profile is not None
     for item in items:
@@ -75,6 +94,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if _examples(item) == profile.max_examples:
             item.add_marker(pytest.mark.more_examples)
+    number, parts = config.getoption("part")
+    others = [item for item in items if crc32(item.nodeid.encode()) % parts != number - 1]
+    config.hook.pytest_deselected(items=others)
+    left_out = set(others)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish() -> None:

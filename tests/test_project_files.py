@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ def read(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_runs_the_whole_proof(path: Path) -> None:
+def test_a_workflow_runs_the_proof(path: Path) -> None:
     steps = [step for job in read(path)["jobs"].values() for step in job["steps"]]
     commands = [step["run"] for step in steps if "run" in step]
-    assert ".ci/run" in commands
+    assert (".ci/run --whole" if path.stem == "release" else ".ci/run") in commands
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+FAKE_GIT = "#!/bin/sh\necho 6\n"
 FAKE_MAKE = """#!/bin/sh
 echo "make $*" >>calls
 mkdir -p .pytest_cache/v/cache
@@ -41,32 +43,92 @@ esac
 """
 
 
+def proof(
+    folder: Path, *arguments: str, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run the proof with programs that only note their calls, in a repository of six commits; return how it
+    ended and the calls of make."""
+    programs = folder / "bin"
+    programs.mkdir()
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
+    for name, content in {
+        "chromium": "#!/bin/sh\n",
+        "pgbouncer": "#!/bin/sh\n",
+        "git": FAKE_GIT,
+        "make": FAKE_MAKE,
+    }.items():
+        (programs / name).write_text(content)
+        (programs / name).chmod(0o755)
+    ended = subprocess.run(
+        [folder / ".ci" / "run", *arguments],
+        env={"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    calls = folder / "calls"
+    return ended, calls.read_text().splitlines() if calls.exists() else []
+
+
+@pytest.mark.parametrize(("arguments", "part"), [((), "3/4"), (("--whole",), "1/1")])
+def test_the_proof_runs_one_part_of_the_slow_tests_or_all(
+    arguments: tuple[str, ...], part: str, tmp_path: Path
+) -> None:
+    ended, calls = proof(tmp_path, *arguments, FAILED="{}", AGAIN="0")
+    assert [call.partition(" ARGS=")[0] for call in calls] == ["make test", "make test-all", "make lint"]
+    assert f" --part {part} " in calls[1], ended.stdout
+
+
+def test_the_proof_knows_no_other_option(tmp_path: Path) -> None:
+    ended, calls = proof(tmp_path, "--all")
+    assert (ended.returncode, ended.stderr, calls) == (2, "usage: .ci/run [--whole]\n", [])
+
+
+def test_the_parts_of_the_tests_are_all_of_them() -> None:
+    """Every test is in exactly one part, also beside other selections."""
+
+    def collected(*options: str) -> list[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-q",
+            "-p",
+            "no:randomly",
+            "tests/model",
+            *options,
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [line for line in done.stdout.splitlines() if "::" in line]
+
+    whole = collected("-m", "not slow")
+    parts = [collected("-m", "not slow", "--part", f"{n}/3") for n in (1, 2, 3)]
+    assert sorted(name for part in parts for name in part) == sorted(whole)
+    assert all(parts)
+
+
+@pytest.mark.parametrize("part", ["0/4", "5/4", "1", "a/b", "1/0"])
+def test_what_is_no_part_is_refused(part: str) -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/model", "--part", part]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 4
+    assert f"{part!r} is no part; write 1/4 for the first of four" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("failing", "again", "status"), [(1, 0, 0), (3, 0, 0), (1, 2, 1), (4, 0, 1), (0, 0, 1)]
 )
 def test_a_few_failed_tests_run_once_more_and_are_named(
     failing: int, again: int, status: int, tmp_path: Path
 ) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
-    for name in ("chromium", "pgbouncer", "make"):
-        (programs / name).write_text(FAKE_MAKE if name == "make" else "#!/bin/sh\n")
-        (programs / name).chmod(0o755)
     names = [f"tests/test_x.py::test_{n}[a b]" for n in range(failing)]
-    variables = {
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "FAILED": json.dumps(dict.fromkeys(names, True)),
-        "AGAIN": str(again),
-    }
-    ended = subprocess.run(
-        [tmp_path / ".ci" / "run"], env=variables, capture_output=True, text=True, timeout=60
-    )
+    ended, calls = proof(tmp_path, FAILED=json.dumps(dict.fromkeys(names, True)), AGAIN=str(again))
     assert ended.returncode == status, ended.stdout + ended.stderr
     assert ended.stderr == ""
     summary = ended.stdout.partition("=== summary\n")[2].splitlines()
-    calls = (tmp_path / "calls").read_text().splitlines()
     repeats = [call for call in calls if "--last-failed" in call]
     assert len(calls) - len(repeats) == 3
     assert len(repeats) == (1 if 1 <= failing <= 3 else 0)

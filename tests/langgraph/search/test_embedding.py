@@ -30,6 +30,9 @@ from perdure.testing.conformance.meaning import new_index
         ([[1.0, float("-inf")]], "not finite"),
         ([[float("inf"), float("-inf")]], "not finite"),
         ([(1.0, float("inf"))], "not finite"),
+        ([[1e300, 1.0]], "not finite"),
+        ([[1.0, 2.0, 3.0]], "dims=2"),
+        ([[1.0, "b"]], "no vector of numbers"),
         (None, "no list of vectors"),
     ],
 )

@@ -184,9 +184,12 @@ def test_a_failure_of_another_kind_leaves_no_lease(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("moment", range(1, 5))
 def test_an_interruption_before_a_write_is_answered_leaves_no_lease(
-    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """The write is carried out nevertheless, by a thread that the interruption does not reach."""
+    # A process that a shell started in the background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with perdure.connect_sync(f"sqlite:///{tmp_path / 't.db'}", migrate=True, retention=ONE) as db:
         fill(db, 2)
         driver: Any = handle_of(db).driver

@@ -57,8 +57,15 @@ def test_a_call_that_failed_is_repeated_by_its_run_id_and_loses_nothing(
     assert noticed > 0
 
 
-@pytest.mark.parametrize("durability", ["sync", "async"])
-@pytest.mark.parametrize("shape", ["graph", "flow"])
+@pytest.mark.parametrize(
+    ("shape", "durability"),
+    [
+        ("graph", "sync"),
+        ("flow", "async"),
+        pytest.param("graph", "async", marks=pytest.mark.slow),
+        pytest.param("flow", "sync", marks=pytest.mark.slow),
+    ],
+)
 def test_a_refused_commit_is_planned_again_and_nobody_notices(
     shape: Literal["graph", "flow"], durability: Literal["sync", "async"]
 ) -> None:

@@ -39,7 +39,7 @@ ELSEWHERE = [name for name in BACKENDS if name not in ("memory", "sqlite")]
 
 WORKLOADS = [
     pytest.param(Job("", "graph", "sync"), 1 if FULL else 6, id="graph-sync", marks=pytest.mark.slow),
-    pytest.param(Job("", "graph", "async"), 1 if FULL else 6, id="graph-async"),
+    pytest.param(Job("", "graph", "async"), 1 if FULL else 17, id="graph-async"),
     pytest.param(
         Job("", "graph", "sync", asynchronous=True),
         1 if FULL else 13,

@@ -75,7 +75,9 @@ def report(db: perdure.SyncDatabase) -> list[str]:
         return [str(error)]
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["plain", "encrypted"])
+@pytest.mark.parametrize(
+    "key", [pytest.param(None, id="plain"), pytest.param(KEY, id="encrypted", marks=pytest.mark.slow)]
+)
 def test_damage_is_refused_by_name_and_reported(tmp_path: Path, key: bytes | None) -> None:
     path = tmp_path / "threads.db"
     url = f"sqlite:///{path}"

@@ -55,7 +55,13 @@ def test_kills_pauses_and_lost_answers_break_no_promise(first: int) -> None:
 
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("seed", range(10_000_000, 10_000_010 if FULL else 10_000_002))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=[pytest.mark.slow] if seed > 10_000_000 else [])
+        for seed in range(10_000_000, 10_000_010 if FULL else 10_000_002)
+    ],
+)
 def test_a_kill_at_any_moment_breaks_no_promise(seed: int, when: str) -> None:
     """Every request of a quiet history is, once, the last that its process made."""
     quiet = simulate(seed, faults=CALM, threads=1, messages=2)

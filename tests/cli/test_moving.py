@@ -490,10 +490,11 @@ def start(source: str, target: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     "blow",
     [
-        pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, id="kill"),
         pytest.param(signal.SIGINT, id="interrupt"),
     ],
 )
+@pytest.mark.slow
 def test_a_copy_that_is_killed_again_and_again_gets_there(
     house: str, tmp_path: Path, blow: signal.Signals
 ) -> None:
@@ -554,7 +555,12 @@ with faulty(target, Fault(int(at), kill, when), counts=WRITES) as (there, driver
 
 @pytest.mark.parametrize(
     ("at", "when", "found"),
-    [(1, "after", "absent"), (2, "after", "partial"), (3, "before", "partial"), (5, "before", "partial")],
+    [
+        pytest.param(1, "after", "absent", marks=pytest.mark.slow),
+        (2, "after", "partial"),
+        pytest.param(3, "before", "partial", marks=pytest.mark.slow),
+        (5, "before", "partial"),
+    ],
 )
 def test_a_process_that_dies_at_a_write_leaves_no_thread_behind(
     house: str, tmp_path: Path, at: int, when: str, found: str

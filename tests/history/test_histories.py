@@ -281,6 +281,7 @@ class TestOnDynamoDB:
         ((asked),) = wire.calls[1].parameters["RequestItems"].values()
         assert asked["ConsistentRead"] is True
 
+    @pytest.mark.slow
     def test_the_first_turn_of_a_process_reads_no_more_than_later_ones(self, url: str) -> None:
         self._open(url, migrate=True)[0].close()
         for n in range(3):

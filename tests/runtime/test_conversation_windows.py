@@ -438,7 +438,7 @@ def test_a_fault_at_any_write_leaves_one_summary_and_every_message(on: str) -> N
 
     first, last = checked()
     places = list(range(first + 1, last + 1))
-    step = max(1, len(places) // how_many(3, len(places)))
+    step = max(1, len(places) // how_many(1, len(places)))
     for at in places[step - 1 :: step]:
         for when in ("before", "after"):
             checked(Fault(at, fail("unavailable"), when))

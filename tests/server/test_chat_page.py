@@ -122,6 +122,7 @@ def test_stop_ends_the_answer_and_it_can_go_on(page: Page, site: Site) -> None:
     assert more == ["enough", "You said: enough"]
 
 
+@pytest.mark.slow
 def test_a_reload_and_a_second_tab_follow_the_answer_that_is_written(page: Page) -> None:
     ask(page, "count 150 at 60")
     written(page, 20)
@@ -232,6 +233,7 @@ def test_a_refused_message_is_sent_again_in_the_branch_that_it_was_written_in(pa
     assert site.said() == [bodies(page)]
 
 
+@pytest.mark.slow
 def test_what_is_sent_before_the_graphs_are_known_is_sent_then(page: Page, site: Site) -> None:
     late(page, "/chat/graphs.json")
     ask(page, "text")  # the first of the graphs takes it, and asks
@@ -284,6 +286,7 @@ def test_the_head_is_the_servers_and_not_the_largest_id(
     assert bodies(page)[2:] == ["2nd", "You said: 2nd", "third", "You said: third"]
 
 
+@pytest.mark.slow
 def test_a_turn_that_was_taken_back_is_no_branch(page: Page, site: Site) -> None:
     turn(site, "first")
     page.goto(f"{site.page}#t")
@@ -303,9 +306,8 @@ def test_a_turn_that_was_taken_back_is_no_branch(page: Page, site: Site) -> None
     assert page.locator(".branch").count() == 0
 
 
-@pytest.mark.parametrize(
-    "is_slow", [pytest.param(False, marks=pytest.mark.slow), True], ids=["", "before its place is known"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_slow", [False, True], ids=["", "before its place is known"])
 def test_the_first_message_can_be_edited_too(page: Page, is_slow: bool) -> None:
     if is_slow:
         late(page, "/history")
@@ -421,6 +423,7 @@ def test_messages_are_accepted_in_the_order_in_which_they_were_sent(page: Page, 
     assert site.said() == [bodies(page)]
 
 
+@pytest.mark.slow
 def test_conversations_are_renamed_deleted_and_brought_back(page: Page, site: Site) -> None:
     for text in ("apples", "pears"):
         page.keyboard.press("Control+k")
@@ -450,6 +453,7 @@ def test_conversations_are_renamed_deleted_and_brought_back(page: Page, site: Si
     assert site.said() == [["apples", "You said: apples"]]
 
 
+@pytest.mark.slow
 def test_a_phone_a_drawer_and_no_way_aside(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     ask(page, "markdown")
@@ -471,6 +475,7 @@ def test_a_phone_a_drawer_and_no_way_aside(page: Page) -> None:
     assert small == []
 
 
+@pytest.mark.slow
 def test_colours_follow_the_system_until_they_are_chosen(page: Page) -> None:
     def ground() -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
@@ -488,6 +493,7 @@ def test_colours_follow_the_system_until_they_are_chosen(page: Page) -> None:
     assert ground() == seen["dark"]
 
 
+@pytest.mark.slow
 def test_the_reader_who_scrolls_up_is_left_alone(page: Page) -> None:
     page.set_viewport_size({"width": 700, "height": 420})
     ask(page, "markdown")
@@ -532,6 +538,7 @@ def test_everything_by_keys_alone(page: Page) -> None:
     assert {outline for name, outline in seen if name in ("Answer again", "Copy")} != {"none"}
 
 
+@pytest.mark.slow
 def test_who_is_asked_for_gives_a_token(browser: Browser, tmp_path: Path) -> None:
     site = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs(), owners())
     try:
@@ -549,6 +556,7 @@ def test_who_is_asked_for_gives_a_token(browser: Browser, tmp_path: Path) -> Non
         site.stop()
 
 
+@pytest.mark.slow
 def test_the_page_asks_for_no_more_at_once_than_the_server_gives(browser: Browser, tmp_path: Path) -> None:
     site = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs(), limits=RequestLimits(page_max=2))
     try:

@@ -161,6 +161,7 @@ def test_the_largest_message_and_reply_stay_in_one_item(driver: DynamoDriver) ->
     assert [record.body for record in rows.everything(driver)] == [body, body]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_a_turn_costs_the_same_early_and_late(driver: DynamoDriver) -> None:
     graph = talking(driver)

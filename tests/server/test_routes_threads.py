@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langgraph.errors import InvalidUpdateError
+from langgraph.graph.state import CompiledStateGraph
 
 from tests.server.acceptance.saying import said
 from tests.server.hosting import run, serving
@@ -34,3 +36,24 @@ async def test_a_thread_whose_supersteps_cannot_be_written_is_not_created(near: 
         assert answer.status_code == status, answer.text
         assert await client.threads.count() == 0
         assert (await http.get("/threads/t")).status_code == 404
+
+
+@run
+async def test_a_message_that_is_accepted_while_the_supersteps_are_refused_keeps_its_thread(
+    near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(near) as server:
+        client, http = await server.client(), await server.http()
+
+        async def overtaken(graph: Any, config: Any, steps: Any) -> None:
+            await client.runs.create("t", "aware", input=said("hello"))
+            raise InvalidUpdateError("no such node")
+
+        monkeypatch.setattr(CompiledStateGraph, "abulk_update_state", overtaken)
+        body = {"thread_id": "t", "metadata": {"graph_id": "aware"}, "supersteps": [FIRST]}
+        answer = await http.post("/threads", json=body)
+        assert answer.status_code == 400, answer.text
+        (accepted,) = await client.runs.list("t")
+        await client.runs.join("t", accepted["run_id"])
+        state = await client.threads.get_state("t")
+        assert state["values"]["messages"][0]["content"] == "hello"

@@ -1,10 +1,12 @@
 """What every test shares: how hard Hypothesis looks, and what happens when a real part is missing."""
 
 import argparse
+import functools
 import gc
 import os
 import re
 import shutil
+import ssl
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +37,11 @@ def in_memory(folder: Path = MEMORY) -> bool:
 if "TMPDIR" not in os.environ and in_memory():
     os.environ["TMPDIR"] = str(MEMORY)
     tempfile.tempdir = None
+
+
+# Each client of HTTP reads all certificates of the system, which takes longer than what it asks the tests'
+# servers.
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
 
 def pytest_report_header() -> str:

@@ -190,6 +190,7 @@ def test_a_reply_whose_answer_is_lost_is_sent_again_or_held(memory: Storage) -> 
     go(main())
 
 
+@pytest.mark.slow
 def test_one_rate_limit_does_not_halt_all_chats(memory: Storage) -> None:
     async def main() -> None:
         async with telegram_at_work(memory.database(), echo()) as (double, line):

@@ -6,6 +6,7 @@ perdure.model.missing_thread.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -33,6 +34,9 @@ from perdure.cli.app import app, flowed
 
 Shell = Callable[..., "Done"]
 
+_COMMAND = functools.cache(get_command)
+"""Makes the command of an application once: it is the same for each call, and takes longer than most."""
+
 
 class Done(NamedTuple):
     """How a command ended."""
@@ -53,6 +57,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["perdure", *words])
             patch.setattr(sys, "stdin", StringIO())
+            patch.setattr(typer.main, "get_command", _COMMAND)
             for name, value in env.items():
                 patch.setenv(name, value)
             capfd.readouterr()

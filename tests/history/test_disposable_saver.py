@@ -24,6 +24,7 @@ def _graph(saver: DisposableSaver, node: Any = _answer) -> Any:
     return StateGraph(MessagesState).add_node("answer", node).add_edge(START, "answer").compile(saver)
 
 
+@pytest.mark.slow
 def test_a_thousand_warm_calls_leave_nothing_in_memory() -> None:
     saver = DisposableSaver()
     graph = _graph(saver)

@@ -55,7 +55,10 @@ def two_nodes() -> Any:
     return builder.compile()
 
 
-@pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["plain", "encrypted"])
+@pytest.mark.parametrize(
+    "key",
+    [pytest.param(None, id="plain"), pytest.param(bytes(range(32)), id="encrypted", marks=pytest.mark.slow)],
+)
 def test_a_message_takes_five_trips_to_postgresql(key: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its acceptance with the claim and the load, the run's first step, the two nodes, and the end. The first
     message of a thread is no exception, nor is one after which what is out of date is looked for."""

@@ -50,6 +50,7 @@ def test_a_page_of_a_proxy_is_no_answer_of_the_server(page: Page, site: Site) ->
     assert site.said() == [bodies(page)]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_alive_and_refuses_is_asked_with_pauses(page: Page, site: Site) -> None:
     asked: list[Route] = []
 
@@ -126,6 +127,7 @@ def test_a_message_whose_acceptance_was_not_seen_is_the_same_after_a_reload(page
     assert page.evaluate("sessionStorage.getItem('perdure.unsent')") == "[]"
 
 
+@pytest.mark.slow
 def test_a_message_that_waits_is_not_overtaken_in_a_conversation_that_is_opened_again(
     page: Page, site: Site
 ) -> None:
@@ -175,6 +177,7 @@ def test_what_was_streamed_is_not_replaced_by_a_state_that_was_read_before(page:
     assert site.said() == [bodies(page)]
 
 
+@pytest.mark.slow
 def test_a_refused_message_stays_until_it_is_taken_back(page: Page, site: Site) -> None:
     page.route("**/runs/stream", lambda route: route.fulfill(status=422, json={"detail": "not now"}))
     ask(page, "refused")
@@ -189,6 +192,7 @@ def test_a_refused_message_stays_until_it_is_taken_back(page: Page, site: Site) 
     assert bodies(page) == ["hello", "You said: hello"] == site.said()[0]
 
 
+@pytest.mark.slow
 def test_another_answer_that_is_asked_for_twice_is_made_once(page: Page, site: Site) -> None:
     held: list[Route] = []
     page.reload()
@@ -244,6 +248,7 @@ def test_what_is_deleted_is_deleted_although_the_page_is_left_at_once(page: Page
     wait_for("the deletion", lambda: site.said() == [])
 
 
+@pytest.mark.slow
 def test_names_and_deletions_wait_for_the_server_too(page: Page, site: Site) -> None:
     titles = page.locator(".thread-title")
     page.locator("#new-thread").click()

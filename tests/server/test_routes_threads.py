@@ -55,5 +55,5 @@ async def test_a_message_that_is_accepted_while_the_supersteps_are_refused_keeps
         assert answer.status_code == 400, answer.text
         (accepted,) = await client.runs.list("t")
         await client.runs.join("t", accepted["run_id"])
-        state = await client.threads.get_state("t")
-        assert state["values"]["messages"][0]["content"] == "hello"
+        values: Any = (await client.threads.get_state("t"))["values"]
+        assert values["messages"][0]["content"] == "hello"

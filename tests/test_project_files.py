@@ -32,7 +32,7 @@ def test_a_workflow_runs_the_proof(path: Path) -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-FAKE_GIT = "#!/bin/sh\necho 6\n"
+FAKE_GIT = "#!/bin/sh\necho 08a00c6\n"
 FAKE_MAKE = """#!/bin/sh
 echo "make $*" >>calls
 mkdir -p .pytest_cache/v/cache
@@ -46,7 +46,7 @@ esac
 def proof(
     folder: Path, *arguments: str, **variables: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run the proof with programs that only note their calls, in a repository of six commits; return how it
+    """Run the proof with programs that only note their calls, on a commit whose id ends in 6; return how it
     ended and the calls of make."""
     programs = folder / "bin"
     programs.mkdir()

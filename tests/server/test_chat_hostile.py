@@ -188,6 +188,33 @@ def test_a_message_sent_during_a_stop_leaves_what_was_written(page: Page) -> Non
     assert bodies(page) == ["hold written", "written", "and next", "You said: and next"]
 
 
+def test_a_message_that_is_answered_before_a_stop_is_seen_leaves_what_was_written(
+    page: Page, site: Site
+) -> None:
+    held: list[Route] = []
+    page.route("**/cancel", lambda one: held.append(one))
+    ask(page, "hold written")
+    page.locator(".message.writing", has_text="written").wait_for()
+    page.get_by_role("button", name="Stop the answer").click()
+    until(page, held)
+    ask(page, "and next")
+    page.get_by_text("Queued: next").wait_for()
+    thread = f"/threads/{page.url.partition('#')[2]}"
+
+    def late(route: Route) -> None:
+        (queued,) = [run for run in site.ask("GET", f"{thread}/runs") if "next" in str(run["kwargs"])]
+        site.ask("GET", f"{thread}/runs/{queued['run_id']}/join")
+        route.continue_()
+
+    page.route("**/runs?*", late, times=1)
+    held[0].continue_()
+    page.locator(".message", has_text="You said: and next").wait_for()
+    answered(page, 2)
+    assert bodies(page) == ["hold written", "written", "and next", "You said: and next"]
+    heard = [message["content"] for message in site.ask("GET", f"{thread}/state")["values"]["messages"]]
+    assert heard == ["hold written", "and next", "You said: and next"]
+
+
 def test_a_stopped_answer_is_not_kept_where_the_thread_has_gone_on(page: Page, site: Site) -> None:
     kept: list[str] = []
 

@@ -372,12 +372,13 @@ export class Conversation {
     this._notify("ended");
   }
 
-  // Reads what a run left, and keeps the answer that was stopped. If the next message is being answered already, what was
-  // written is shown where it was, but it is no part of the conversation.
+  // Reads what a run left, and keeps the answer that was stopped. If the next message is being answered already, or has
+  // been, what was written is shown where it was, but it is no part of the conversation.
   async _afterwards(cut, answered) {
     await this.sync();
     if (!cut?.size) return;
-    if (!this.live?.runId) { // a message that is not accepted yet waits for this
+    const isLast = this.messages.at(-1)?.id === answered;
+    if (isLast && !this.live?.runId) { // a message that is not accepted yet waits for this
       this.partial = cut;
       await this.keep({ isAsked: false });
     } else {

@@ -173,7 +173,8 @@ def test_a_stop_before_the_message_is_accepted_stops_its_answer(page: Page) -> N
     page.locator("#notice", has_text="topped").wait_for()
 
 
-def test_a_message_sent_during_a_stop_leaves_what_was_written(page: Page) -> None:
+def sent_during_a_stop(page: Page) -> Route:
+    """Stop an answer and send a message; return the request of the stop, which the server has not got yet."""
     held: list[Route] = []
     page.route("**/cancel", lambda one: held.append(one))
     ask(page, "hold written")
@@ -182,7 +183,12 @@ def test_a_message_sent_during_a_stop_leaves_what_was_written(page: Page) -> Non
     until(page, held)
     ask(page, "and next")
     page.get_by_text("Queued: next").wait_for()
-    held[0].continue_()
+    return held[0]
+
+
+def test_a_message_sent_during_a_stop_leaves_what_was_written(page: Page) -> None:
+    stop = sent_during_a_stop(page)
+    stop.continue_()
     page.locator(".message", has_text="You said: and next").wait_for()
     answered(page, 2)
     assert bodies(page) == ["hold written", "written", "and next", "You said: and next"]
@@ -191,14 +197,7 @@ def test_a_message_sent_during_a_stop_leaves_what_was_written(page: Page) -> Non
 def test_a_message_that_is_answered_before_a_stop_is_seen_leaves_what_was_written(
     page: Page, site: Site
 ) -> None:
-    held: list[Route] = []
-    page.route("**/cancel", lambda one: held.append(one))
-    ask(page, "hold written")
-    page.locator(".message.writing", has_text="written").wait_for()
-    page.get_by_role("button", name="Stop the answer").click()
-    until(page, held)
-    ask(page, "and next")
-    page.get_by_text("Queued: next").wait_for()
+    stop = sent_during_a_stop(page)
     thread = f"/threads/{page.url.partition('#')[2]}"
 
     def late(route: Route) -> None:
@@ -207,7 +206,7 @@ def test_a_message_that_is_answered_before_a_stop_is_seen_leaves_what_was_writte
         route.continue_()
 
     page.route("**/runs?*", late, times=1)
-    held[0].continue_()
+    stop.continue_()
     page.locator(".message", has_text="You said: and next").wait_for()
     answered(page, 2)
     assert bodies(page) == ["hold written", "written", "and next", "You said: and next"]

@@ -3,9 +3,12 @@ does to processes that live on."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
+from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, KINDS, SPACES, Partition, Record
@@ -45,7 +48,12 @@ def _put(record: Record) -> Put:
 
 class Rewinding:
     """A driver whose database comes back, right before its ``at``-th commit, as it was after its ``to``-th
-    (0: empty). ``at=0`` only counts."""
+    (0: empty). ``at=0`` only counts.
+
+    Of two writes that are under way at the same time, one cannot know that the other is lost. So the database
+    comes back later if the commit belongs to a ``watched`` saver's write that began before those with the
+    commits before it had ended.
+    """
 
     def __init__(self, inner: Driver, at: int = 0, to: int = 0) -> None:
         self._inner = inner
@@ -53,13 +61,39 @@ class Rewinding:
         self._to = to
         self.commits = 0
         self._past: Past = {}
+        self._lock = threading.RLock()
+        self._under_way = 0
+        self._write = threading.local()
+
+    def watched(self, saver: PerdureSaver) -> PerdureSaver:
+        """Return a saver whose writes are known to this driver; each is one call in one thread."""
+
+        def known(write: Callable[..., R]) -> Callable[..., R]:
+            @wraps(write)  # LangGraph looks at the parameters
+            def called(*args: Any, **kwargs: Any) -> R:
+                with self._lock:
+                    self._under_way += 1
+                    self._write.knows = self.commits if self._under_way == 1 else -1
+                try:
+                    return write(*args, **kwargs)
+                finally:
+                    with self._lock:
+                        self._under_way -= 1
+                        del self._write.knows
+
+            return called
+
+        saver.put = known(saver.put)  # type: ignore[method-assign]
+        saver.put_writes = known(saver.put_writes)  # type: ignore[method-assign]
+        return saver
 
     @property
     def limits(self) -> CommitLimits:
         return self._inner.limits
 
     def perform(self, effect: Effect[R]) -> R:
-        return self._around(effect, lambda: self._inner.perform(effect))
+        with self._lock:
+            return self._around(effect, lambda: self._inner.perform(effect))
 
     async def aperform(self, effect: Effect[R]) -> R:
         return self.perform(effect)
@@ -67,6 +101,8 @@ class Rewinding:
     def _around(self, effect: Effect[Any], perform: Callable[[], R]) -> R:
         if not isinstance(effect, Commit):
             return perform()
+        if self.commits + 1 == self._at and getattr(self._write, "knows", self.commits) != self.commits:
+            self._at += 1
         self.commits += 1
         if self.commits == self._at:
             restore(self._inner, self._past)

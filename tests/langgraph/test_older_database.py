@@ -111,7 +111,7 @@ def converse(db: SyncDatabase, driver: Rewinding, durability: Any) -> int:
     """Converse in one process that lives on; the number of turns that were acknowledged. Whatever it
     acknowledges before the loss or after is read by another process that knows nothing; of the turn in which
     the loss happens only that the thread can be read."""
-    graph = talking(db.checkpointer())
+    graph = talking(driver.watched(db.checkpointer()))
     acknowledged = 0
     for turn in range(TURNS):
         was_over = driver.is_over
@@ -179,7 +179,7 @@ def asking(saver: Any, *, keeps: bool | None) -> Any:
 def ask_and_answer(db: SyncDatabase, driver: Rewinding, keeps: bool | None, durability: Any) -> None:
     """A turn with two questions. Each call that is acknowledged is read by another process as it was, also
     the one in which the loss happens: a commit came after it."""
-    graph = asking(db.checkpointer(), keeps=keeps)
+    graph = asking(driver.watched(db.checkpointer()), keeps=keeps)
     given: Any = {"messages": [HumanMessage("look at this " * 20, id="question")]}
     for _ in range(3):
         try:
@@ -214,7 +214,7 @@ def test_a_question_that_is_acknowledged_can_be_answered(durability: str, keeps:
 def replay(db: SyncDatabase, driver: Rewinding, durability: Any) -> int:
     """Two turns of a graph whose state is replayed; the number of commits of the first. What is acknowledged
     is read by another process as it was, also of the turn in which the loss happens."""
-    graph = replaying(db.checkpointer())
+    graph = replaying(driver.watched(db.checkpointer()))
     first = 0
     for turn in range(2):
         first = driver.commits if turn else 0

@@ -10,7 +10,7 @@ instead.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -77,10 +77,11 @@ class ThreadId(str):
     ``loop`` is the loop that began with a load, ``keeper`` the saver's table of loops. ``epoch`` is the lease
     epoch under which writes are made, ``journal`` the object that a runtime passes to the nodes of its run,
     ``taking`` the messages that the run takes while it goes on, ``stored`` the record of its checkpoints that
-    are stored, if its nodes need one.
+    are stored, if its nodes need one. ``confirm`` is awaited before a step may begin, and raises if another
+    process may hold the lease.
     """
 
-    __slots__ = ("epoch", "journal", "keeper", "loop", "stored", "taking")
+    __slots__ = ("confirm", "epoch", "journal", "keeper", "loop", "stored", "taking")
 
     keeper: Loops | None
     loop: Loop | None
@@ -88,6 +89,7 @@ class ThreadId(str):
     journal: object
     taking: Taking | None
     stored: StoredCheckpoints | None
+    confirm: Callable[[], Awaitable[None]] | None
 
     @classmethod
     def of(
@@ -100,6 +102,7 @@ class ThreadId(str):
         journal: object = None,
         taking: Taking | None = None,
         stored: StoredCheckpoints | None = None,
+        confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> ThreadId:
         """Return the id with more data; data that it carries already stays unless replaced.
 
@@ -111,6 +114,7 @@ class ThreadId(str):
             journal: The object for the nodes of a run.
             taking: The messages that the run takes.
             stored: The record of the run's checkpoints that are stored.
+            confirm: Raises if another process may hold the lease.
         """
         before = thread if isinstance(thread, ThreadId) else None
         new = cls(plain(thread))
@@ -120,6 +124,7 @@ class ThreadId(str):
         new.journal = journal if journal is not None else before.journal if before is not None else None
         new.taking = taking or (before.taking if before is not None else None)
         new.stored = stored or (before.stored if before is not None else None)
+        new.confirm = confirm or (before.confirm if before is not None else None)
         return new
 
     def __str__(self) -> str:

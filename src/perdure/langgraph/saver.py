@@ -116,8 +116,11 @@ class PerdureSaver(SaverPrograms):
         effect = next(program)
         answer = self._early.take(effect, at.epoch)
         if answer is None:
-            return await arun(program, self._driver, effect)
-        return await arun(program, self._driver, answer=answer)
+            found = await arun(program, self._driver, effect)
+        else:
+            found = await arun(program, self._driver, answer=answer)
+        await _confirm(at)
+        return found
 
     def list(
         self,
@@ -211,6 +214,7 @@ class PerdureSaver(SaverPrograms):
         putting = self._steps.putting(at, checkpoint["id"])
         try:
             await self._aput(at, config, checkpoint, metadata, new_versions)
+            await _confirm(at)
         except Exception as error:
             _report(at, error)
             raise
@@ -345,3 +349,9 @@ def _report(at: Address, error: Exception) -> None:
     """Pass the error of a write on to the nodes that wait for a checkpoint: after it none is stored."""
     if at.thread is not None and at.thread.stored is not None:
         at.thread.stored.fail(at.named or ROOT, error)
+
+
+async def _confirm(at: Address) -> None:
+    """Confirm the lease of a run that the answer lets begin a step: it may have come after the lease."""
+    if at.thread is not None and at.thread.confirm is not None:
+        await at.thread.confirm()

@@ -28,6 +28,7 @@ from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import encode
 from perdure.model.records import Key, Partition
+from perdure.runtime.lease_check import LeaseCheck, is_on_loop
 from perdure.runtime.repeatable_task_names import once_a_try, origins, task_name
 
 P = ParamSpec("P")
@@ -39,7 +40,8 @@ class EffectJournal:
     """Journal of the side effects of a held run.
 
     ``stored`` has the run's checkpoints that are stored, if its steps begin sooner: an effect waits for the
-    one that its key is derived from, as after a crash it would be repeated under another key.
+    one that its key is derived from, as after a crash it would be repeated under another key. ``lease`` is
+    the check of the run's lease before a side effect.
     """
 
     database: DatabaseHandle
@@ -47,13 +49,18 @@ class EffectJournal:
     run_id: str
     epoch: int
     stored: StoredCheckpoints | None = field(default=None, kw_only=True)
+    lease: LeaseCheck | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(
-        cls, database: DatabaseHandle, held: HeldRun, stored: StoredCheckpoints | None = None
+        cls,
+        database: DatabaseHandle,
+        held: HeldRun,
+        stored: StoredCheckpoints | None = None,
+        lease: LeaseCheck | None = None,
     ) -> EffectJournal:
         """Return the journal of a held run."""
-        return cls(database, held.partition, held.run.id, held.epoch, stored=stored)
+        return cls(database, held.partition, held.run.id, held.epoch, stored=stored, lease=lease)
 
     async def asettled(self, config: RunnableConfig) -> None:
         """Return when the checkpoints are stored that the current task's keys are derived from."""
@@ -69,7 +76,7 @@ class EffectJournal:
         """
         if self.stored is None:
             return
-        if _is_on_loop():
+        if is_on_loop():
             raise NotAllowed(
                 "effects_sync was called on the event loop, in a run with durability='async': it would wait "
                 "for a checkpoint that this event loop stores; in an async node use effects, or make the "
@@ -164,6 +171,8 @@ def effects(
             before = await kept.arecall(name, number)
             if before is None:
                 await kept.asettled(_config())
+                if kept.lease is not None:
+                    await kept.lease.aconfirm()
                 body = encode(await call(*args, **kwargs), "side effect's result")
                 before = await kept.database.arun(
                     journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
@@ -190,6 +199,8 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
             kept.settled(_config())
             before = kept.recall(name, number)
             if before is None:
+                if kept.lease is not None:
+                    kept.lease.confirm()
                 body = encode(call(*args, **kwargs), "side effect's result")
                 before = kept.database.run(
                     journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
@@ -207,14 +218,6 @@ def _called(call: Callable[..., Any]) -> str:
             "name was given; name it: effects(call, label=…)"
         )
     return f"{getattr(call, '__module__', None) or ''}.{name}"
-
-
-def _is_on_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _config() -> RunnableConfig:

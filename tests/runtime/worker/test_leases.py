@@ -1,17 +1,27 @@
-"""What is asked of a run between its claim and its start: it is done as soon as the run starts."""
+"""What is asked of a run between its claim and its start is done as soon as the run starts; after its lease a
+run begins nothing that another worker may have done.
+
+Covers perdure.runtime.lease_check.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from langgraph.graph import START, StateGraph
+from typing_extensions import TypedDict
 
 from perdure.model.messages import INTERRUPTED
-from perdure.model.ops import Commit, Drop, Put
+from perdure.model.ops import Commit, Drop, Fetch, Put
 from perdure.model.program import Effect
-from perdure.model.records import LANE
-from perdure.runtime import Options, Runtime, StreamOptions
+from perdure.model.records import HEAD, LANE
+from perdure.runtime import Options, Runtime, StreamOptions, Ticket, effects, effects_sync
 from tests.runtime.graphs import (
     Heard,
     Line,
@@ -234,5 +244,260 @@ def test_the_runs_of_a_process_that_is_known_to_have_ended_continue_at_once(
             assert (await runtime.wait(ticket, 60)).state == "done"
             assert [fields for name, fields in heard.events if name == "leases.ended"] == [{"count": 1}]
         assert await spoken(near.database(), talk.graph, "ada") == ["hold one", "echo: hold one"]
+
+    go(main())
+
+
+class LateAnswers:
+    """Holds up the answers to a line's requests once ``is_away``, as a database does that performs what it
+    has received and is not heard: they come with ``answer``. Renewals of leases that are sent before then are
+    not received at all."""
+
+    def __init__(self, line: Line) -> None:
+        self.is_away = False
+        self.held = list[tuple[type[Effect[Any]], str]]()
+        self._back, self._back_in_threads = asyncio.Event(), threading.Event()
+        aperform, perform = line.aperform, line.perform
+
+        async def alate(effect: Effect[Any]) -> Any:
+            ops = effect.ops if isinstance(effect, Commit) and self._holds() else ()
+            if any(isinstance(op, Put) and op.kind is LANE for op in ops):
+                await asyncio.Event().wait()
+            answer = await aperform(effect)
+            if self._holds():
+                self._hold(effect)
+                await self._back.wait()
+            return answer
+
+        def late(effect: Effect[Any]) -> Any:
+            answer = perform(effect)
+            if self._holds():
+                self._hold(effect)
+                assert self._back_in_threads.wait(30)
+            return answer
+
+        line.aperform, line.perform = alate, late  # type: ignore[method-assign]
+
+    async def wait(self, kind: type[Effect[Any]], thread: str = "ada") -> None:
+        """Wait until the answer to a kind of request for a thread is held up."""
+        await eventually(lambda: (kind, thread) in self.held)
+
+    def _hold(self, effect: Effect[Any]) -> None:
+        if isinstance(effect, Commit | Fetch):
+            self.held.append((type(effect), effect.partition.thread))
+
+    def _holds(self) -> bool:
+        return self.is_away and not self._back.is_set()
+
+    def answer(self) -> None:
+        self._back.set()
+        self._back_in_threads.set()
+
+    async def go_away(self) -> None:
+        self.is_away = True
+
+
+class Steps(TypedDict):
+    text: str
+
+
+class TwoSteps:
+    """A graph of two nodes. ``begun`` has the name of its process and of the node for each time that a node
+    begins: once ``in_first`` is awaited, and where ``second`` calls the function that it is given."""
+
+    def __init__(self, begun: list[str], name: str) -> None:
+        self._begun, self._name = begun, name
+        self.in_first: Callable[[], Awaitable[object]] = _nothing
+        self.second: Callable[[Callable[[], None]], Awaitable[object] | None] = lambda begin: begin()
+        self.is_plain = False
+
+    async def _note(self, state: Steps) -> Steps:
+        self._begin("note")
+        await self.in_first()
+        return {"text": "noted"}
+
+    async def _answer(self, state: Steps) -> Steps:
+        waiting = self.second(partial(self._begin, "answer"))
+        if waiting is not None:
+            await waiting
+        return {"text": "answered"}
+
+    def _plain_answer(self, state: Steps) -> Steps:
+        self.second(partial(self._begin, "answer"))
+        return {"text": "answered"}
+
+    def _begin(self, node: str) -> None:
+        self._begun.append(f"{self._name}: {node}")
+
+    @property
+    def graph(self) -> Any:
+        builder = StateGraph(Steps).add_node("note", self._note)
+        builder.add_node("answer", self._plain_answer if self.is_plain else self._answer)
+        return builder.add_edge(START, "note").add_edge("note", "answer").compile()
+
+
+async def _nothing() -> None:
+    pass
+
+
+SHORT = settings(lease=0.5, poll=0.05)
+
+
+async def continued(
+    near: Storage, runtime: Runtime, ticket: Ticket, begun: list[str], late: Callable[[], None]
+) -> tuple[str, int]:
+    """Let another worker end a run, then call ``late``; the run's state and attempts."""
+    async with working(
+        near.database(), TwoSteps(begun, "other").graph, settings=SHORT, name="other"
+    ) as second:
+        run = await second.wait(ticket, 30)
+        late()
+        leases = runtime._worker.runner.leases
+        await eventually(lambda: not leases.working and not leases.starting)
+    return run.state, run.attempts
+
+
+def test_a_commit_that_is_answered_after_the_lease_begins_no_step_of_another_worker(near: Storage) -> None:
+    """The database performs a step's commit, and answers when another worker has ended the run."""
+
+    async def main() -> None:
+        database, line = near.open()
+        begun = list[str]()
+        first, late = TwoSteps(begun, "first"), LateAnswers(line)
+        first.in_first = late.go_away
+        async with working(database, first.graph, settings=SHORT, name="first") as runtime:
+            ticket = await runtime.submit("ada", {"text": "hello"})
+            await late.wait(Commit)
+            ended = await continued(near, runtime, ticket, begun, late.answer)
+        assert (*ended, begun) == ("done", 2, ["first: note", "other: answer"])
+
+    go(main())
+
+
+def test_a_load_that_is_answered_after_the_lease_begins_no_step_of_another_worker(near: Storage) -> None:
+    """The state from which a second attempt goes on comes when another worker has ended the run."""
+
+    async def main() -> None:
+        database, line = near.open()
+        begun = list[str]()
+        first, late = TwoSteps(begun, "first"), LateAnswers(line)
+        async with working(database, first.graph, settings=SHORT, name="first") as runtime:
+            opening = Opening(runtime)
+            opening.gate.set()
+
+            def fail(begin: Callable[[], None]) -> None:
+                first.second = lambda begin: begin()
+                opening.gate.clear()
+                raise RuntimeError("once")
+
+            first.second = fail
+            ticket = await runtime.submit("ada", {"text": "hello"})
+            await eventually(lambda: begun and not opening.gate.is_set())
+            opening.begun.clear()
+            await opening.begun.wait()
+            loads = 0
+
+            async def away_from_second(effect: Effect[Any]) -> None:
+                nonlocal loads
+                if isinstance(effect, Fetch) and any(item.kind is HEAD for item in effect.items):
+                    loads += 1  # the first one is the worker's own, the second one the graph's
+                    late.is_away = loads > 1
+
+            line.before = away_from_second
+            opening.gate.set()
+            await late.wait(Fetch)
+            ended = await continued(near, runtime, ticket, begun, late.answer)
+        assert (*ended, begun) == ("done", 3, ["first: note", "other: answer"])
+
+    go(main())
+
+
+def test_a_run_that_starts_after_its_lease_begins_nothing(near: Storage) -> None:
+    """The lease ends while a worker prepares the run that it has claimed."""
+
+    async def main() -> None:
+        begun = list[str]()
+        first = TwoSteps(begun, "first").graph
+        async with working(near.database(), first, settings=SHORT, name="first") as runtime:
+            opening = Opening(runtime)
+            ticket = await runtime.submit("ada", {"text": "hello"})
+            await opening.begun.wait()
+            ended = await continued(near, runtime, ticket, begun, opening.gate.set)
+        assert (*ended, begun) == ("done", 2, ["other: note", "other: answer"])
+
+    go(main())
+
+
+def test_a_lease_lasts_from_its_claim_not_from_the_start_of_the_run(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(near.database(), talk.graph, settings=LONG) as runtime:
+            opening, before = Opening(runtime), time.monotonic()
+            ticket = await runtime.accept("ada", "hold one")
+            await opening.begun.wait()
+            claimed = time.monotonic()
+            await asyncio.sleep(0.1)
+            opening.gate.set()
+            await eventually(lambda: talk.under_way)
+            (under_way,) = runtime._worker.runner.leases.working.values()
+            assert before - 0.05 <= under_way.confirmed_at <= claimed + 0.05
+            talk.gate.set()
+            await runtime.wait(ticket, 30)
+
+    go(main())
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["async", "plain"])
+def test_a_side_effect_is_not_called_if_another_worker_may_have(near: Storage, is_plain: bool) -> None:
+    """The database answers that an effect has no record yet when another worker has ended the run."""
+
+    async def main() -> None:
+        database, line = near.open()
+        heard, begun = Heard(), list[str]()
+        first, late = TwoSteps(begun, "first"), LateAnswers(line)
+
+        def called_late(begin: Callable[[], None]) -> Awaitable[object] | None:
+            async def abegin() -> None:
+                begin()
+
+            late.is_away = True
+            if is_plain:
+                return effects_sync(begin, label="begin")()
+            return effects(abegin, label="begin")()
+
+        first.is_plain, first.second = is_plain, called_late
+        observed: Any = {"settings": SHORT, "observers": [heard], "name": "first"}
+        async with working(database, first.graph, **observed) as runtime:
+            ticket = await runtime.submit("ada", {"text": "hello"})
+            await late.wait(Fetch)
+            ended = await continued(near, runtime, ticket, begun, late.answer)
+        assert (*ended, begun) == ("done", 2, ["first: note", "other: answer"])
+        assert (heard.count("run.lost"), heard.count("run.attempt_failed")) == (1, 0)
+
+    go(main())
+
+
+@pytest.mark.parametrize("how", ["answered late", "blocked"])
+def test_a_run_that_nobody_took_goes_on_after_its_lease(near: Storage, how: str) -> None:
+    """The only worker does not hear of a commit for longer than its lease, or its event loop stands still."""
+
+    async def main() -> None:
+        database, line = near.open()
+        heard, begun = Heard(), list[str]()
+        first, late = TwoSteps(begun, "first"), LateAnswers(line)
+
+        async def blocked() -> None:
+            time.sleep(3 * SHORT.lease)  # noqa: ASYNC251
+
+        first.in_first = late.go_away if how == "answered late" else blocked
+        observed: Any = {"settings": SHORT, "observers": [heard], "name": "first"}
+        async with working(database, first.graph, **observed) as runtime:
+            ticket = await runtime.submit("ada", {"text": "hello"})
+            if how == "answered late":
+                await late.wait(Commit)
+                await asyncio.sleep(1.5 * SHORT.lease)
+                late.answer()
+            run = await runtime.wait(ticket, 30)
+        assert (run.state, run.attempts, begun) == ("done", 1, ["first: note", "first: answer"])
+        assert heard.count("run.lost") == 0
 
     go(main())

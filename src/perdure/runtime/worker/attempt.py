@@ -374,6 +374,7 @@ def config_of(
             journal=journal,
             taking=views.steering.taking,
             stored=journal.stored,
+            confirm=None if journal.lease is None else journal.lease.aconfirm,
         ),
         "run_id": held.run.id,
     }

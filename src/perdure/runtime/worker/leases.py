@@ -6,22 +6,33 @@ The record of a lease says if the run is to stop, and if messages wait that it m
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from perdure.engine import runs
 from perdure.engine.runs import Ending, HeldRun
 from perdure.errors import Fenced, PerdureError
 from perdure.model.records import Partition
+from perdure.runtime.lease_check import LeaseCheck
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.steering import Steering
 
 
 @dataclass(slots=True, eq=False)
 class Working:
-    """Run under way in this process. ``how`` is the reason for its cancellation: stopped, past its deadline,
-    lost, or drained."""
+    """Run under way in this process.
+
+    Attributes:
+        held: The run, with its lease.
+        steering: The messages that it takes up while it goes on.
+        task: The attempt at it.
+        confirmed_at: The time (``time.monotonic``) from which on its lease lasts, at the least.
+        how: The reason for its cancellation: stopped, past its deadline, lost, or drained.
+        asked: Done when the run is cancelled.
+    """
 
     held: HeldRun
     steering: Steering
@@ -82,7 +93,28 @@ class Leases:
         working = self.working.get(partition)
         if working is None:
             return True
-        return asyncio.get_running_loop().time() - working.confirmed_at <= self._settings.lease
+        return time.monotonic() - working.confirmed_at <= self._settings.lease
+
+    def confirmed_at(self, held: HeldRun) -> float:
+        """Return the time (``time.monotonic``) from which on a run's lease lasts, by the lease's record: the
+        answer to the claim may have come much later."""
+        left_us = (held.lane.lease_until or 0) - self._clock.estimate()
+        return time.monotonic() - self._settings.lease + left_us / 1_000_000
+
+    def check(self, partition: Partition) -> LeaseCheck:
+        """Return the check of the lease of a thread's run."""
+        return LeaseCheck(partial(self.is_confirmed, partition), partial(self._confirm, partition))
+
+    async def _confirm(self, partition: Partition) -> None:
+        working = self.working.get(partition)
+        if working is None:
+            return
+        await self._renew(working)
+        if working.how == "lost":
+            raise Fenced(
+                f"thread {partition.thread!r}: the lease of run {working.held.run.id!r} ended before the "
+                "database answered, and another worker may hold the run; this one stores nothing more"
+            )
 
     async def beat(self) -> None:
         """Renew the leases of all runs under way, three times per lease duration."""
@@ -119,8 +151,7 @@ class Leases:
         return None if working is None else working.held.run.id
 
     async def _renew(self, working: Working) -> None:
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
+        asked_at = time.monotonic()
         try:
             now = await self._clock.now()
             renewed = await self._database.arun(runs.renew(working.held, now, self._settings.lease_us))
@@ -129,7 +160,7 @@ class Leases:
             working.cancel("lost")
         except PerdureError as error:
             self._emit("run.not_renewed", working.held, error=type(error).__name__)
-            if loop.time() - working.confirmed_at > self._settings.lease:
+            if not self.is_confirmed(working.held.partition):
                 # Another worker may hold the lease by now, and writes of this run would be refused.
                 working.cancel("lost")
         else:

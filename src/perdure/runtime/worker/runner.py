@@ -262,12 +262,12 @@ class Runner:
                     steering,
                 ),
                 held,
-                EffectJournal.of(self._database, held, stored),
+                EffectJournal.of(self._database, held, stored, self.leases.check(held.partition)),
                 self._buffers.get(held.run.id),
             ),
             name=held.run.id,
         )
-        working = Working(held, steering, task, asyncio.get_running_loop().time())
+        working = Working(held, steering, task, self.leases.confirmed_at(held))
         self.leases.started(working)
         deadline = self._deadline(held)
         channel = self._channels.get(held.run.channel)

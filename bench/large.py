@@ -147,7 +147,8 @@ async def _first(threads: AsyncIterator[Thread], count: int) -> list[Thread]:
 
 
 def resources() -> Answer:
-    """Memory and descriptors of this process now, after what is garbage is gone."""
+    """Memory and descriptors of this process now, after what is garbage is gone, and the corpus's texts."""
+    text.cache_clear()
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {

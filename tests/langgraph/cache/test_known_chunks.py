@@ -1,8 +1,26 @@
-"""The chunks that a process takes for stored: what proves them."""
+"""The chunks that a process takes for stored: what proves them, and how many it remembers."""
 
 from __future__ import annotations
 
-from perdure.langgraph.cache.known_chunks import KnownChunks
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, TypeVar
+
+import pytest
+from langgraph.graph import START, StateGraph
+from typing_extensions import TypedDict
+
+from perdure.database.opening import open_database
+from perdure.langgraph.cache import known_chunks
+from perdure.langgraph.cache.known_chunks import KnownChunks, entered
+from perdure.langgraph.cache.thread_cache import ThreadCache
+from perdure.model.ops import Commit, Put, Stage
+from perdure.model.program import Effect
+from perdure.model.records import CHUNK, Partition
+from perdure.storage.port import CommitLimits, Driver
+from tests.langgraph.session import config
+
+R = TypeVar("R")
 
 
 def test_a_checkpoint_heard_of_late_does_not_prove_what_came_after_it() -> None:
@@ -12,3 +30,94 @@ def test_a_checkpoint_heard_of_late_does_not_prove_what_came_after_it() -> None:
     assert known.root == "first"
     assert known.stored == {b"of the first"}
     assert known.recent == {b"of the second"}
+
+
+def test_digests_of_earlier_states_are_forgotten_beyond_a_multiple_of_the_state() -> None:
+    known = KnownChunks(1, "head")
+    known.stored.update(str(number).encode() for number in range(2000))
+    known.learned()
+    known.recent.update(str(number).encode() for number in range(2000, 8000))
+    known.learned()
+    assert entered(known, 1, "head") is known
+    assert entered(known, 1, "other").first == 2000
+    known.recent.add(b"one more")
+    assert entered(known, 1, "head").count == 0
+
+
+def test_what_is_known_of_a_thread_counts_for_the_bound_of_all_threads() -> None:
+    cache = ThreadCache()
+    before = cache.weight()
+    cache.known.stored.update(str(number).encode() for number in range(8000))
+    assert cache.weight() == before + 1000
+
+
+class Counting:
+    """A driver that counts the chunks that each commit brings."""
+
+    def __init__(self, inner: Driver) -> None:
+        self._inner = inner
+        self.chunks = 0
+
+    @property
+    def limits(self) -> CommitLimits:
+        return self._inner.limits
+
+    def perform(self, effect: Effect[R]) -> R:
+        ops: Any = effect.ops if isinstance(effect, Commit) else ()
+        ops = effect.puts if isinstance(effect, Stage) else ops
+        self.chunks += sum(isinstance(op, Put) and op.kind is CHUNK for op in ops)
+        return self._inner.perform(effect)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return self.perform(effect)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Files(TypedDict):
+    turn: int
+    files: dict[str, str]
+
+
+def files(turn: int, count: int) -> dict[str, str]:
+    """Files of a turn: each turn rewrites one of them."""
+    return {f"{n}.txt": f"{max(0, turn - (turn - n) % count)} of {n}: " * 200 for n in range(count)}
+
+
+def talked(turns: int, count: int, each: Callable[[Any, Counting], None]) -> None:
+    """Have so many turns on one thread whose state has so many files, and compare what is stored."""
+    drivers: list[Counting] = []
+
+    def wrap(driver: Driver) -> Driver:
+        drivers.append(Counting(driver))
+        return drivers[0]
+
+    builder = StateGraph(Files).add_node("write", lambda state: {"files": files(state["turn"], count)})
+    builder.add_edge(START, "write")
+    with closing(open_database("memory://", wrap=wrap)) as db:
+        saver = db.checkpointer()
+        graph = builder.compile(checkpointer=saver)
+        for turn in range(turns):
+            graph.invoke({"turn": turn, "files": {}}, config())
+            each(saver, drivers[0])
+        stored = builder.compile(checkpointer=db.checkpointer()).get_state(config()).values
+        assert stored == {"turn": turns - 1, "files": files(turns - 1, count)}
+        assert db.fsck() == []
+
+
+def test_a_thread_of_many_turns_remembers_the_chunks_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_chunks, "_DIGESTS_MAX", 64)
+    counts = list[int]()
+    talked(100, 5, lambda saver, _: counts.append(saver._caches.of(Partition("", "t")).known.count))
+    assert 32 < max(counts) < 96
+    assert max(counts[50:]) <= max(counts[:50])
+
+
+def test_a_state_of_many_chunks_is_not_stored_anew_by_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_chunks, "_DIGESTS_MAX", 16)
+    counts = list[int]()
+    talked(60, 40, lambda _, driver: counts.append(driver.chunks))
+    brought = [after - before for before, after in zip([0, *counts], counts, strict=False)]
+    assert brought[0] >= 40
+    assert sum(chunks >= 40 for chunks in brought) <= 6

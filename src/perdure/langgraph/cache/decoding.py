@@ -48,6 +48,7 @@ def take(
     # What the root's head refers to is present if the head is; pending writes and subgraphs come after it.
     (known.stored if are_roots else known.recent).update(expansion.used)
     known.nodes.update(expansion.nodes)
+    known.learned()
     for channel, tree in trees.items():
         slot = (namespace, channel)
         if isinstance(tree, EncodedList):

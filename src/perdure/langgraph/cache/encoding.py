@@ -211,6 +211,7 @@ class Encoding:
             known.advance(record.id, record.replaced, chain(builder.fresh, builder.relied))
         else:
             known.recent.update(builder.fresh)
+        known.learned()
         self._cache.hold(self._held)
         if record is not None:
             self._cache.see(record.namespace, HeadRefs(record.id, record.refs))

@@ -18,7 +18,10 @@ from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Expect
 from perdure.model.records import CHECKPOINT, CHUNK
 
-_DIGESTS_MAX = 200_000
+_DIGESTS_MAX = 4096
+"""Most digests that are known of a thread whose state has few chunks."""
+_STATES_MAX = 4
+"""How many times the digests of its state are known of a thread whose state has more chunks."""
 _PAST_MAX = 8
 _CHECKS_MAX = 64
 
@@ -56,7 +59,8 @@ class KnownChunks:
     """The chunks that are known in one collection generation, by digest, and nodes with their digests.
 
     All of ``stored`` is present if the checkpoint ``root`` is; each of ``recent`` has to be checked by
-    itself. ``past`` holds earlier values of ``root``, as this process moved it.
+    itself. ``past`` holds earlier values of ``root``, as this process moved it. ``first`` is the number of
+    digests after the first load or write, which may have needed all of the thread's state; 0 before.
     """
 
     generation: int
@@ -65,6 +69,12 @@ class KnownChunks:
     recent: set[bytes] = field(default_factory=set)
     nodes: dict[bytes, bytes] = field(default_factory=dict)
     past: deque[str | None] = field(default_factory=lambda: deque(maxlen=_PAST_MAX))
+    first: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of known digests."""
+        return len(self.stored) + len(self.recent)
 
     def follows(self, root: str | None) -> bool:
         """Return True if ``root`` is the known head of the root, or one that this process has replaced."""
@@ -89,8 +99,14 @@ class KnownChunks:
         self.stored.update(digests)
         self.recent.difference_update(digests)
 
+    def learned(self) -> None:
+        """Note the end of a load or a write."""
+        self.first = self.first or self.count
+
     def is_full(self) -> bool:
-        return len(self.stored) + len(self.recent) > _DIGESTS_MAX
+        """Return True if most digests are of earlier states, so that it is better to begin anew: the next
+        write stores again what it needs, and learns it."""
+        return self.count > max(_DIGESTS_MAX, _STATES_MAX * self.first)
 
 
 def entered(known: KnownChunks, generation: int, root: str | None, *, exactly: bool = False) -> KnownChunks:
@@ -109,7 +125,8 @@ def entered(known: KnownChunks, generation: int, root: str | None, *, exactly: b
         return KnownChunks(generation, root)
     if root == known.root or (not exactly and known.follows(root)):
         return known
-    return KnownChunks(generation, root, recent=known.stored | known.recent, nodes=known.nodes)
+    recent = known.stored | known.recent
+    return KnownChunks(generation, root, recent=recent, nodes=known.nodes, first=known.first)
 
 
 def proof(

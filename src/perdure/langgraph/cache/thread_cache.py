@@ -154,8 +154,9 @@ class ThreadCache:
         return {channel: held.size for channel, ref, held in found if held is not None and held.ref == ref}
 
     def weight(self) -> int:
-        """Return roughly the number of elements that are held; a payload counts one for each 512 bytes."""
-        weight = 8
+        """Return roughly the number of elements that are held; a payload counts one for each 512 bytes, a
+        known chunk an eighth of one, a known node a half."""
+        weight = 8 + self.known.count // 8 + len(self.known.nodes) // 2
         for held in list(self.held.values()):
             if held.elements is not None:
                 handed = held.elements.handed

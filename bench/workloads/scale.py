@@ -74,6 +74,7 @@ def _asked(desk: Desk, subject: Subject, questions: list[tuple[str, dict[str, in
     answers: Results = {}
     for question, arguments in questions:
         answer = subject.ask(question, **arguments)
-        answers.update(answer, **{f"{question}_s": answer["seconds"]})
+        # A figure of the answer's own counts, such as the median of several pages.
+        answers.update({f"{question}_s": answer["seconds"], **answer})
     desk.step(name)
     return answers

@@ -28,6 +28,8 @@ def test_what_grows_is_measured_from_its_first_part_to_its_last(tmp_path: Path) 
         steps = found["steps"][name]
         assert len(steps) == scale.STEPS
         assert all(step["memory_kb"] > 0 and step["descriptors"] > 0 for step in steps)
+    # The median of twenty pages, not the time of all of them.
+    assert all(0 < step["page_s"] <= step["seconds"] / 10 for step in found["steps"]["threads"])
     assert all(len(runs) == scale.SEND_ROUNDS for runs in found["steps"]["sends"].values())
 
 

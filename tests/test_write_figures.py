@@ -276,3 +276,21 @@ def test_every_test_that_the_page_names_is_there() -> None:
     assert len(named) > 30
     absent = [f"{path}::{name}" for path, name in named if f"def {name}(" not in (root / path).read_text()]
     assert not absent
+
+
+def test_each_battery_that_publishes_figures_has_a_row() -> None:
+    published: set[str] = set()
+    for file in (TOOL.parent.parent / "tests" / "chaos").glob("test_*.py"):
+        published |= set(re.findall(r'publish\(\s*"([^"]+)"', file.read_text(encoding="utf-8")))
+    assert {"battery", "steering", "crons", "server restarted"} <= published
+    assert published == set(tool._ROW)
+
+
+def test_rows_of_messages_that_join_runs_and_of_schedules() -> None:
+    joined = {**SIMULATION, "what": "steering", "messages": 1200, "taken up": 545}
+    lines = [joined, {**BATTERY, "what": "steering battery"}]
+    lines.append({"what": "crons", "season": "spring", "schedules": 9, "times": 40, "kills": 1})
+    page = tool.section([{**line, "day": "2026-03-01", "size": "full"} for line in lines])
+    assert "500 histories, 1,200 messages, of which 545 joined a run: 300 kills" in page
+    assert "at random moments, sqlite, messages join open runs | 3,001 messages" in page
+    assert "| 9 schedules, 40 times: 1 kill | one run each time | 2026-03-01 |" in page

@@ -123,6 +123,31 @@ def _battery(lines: Lines, backend: str) -> Row:
     )
 
 
+def _steering(lines: Lines, _: str) -> Row:
+    total = _sum(lines)
+    return (
+        "whole deployments in which messages join open runs, simulated from seeds",
+        f"{_n(total['seeds'], 'history', 'histories')}, {_n(total['messages'], 'message')}, of which "
+        f"{total['taken up']:,} joined a run: {total['kills']:,} kills, {total['pauses']:,} pauses, "
+        f"{total['lost answers']:,} lost answers",
+        f"{_n(total['violations'], 'violation')}, {total['stale writes refused']:,} stale writes refused",
+    )
+
+
+def _steering_battery(lines: Lines, backend: str) -> Row:
+    what, much, came = _battery(lines, backend)
+    return f"{what}, messages join open runs", much, came
+
+
+def _crons(lines: Lines, _: str) -> Row:
+    total = _sum(lines)
+    return (
+        "servers killed while schedules fall due, over changes of the clocks",
+        f"{_n(total['schedules'], 'schedule')}, {_n(total['times'], 'time')}: {_n(total['kills'], 'kill')}",
+        "one run each time",
+    )
+
+
 def _points(lines: Lines, backend: str) -> Row:
     total = _sum(lines)
     return (
@@ -196,11 +221,14 @@ _ROW: dict[str, Callable[[Lines, str], Row]] = {
     "simulation": _simulation,
     "kill points": _kill_points,
     "battery": _battery,
+    "steering": _steering,
+    "steering battery": _steering_battery,
     "points": _points,
     "models": _models,
     "server killed": _killed,
     "server without database": _away,
     "server restarted": _restarted,
+    "crons": _crons,
     "break": _breaks,
     "no fence": _no_fence,
 }

@@ -31,7 +31,7 @@ def histories(results: Results) -> list[str]:
     rows.append([f"stored after {turns} turns, kB", *map(number, stored), times(stored[1] / stored[0])])
     return [
         "## Histories",
-        "A turn of `db.history()` on SQLite beside two tables of one's own with a row a message: the session "
-        "is read, and two messages are written on condition that nobody else has changed it.",
+        "A turn of `db.history()` on SQLite beside two plain tables with a row a message: the session "
+        "is read, and two messages are written on condition that no other process has changed it.",
         table(["", "own tables", "**Perdure**", "of the own tables'"], rows),
     ]

@@ -17,7 +17,7 @@ from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.model.ops import Commit, Put, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, Partition
-from perdure.storage.port import CommitLimits, Driver
+from perdure.storage.port import Driver, WrappingDriver
 from tests.langgraph.session import config
 
 R = TypeVar("R")
@@ -51,28 +51,16 @@ def test_what_is_known_of_a_thread_counts_for_the_bound_of_all_threads() -> None
     assert cache.weight() == before + 1000
 
 
-class Counting:
-    """A driver that counts the chunks that each commit brings."""
+class Counting(WrappingDriver):
+    """A driver that counts the chunks that commits bring."""
 
-    def __init__(self, inner: Driver) -> None:
-        self._inner = inner
-        self.chunks = 0
-
-    @property
-    def limits(self) -> CommitLimits:
-        return self._inner.limits
+    chunks = 0
 
     def perform(self, effect: Effect[R]) -> R:
         ops: Any = effect.ops if isinstance(effect, Commit) else ()
         ops = effect.puts if isinstance(effect, Stage) else ops
         self.chunks += sum(isinstance(op, Put) and op.kind is CHUNK for op in ops)
         return self._inner.perform(effect)
-
-    async def aperform(self, effect: Effect[R]) -> R:
-        return self.perform(effect)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class Files(TypedDict):

@@ -21,7 +21,7 @@ from perdure.model.records import CHECKPOINT, CHUNK
 _DIGESTS_MAX = 4096
 """Most digests that are known of a thread whose state has few chunks."""
 _STATES_MAX = 4
-"""How many times the digests of its state are known of a thread whose state has more chunks."""
+"""The same for a thread whose state has more chunks: a multiple of their number."""
 _PAST_MAX = 8
 _CHECKS_MAX = 64
 

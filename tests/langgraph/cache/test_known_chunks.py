@@ -62,6 +62,9 @@ class Counting(WrappingDriver):
         self.chunks += sum(isinstance(op, Put) and op.kind is CHUNK for op in ops)
         return self._inner.perform(effect)
 
+    async def aperform(self, effect: Effect[R]) -> R:
+        return self.perform(effect)
+
 
 class Files(TypedDict):
     turn: int

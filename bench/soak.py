@@ -234,7 +234,7 @@ class Family:
         for each in self._root.children():
             # One that has just been killed is a zombie, without a command line, or gone.
             with suppress(psutil.NoSuchProcess):
-                if "spawn_main" in " ".join(each.cmdline()):
+                if "resource_tracker" not in " ".join(each.cmdline()):
                     found.append(each)
         return found
 

@@ -1,6 +1,7 @@
 """The demo's process without a browser: one answer on the command line, ports, Ctrl-C and kill -9.
 
-Covers perdure.cli.demo, perdure.demo.__main__, perdure.demo.one_message, perdure.demo.serve.
+Covers perdure.cli.demo, perdure.demo.__main__, perdure.demo.one_message, perdure.demo.page_server,
+perdure.demo.serve.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_a_process_without_another_is_not_ended(died: list[int]) -> None:
             assert (await client.get("/chat/process.json")).json()["can_kill"] is False
             answer = await client.post(KILL, json={})
             assert answer.status_code == 403
-            assert "perdure demo" in answer.json()["detail"]
+            assert "--workers 2, or perdure demo" in answer.json()["detail"]
 
     ask()
     assert died == []

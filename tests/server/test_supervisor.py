@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 WITHIN_S = 60.0
@@ -91,43 +90,6 @@ def test_the_runs_of_a_process_that_is_killed_do_not_wait_for_their_leases(tmp_p
         _until(lambda: len(answer()) == 2)
         assert answer()[1].startswith(f"after {held.read_text()} in ")
         assert "leases.ended" in log.read_text()
-
-
-STARTS_ONE = """\
-import multiprocessing, os, pathlib, sys, time
-
-
-def serve(place):
-    from perdure.server.hosting import supervisor
-
-    supervisor._end_with_parent()
-    pathlib.Path(place).write_text(str(os.getpid()))
-    while True:
-        time.sleep(0.1)
-
-
-if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(sys.argv[1],))
-    process.start()
-    process.join()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_process_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "starts.py").write_text(STARTS_ONE)
-    place = tmp_path / "pid"
-    supervisor = subprocess.Popen([sys.executable, "starts.py", str(place)], cwd=tmp_path)
-    try:
-        _until(lambda: place.exists() and place.read_text() != "")
-        serving = psutil.Process(int(place.read_text()))
-        supervisor.kill()
-        supervisor.wait()
-        _until(lambda: not serving.is_running() or serving.status() == psutil.STATUS_ZOMBIE)
-    finally:
-        supervisor.kill()
-        supervisor.wait()
 
 
 def _until(what: Callable[[], bool]) -> None:

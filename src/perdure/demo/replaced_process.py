@@ -6,8 +6,6 @@ ends with its parent, however that ends.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import socket
 import threading
@@ -15,11 +13,13 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
+from perdure.server.hosting import child_process
+from perdure.server.hosting.child_process import STOPS
+
 Serve = Callable[[socket.socket, bool], int]
 """Serves on a socket until it is stopped and returns the exit code; true if it replaces a killed process.
 Pickled, so a function of a module or a ``partial`` of one."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 KILLED = -9
 """Exit code of a process that SIGKILL ended."""
 _STOPPED = 130
@@ -28,7 +28,6 @@ _STOPPED = 130
 def serve_replaced(serve: Serve, listener: socket.socket) -> int:
     """Run ``serve`` in a child process until it is stopped, and return its exit code. SIGINT and SIGTERM stop
     it; a child that is killed is replaced."""
-    context = multiprocessing.get_context("spawn")
     stopping = threading.Event()
     child: BaseProcess | None = None
 
@@ -37,12 +36,11 @@ def serve_replaced(serve: Serve, listener: socket.socket) -> int:
         if child is not None and child.is_alive():
             child.terminate()
 
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    before = {number: signal.signal(number, stop) for number in STOPS}
     try:
         is_again = False
         while not stopping.is_set():
-            child = context.Process(target=_child, args=(serve, listener, is_again))
-            child.start()
+            child = child_process.start(_child, serve, listener, is_again)
             if stopping.is_set():
                 child.terminate()
             child.join()
@@ -57,16 +55,8 @@ def serve_replaced(serve: Serve, listener: socket.socket) -> int:
 
 
 def _child(serve: Serve, listener: socket.socket, is_again: bool) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         code = serve(listener, is_again)
     except KeyboardInterrupt:
         code = _STOPPED
     raise SystemExit(code)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(_STOPPED)

@@ -20,7 +20,6 @@ from starlette.background import BackgroundTask
 from perdure.server.auth.identity import Refusal
 from perdure.server.resources import CallerNow
 
-_STARTED_AT = round(time.time() * 1000)
 _HEADERS = {"Cache-Control": "no-store"}
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
@@ -28,11 +27,12 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 def serve_process(app: FastAPI, path: str) -> None:
     """Serve ``process.json`` and ``process/kill`` under the path of the chat page. The page shows them if its
     description has ``process``."""
+    started_at = round(time.time() * 1000)
 
     @app.get(f"{path}/process.json", include_in_schema=False)
     async def shown(caller: CallerNow, request: Request) -> JSONResponse:
         return JSONResponse(
-            {"pid": os.getpid(), "started_at": _STARTED_AT, "can_kill": _refusal(request) is None},
+            {"pid": os.getpid(), "started_at": started_at, "can_kill": _refusal(request) is None},
             headers=_HEADERS,
         )
 
@@ -54,7 +54,7 @@ def _die() -> None:
 def _refusal(request: Request) -> str | None:
     """Return the reason for which a request may not end this process, or None."""
     if parent_process() is None:
-        return "No other process would take over: start the server with --processes 2, or perdure demo."
+        return "No other process would take over: start the server with --workers 2, or perdure demo."
     try:
         if request.client is not None and ip_address(request.client.host).is_loopback:
             return None

@@ -1,12 +1,12 @@
 """Several server processes on one socket: a process that ends is replaced, all stop together.
 
-The one that replaces it ends its leases, so that its runs continue at once.
+The one that replaces it ends its leases, so that its runs continue at once. It starts at once, too, unless
+the one before it ended soon after its start.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import secrets
 import signal
@@ -22,15 +22,20 @@ from typing import NamedTuple
 
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime.failure_location import show_failures
+from perdure.runtime.garbage_collector import settle
 from perdure.runtime.runtime import process_name
 from perdure.server.config import Config
+from perdure.server.hosting import child_process
+from perdure.server.hosting.child_process import STOPS
 from perdure.server.hosting.process import run, serve
+from perdure.storage.url import backend_of
 
 _log = logging.getLogger("perdure.server")
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S = 0.2
+_SHORT_S = 10.0
 _PAUSE_S = 1.0
+"""Seconds before a process takes the place of one that lived for less than ``_SHORT_S``."""
 _NAMED = 32
 """Ended processes whose leases the next one ends: one before it may have failed to start."""
 _CANNOT_START = 78
@@ -46,6 +51,14 @@ class _Given(NamedTuple):
     log_level: str
 
 
+class _Child(NamedTuple):
+    """A process, what its name has besides its id, and when it was started."""
+
+    process: BaseProcess
+    token: str
+    started_at: float
+
+
 def serve_many(
     config: Config,
     listener: socket.socket,
@@ -56,7 +69,7 @@ def serve_many(
     log_level: str = "INFO",
 ) -> int:
     """Serve from several processes until SIGINT or SIGTERM, and return the exit code. A process that
-    cannot start with its configuration stops all of them.
+    cannot start with its configuration stops all of them. Call it in a process with one thread.
 
     Args:
         config: the configuration.
@@ -66,65 +79,53 @@ def serve_many(
         encryption_key: key, or keys, that encrypt stored data.
         log_level: level of Perdure's logger.
     """
-    context = multiprocessing.get_context("spawn")
+    # Before the forks: they share what is imported, as long as no collection of garbage writes to it.
+    backend_of(config.database_url)
+    settle()
     stopping = threading.Event()
 
     def stop(number: int, _: FrameType | None) -> None:
         stopping.set()
 
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    before = {number: signal.signal(number, stop) for number in STOPS}
 
     given = _Given(config, works, encryption_key, log_level)
     ended: deque[str] = deque(maxlen=_NAMED)
 
-    def started() -> tuple[BaseProcess, str]:
+    def started() -> _Child:
         token = secrets.token_hex(3)
-        child = context.Process(target=_child, args=(given, listener, token, tuple(ended)))
-        child.start()
-        return child, token
+        process = child_process.start(_serve, given, listener, token, tuple(ended))
+        return _Child(process, token, time.monotonic())
 
     children = [started() for _ in range(processes)]
     code = 0
     try:
         while not stopping.wait(_LOOK_S):
-            for at, (child, token) in enumerate(children):
-                if child.exitcode is None or child.pid is None:
+            for at, child in enumerate(children):
+                pid, status = child.process.pid, child.process.exitcode
+                if status is None or pid is None:
                     continue
-                if child.exitcode == _CANNOT_START:
+                if status == _CANNOT_START:
                     code = 1
                     stopping.set()
                     break
-                _log.warning("server process %s ended with %s; another one starts", child.pid, child.exitcode)
-                ended.append(process_name(child.pid, token))
-                time.sleep(_PAUSE_S)
+                _log.warning("server process %s ended with %s; another one starts", pid, status)
+                ended.append(process_name(pid, child.token))
+                if time.monotonic() - child.started_at < _SHORT_S and stopping.wait(_PAUSE_S):
+                    break
                 children[at] = started()
     finally:
-        for child, _ in children:
-            if child.exitcode is None:
-                child.terminate()
-        for child, _ in children:
-            child.join()
+        for child in children:
+            if child.process.exitcode is None:
+                child.process.terminate()
+        for child in children:
+            child.process.join()
         for number, handler in before.items():
             signal.signal(number, handler)
     return code
 
 
-def _end_with_parent() -> None:
-    """Stop this process as SIGTERM does when the one that started it has ended, however that came about: it
-    would go on serving, with nothing left that could stop or replace it."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="supervisor", daemon=True).start()
-
-
-def _child(given: _Given, listener: socket.socket, token: str, ended: Collection[str]) -> None:
-    _end_with_parent()
+def _serve(given: _Given, listener: socket.socket, token: str, ended: Collection[str]) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("perdure").setLevel(given.log_level)
     if given.config.development:

@@ -1,0 +1,103 @@
+"""Process of the demo that serves the page: database, model, runtime and server, started in this order and
+stopped in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import uvicorn
+from rich.console import Console
+from rich.markup import escape
+
+from perdure.config.hosts import in_url, is_loopback
+from perdure.demo.running import opened
+from perdure.demo.web import create_app
+from perdure.errors import PerdureError
+from perdure.server.hosting.process import Server
+from perdure.web.connections import LimitedConnection
+
+STOPPING_SECONDS = 5
+EXPOSED = "[yellow]Anyone who reaches this port can read and change every conversation.[/]"
+
+
+@dataclass(frozen=True, slots=True)
+class PageServer:
+    """Address and model of the demo; called, it serves the page until SIGINT or SIGTERM and returns the exit
+    code."""
+
+    url: str
+    host: str
+    port: int
+    model: str | None
+    open_browser: bool
+
+    def __call__(self, listener: socket.socket, is_again: bool) -> int:
+        try:
+            return asyncio.run(_serve(self, listener, is_again))
+        except PerdureError as error:
+            Console(stderr=True).print(f"[bold red]perdure demo:[/] {escape(str(error))}")
+            return 1
+
+
+async def _serve(serving: PageServer, listener: socket.socket, is_again: bool) -> int:
+    console = Console(highlight=False)
+    url, host, port = serving.url, serving.host, serving.port
+    async with opened(url, serving.model, console) as demo:
+        database, is_near = shown_url(url), is_loopback(host)
+        app = create_app(demo.host, model=demo.model.label, database=database, loopback=is_near)
+        taken: int = listener.getsockname()[1]
+        address = f"http://{in_url(host)}:{taken}/"
+
+        async def ready() -> None:
+            if is_again:
+                console.print(f"The process was killed; process {os.getpid()} goes on.")
+                return
+            moved_from = port if port not in (0, taken) else None
+            _banner(console, address, database, demo.model.label, moved_from=moved_from)
+            if not is_near:
+                console.print(EXPOSED)
+            if serving.open_browser:
+                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+        settings = uvicorn.Config(
+            app,
+            http=LimitedConnection,
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=STOPPING_SECONDS,
+        )
+        await Server(settings, ready, demo.host.close).serve(sockets=[listener])
+    console.print("Stopped. Every accepted message is stored.")
+    if demo.handed_over.count:
+        console.print("The answer that was being written continues when the demo is started again.")
+    return 0
+
+
+def shown_url(url: str) -> str:
+    """Return the database's name for people: a file's full path, or a URL without its password."""
+    parts = urlsplit(url)
+    if parts.scheme.startswith("sqlite") and parts.path:
+        return str(Path(parts.path[1:] or parts.path).absolute())
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:…@{host}"))
+
+
+def _banner(console: Console, address: str, database: str, model: str, *, moved_from: int | None) -> None:
+    if moved_from is not None:
+        console.print(f"[yellow]Port {moved_from} is taken, so this is another one.[/]")
+    console.print()
+    console.print(f"  [bold]Perdure demo[/]  {address}", soft_wrap=True)
+    console.print(f"  [dim]inspector[/]     {address}inspect/", soft_wrap=True)
+    console.print(f"  [dim]database[/]      {escape(database)}", soft_wrap=True)
+    console.print(f"  [dim]model[/]         {escape(model)}", soft_wrap=True)
+    console.print("  [dim]stop[/]          Ctrl-C, or kill -9: the conversations stay either way")
+    console.print()

@@ -78,9 +78,12 @@ def test_a_child_can_be_stopped_from_its_first_moment_on(tmp_path: Path, name: s
 
 
 def test_no_child_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
-    # A child that is forked later has what the earlier ones have of their parent: it must not keep them.
+    # A child that is forked later has what the earlier ones have of their parent: it must not keep them, also
+    # while it takes its time to stop.
     program = """
         def work(place):
+            if place == sys.argv[-1]:
+                signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(place).unlink())
             pathlib.Path(place).write_text(str(os.getpid()))
             while True:
                 time.sleep(0.1)
@@ -97,7 +100,12 @@ def test_no_child_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         children = [psutil.Process(int(place.read_text())) for place in places]
         process.kill()
         process.wait()
-        _until(lambda: not any(map(_runs, children)))
+        *others, slow = children
+        try:
+            _until(lambda: not any(map(_runs, others)))
+            _until(lambda: not places[-1].exists())
+        finally:
+            slow.kill()
 
 
 REPLACES = """
@@ -141,6 +149,7 @@ def test_a_process_that_ends_soon_is_replaced_after_a_pause_in_which_all_can_be_
         child, _ = _next_child(process)
         child.kill()
         _until(lambda: not child.is_running())
+        time.sleep(1)  # another one would have started
         process.terminate()
         assert process.wait(WITHIN_S) == 0
         assert process.stdout is not None

@@ -78,7 +78,7 @@ def _child(
 
 def _end_with(parent: int) -> None:
     if FORKS:
-        # The pipe by which multiprocessing knows is held open by siblings that were forked later.
+        # Siblings that were forked later hold the pipe open by which multiprocessing would know.
         while os.getppid() == parent:
             time.sleep(_LOOK_S)
     elif (process := multiprocessing.parent_process()) is not None:

@@ -21,8 +21,10 @@ WITHIN_S = 60.0
 forks = pytest.mark.skipif(sys.platform != "linux", reason="a child is a fork on Linux alone")
 
 
-@forks
-def test_a_child_does_not_import_again_what_its_parent_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [pytest.param(0, marks=forks), 1])
+def test_a_child_of_a_process_with_one_thread_does_not_import_again_what_its_parent_has(
+    tmp_path: Path, threads: int
+) -> None:
     (tmp_path / "costly.py").write_text("import os\nprint('imported by', os.getpid(), flush=True)\n")
     program = """
         import costly
@@ -35,17 +37,21 @@ def test_a_child_does_not_import_again_what_its_parent_has(tmp_path: Path) -> No
 
 
         if __name__ == "__main__":
+            done = threading.Event()
+            for _ in range(int(sys.argv[1])):
+                threading.Thread(target=done.wait).start()
             child = start(work)
             child.join()
+            done.set()
             sys.exit(child.exitcode)
     """
-    with _running(tmp_path, program) as process:
+    with _running(tmp_path, program, str(threads)) as process:
         assert process.stdout is not None
-        lines = process.stdout.read().splitlines()
+        first, *others, last = process.stdout.read().splitlines()
         assert process.wait(WITHIN_S) == 0
-    assert lines[0] == f"imported by {process.pid}"
-    assert lines[1].endswith(f" of {process.pid}")
-    assert len(lines) == 2
+    assert first == f"imported by {process.pid}"
+    assert len(others) == threads
+    assert last.endswith(f" of {process.pid}")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
@@ -174,7 +180,7 @@ def _next_child(process: subprocess.Popen[str]) -> tuple[psutil.Process, int]:
 def _running(folder: Path, program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     place = folder / "program.py"
     place.write_text(
-        "import os, pathlib, signal, sys, time\n"
+        "import os, pathlib, signal, sys, threading, time\n"
         "from perdure.server.hosting.child_process import start\n" + textwrap.dedent(program)
     )
     process = subprocess.Popen(

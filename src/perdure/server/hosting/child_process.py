@@ -1,7 +1,8 @@
 """Child process of a supervisor: it has what its parent imported, and ends with it.
 
-On Linux it is a fork. A new interpreter would spend seconds of processor time on the imports, for which the
-clients of the process that it replaces would wait, and keep a copy of its own of what they load.
+It is a fork where that is safe: on Linux, of a process with one thread. A new interpreter would spend seconds
+of processor time on the imports, for which the clients of the process that it replaces would wait, and keep a
+copy of its own of what they load.
 """
 
 from __future__ import annotations
@@ -22,42 +23,42 @@ P = ParamSpec("P")
 STOPS = (signal.SIGTERM, signal.SIGINT)
 """Signals that stop a server."""
 
-FORKS = sys.platform == "linux"
-"""Whether a child is a fork. macOS's own libraries do not work in one, and Windows has none."""
-
 _LOOK_S = 0.5
 
 
 def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseProcess:
-    """Start a process that calls ``target``; call it while this process has one thread.
+    """Start a process that calls ``target``.
 
     The child stops as by SIGTERM when this process has ended, however that came about: it would go on
     serving, with nothing left that could stop or replace it.
 
     Args:
-        target: what the process does. It and its arguments are pickled where a child is not a fork.
+        target: what the process does. It and its arguments are pickled if the child is not a fork.
         args: its arguments.
         kwargs: its named arguments.
     """
-    # One call for each method, as their classes of processes have no type in common.
-    started = (os.getpid(), target, args, kwargs)
     process: BaseProcess
-    if FORKS:
-        process = multiprocessing.get_context("fork").Process(target=_child, args=started)
+    if _is_safe_to_fork():
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_fork, args=(os.getpid(), target, args, kwargs))
+        with _held_back():
+            process.start()
     else:
-        process = multiprocessing.get_context("spawn").Process(target=_child, args=started)
-    with _held_back():
+        process = multiprocessing.get_context("spawn").Process(target=_spawned, args=(target, args, kwargs))
         process.start()
     return process
+
+
+def _is_safe_to_fork() -> bool:
+    """Return True if this process may fork: another thread, such as that of a tracer, may hold a lock which
+    nothing releases in a fork. macOS's own libraries do not work in one, and Windows has none."""
+    return sys.platform == "linux" and threading.active_count() == 1
 
 
 @contextmanager
 def _held_back() -> Iterator[None]:
     """Hold signals back from a fork until it has its own handlers: with those of its parent it would ignore
     that it is stopped."""
-    if not FORKS:
-        yield
-        return
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -65,22 +66,33 @@ def _held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
-def _child(
+def _fork(
     parent: int, target: Callable[..., None], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    if FORKS:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    threading.Thread(target=_end_with, args=(parent,), name="supervisor", daemon=True).start()
-    target(*args, **kwargs)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
-
-def _end_with(parent: int) -> None:
-    if FORKS:
+    def wait() -> None:
         # Siblings that were forked later hold the pipe open by which multiprocessing would know.
         while os.getppid() == parent:
             time.sleep(_LOOK_S)
-    elif (process := multiprocessing.parent_process()) is not None:
-        process.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+
+    _stop_after(wait)
+    target(*args, **kwargs)
+
+
+def _spawned(target: Callable[..., None], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        _stop_after(parent.join)
+    target(*args, **kwargs)
+
+
+def _stop_after(wait: Callable[[], None]) -> None:
+    """Stop this process as SIGTERM does when ``wait`` returns."""
+
+    def watch() -> None:
+        wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="supervisor", daemon=True).start()

@@ -69,7 +69,7 @@ def serve_many(
     log_level: str = "INFO",
 ) -> int:
     """Serve from several processes until SIGINT or SIGTERM, and return the exit code. A process that
-    cannot start with its configuration stops all of them. Call it in a process with one thread.
+    cannot start with its configuration stops all of them.
 
     Args:
         config: the configuration.

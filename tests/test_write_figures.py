@@ -176,7 +176,7 @@ def test_the_lines_of_a_run_become_a_table(written: Written) -> None:
         [
             "two servers and two workers on PostgreSQL, a process killed in each turn of a conversation",
             "50 turns: 50 kills, 62 attempts at runs, 14 streams resumed, "
-            "1 message said again under the same key",
+            "1 message sent again under the same key",
             "0 lost, 0 twice",
         ],
         [

@@ -173,7 +173,7 @@ def _killed(lines: Lines, _: str) -> Row:
         "two servers and two workers on PostgreSQL, a process killed in each turn of a conversation",
         f"{_n(total['turns'], 'turn')}: {_n(total['kills'], 'kill')}, "
         f"{_n(total['attempts'], 'attempt')} at runs, {_n(total['resumed'], 'stream')} resumed, "
-        f"{_n(total['repeats'], 'message')} said again under the same key",
+        f"{_n(total['repeats'], 'message')} sent again under the same key",
         f"{total['lost']:,} lost, {total['twice']:,} twice",
     )
 

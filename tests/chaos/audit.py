@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+from langgraph.checkpoint.base import CheckpointTuple
+
 from perdure.model.ops import Fetch, Range
 from perdure.model.records import WRITE, Partition
 from perdure.model.write_records import read_writes
@@ -21,10 +23,14 @@ _NULL_TASK = "00000000-0000-0000-0000-000000000000"
 def violations(job: Job, undisturbed: str) -> list[str]:
     """Every promise that was broken, in words."""
     lines = Journal(job.journal).lines()
-    out = list(_lost(job, lines))
+    with faulty(job.url) as (database, driver):
+        out = list(map(str, database.fsck()))
+        stored = list(database.checkpointer().list({"configurable": {"thread_id": THREAD}}))
+        (writes,) = driver.perform(Fetch(Partition("", THREAD), (Range(WRITE),)))
+    out += _lost(lines, stored, {write.key for write in read_writes(writes)})
     out += _repeated(lines, by_label=job.durability == "sync" and job.fault == "kill")
     state = final_state(job)
-    if job.durability == "async" and _is_ahead(job):
+    if job.durability == "async" and _is_ahead(stored):
         state, undisturbed = _without_memory(state), _without_memory(undisturbed)
     if state not in (undisturbed, _resumed_without_input(lines, undisturbed)):
         out.append(f"the state is {state}, that of an undisturbed run {undisturbed}")
@@ -63,15 +69,13 @@ def _is_stateful(namespace: str) -> bool:
     return namespace != "" and ":" not in namespace
 
 
-def _is_ahead(job: Job) -> bool:
+def _is_ahead(stored: list[CheckpointTuple]) -> bool:
     """Whether the stateful subgraph has stored what belongs to a step of its run that is not stored.
 
     In durability ``async`` LangGraph stores the two side by side, with any saver (see test_langgraph.py). A
     run whose own put fails, or is late when its process ends, does the step again as another one, which calls
     the subgraph once more.
     """
-    with faulty(job.url) as (database, _):
-        stored = list(database.checkpointer().list({"configurable": {"thread_id": THREAD}}))
     steps = {each.checkpoint["id"] for each in stored}
     return any(
         _is_stateful(each.config["configurable"]["checkpoint_ns"])
@@ -88,21 +92,18 @@ def _without_memory(state: str) -> str:
     return json.dumps([values, following])
 
 
-def _lost(job: Job, lines: list[list[Any]]) -> Iterator[str]:
-    """Acknowledged writes that are not stored, or not as they were; and what fsck finds."""
-    with faulty(job.url) as (database, driver):
-        yield from map(str, database.fsck())
-        saver = database.checkpointer()
-        stored = {
-            (c.config["configurable"]["checkpoint_ns"], c.checkpoint["id"]): c.checkpoint
-            for c in saver.list({"configurable": {"thread_id": THREAD}})
-        }
-        (writes,) = driver.perform(Fetch(Partition("", THREAD), (Range(WRITE),)))
-    slots = {write.key for write in read_writes(writes)}
+def _lost(
+    lines: list[list[Any]], stored: list[CheckpointTuple], slots: set[tuple[Any, ...]]
+) -> Iterator[str]:
+    """Acknowledged writes that are not stored, or not as they were. ``slots`` are those of stored writes."""
+    checkpoints = {
+        (each.config["configurable"]["checkpoint_ns"], each.checkpoint["id"]): each.checkpoint
+        for each in stored
+    }
     for line in lines:
         if line[0] == "put":
             _, namespace, checkpoint_id, values = line
-            found = stored.get((namespace, checkpoint_id))
+            found = checkpoints.get((namespace, checkpoint_id))
             if found is None:
                 yield f"the acknowledged checkpoint {namespace}/{checkpoint_id} is not stored"
             elif as_text(found["channel_values"]) != values:

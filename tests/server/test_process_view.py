@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -50,10 +51,14 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("replaced")
 def test_a_replaced_process_is_shown_and_ended(died: list[int]) -> None:
+    before = int(time.time() * 1000)
+
     @run
     async def ask() -> None:
         async with client_of() as client:
             shown = (await client.get("/chat/process.json")).json()
+            # A fork has the time of its own start, not that of what it was forked from.
+            assert shown["started_at"] >= before
             assert (shown["pid"], shown["can_kill"]) == (os.getpid(), True)
             assert (await client.post(KILL, json={})).status_code == 200
 

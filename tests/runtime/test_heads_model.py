@@ -78,10 +78,12 @@ class Obeying:
 
 @dataclass
 class Entry:
-    """A head: which run moved it there, and what the thread said then."""
+    """A head: which run moved it there, what the thread said then, and what an edit builds on: the outputs
+    of a step that is not done are shown, and are not part of the next checkpoint."""
 
     run_id: str | None
     texts: list[str]
+    base: list[str]
 
 
 class Machine:
@@ -93,8 +95,10 @@ class Machine:
         self.other = storage.database()
         self.agent = Obeying()
         self.app = self.agent.graph.copy(update={"checkpointer": self.other.checkpointer()})
-        self.heads = [Entry(None, [])]
+        self.heads = [Entry(None, [], [])]
         self.waits = False
+        self.besides: set[asyncio.Future[None]] = set()
+        self.is_tagged = False
         self.number = 0
         self.copies = 0
         self.log: list[str] = []
@@ -105,7 +109,7 @@ class Machine:
         return self.heads[-1].texts
 
     def moved(self, run_id: str | None, texts: list[str]) -> None:
-        self.heads.append(Entry(run_id, texts))
+        self.heads.append(Entry(run_id, texts, texts))
 
     def text(self, word: str) -> str:
         self.number += 1
@@ -118,6 +122,12 @@ class Machine:
         found = await self.app.aget_state(config)
         return [message.text for message in found.values.get("messages", ())]
 
+    async def left(self) -> Entry:
+        """The head that a tag has kept, which may be in the middle of a run."""
+        texts = await self.state()
+        head = await self.app.aget_state(THREAD)
+        return Entry(None, texts, await self.state(head.config) if texts else [])
+
     async def old(self) -> Any:
         """A checkpoint of the thread, and what it says."""
         found = [s async for s in self.app.aget_state_history(THREAD) if s.values.get("messages")]
@@ -128,16 +138,22 @@ class Machine:
 
     async def check(self) -> None:
         said = await self.state()
-        if len(self.heads) == 1 and said and self.other.tags("ada"):
-            # Nothing was there before what was taken back: a tag in it is all that is left of the thread.
-            self.heads = [Entry(None, said)]
+        if len(self.heads) == 1 and said and self.is_tagged:
+            # Nothing was there before what was taken back: a tag in it, which may be gone by now, kept all
+            # that is left of the thread.
+            self.heads = [await self.left()]
+        self.is_tagged = bool(self.other.tags("ada"))
         assert said == self.texts
         assert self.other.fsck("ada") == []
 
     # What goes on beside a run
 
     async def beside(self, effect: Effect[Any]) -> None:
-        if self.random.random() < 0.15:
+        if self.random.random() >= 0.15:
+            return
+        done = asyncio.get_running_loop().create_future()
+        self.besides.add(done)
+        try:
             saver = self.other.checkpointer()
             act = self.random.choice(["latest", "last", "tag", "untag"])
             if act == "latest":
@@ -146,12 +162,16 @@ class Machine:
                 await saver.aprune(["ada"], keep_last=self.random.randint(1, 4))
             else:
                 self.tag(act)
+        finally:
+            self.besides.discard(done)
+            done.set_result(None)
 
     def tag(self, act: str) -> None:
         name = f"tag {self.random.randint(0, 1)}"
         try:
             if act == "tag":
                 self.other.tag("ada", name)
+                self.is_tagged = True
             else:
                 self.other.untag("ada", name)
         except NotFound:
@@ -163,6 +183,7 @@ class Machine:
             return await work()
         finally:
             self.line.before = None
+            await asyncio.gather(*self.besides)
 
     # What is done
 
@@ -253,7 +274,7 @@ class Machine:
             assert run.note["kind"] == "NotFound", run.note
 
     async def edit(self) -> None:
-        found = await self.old() if self.random.random() < 0.5 else (THREAD, self.texts)
+        found = await self.old() if self.random.random() < 0.5 else (THREAD, self.heads[-1].base)
         if found is None:
             return
         config, texts = found
@@ -274,9 +295,9 @@ class Machine:
         if self.random.random() < 0.7:
             return
         await self.other.checkpointer().aprune(["ada"], strategy="delete")
-        left = await self.state()
-        assert left == [] or self.other.tags("ada")
-        self.heads = [Entry(None, left)]
+        left = await self.left()
+        assert left.texts == [] or self.other.tags("ada")
+        self.heads = [left]
         self.waits = False
 
     async def mark(self) -> None:

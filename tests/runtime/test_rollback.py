@@ -158,6 +158,36 @@ def test_a_tag_on_a_run_does_not_hold_the_head_at_it(near: Storage, talk: Talk) 
     go(main())
 
 
+@pytest.mark.parametrize("is_tagged", [False, True])
+def test_the_head_does_not_go_to_what_an_earlier_rollback_left_for_a_tag(
+    near: Storage, talk: Talk, is_tagged: bool
+) -> None:
+    """Once the tag is gone; with it, what it names is all that is left of the thread."""
+
+    async def main() -> None:
+        database, other = near.database(), near.database()
+        async with working(database, talk.graph) as runtime:
+            first = await runtime.accept("ada", "first")
+            assert (await runtime.wait(first, 30)).state == "done"
+            second = await runtime.accept("ada", "hold this")
+            await eventually(lambda: talk.under_way)
+            other.tag("ada", "kept")
+            assert await runtime.stop("ada", second.id, rollback=True)
+            assert (await runtime.wait(second, 30)).state == "rolled_back"
+            if not is_tagged:
+                other.untag("ada", "kept")
+            await other.checkpointer().adelete_for_runs([first.id])
+            left = ["first", "echo: first", "hold this"] if is_tagged else []
+            assert await spoken(other, talk.graph, "ada") == left
+            assert database.fsck("ada") == []
+            assert (await runtime.wait(await runtime.accept("ada", "next"), 30)).state == "done"
+        answer = "echo: hold this + next" if is_tagged else "echo: next"
+        assert await spoken(other, talk.graph, "ada") == [*left, "next", answer]
+        assert database.fsck("ada") == []
+
+    go(main())
+
+
 def test_a_worker_that_lost_a_run_does_not_take_back_what_another_finished(near: Storage, talk: Talk) -> None:
     async def main() -> None:
         (first, line), (second, later) = near.open(), near.open()

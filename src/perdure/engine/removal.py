@@ -233,11 +233,28 @@ def _remove_runs(
         if epoch is not None:
             guards(partition, contents.view, epoch)
         kept = contents.tagged | contents.bases
+        emptied = _emptied(contents, runs)
         return plan_removal(
-            contents.checkpoints, lambda c: c.run_id in runs and (c.namespace, c.id) not in kept
+            contents.checkpoints,
+            lambda c: (c.run_id in runs or c.namespace in emptied) and (c.namespace, c.id) not in kept,
         )
 
     yield from _remove(partition, plan, digest, budget, runs)
+
+
+def _emptied(contents: Contents, runs: frozenset[str]) -> set[str]:
+    """Return the namespaces that were empty before ``runs``: all of them if the root was.
+
+    Whatever else is in them was left by a run that was taken back earlier, for a tag or a run that was open
+    then. Without a tag it goes with ``runs``: a head must not move to what was taken back.
+    """
+    groups = by_namespace(contents.checkpoints)
+    emptied = {
+        namespace
+        for namespace, head in contents.latest.items()
+        if head_before(head, groups.get(namespace, {}), runs) is None
+    }
+    return {*groups, *emptied} if ROOT in emptied else emptied
 
 
 def _remove(
@@ -403,15 +420,15 @@ def _moved_heads(
     for namespace, head in contents.heads.items():
         group = groups.get(namespace, {})
         kept = {i for i in group if (namespace, i) not in removed}
-        before = head_before(head.checkpoint_id, group, runs) if runs else None
-        if before == head.checkpoint_id or (not runs and (namespace, head.checkpoint_id) not in removed):
+        before = head_before(head.checkpoint_id, group, runs)
+        if before == head.checkpoint_id and (namespace, before) not in removed:
             continue
-        if before is not None and before not in kept:
+        if before not in (None, head.checkpoint_id) and before not in kept:
             raise CannotTakeBack(
                 f"thread {partition.thread!r}: checkpoint {before} was the latest before the run that is to "
                 "be taken back, and was pruned since; nothing was removed. Keep the run, or delete the thread"
             )
-        target = before or nearest_survivor(head.checkpoint_id, group, kept)
+        target = before if before in kept else nearest_survivor(head.checkpoint_id, group, kept)
         if target is None and kept:
             target = max(kept, key=lambda i: group[i].seq)
         if target == head.checkpoint_id:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
@@ -56,6 +56,7 @@ def apart(db: perdure.SyncDatabase) -> None:
 
 
 @given(CALLS, st.integers(0, 6))
+@example([("one", [(ERROR, 0), ("x", 0)]), ("one", [(INTERRUPT, 0), ("x", 0)]), ("one", [("x", 0)])], 1)
 def test_calls_keep_and_overwrite_what_the_stock_saver_does(
     calls: Sequence[tuple[str, list[tuple[str, int]]]], upgraded: int
 ) -> None:

@@ -18,6 +18,7 @@ from perdure.model.write_records import (
     SHARED,
     added_puts,
     by_record,
+    held_by_record,
     kept_put,
     new_puts,
     put_over,
@@ -129,7 +130,7 @@ def test_any_order_of_calls_and_removals_leaves_what_records_of_their_own_would(
         there = {write.key: write for write in store.writes()}
         if step == "add":
             free = [write for write in writes if write.key not in there]
-            store.put(added_puts(free, there.values()))
+            store.put(added_puts(free, held_by_record(store.records.values())))
             slots.update({write.key: write for write in free})
         elif step == "over":
             for write in [write for write in writes if write.idx < 0 and write.key in there]:

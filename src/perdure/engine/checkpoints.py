@@ -33,7 +33,7 @@ from perdure.model.program import Effect, Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
-from perdure.model.write_records import added_puts, new_puts, put_over, read_writes
+from perdure.model.write_records import added_puts, held_by_record, new_puts, put_over, read_writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,15 +370,15 @@ class WritesPut:
             return None
         tasks = dict.fromkeys(w.key[:3] for w in draft.writes)
         answers = yield from ask(Fetch(partition, tuple(Range(WRITE, task) for task in tasks)))
-        stored = read_writes(record for answer in answers for record in answer)
-        ops = self._over(draft.writes, stored, checks, generation)
+        records = [record for answer in answers for record in answer]
+        ops = self._over(draft.writes, records, checks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
         return True if isinstance(outcome, Committed) else None
 
     def _over(
         self,
         writes: Sequence[PendingWrite],
-        stored: Sequence[PendingWrite],
+        records: Sequence[Record],
         checks: tuple[Op, ...],
         generation: int,
     ) -> list[Op]:
@@ -389,7 +389,7 @@ class WritesPut:
         """
         puts: list[Op] = []
         free: list[PendingWrite] = []
-        slots = {write.key: write for write in stored}
+        slots = {write.key: write for write in read_writes(records)}
         for write in writes:
             there = slots.get(write.key)
             if there is None:
@@ -406,7 +406,7 @@ class WritesPut:
                 if not are_of_one_run(there.nonce, write.nonce):
                     puts += new_puts([there.aside])
                 checks = _raising(checks, generation, write.task_id)
-        return [*checks, *puts, *added_puts(free, stored)]
+        return [*checks, *puts, *added_puts(free, held_by_record(records))]
 
 
 def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:

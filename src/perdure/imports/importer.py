@@ -232,7 +232,7 @@ class Importer:
                     batch.add(put_over(pending, before), needed)
                 touched.add((pending.namespace, pending.checkpoint_id))
                 writes += 1
-            for put in added_puts(free, held.get(place, ())):
+            for put in added_puts(free, held):
                 batch.add(put, needed)
         batch.flush()
         return len(plan.new), writes

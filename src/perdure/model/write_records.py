@@ -47,12 +47,21 @@ def new_puts(writes: Iterable[PendingWrite], expect: Expectation = Expect.ANY) -
     return [_put(key, some, expect, some[0].version) for key, some in by_record(fresh).items()]
 
 
-def added_puts(writes: Iterable[PendingWrite], stored: Iterable[PendingWrite]) -> list[Put]:
-    """Return the operations that store writes in slots that are free, beside those that are stored."""
-    there = by_record(stored)
+def held_by_record(records: Iterable[Record]) -> dict[Key, Sequence[PendingWrite]]:
+    """Return what each record holds, by its key: also a write that ``read_writes`` leaves out."""
+    return {record.key: _read(record) for record in records}
+
+
+def added_puts(writes: Iterable[PendingWrite], held_by: Mapping[Key, Sequence[PendingWrite]]) -> list[Put]:
+    """Return the operations that store writes in slots that are free, beside those that are stored.
+
+    Args:
+        writes: The new writes.
+        held_by: The stored ones by the key of their record, of each record that may hold new ones.
+    """
     out: list[Put] = []
     for key, some in by_record(writes).items():
-        held = there.get(key)
+        held = held_by.get(key)
         out.append(
             _put(key, some, Expect.ABSENT, some[0].version) if held is None else _rewritten(held, some)
         )

@@ -10,12 +10,14 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from perdure.engine import removal
+from perdure.database.base import handle_of
+from perdure.engine import removal, tags
+from perdure.engine.thread_records import read
 from perdure.model.ops import Fetch, Range
 from perdure.model.records import WRITE, Partition
 from perdure.storage.memory import MemoryDriver
 from perdure.testing.conformance import Backend
-from perdure.testing.conformance.backend import at
+from perdure.testing.conformance.backend import THREAD, at, latest
 
 
 def test_a_run_of_more_checkpoints_than_a_page_is_removed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,22 +27,39 @@ def test_a_run_of_more_checkpoints_than_a_page_is_removed_everywhere(monkeypatch
     for thread in ("t1", "t2", "t3"):
         for n in range(6):
             place = at(f"c{n - 1}" if n else None, thread=thread)
-            run_id = "run" if n else "other"
-            checkpoint: Any = {
-                "v": 4,
-                "id": f"c{n}",
-                "ts": "",
-                "channel_values": {},
-                "channel_versions": {},
-                "versions_seen": {},
-            }
-            saver.put(place, checkpoint, {"run_id": run_id}, {})
+            stored(backend, place, f"c{n}", "run" if n else "other")
     saver.delete_for_runs(["run"])
     for thread in ("t1", "t2", "t3"):
         assert [c.checkpoint["id"] for c in saver.list(at(thread=thread))] == ["c0"]
         found = backend.saver().get_tuple(at(thread=thread))
         assert found is not None
         assert found.checkpoint["id"] == "c0"
+
+
+def stored(backend: Backend, place: Any, checkpoint_id: str, run_id: str) -> Any:
+    checkpoint: Any = {"v": 4, "id": checkpoint_id, "ts": "", "channel_values": {}, "versions_seen": {}}
+    checkpoint["channel_versions"] = {}
+    return backend.saver().put(place, checkpoint, {"run_id": run_id}, {})
+
+
+@pytest.mark.parametrize("namespace", ["", "within"])
+def test_what_a_tag_has_kept_of_a_run_goes_with_the_first_run_once_the_tag_is_gone(namespace: str) -> None:
+    """Also in a subgraph that keeps its state, which the first run never entered."""
+    backend = Backend(MemoryDriver())
+    handle = handle_of(backend.database())
+    here = Partition("", THREAD)
+    stored(backend, at(), "a0", "first")
+    stored(backend, at("a0"), "b0", "second")
+    stored(backend, at(namespace="within"), "b1", "second")
+    kept = "b1" if namespace else "b0"
+    handle.run(tags.set_tag(here, "kept", namespace=namespace, checkpoint_id=kept))
+    backend.saver().delete_for_runs(["second"])
+    assert latest(backend.saver()) == "a0"
+    handle.run(tags.remove_tag(here, "kept"))
+    assert {c.id for c in handle.run(read(here)).checkpoints} == {"a0", kept}
+    backend.saver().delete_for_runs(["first"])
+    assert handle.run(read(here)).checkpoints == []
+    assert backend.saver().get_tuple(at(namespace="within")) is None
 
 
 def test_a_run_that_has_only_writes_is_removed() -> None:

@@ -16,11 +16,14 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 
+from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
+from perdure.engine.chunk_reads import reachable
+from perdure.engine.thread_records import read, references
 from perdure.errors import Unavailable
-from perdure.model.ops import Commit
-from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT
+from perdure.model.ops import Commit, Delete
+from perdure.model.program import Effect, ask
+from perdure.model.records import CHECKPOINT, CHUNK, Partition
 from perdure.runtime import Runtime
 from perdure.runtime.options import Options
 from tests.runtime.graphs import (
@@ -186,6 +189,34 @@ def test_the_head_does_not_go_to_what_an_earlier_rollback_left_for_a_tag(
         assert database.fsck("ada") == []
 
     go(main())
+
+
+def test_a_run_is_taken_back_although_an_earlier_checkpoint_is_damaged(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, other = near.database(), near.database()
+        async with working(database, talk.graph) as runtime:
+            before = await turns(runtime, 8)
+            run = await runtime.accept("ada", "hold this")
+            await eventually(lambda: talk.under_way)
+            _lose_what_only_earlier_checkpoints_need(other)
+            assert await runtime.stop("ada", run.id, rollback=True)
+            assert (await runtime.wait(run, 30)).state == "rolled_back"
+            assert await spoken(other, talk.graph, "ada") == before
+        assert database.fsck("ada") != []
+
+    go(main())
+
+
+def _lose_what_only_earlier_checkpoints_need(database: SyncDatabase, thread: str = "ada") -> None:
+    at, handle = Partition("", thread), handle_of(database)
+    contents = handle.run(read(at))
+    held = [c for c in contents.checkpoints if c.namespace == "" and c.id in contents.latest.values()]
+    held += [c for c in contents.checkpoints if (c.namespace, c.id) in contents.bases]
+    mine = [ref for checkpoint in held for ref in checkpoint.references()]
+    needed = handle.run(reachable(at, [*mine, *(w.ref for w in contents.writes)], handle.digest))
+    everything = handle.run(reachable(at, references(contents), handle.digest))
+    assert everything - needed
+    handle.run(ask(Commit(at, tuple(Delete(CHUNK, (name,)) for name in everything - needed))))
 
 
 def test_a_worker_that_lost_a_run_does_not_take_back_what_another_finished(near: Storage, talk: Talk) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeGuard
 
 from perdure.engine import arrival_leftovers, transfer_claim
-from perdure.engine.drafts import CheckpointDrafts, WriteDrafts
+from perdure.engine.drafts import CheckpointDrafts, Draft, WriteDrafts
 from perdure.engine.steering import Taking
 from perdure.engine.thread_state import (
     HeadView,
@@ -25,7 +25,8 @@ from perdure.engine.thread_state import (
     view_items,
 )
 from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, retrying
-from perdure.errors import Conflict, Contention, HeadConflict
+from perdure.engine.undisturbed import is_disturbed
+from perdure.errors import Conflict, Contention, Corrupt, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
@@ -179,10 +180,10 @@ class CheckpointPut:
             return None
         checks, generation = decided
         head = view.head
-        draft = yield from self.plan.draft(view, generation, head.seq + 1 if head else 1)
-        record = draft.checkpoint
-        if record is None:
-            raise ValueError("the plan of a put has a checkpoint")
+        drafted = yield from self._draft(view, generation)
+        if drafted is None:
+            return None
+        draft, record = drafted
         replaced = head.checkpoint_id if head else None
         if replaced != parent:
             record = record.moved(prior=replaced or ORIGIN)
@@ -247,6 +248,18 @@ class CheckpointPut:
         if self.taking is not None:
             self.taking.stored()
         return after, record
+
+    def _draft(self, view: View, generation: int) -> Program[tuple[Draft, CheckpointRecord] | None]:
+        """Return what is to be stored, ``None`` if something that it needs was removed since the view."""
+        try:
+            draft = yield from self.plan.draft(view, generation, view.head.seq + 1 if view.head else 1)
+        except Corrupt:
+            if not (yield from is_disturbed(self.partition, view.generation)):
+                raise
+            return None
+        if draft.checkpoint is None:
+            raise ValueError("the plan of a put has a checkpoint")
+        return draft, draft.checkpoint
 
     def _stored(self, record: CheckpointRecord) -> Program[CheckpointRecord | None]:
         """Return the checkpoint stored under this id, ``None`` if it has gone since.

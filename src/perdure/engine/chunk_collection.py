@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from perdure.engine.chunk_reads import reachable
+from perdure.engine.chunk_reads import MissingChunk, reachable
 from perdure.engine.thread_records import Contents, read, references
 from perdure.engine.transact import ATTEMPTS, Budget, batches
+from perdure.engine.undisturbed import is_disturbed
 from perdure.errors import Contention
 from perdure.model.chunks import Digester
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Op, Range
@@ -26,7 +27,13 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
     for _ in range(ATTEMPTS):
         contents = yield from read(partition)
         generation = contents.view.generation if is_over else generation
-        count, is_over = yield from _delete_unreached(partition, contents, generation, digest, budget)
+        try:
+            count, is_over = yield from _delete_unreached(partition, contents, generation, digest, budget)
+        except MissingChunk:
+            if not (yield from is_disturbed(partition, contents.view.generation)):
+                raise
+            is_over = True
+            continue
         deleted += count
         if not is_over:
             return deleted

@@ -5,8 +5,9 @@ from __future__ import annotations
 from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.chunk_reads import MissingChunk, fetch_chunks, reachable
 from perdure.engine.thread_records import Contents, read, read_heads, references
-from perdure.engine.thread_state import load_view, missing_head
+from perdure.engine.thread_state import missing_head
 from perdure.engine.transact import ATTEMPTS, Budget, batches, chunk_puts
+from perdure.engine.undisturbed import is_disturbed
 from perdure.errors import Conflict, Contention
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT
@@ -33,6 +34,8 @@ def copy_thread(
         if (yield from transfer_claim.is_claimed(source)):
             raise transfer_claim.not_arrived(source)
         contents = yield from read(source)
+        if (yield from is_disturbed(source, contents.view.generation)):
+            continue
         if (yield from read_heads(source)) != contents.heads:
             # The thread was written to while it was read: heads and checkpoints differ in time.
             continue
@@ -46,8 +49,7 @@ def copy_thread(
             needed = yield from reachable(source, references(contents), digest)
             chunks = yield from fetch_chunks(source, sorted(needed), digest)
         except MissingChunk:
-            after = yield from load_view(source, "")
-            if after.generation == contents.view.generation:
+            if not (yield from is_disturbed(source, contents.view.generation)):
                 raise
             continue
         yield from _write_copy(target, contents, chunk_puts(chunks, 0), budget, first_version)

@@ -11,7 +11,7 @@ from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, Pe
 from perdure.model.heads import is_loop, schema_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, HEAD, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
 from perdure.model.write_records import read_writes
 
@@ -84,10 +84,27 @@ def find_all(
 
 
 def writes_of(
-    partition: Partition, namespace: str, checkpoint_ids: Sequence[str]
+    partition: Partition, namespace: str, checkpoint_ids: Sequence[str], generation: int | None = None
 ) -> Program[dict[str, tuple[PendingWrite, ...]]]:
-    """Return the pending writes of checkpoints, in the order in which a super-step applies them."""
-    answers = yield from ask(Fetch(partition, tuple(Range(WRITE, (namespace, c)) for c in checkpoint_ids)))
+    """Return the pending writes of checkpoints, in the order in which a super-step applies them.
+
+    Args:
+        generation: the collection generation in which the checkpoints were read, if all must be there still.
+
+    Raises:
+        Corrupt: something was removed since that generation.
+    """
+    wanted = tuple(Range(WRITE, (namespace, c)) for c in checkpoint_ids)
+    answers: Sequence[tuple[Record, ...]]
+    if generation is None:
+        answers = yield from ask(Fetch(partition, wanted))
+    else:
+        collections, *answers = yield from ask(Fetch(partition, (Get(GC, ()), *wanted)))
+        if generation != (collections[0].version if collections else 0):
+            raise Corrupt(
+                f"thread {partition.thread!r}: checkpoints were removed while their writes were read; read "
+                "the thread again"
+            )
     return {c: in_order(read_writes(records)) for c, records in zip(checkpoint_ids, answers, strict=True)}
 
 
@@ -144,6 +161,8 @@ def delta_history(
     target: CheckpointRecord,
     channels: Iterable[str],
     named: Callable[[str, int], str | None] = same_name,
+    *,
+    generation: int | None = None,
 ) -> Program[dict[str, Carried]]:
     """Return the data that rebuilds DeltaChannels at a checkpoint: the nearest stored value and the writes
     since, in order.
@@ -156,6 +175,11 @@ def delta_history(
         target: The checkpoint.
         channels: The channels' present names.
         named: Returns the name that a channel had in a schema version, ``None`` if it did not exist.
+        generation: The thread's collection generation when the checkpoint was read; ``None`` if what is made
+            of the result is stored only in that generation.
+
+    Raises:
+        Corrupt: An ancestor is missing, or something was removed since that generation.
     """
     collected: dict[str, list[CarriedWrite]] = {channel: [] for channel in channels}
     done: dict[str, Carried] = {}
@@ -176,7 +200,7 @@ def delta_history(
             buffer = chain
             if not buffer:
                 break
-            found = yield from writes_of(partition, target.namespace, [c.id for c in buffer])
+            found = yield from writes_of(partition, target.namespace, [c.id for c in buffer], generation)
         parent = buffer.pop(0)
         mine = {child.nonce, *child.seen}
         for write in reversed(found[parent.id]):

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 from perdure.engine import transfer_claim
 from perdure.engine.chunk_collection import collect
+from perdure.engine.chunk_reads import MissingChunk
 from perdure.engine.history import delta_history
 from perdure.engine.removal_of_writes import Held, unneeded_writes
 from perdure.engine.removal_parts import parts, too_large
 from perdure.engine.thread_records import Contents, read
 from perdure.engine.thread_state import guards
 from perdure.engine.transact import ATTEMPTS, Budget
+from perdure.engine.undisturbed import is_disturbed
 from perdure.engine.whole_removal import remove_whole
-from perdure.errors import CannotTakeBack, Contention
+from perdure.errors import CannotTakeBack, Contention, Corrupt
 from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
@@ -133,7 +135,7 @@ def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) ->
             return plan_removal(contents.checkpoints, lambda c: (c.namespace, c.id) not in kept)
         return plan_by(contents, keep_newest(keep.last))
 
-    yield from _remove(partition, plan, digest, budget)
+    yield from _remove_and_collect(partition, plan, digest, budget)
 
 
 def prune_by(
@@ -147,7 +149,7 @@ def prune_by(
     def plan(contents: Contents) -> Plan:
         return plan_by(contents, rule)
 
-    yield from _remove(partition, plan, digest, budget)
+    yield from _remove_and_collect(partition, plan, digest, budget)
 
 
 def plan_by(contents: Contents, rule: Callable[[list[CheckpointRecord]], set[str]]) -> Plan:
@@ -223,12 +225,28 @@ def take_back(
         Fenced: the lease is over.
         CannotTakeBack: an earlier head is not stored any more.
     """
-    yield from _remove_runs(partition, frozenset((run_id,)), digest, budget, epoch)
+    runs = frozenset((run_id,))
+    generation = yield from _remove(partition, _plan_of_runs(partition, runs, epoch), budget, runs)
+    if generation is None:
+        return
+    try:
+        yield from collect(partition, generation, digest, budget)
+    except MissingChunk:
+        # A damaged thread: what nothing needs any more stays in it, but the run is taken back.
+        return
 
 
 def _remove_runs(
-    partition: Partition, runs: frozenset[str], digest: Digester, budget: Budget, epoch: int | None = None
+    partition: Partition, runs: frozenset[str], digest: Digester, budget: Budget
 ) -> Program[None]:
+    yield from _remove_and_collect(partition, _plan_of_runs(partition, runs), digest, budget, runs)
+
+
+def _plan_of_runs(
+    partition: Partition, runs: frozenset[str], epoch: int | None = None
+) -> Callable[[Contents], Plan]:
+    """Return the planner that removes what runs stored; see ``take_back`` for ``epoch``."""
+
     def plan(contents: Contents) -> Plan:
         if epoch is not None:
             guards(partition, contents.view, epoch)
@@ -239,7 +257,7 @@ def _remove_runs(
             lambda c: (c.run_id in runs or c.namespace in emptied) and (c.namespace, c.id) not in kept,
         )
 
-    yield from _remove(partition, plan, digest, budget, runs)
+    return plan
 
 
 def _emptied(contents: Contents, runs: frozenset[str]) -> set[str]:
@@ -257,13 +275,26 @@ def _emptied(contents: Contents, runs: frozenset[str]) -> set[str]:
     return {*groups, *emptied} if ROOT in emptied else emptied
 
 
-def _remove(
+def _remove_and_collect(
     partition: Partition,
     planner: Callable[[Contents], Plan],
     digest: Digester,
     budget: Budget,
     runs: frozenset[str] = frozenset(),
 ) -> Program[None]:
+    generation = yield from _remove(partition, planner, budget, runs)
+    if generation is not None:
+        yield from collect(partition, generation, digest, budget)
+
+
+def _remove(
+    partition: Partition,
+    planner: Callable[[Contents], Plan],
+    budget: Budget,
+    runs: frozenset[str] = frozenset(),
+) -> Program[int | None]:
+    """Remove what a planner names; return the collection generation then, ``None`` if no chunks are left to
+    collect."""
     for _ in range(ATTEMPTS):
         contents = yield from read(partition)
         plan = planner(contents)
@@ -274,15 +305,15 @@ def _remove(
             runs,
         )
         if not plan.removed and not moved and not doomed:
-            return
+            return None
         if not contents.view.generation and (yield from _is_arriving(partition)):
-            return
+            return None
         if plan.removed and len(plan.removed) == len(contents.checkpoints) and _all_goes(contents, doomed):
             checks = (*_head_checks(contents), *_NOTHING_ELSE)
             seen = {(record_key(write), write.record_version) for write in contents.writes}
             outcome = yield from remove_whole(partition, contents.view.generation, checks, seen)
             if isinstance(outcome, Committed):
-                return
+                return None
             if outcome.kind not in (LANE, DOCUMENT):
                 continue
             # Accepted messages of the thread, and its document, stay although no checkpoint is left.
@@ -294,8 +325,7 @@ def _remove(
             continue
         generation = yield from _take_away(partition, contents, plan, moved, doomed, budget)
         if generation is not None:
-            yield from collect(partition, generation, digest, budget)
-            return
+            return generation
     raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
 
 
@@ -384,7 +414,12 @@ def _take_away(
     checkpoint stays without the subgraphs that belong to it. If the root goes as a whole, so do the subgraphs
     that keep their state from run to run, in the same commit or before it: a new run must not find it.
     """
-    relinked = yield from relink(partition, contents, plan)
+    try:
+        relinked = yield from relink(partition, contents, plan)
+    except Corrupt:
+        if not (yield from is_disturbed(partition, contents.view.generation)):
+            raise
+        return None
     changes: dict[str, list[Sequence[Op]]] = {ROOT: []}
     for record in relinked:
         changes.setdefault(record.namespace, []).append((record.put(),))

@@ -19,6 +19,7 @@ from perdure.engine.expiry import Clocks, ThreadAtRest, read_at_rest, remove_exp
 from perdure.engine.thread_records import Contents, read
 from perdure.engine.thread_state import missing_head
 from perdure.engine.transact import Budget
+from perdure.engine.undisturbed import undisturbed
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
@@ -395,16 +396,18 @@ def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]
 
 
 def _prune(partition: Partition, policy: Retention, terms: SweepTerms, now: int) -> Program[Swept]:
-    contents = yield from read(partition)
-
     def rule(roots: list[CheckpointRecord]) -> set[str]:
         return policy.kept(roots, now)
 
-    plan = removal.plan_by(contents, rule)
-    if not plan.removed:
-        return Swept(threads=1)
-    counted = yield from _weigh(partition, contents, plan, terms.digest)
-    if not terms.dry_run:
+    def count() -> Program[Swept]:
+        contents = yield from read(partition)
+        plan = removal.plan_by(contents, rule)
+        if not plan.removed:
+            return Swept(threads=1)
+        return (yield from _weigh(partition, contents, plan, terms.digest))
+
+    counted = yield from undisturbed(partition, count)
+    if counted.checkpoints and not terms.dry_run:
         yield from removal.prune_by(partition, rule, terms.digest, terms.budget)
     return counted
 

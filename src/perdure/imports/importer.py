@@ -217,7 +217,7 @@ class Importer:
         writes = 0
         there, held = plan.found.writes, by_record(plan.found.writes.values())
         found = (w for each in _chunked(plan.slots, _READ) for w in source.writes(thread, each))
-        for place, group in groupby(map(encoder.write, found), key=lambda each: record_key(each[0])):
+        for _record, group in groupby(map(encoder.write, found), key=lambda each: record_key(each[0])):
             free: list[PendingWrite] = []
             needed: dict[bytes, bytes] = {}
             for pending, chunks in group:

@@ -44,6 +44,8 @@ def read_replays(
     channels: Iterable[str],
     schema: Schema,
     digest: Digester,
+    *,
+    generation: int | None = None,
 ) -> Program[dict[str, Replay]]:
     """Return the histories of DeltaChannels at a checkpoint, by their present names.
 
@@ -53,6 +55,7 @@ def read_replays(
         channels: The channels' present names.
         schema: The schema of the application.
         digest: Names the chunks.
+        generation: As for ``delta_history``.
     """
 
     def named(channel: str, version: int) -> str | None:
@@ -61,7 +64,7 @@ def read_replays(
     def steps(channel: str) -> Callable[[int], list[ChannelConverted]]:
         return lambda version: schema.since(version).conversions(named(channel, version) or channel)
 
-    found = yield from history.delta_history(partition, record, channels, named)
+    found = yield from history.delta_history(partition, record, channels, named, generation=generation)
     refs: dict[str, bytes] = {}
     for name, carried in found.items():
         if carried.seed is not None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ormsgpack
 
 from perdure.engine import checkpoints, history, tags
 from perdure.engine import chunk_reads as engine_values
+from perdure.engine.thread_state import load_view
+from perdure.engine.undisturbed import undisturbed
 from perdure.errors import NotFound, TooLarge
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.serde import Serde
@@ -84,6 +87,13 @@ def load(
 ) -> Program[CheckpointView]:
     """Return a checkpoint of a thread with its values, the latest of the namespace without an id; raise
     ``NotFound`` if there is none. Records of calls are no pending writes of the graph, and are left out."""
+    read = partial(_load, partition, namespace, checkpoint_id, digest)
+    return (yield from undisturbed(partition, read))
+
+
+def _load(
+    partition: Partition, namespace: str, checkpoint_id: str | None, digest: Digester
+) -> Program[CheckpointView]:
     found = yield from checkpoints.load(partition, namespace, checkpoint_id)
     if found.checkpoint is None and (checkpoint_id is not None or namespace):
         raise NotFound(
@@ -153,6 +163,11 @@ def export(partition: Partition, digest: Digester, most: int | None = None) -> P
         NotFound: There is no such thread.
         TooLarge: It exceeds ``most``.
     """
+    return (yield from undisturbed(partition, partial(_export, partition, digest, most)))
+
+
+def _export(partition: Partition, digest: Digester, most: int | None) -> Program[dict[str, Any]]:
+    generation = (yield from load_view(partition, "")).generation
     names = yield from _tag_names(partition)
     out: list[dict[str, Any]] = []
     size = 0
@@ -165,7 +180,8 @@ def export(partition: Partition, digest: Digester, most: int | None = None) -> P
         pages.reverse()
         for at in range(0, len(pages), history.PAGE):
             group = pages[at : at + history.PAGE]
-            writes = yield from history.writes_of(partition, namespace, [r.id for r in group])
+            ids = [record.id for record in group]
+            writes = yield from history.writes_of(partition, namespace, ids, generation)
             for record in group:
                 view = yield from _full(partition, record, writes[record.id], names, digest)
                 size += sum(channel.size for channel in view.channels)

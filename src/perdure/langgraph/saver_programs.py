@@ -31,7 +31,8 @@ from perdure.engine.chunk_reads import MissingChunk
 from perdure.engine.steering import Taking
 from perdure.engine.thread_state import View, is_older
 from perdure.engine.transact import Budget
-from perdure.errors import Conflict, NotAllowed, OtherGraph, TypeNotAllowed, Unserialisable
+from perdure.engine.undisturbed import undisturbed
+from perdure.errors import Conflict, NotAllowed, NotFound, OtherGraph, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
 from perdure.langgraph.call_records import CallRecord, CallRecorder, channel_of, visible
@@ -248,11 +249,20 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if not channels:
             return {}
         at = self._address(config)
-        namespace = at.namespace or ""
-        found = yield from checkpoints.load(at.partition, namespace, at.checkpoint_id)
-        if found.checkpoint is None:
-            return {channel: {"writes": []} for channel in channels}
-        return (yield from self._migration.read_history(at.partition, found.checkpoint, channels))
+        return (yield from undisturbed(at.partition, partial(self._delta_at, at, channels)))
+
+    def _delta_at(self, at: Address, channels: Sequence[str]) -> Program[Mapping[str, DeltaChannelHistory]]:
+        found = yield from checkpoints.load(at.partition, at.namespace or "", at.checkpoint_id)
+        if found.checkpoint is not None:
+            read = self._migration.read_history
+            return (yield from read(at.partition, found.checkpoint, channels, found.view.generation))
+        if at.checkpoint_id is not None:
+            # The caller has loaded it; without its history its values would be others.
+            raise NotFound(
+                f"thread {at.partition.thread!r}: checkpoint {at.checkpoint_id} was removed while it was "
+                "read; load the thread again"
+            )
+        return {channel: {"writes": []} for channel in channels}
 
     def _plan_put(
         self,

@@ -173,7 +173,7 @@ class Migration:
     # Values
 
     def read_history(
-        self, partition: Partition, record: CheckpointRecord, channels: Iterable[str]
+        self, partition: Partition, record: CheckpointRecord, channels: Iterable[str], generation: int
     ) -> Program[dict[str, DeltaChannelHistory]]:
         """Return LangGraph's form of the values from which DeltaChannels are rebuilt at a checkpoint.
 
@@ -181,9 +181,15 @@ class Migration:
             partition: The thread.
             record: The checkpoint.
             channels: The channels.
+            generation: The thread's collection generation when the checkpoint was read.
+
+        Raises:
+            Corrupt: Something is missing, or was removed since.
         """
         self.require_readable(partition, record)
-        replays = yield from read_replays(partition, record, channels, self.schema, self._digest)
+        replays = yield from read_replays(
+            partition, record, channels, self.schema, self._digest, generation=generation
+        )
         return to_history(partition, record, replays, self._converted)
 
     def crossing(

@@ -37,14 +37,14 @@ LAST = f"run {TURNS - 1}"
 class Thread:
     """A thread of a few turns, as one process holds it."""
 
-    def __init__(self, db: perdure.SyncDatabase, state: str) -> None:
-        self.db, self.state = db, state
+    def __init__(self, db: perdure.SyncDatabase, state: str, build: Any = graphs.chain) -> None:
+        self.db, self.state, self.build = db, state, build
         self.saver = db.checkpointer()
-        self.graph = graphs.chain(self.saver, STATES[state])
+        self.graph = build(self.saver, STATES[state])
 
     def again(self) -> Thread:
         """The same thread as another process holds it."""
-        return Thread(self.db, self.state)
+        return Thread(self.db, self.state, self.build)
 
     def say(self, text: str, run_id: str) -> Any:
         given: Any = {**HERE, "metadata": {"run_id": run_id}}
@@ -130,14 +130,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reads, "PAGE", 6)
 
 
-def interruptions(state: str, act: Act, other: Act) -> Iterator[tuple[perdure.SyncDatabase, Any]]:
+def interruptions(
+    state: str, act: Act, other: Act, build: Any = graphs.chain
+) -> Iterator[tuple[perdure.SyncDatabase, Any]]:
     """Do one thing after each number of requests of the other, each time on the same thread, and yield what
     the other returned."""
     with perdure.connect_sync("memory://") as db:
-        thread = Thread(db, state)
+        thread = Thread(db, state, build)
         for n in range(TURNS):
             thread.say(f"turn {n}", f"run {n}")
-        HERE_OLD[:] = [thread.db.timeline("ada")[4].checkpoint_id]
+        history = thread.graph.get_state_history(HERE)
+        HERE_OLD[:] = [
+            next(s.config["configurable"]["checkpoint_id"] for s in history if len(s.values["said"]) == 4)
+        ]
         driver = handle_of(db).driver
         inner: Any = driver._inner  # type: ignore[attr-defined]
         kept = {
@@ -185,6 +190,24 @@ def test_what_is_removed_beside_disturbs_nothing(state: str, name: str, beside: 
             if name in ("read the state", "copy", "say") and isinstance(found, list):
                 assert len(found[0]) >= len(conversation(TURNS - 1))
         assert db.fsck("ada") == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("beside", [*REMOVALS, "delete"])
+@pytest.mark.parametrize("state", ["plain", "delta"])
+def test_a_subgraph_of_a_run_from_an_old_state_does_not_begin_anew(state: str, beside: str) -> None:
+    def branch(thread: Thread) -> list[list[str]]:
+        given: Any = {"configurable": {**HERE["configurable"], "checkpoint_id": HERE_OLD[0]}}
+        return [thread.graph.invoke({"said": ["branch"]}, given, durability="sync")["said"]]
+
+    seen = set[str]()
+    for db, found in interruptions(state, branch, BESIDE[beside], graphs.remembering):
+        if isinstance(found, list):
+            seen.add(found[0][-1])
+        assert db.fsck("ada") == []
+    # Of a run that is taken out the subgraph forgets what it said. A thread that is gone takes no branch.
+    remembered = {"remembers 3", "remembers 2"} if beside == "take out a run" else {"remembers 3"}
+    assert seen == (set() if beside in EMPTYING else remembered)
 
 
 def raising(generation: int) -> Program[None]:

@@ -270,3 +270,16 @@ def functional(saver: BaseCheckpointSaver[Any]) -> Graph:
         return entrypoint.final(value=[total, more, previous], save=(previous or 0) + total + more)
 
     return flow
+
+
+def remembering(saver: BaseCheckpointSaver[Any], state: Any = Plain) -> Graph:
+    """A node that says how many messages a subgraph remembers, which keeps its state from run to run."""
+    inner = StateGraph(state).add_node("hear", lambda state: {}).add_edge(START, "hear")
+    memory = inner.compile(checkpointer=True)
+
+    def ask(state: Any) -> Any:
+        heard = memory.invoke({"said": state["said"][-1:]})["said"]
+        return {"said": [f"remembers {len(heard)}"]}
+
+    outer = StateGraph(state).add_node("ask", ask).add_edge(START, "ask")
+    return outer.compile(checkpointer=saver)

@@ -176,7 +176,7 @@ def test_a_container_killed_at_any_request_to_the_database_costs_no_turn(when: s
             try:
                 container = function.container(KILL_AT=str(at), KILL_WHEN=when)
                 try:
-                    container.call(run_event("hi", "k"))
+                    assert said(container.call(run_event("hi", "k"))) == "echo: hi"
                     break
                 except Died:
                     steps += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,24 +12,42 @@ from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple
 from perdure.engine import history
 from perdure.engine.chunk_reads import MissingChunk
 from perdure.engine.tenant_checkpoints import Entry, Merge
+from perdure.engine.thread_state import load_view
+from perdure.engine.transact import ATTEMPTS
+from perdure.engine.undisturbed import is_disturbed
+from perdure.errors import Contention
 from perdure.langgraph.call_records import visible
-from perdure.langgraph.loop_state import ThreadId, leased
+from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.translate import Address, Values, read_metadata, read_page, to_tuple
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
+from perdure.model.heads import ROOT
 from perdure.model.program import Program
 from perdure.model.records import Partition
+
+ThreadOf = Callable[[CheckpointRecord, tuple[PendingWrite, ...]], ThreadId | None]
+"""Returns the thread's id for the config of a listed checkpoint with its writes, ``None`` for plain text."""
+
+
+def _plain(record: CheckpointRecord, writes: tuple[PendingWrite, ...]) -> None:
+    return None
 
 
 @dataclass(slots=True)
 class CheckpointListing:
-    """A walk over the checkpoints that a config, a filter and ``before`` select, at most ``remaining``."""
+    """A walk over the checkpoints that a config, a filter and ``before`` select, at most ``remaining``.
+
+    ``asking`` is the checkpoint of the graph itself that a run from an old checkpoint has loaded or stored
+    last, if such a run asks: for the state of a subgraph before the run's first checkpoint. That one may not
+    be stored yet, or not any more; the state is that of before ``asking`` then."""
 
     at: Address
     filter: Mapping[str, Any] | None
     before: RunnableConfig | None
     remaining: int | None
+    asking: str | None = None
+    thread_of: ThreadOf = _plain
     done: bool = False
     _namespaces: list[str] | None = None
     _started: bool = False
@@ -73,7 +91,7 @@ class CheckpointListing:
             self.remaining -= len(chosen)
         if self.at.checkpoint_id is not None:
             self._leave()
-        return (yield from _tuples(migration, digest, self.at.partition, namespace, chosen, self.at.thread))
+        return (yield from _tuples(migration, digest, self.at.partition, namespace, chosen, self.thread_of))
 
     def _leave(self) -> list[CheckpointTuple]:
         """Go on to the next namespace."""
@@ -93,8 +111,23 @@ class CheckpointListing:
         if same is not None:
             self._below = same.seq
             return True
-        self._ancestors = yield from history.root_ancestors(self.at.partition, before)
-        return self._ancestors is not None and namespace != ""
+        if namespace == ROOT:
+            return False
+        self._ancestors = yield from self._roots_before(before)
+        return self._ancestors is not None
+
+    def _roots_before(self, checkpoint_id: str) -> Program[frozenset[str] | None]:
+        """Return the root checkpoints before one, as of one moment; ``None`` if it is not known."""
+        partition = self.at.partition
+        for _ in range(ATTEMPTS):
+            generation = (yield from load_view(partition, ROOT)).generation
+            found = yield from history.root_ancestors(partition, checkpoint_id)
+            if found is None and self.asking is not None:
+                found = yield from history.root_ancestors(partition, self.asking)
+                found = None if found is None else found | {self.asking}
+            if not (yield from is_disturbed(partition, generation)):
+                return found
+        raise Contention(f"thread {partition.thread!r} is pruned all the time; read it later")
 
     def _is_below(self, record: CheckpointRecord) -> bool:
         return self._below is None or record.seq < self._below
@@ -165,7 +198,7 @@ def _tuples(
     partition: Partition,
     namespace: str,
     records: list[CheckpointRecord],
-    thread: ThreadId | None = None,
+    thread_of: ThreadOf = _plain,
 ) -> Program[list[CheckpointTuple]]:
     """Return the tuples of the records of one namespace, without those that were removed meanwhile."""
     while records:
@@ -181,11 +214,13 @@ def _tuples(
                 raise
             records = there
             continue
-        keeper = leased(thread)
-        if keeper is not None and keeper.stored is not None:
-            for record, _ in pages:
-                keeper.stored.note(namespace, record.id)
-        return [to_tuple(migration.serde, partition, record, values, keeper) for record, values in pages]
+        out: list[CheckpointTuple] = []
+        for record, (shown, values) in zip(records, pages, strict=True):
+            thread = thread_of(record, found[record.id])
+            if thread is not None and thread.stored is not None:
+                thread.stored.note(namespace, record.id)
+            out.append(to_tuple(migration.serde, partition, shown, values, thread))
+        return out
     return []
 
 

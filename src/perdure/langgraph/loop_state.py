@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -29,6 +30,7 @@ _ABSENT_MAX = 4096
 _THREADS_MAX = 4096
 _CONFLICTS_MAX = 32
 _WRITTEN_MAX = 4
+_HERE: ContextVar[tuple[Loops | None, Loop | None]] = ContextVar("loop_of_the_graph", default=(None, None))
 
 
 @dataclass(slots=True, eq=False)
@@ -167,8 +169,7 @@ def carried(configurable: Mapping[str, Any]) -> ThreadId | None:
 
 def leased(thread: ThreadId | None) -> ThreadId | None:
     """Return the id with the lease and the journal of a run, and without its loop; ``None`` if there is no
-    lease. LangGraph begins a subgraph's loop with a listed checkpoint if its run starts from an old one, and
-    that loop writes under the run's lease."""
+    lease."""
     if thread is None or thread.epoch is None:
         return None
     return ThreadId.of(
@@ -265,6 +266,17 @@ class Loops:
                 return Loop(loop.nonce, loop.place, LoadedHead(loop.loaded.addressed, loop.loaded.was_head))
         with self._lock:
             return self._absent.get((partition, namespace))
+
+    def enter(self, loop: Loop | None) -> None:
+        """Remember the loop over a graph's own namespace that begins in this context with a checkpoint named
+        by its id, ``None`` if that is absent: the nodes of its run are called in copies of the context."""
+        _HERE.set((self, loop))
+
+    def here(self, partition: Partition) -> Loop | None:
+        """Return the loop with which this context's run from an old checkpoint of a thread began, ``None`` if
+        that is not known."""
+        keeper, loop = _HERE.get()
+        return loop if keeper is self and loop is not None and loop.place[0] == partition else None
 
     def lose(self, thread: str, loop: Loop | None, error: PerdureError) -> None:
         """Remember that a loop lost; its later writes are refused without asking the database.

@@ -42,7 +42,7 @@ from perdure.langgraph.datatypes import Allow
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.first_step import Openings
 from perdure.langgraph.listing import CheckpointListing, WholeListing
-from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain
+from perdure.langgraph.loop_state import Loop, Loops, ThreadId, leased, plain
 from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.step_commits import StepCommits
@@ -173,13 +173,15 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         loop = self._loops.start(
             at.partition,
             namespace,
-            loop_name(f"{self._name}{next(self._fresh):x}", run_id, migration.schema.version),
+            self._loop_name(run_id),
             checkpoint=None if found.checkpoint is None else migration.base(found.checkpoint),
             writes=migration.loop_writes(found.writes),
             was_head=found.is_head,
             version=found.view.head.version if found.view.head else None,
             generation=found.view.generation,
         )
+        if namespace == ROOT and at.checkpoint_id is not None:
+            self._loops.enter(loop)
         if found.checkpoint is None or loop is None:
             return None
         if at.thread is not None and at.thread.stored is not None:
@@ -234,13 +236,41 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         limit: int | None,
     ) -> CheckpointListing | WholeListing:
         if config is not None:
-            return CheckpointListing(self._address(config), filter, before, limit)
+            at = self._address(config)
+            root = self._loops.here(at.partition)
+            asking = None if root is None or root.base is None else root.base.id
+            begun = partial(self._begun_by_listing, at, translate.run_of(config))
+            return CheckpointListing(at, filter, before, limit, asking, begun)
         if not self._may_list_all:
             raise NotAllowed(
                 "listing without a thread shows the checkpoints of every thread; ask for this right by "
                 "name: db.checkpointer(may_list_all_threads=True)"
             )
         return WholeListing(self._tenant, filter, before, limit)
+
+    def _begun_by_listing(
+        self, at: Address, run_id: object, record: CheckpointRecord, writes: tuple[PendingWrite, ...]
+    ) -> ThreadId | None:
+        """Return the thread's id that a listed checkpoint's config carries. If a run starts from an old
+        checkpoint, LangGraph begins the loop of a subgraph with one; that loop writes under the run's lease.
+        """
+        held = leased(at.thread)
+        if record.namespace == ROOT:
+            return held
+        loop = self._loops.start(
+            at.partition,
+            record.namespace,
+            self._loop_name(run_id),
+            checkpoint=self._migration.base(record),
+            writes=self._migration.loop_writes(writes),
+            was_head=False,
+            version=None,
+            generation=-1,
+        )
+        return ThreadId.of(held or at.partition.thread, keeper=self._loops, loop=loop)
+
+    def _loop_name(self, run_id: object) -> str:
+        return loop_name(f"{self._name}{next(self._fresh):x}", run_id, self._migration.schema.version)
 
     def _delta(
         self, config: RunnableConfig, channels: Sequence[str]

@@ -1,0 +1,67 @@
+"""A run from an old checkpoint: a subgraph that keeps its state goes on from what it was at that time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import perdure
+from tests.langgraph import graphs
+from tests.langgraph.graphs import STATES
+from tests.langgraph.savers import slow_root
+from tests.langgraph.session import config
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("messages", [4, 3], ids=["after a turn", "in a turn"])
+def test_a_subgraph_goes_on_from_its_state_at_that_time(
+    messages: int, state: str, durability: Any, is_async: bool
+) -> None:
+    """Also if the subgraph asks for it before the run's first checkpoint is stored. A run that starts in the
+    middle of a turn goes on from what its step has made of the subgraph."""
+    with perdure.connect_sync("memory://") as db:
+        saver = db.checkpointer()
+        graph = graphs.remembering(saver, STATES[state])
+        for n in range(4):
+            said = graph.invoke({"said": [f"turn {n}"]}, config("t"), durability="sync")["said"]
+            assert said[-1] == f"remembers {n + 1}"
+        history = list(graph.get_state_history(config("t")))
+        old = next(state.config for state in history if len(state.values["said"]) == messages)
+        slow_root(saver)
+        given: Any = {"said": ["instead"]}
+        if is_async:
+            said = asyncio.run(graph.ainvoke(given, old, durability=durability))["said"]
+        else:
+            said = graph.invoke(given, old, durability=durability)["said"]
+        before = ["turn 0", "remembers 1", "turn 1", "remembers 2"][:messages]
+        assert said == [*before, "instead", "remembers 3"]
+        assert graph.invoke({"said": ["more"]}, config("t"))["said"] == [*said, "more", "remembers 4"]
+        assert db.fsck("t") == []
+
+
+def test_a_state_that_was_only_looked_at_does_not_matter() -> None:
+    """Each run knows where it began, although the same thread of execution has loaded other states since."""
+    with perdure.connect_sync("memory://") as db:
+        saver = db.checkpointer()
+        graph = graphs.remembering(saver)
+        for n in range(4):
+            graph.invoke({"said": [f"turn {n}"]}, config("t"), durability="sync")
+        history = list(graph.get_state_history(config("t")))
+        old = next(state.config for state in history if len(state.values["said"]) == 2)
+        for state in history:
+            graph.get_state(state.config)
+        said = graph.invoke({"said": ["instead"]}, old, durability="exit")["said"]
+        assert said == ["turn 0", "remembers 1", "instead", "remembers 2"]
+
+
+def test_a_checkpoint_before_which_nothing_is_known_has_no_subgraph_s_state_before_it() -> None:
+    with perdure.connect_sync("memory://") as db:
+        saver = db.checkpointer()
+        graphs.remembering(saver).invoke({"said": ["hello"]}, config("t"))
+        within: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "ask"}}
+        assert list(saver.list(within, limit=1))
+        assert list(saver.list(within, before={"configurable": {"checkpoint_id": "unknown"}})) == []

@@ -35,16 +35,18 @@ LAST = f"run {TURNS - 1}"
 
 
 class Thread:
-    """A thread of a few turns, as one process holds it."""
+    """A thread of a few turns, as one process holds it, and a checkpoint of it after four messages."""
 
-    def __init__(self, db: perdure.SyncDatabase, state: str, build: Any = graphs.chain) -> None:
-        self.db, self.state, self.build = db, state, build
+    def __init__(
+        self, db: perdure.SyncDatabase, state: str, build: Any = graphs.chain, old: str = ""
+    ) -> None:
+        self.db, self.state, self.build, self.old = db, state, build, old
         self.saver = db.checkpointer()
         self.graph = build(self.saver, STATES[state])
 
     def again(self) -> Thread:
         """The same thread as another process holds it."""
-        return Thread(self.db, self.state, self.build)
+        return Thread(self.db, self.state, self.build, self.old)
 
     def say(self, text: str, run_id: str) -> Any:
         given: Any = {**HERE, "metadata": {"run_id": run_id}}
@@ -99,7 +101,7 @@ ACTS: Mapping[str, Act] = {
     "show": lambda t: [] if t.db.show("ada").channels else None,
     "sweep": sweep,
     "check": lambda t: t.db.fsck("ada"),
-    "fork": lambda t: t.db.fork("ada", HERE_OLD[0]) and [],
+    "fork": lambda t: t.db.fork("ada", t.old) and [],
     "say": lambda t: [t.say("next", "next")],
     "say in a newer version": lambda t: [t.say_in_a_newer_version()],
     "edit": lambda t: t.graph.update_state(HERE, {"said": ["edited"]}, as_node="second") and [],
@@ -111,7 +113,6 @@ BESIDE: Mapping[str, Act] = {
     "say": lambda t: t.say("other", "other"),
 }
 EMPTYING = {"prune everything", "delete"}
-HERE_OLD: list[str] = []
 
 
 def is_of_one_moment(said: list[str]) -> bool:
@@ -140,9 +141,8 @@ def interruptions(
         for n in range(TURNS):
             thread.say(f"turn {n}", f"run {n}")
         history = thread.graph.get_state_history(HERE)
-        HERE_OLD[:] = [
-            next(s.config["configurable"]["checkpoint_id"] for s in history if len(s.values["said"]) == 4)
-        ]
+        after_four = next(state.config for state in history if len(state.values["said"]) == 4)
+        thread.old = after_four["configurable"]["checkpoint_id"]
         driver = handle_of(db).driver
         inner: Any = driver._inner  # type: ignore[attr-defined]
         kept = {
@@ -197,7 +197,7 @@ def test_what_is_removed_beside_disturbs_nothing(state: str, name: str, beside: 
 @pytest.mark.parametrize("state", ["plain", "delta"])
 def test_a_subgraph_of_a_run_from_an_old_state_does_not_begin_anew(state: str, beside: str) -> None:
     def branch(thread: Thread) -> list[list[str]]:
-        given: Any = {"configurable": {**HERE["configurable"], "checkpoint_id": HERE_OLD[0]}}
+        given: Any = {"configurable": {**HERE["configurable"], "checkpoint_id": thread.old}}
         return [thread.graph.invoke({"said": ["branch"]}, given, durability="sync")["said"]]
 
     seen = set[str]()

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 
 import perdure
 from tests.langgraph import graphs
@@ -41,6 +42,16 @@ def test_a_subgraph_goes_on_from_its_state_at_that_time(
         assert said == [*before, "instead", "remembers 3"]
         assert graph.invoke({"said": ["more"]}, config("t"))["said"] == [*said, "more", "remembers 4"]
         assert db.fsck("t") == []
+
+
+def test_with_a_stock_saver_it_goes_on_from_its_latest_state() -> None:
+    """It compares ids, and the branch's is the largest: docs/stock-savers.md names the difference."""
+    graph = graphs.remembering(InMemorySaver())
+    for n in range(4):
+        graph.invoke({"said": [f"turn {n}"]}, config("t"), durability="sync")
+    history = list(graph.get_state_history(config("t")))
+    old = next(state.config for state in history if len(state.values["said"]) == 4)
+    assert graph.invoke({"said": ["instead"]}, old, durability="sync")["said"][-1] == "remembers 5"
 
 
 def test_a_state_that_was_only_looked_at_does_not_matter() -> None:

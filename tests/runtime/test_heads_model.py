@@ -93,7 +93,9 @@ class Machine:
         self.random = random.Random(seed)
         self.database, self.line = storage.open()
         self.other = storage.database()
-        self.agent = Obeying()
+        # In LangGraph a subgraph that keeps its state brings that of another branch where a thread goes back.
+        self.goes_back = seed % 4 != 3
+        self.agent = Obeying(stateful=not self.goes_back)
         self.app = self.agent.graph.copy(update={"checkpointer": self.other.checkpointer()})
         self.heads = [Entry(None, [], [])]
         self.waits = False
@@ -129,9 +131,9 @@ class Machine:
         return Entry(None, texts, await self.state(head.config) if texts else [])
 
     async def old(self) -> Any:
-        """A checkpoint of the thread, and what it says."""
+        """A checkpoint of the thread, and what it says, if the thread goes back to such."""
         found = [s async for s in self.app.aget_state_history(THREAD) if s.values.get("messages")]
-        if not found:
+        if not found or not self.goes_back:
             return None
         chosen = self.random.choice(found)
         return chosen.config, [message.text for message in chosen.values["messages"]]

@@ -2,7 +2,7 @@
 comes back is the thread as it was at one moment, or an error that says what happened, and never that a sound
 thread is damaged.
 
-Covers perdure.engine.undisturbed.
+Covers perdure.engine.undisturbed, perdure.engine.checkpoint_loading.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from perdure.engine import checkpoints
+from perdure.engine import checkpoint_loading
 from perdure.errors import Corrupt
 from perdure.model.ops import Find, IndexHit
 from perdure.model.program import Program, ask
@@ -58,7 +58,7 @@ def _time(microseconds: int) -> str:
 
 def _read(partition: Partition) -> Program[Thread]:
     try:
-        found = yield from checkpoints.load(partition, "", None)
+        found = yield from checkpoint_loading.load(partition, "", None)
     except Corrupt as error:
         return Thread(partition.tenant, partition.thread, None, str(error))
     if found.checkpoint is None and found.view.head is not None:

@@ -1,4 +1,4 @@
-"""Storage and loading of checkpoints and pending writes: the use cases of a super-step."""
+"""Storage of checkpoints and pending writes: the use cases of a super-step."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from perdure.engine.thread_state import (
     guards,
     is_older,
     load_view,
-    missing_head,
     outrun,
-    read_view,
-    refuse_headless,
     removed,
     unwritten,
-    view_items,
 )
-from perdure.engine.transact import ATTEMPTS, Budget, chunk_puts, commit_with_chunks, retrying
+from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks, retrying
 from perdure.engine.undisturbed import is_disturbed
-from perdure.errors import Conflict, Contention, Corrupt, HeadConflict
-from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
+from perdure.errors import Conflict, Corrupt, HeadConflict
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
 from perdure.model.program import Effect, Program, ask
@@ -35,66 +31,6 @@ from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
 from perdure.model.retention import ORIGIN
 from perdure.model.write_records import added_puts, held_by_record, new_puts, put_over, read_writes
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedCheckpoint:
-    """A checkpoint as it was loaded, with its pending writes."""
-
-    view: View
-    checkpoint: CheckpointRecord | None
-    writes: tuple[PendingWrite, ...] = ()
-
-    @property
-    def is_head(self) -> bool:
-        head = self.view.head
-        return head is not None and self.checkpoint is not None and head.checkpoint_id == self.checkpoint.id
-
-
-def load(
-    partition: Partition,
-    namespace: str,
-    checkpoint_id: str | None,
-    *,
-    guess: str | None = None,
-) -> Program[LoadedCheckpoint]:
-    """Load a checkpoint with its pending writes, the latest if no id is given.
-
-    Args:
-        guess: id that the caller expects to be the latest; if right, one fetch is enough.
-
-    Raises:
-        Corrupt: the latest checkpoint is not stored, or it is not known which one that is.
-        Contention: the thread is pruned all the time.
-    """
-    items: tuple[Get | Range, ...] = view_items(namespace)
-    first = len(items)
-    target = checkpoint_id or guess
-    missed: HeadView | None = None
-    for _ in range(ATTEMPTS):
-        asked = items if target is None else (*items, *_target(namespace, target))
-        answers = yield from ask(Fetch(partition, asked))
-        view, wanted = read_view(namespace, answers), answers[first:]
-        if view.is_arriving:
-            return LoadedCheckpoint(view, None)
-        if checkpoint_id is None:
-            if view.head is None:
-                yield from refuse_headless(partition, namespace)
-                return LoadedCheckpoint(view, None)
-            head_id = view.head.checkpoint_id
-            if head_id != target:
-                target = head_id
-                wanted = yield from ask(Fetch(partition, _target(namespace, head_id)))
-            if not wanted[0]:
-                # Removed between two reads, unless the head still names it afterwards.
-                if view.head == missed:
-                    raise missing_head(partition, namespace, head_id)
-                missed = view.head
-                continue
-        if not wanted[0]:
-            return LoadedCheckpoint(view, None)
-        return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), _sorted(wanted[1]))
-    raise Contention(f"thread {partition.thread!r} is pruned all the time; load it later")
 
 
 @dataclass(slots=True, eq=False)
@@ -500,11 +436,3 @@ def _is_foreign(
     if seen is None or stored.nonce == offered.nonce:
         return False
     return seen.get((stored.task_id, stored.idx)) != stored.version
-
-
-def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
-    return (Get(CHECKPOINT, (namespace, checkpoint_id)), Range(WRITE, (namespace, checkpoint_id)))
-
-
-def _sorted(records: Sequence[Record]) -> tuple[PendingWrite, ...]:
-    return in_order(read_writes(records))

@@ -18,7 +18,7 @@ from uuid import UUID
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.database.base import handle_of
-from perdure.engine import checkpoints, chunk_reads
+from perdure.engine import checkpoint_loading, chunk_reads
 from perdure.errors import BadUrl, NotAllowed, NotFound, Unserialisable
 from perdure.history.neutral_messages import NeutralMessage, to_langchain, to_neutral
 from perdure.imports.expected_tuples import as_tuple
@@ -60,7 +60,7 @@ def read_history(
         Unserialisable: A message has no neutral form.
     """
     handle, partition = handle_of(database), Partition(tenant, thread)
-    record = handle.run(checkpoints.load(partition, "", None)).checkpoint
+    record = handle.run(checkpoint_loading.load(partition, "", None)).checkpoint
     if record is None:
         raise missing_thread(partition)
     ref = record.refs.get(channel)

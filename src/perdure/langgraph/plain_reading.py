@@ -14,7 +14,7 @@ from typing import Any
 
 import ormsgpack
 
-from perdure.engine import checkpoints, history, tags
+from perdure.engine import checkpoint_loading, history, tags
 from perdure.engine import chunk_reads as engine_values
 from perdure.engine.thread_state import load_view
 from perdure.engine.undisturbed import undisturbed
@@ -94,7 +94,7 @@ def load(
 def _load(
     partition: Partition, namespace: str, checkpoint_id: str | None, digest: Digester
 ) -> Program[CheckpointView]:
-    found = yield from checkpoints.load(partition, namespace, checkpoint_id)
+    found = yield from checkpoint_loading.load(partition, namespace, checkpoint_id)
     if found.checkpoint is None and (checkpoint_id is not None or namespace):
         raise NotFound(
             f"thread {partition.thread!r} has no checkpoint {checkpoint_id or 'yet'} in namespace "

@@ -25,7 +25,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
-from perdure.engine import checkpoints, copying, history, removal
+from perdure.engine import checkpoint_loading, checkpoints, copying, history, removal
 from perdure.engine import chunk_reads as engine_values
 from perdure.engine.chunk_reads import MissingChunk
 from perdure.engine.steering import Taking
@@ -135,7 +135,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     def _get_at(self, at: Address, run_id: object) -> Program[CheckpointTuple | None]:
         namespace = at.namespace or ""
         guess = self._views.get((at.partition, namespace))
-        found = yield from checkpoints.load(
+        found = yield from checkpoint_loading.load(
             at.partition,
             namespace,
             at.checkpoint_id,
@@ -149,7 +149,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             try:
                 return (yield from self._read(at, run_id, namespace, found))
             except MissingChunk:
-                again = yield from checkpoints.load(at.partition, namespace, at.checkpoint_id)
+                again = yield from checkpoint_loading.load(at.partition, namespace, at.checkpoint_id)
                 if again.checkpoint is not None and again.view == found.view:
                     raise
                 # Pruned while it was read: read the present state instead.
@@ -165,7 +165,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._early.add(load, answers)
 
     def _read(
-        self, at: Address, run_id: object, namespace: str, found: checkpoints.LoadedCheckpoint
+        self, at: Address, run_id: object, namespace: str, found: checkpoint_loading.LoadedCheckpoint
     ) -> Program[CheckpointTuple | None]:
         self._remember(at.partition, namespace, found.view)
         migration = self._migration
@@ -282,7 +282,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return (yield from undisturbed(at.partition, partial(self._delta_at, at, channels)))
 
     def _delta_at(self, at: Address, channels: Sequence[str]) -> Program[Mapping[str, DeltaChannelHistory]]:
-        found = yield from checkpoints.load(at.partition, at.namespace or "", at.checkpoint_id)
+        found = yield from checkpoint_loading.load(at.partition, at.namespace or "", at.checkpoint_id)
         if found.checkpoint is not None:
             read = self._migration.read_history
             return (yield from read(at.partition, found.checkpoint, channels, found.view.generation))

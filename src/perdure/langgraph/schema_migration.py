@@ -16,7 +16,7 @@ from typing import Any
 from langgraph.checkpoint.base import DeltaChannelHistory
 from langgraph.types import Send
 
-from perdure.engine import checkpoints, history, schema_pin
+from perdure.engine import checkpoint_loading, history, schema_pin
 from perdure.engine import chunk_reads as engine_values
 from perdure.errors import MigrationFailed, SchemaTooNew
 from perdure.langgraph.delta_channels import carried_over, read_replays, to_history
@@ -111,13 +111,13 @@ class Migration:
             return False
         if is_by_name(name):
             for former in filter(at.namespace.__ne__, self._names.stored(name)):
-                found = yield from checkpoints.load(partition, former, None)
+                found = yield from checkpoint_loading.load(partition, former, None)
                 if found.checkpoint is not None:
                     self._alias(partition, name, former)
                     return True
         elif ROOT not in (at.configurable.get("checkpoint_map") or ()):
             # No run asks, which would have loaded the root before.
-            root = yield from checkpoints.load(partition, ROOT, None)
+            root = yield from checkpoint_loading.load(partition, ROOT, None)
             if root.checkpoint is not None and self.is_due(root.checkpoint):
                 yield from self._moves(partition, root.checkpoint, root.writes, ROOT)
                 return (partition, name) in self._aliases
@@ -161,7 +161,7 @@ class Migration:
         """Return the ids of a thread's interrupts that had others before a node was renamed, old to new."""
         if not self.schema.since(0).rename_nodes:
             return {}
-        root = yield from checkpoints.load(at.partition, ROOT, at.checkpoint_id)
+        root = yield from checkpoint_loading.load(at.partition, ROOT, at.checkpoint_id)
         if root.checkpoint is None or not self.is_due(root.checkpoint):
             return {}
         moves = yield from self._moves(at.partition, root.checkpoint, root.writes, ROOT)
@@ -445,7 +445,7 @@ class Migration:
 
     def _within(self, partition: Partition, tasks: TaskMoves, stored: str, present: str) -> Program[None]:
         """Take over the ids of the interrupts in a subgraph, of which both names are given."""
-        found = yield from checkpoints.load(partition, stored, None)
+        found = yield from checkpoint_loading.load(partition, stored, None)
         if found.checkpoint is not None and self.is_due(found.checkpoint):
             inner = yield from self._moves(partition, found.checkpoint, found.writes, present)
             for _, _, below in inner:

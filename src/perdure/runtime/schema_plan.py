@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import checkpoints, history, schema_pin
+from perdure.engine import checkpoint_loading, history, schema_pin
 from perdure.errors import PerdureError
 from perdure.langgraph.graph_facts import read, read_all
 from perdure.langgraph.saver import PerdureSaver
@@ -91,7 +91,7 @@ def _plan(
     pinned: int | None = None
     config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
     try:
-        found = handle_of(database).run(checkpoints.load(partition, "", None))
+        found = handle_of(database).run(checkpoint_loading.load(partition, "", None))
         version = None if found.checkpoint is None else found.checkpoint.schema
         pinned = handle_of(database).run(schema_pin.pinned(partition))
         if pinned is not None and pinned < saver.schema.version:

@@ -6,6 +6,7 @@ Covers perdure.database.unopened, perdure.model.arguments.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -237,14 +238,12 @@ def test_the_id_of_a_run_is_no_ticket() -> None:
     working(main)
 
 
-def test_a_query_without_an_index_names_both_kinds_of_index() -> None:
-    with (
-        perdure.connect_sync(MEMORY) as db,
-        pytest.raises(
-            ValueError, match=r"index=\{'text': True\}.*'dims' and 'embed'.*store\.index in perdure\.toml"
-        ),
-    ):
-        db.store().search(("users",), query="tea")
+def test_a_query_without_an_index_names_both_kinds_of_index(caplog: pytest.LogCaptureFixture) -> None:
+    with perdure.connect_sync(MEMORY) as db:
+        store = db.store()
+        assert store.search(("users",), query="tea") == store.search(("users",), query="milk") == []
+    (warned,) = [record.message for record in caplog.records if record.name == "perdure.langgraph"]
+    assert re.search(r"index=\{'text': True\}.*'dims' and 'embed'.*store\.index in perdure\.toml", warned)
 
 
 def test_a_tag_on_a_thread_that_is_not_there_names_the_list_of_threads() -> None:

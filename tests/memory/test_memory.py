@@ -185,13 +185,13 @@ def test_without_a_query_the_newest_come_first(store: PerdureStore) -> None:
     assert [each.text for each in memory.recall("  ", 2)] == ["Three.", "Two."]
 
 
-def test_a_query_needs_an_index() -> None:
+def test_without_an_index_the_newest_come_first_whatever_is_asked() -> None:
     with perdure.connect_sync("memory://") as db:
         memory = Memory(db.store(), "ada")
-        memory.remember("She sings.")
-        with pytest.raises(ValueError, match="index"):
-            memory.recall("sings")
-        assert len(memory.recall()) == 1
+        for text in ("She sings.", "She runs.", "She reads."):
+            memory.remember(text)
+        assert memory.recall("sings", 2) == memory.recall(None, 2)
+        assert [each.text for each in memory.recall("sings")] == ["She reads.", "She runs.", "She sings."]
 
 
 @pytest.mark.parametrize(

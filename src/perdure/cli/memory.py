@@ -50,7 +50,7 @@ def _checked_namespace(labels: list[str] | None) -> list[str] | None:
 
     if labels is not None:
         try:
-            validate(GetOp(tuple(labels), "item"), has_index=False)
+            validate(GetOp(tuple(labels), "item"))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
     return labels

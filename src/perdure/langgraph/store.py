@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from logging import getLogger
 from threading import Lock
 from typing import Any, cast
 
@@ -91,6 +92,7 @@ class Clock:
 
 
 _CLOCK = Clock()
+_log = getLogger("perdure.langgraph")
 
 
 class PerdureStore(BaseStore):
@@ -120,13 +122,14 @@ class PerdureStore(BaseStore):
         self._clock = clock
         self._budget = Budget(driver.limits.ops, driver.limits.bytes)
         self._sweeper: TtlSweeper | None = None
+        self._has_ignored_a_query = False
         self._batched = CallBatcher(self._abatch)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Perform operations together and return their results in the same order."""
         results: list[Result] = []
         asked = list(ops)
-        validate_all(asked, self._index is not None)
+        validate_all(asked)
         puts = self._puts(asked)
         embedded = NOTHING if self._index is None else self._index.embed(_texts(puts), asked)
         for stage in self._stages(asked, puts, results, embedded):
@@ -138,7 +141,7 @@ class PerdureStore(BaseStore):
         """As ``batch``, with the namespaces concurrently. If one fails, those that are under way are finished
         before its error is raised."""
         asked = list(ops)
-        validate_all(asked, self._index is not None)
+        validate_all(asked)
         return await self._batched(asked)
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:
@@ -175,7 +178,7 @@ class PerdureStore(BaseStore):
             TooLarge: One commit cannot hold them.
             Contention: Other writers of the namespace win each time; try again.
         """
-        ops = together(puts, has_index=self._index is not None)
+        ops = together(puts)
         packed, wanted = self._puts(ops), as_seen(seen)
         embedded = NOTHING if self._index is None else self._index.embed(_texts(packed), ops)
         return run(self._put_if_unchanged(packed, wanted, embedded), self._driver)
@@ -184,7 +187,7 @@ class PerdureStore(BaseStore):
         self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]
     ) -> bool:
         """See ``put_if_unchanged``."""
-        ops = together(puts, has_index=self._index is not None)
+        ops = together(puts)
         packed, wanted = self._puts(ops), as_seen(seen)
         embedded = await self._aembedded(ops, packed)
         return await arun(self._put_if_unchanged(packed, wanted, embedded), self._driver)
@@ -327,6 +330,13 @@ class PerdureStore(BaseStore):
             removal = next(_versions()) if removes_expired(self._driver) else None
             page = {"offset": op.offset, "limit": op.limit}
             return (yield from items.nearest(iter(candidates), judge, now=now, removal=removal, **page))
+        if op.query and not self._has_ignored_a_query:
+            self._has_ignored_a_query = True
+            _log.warning(
+                "a search by a query compares nothing, as this store has no index, and returns the latest "
+                "items; open it with db.store(index={'text': True}) to compare words, or with 'dims' and "
+                "'embed' to compare vectors (on a server: store.index in perdure.toml)"
+            )
         if not searches_items(self._driver):
             found = items.search(
                 self._tenant,

@@ -27,10 +27,10 @@ _OF_ONE_ITEM = (GetOp, PutOp)
 _TTL_KEYS = frozenset(TTLConfig.__annotations__)
 
 
-def together(puts: Sequence[PutOp], *, has_index: bool) -> list[Op]:
+def together(puts: Sequence[PutOp]) -> list[Op]:
     """Return the operations; raise ``ValueError`` unless one commit may hold them."""
     ops: list[Op] = list(puts)
-    validate_all(ops, has_index)
+    validate_all(ops)
     if len({tuple(op.namespace) for op in puts}) != 1:
         raise ValueError("items are put together in one namespace; name at least one, and no other namespace")
     counts = Counter(op.key for op in puts)
@@ -52,14 +52,14 @@ def as_seen(seen: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     return {key: plain(value, f"seen[{key!r}]") for key, value in seen.items()}
 
 
-def validate_all(ops: Iterable[Any], has_index: bool) -> None:
+def validate_all(ops: Iterable[Any]) -> None:
     """Validate the operations of a batch as ``validate`` does, each namespace of items once."""
     known: set[tuple[str, ...]] = set()
     for op in ops:
         if isinstance(op, _OF_ONE_ITEM) and _is_among(op.namespace, known):
             _well_keyed(op.key)
             continue
-        validate(op, has_index)
+        validate(op)
         if isinstance(op, _OF_ONE_ITEM) and op.namespace:
             known.add(tuple(op.namespace))
 
@@ -72,7 +72,7 @@ def _is_among(namespace: object, known: set[tuple[str, ...]]) -> bool:
         return False
 
 
-def validate(op: Any, has_index: bool) -> None:
+def validate(op: Any) -> None:
     """Refuse what could not be stored or found, before anything is read or written."""
     if isinstance(op, _OF_ONE_ITEM):
         refuse_text("namespace", op.namespace)
@@ -86,12 +86,6 @@ def validate(op: Any, has_index: bool) -> None:
         _well_formed(op.namespace)
     elif isinstance(op, SearchOp):
         _well_formed(op.namespace_prefix)
-        if op.query and not has_index:
-            raise ValueError(
-                "search(query=…) needs an index, which this store does not have; open it with "
-                "db.store(index={'text': True}) to compare words, or with 'dims' and 'embed' to compare "
-                "vectors (on a server: store.index in perdure.toml), or search by namespace and filter"
-            )
         _in_range(limit=op.limit, offset=op.offset)
     elif isinstance(op, ListNamespacesOp):
         for condition in op.match_conditions or ():

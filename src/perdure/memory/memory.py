@@ -31,7 +31,7 @@ class Memory:
     Perdure. Other stores of LangGraph cannot compare and write in one step, so there one of them may be lost.
 
     Args:
-        store: A store, such as ``Database.store(index=…)``; the index is needed for ``recall`` by a query.
+        store: A store, such as ``Database.store(index=…)``; ``recall`` compares a query by the index.
         user: The user's id.
         root: The namespace that contains those of all users.
         now: Returns the current time.
@@ -128,16 +128,14 @@ class Memory:
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the store's word
     ) -> list[Remembered]:
         """Return at most ``k`` current facts and summaries: the nearest to a query, best first, or without
-        one the newest. Items of the namespace that are neither are left out; ``facts`` names them.
+        one, or on a store without an index, the newest. Items of the namespace that are neither are left out;
+        ``facts`` names them.
 
         Args:
             query: The query.
             k: The most entries.
             offset: The number of entries to pass over.
             filter: LangGraph's filter on the items, e.g. ``{"thread": "t1"}`` or ``{"kind": "summary"}``.
-
-        Raises:
-            ValueError: There is a query, and the store has no index.
         """
         return self._run(programs.recall(self._place, _question(query, k, offset, filter)))
 

@@ -197,7 +197,8 @@ class Question:
 
 
 def recall(place: Place, question: Question) -> Steps[list[Remembered]]:
-    """Return current facts and summaries: the nearest to a query first, or without one the newest.
+    """Return current facts and summaries: the nearest to a query first, or without one, or on a store that
+    cannot compare it, the newest.
 
     What else lies in the namespace is left out: one foreign item must not hide all that is known.
     """
@@ -207,7 +208,8 @@ def recall(place: Place, question: Question) -> Steps[list[Remembered]]:
     only = {**(question.fields or {}), "current": True}
     (found,) = yield [SearchOp(place.namespace, only, question.most, question.offset, query, True)]
     read = [each for each in map(_read, found) if each is not None]
-    return read if query is not None else sorted(read, key=_by_time, reverse=True)
+    is_ranked = any(item.score is not None for item in found)
+    return read if is_ranked else sorted(read, key=_by_time, reverse=True)
 
 
 def forget(place: Place, key: str) -> Steps[int]:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langgraph.store.base import PutOp
+from langgraph.store.base import PutOp, SearchItem, SearchOp
+from langgraph.store.memory import InMemoryStore
 
 import perdure
 from perdure.database.base import handle_of
@@ -161,9 +162,31 @@ def test_the_vectors_searched_longest_ago_are_forgotten(backend: Backend) -> Non
     assert cache.get(driver, partition_of("", ("users", "c"))).rows == 1
 
 
-def test_without_an_index_a_query_is_refused(backend: Backend) -> None:
-    with pytest.raises(ValueError, match=r"db\.store\(index="):
-        backend.store().search(HOME, query="tea")
+@pytest.mark.parametrize("awaited", [True, False], ids=["awaited", "blocking"])
+def test_without_an_index_a_query_is_ignored_as_by_the_stock_store(
+    backend: Backend, awaited: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stock, store = InMemoryStore(), backend.store()
+    puts = [
+        PutOp((*HOME, str(number % 2)), str(number), {"text": "tea", "number": number}) for number in range(7)
+    ]
+    stock.batch(puts)
+    store.batch(puts)
+    asked = [
+        SearchOp(prefix, filter, limit, offset, query)
+        for prefix in (HOME, (*HOME, "1"), ("none",), ())
+        for filter in (None, {"number": {"$gt": 2}}, {"text": "coffee"})  # noqa: A001
+        for limit, offset in ((10, 0), (2, 0), (2, 1))
+        for query in ("tea", "coffee")
+    ]
+    plain = store.batch([op._replace(query=None) for op in asked])
+    results = asyncio.run(store.abatch(asked)) if awaited else store.batch(asked)
+    assert results == plain
+    assert all(item.score is None for found in results for item in cast("list[SearchItem]", found))
+    whole = [place for place, op in enumerate(asked) if op.limit == 10]
+    for place, expected in zip(whole, stock.batch([asked[n] for n in whole]), strict=True):
+        assert {item.key for item in results[place]} == {item.key for item in expected}  # type: ignore[union-attr]
+    assert [record.message for record in caplog.records if "compares nothing" in record.message][1:] == []
 
 
 def test_items_from_before_the_index_are_found_after_reindexing(backend: Backend) -> None:

@@ -1,7 +1,7 @@
 """Routes of the store: the items that graphs keep beside their threads, of the user's tenant alone.
 
-It is the store of all graphs that were compiled without one. A ``query`` needs an index, which the setting
-``store.index`` describes; without one it is refused.
+It is the store of all graphs that were compiled without one. A ``query`` is compared by an index, which the
+setting ``store.index`` describes; without one it is ignored.
 
 Items have no metadata, so the filter of an authorization handler cannot be applied to them: such a handler
 narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored. What

@@ -383,6 +383,40 @@ def called_subgraph() -> Graph:
     return graph(Topic, work=work)
 
 
+def without_checkpoints(work: Any) -> Any:
+    return StateGraph(Topic).add_node("inner", work).add_edge(START, "inner").compile(checkpointer=False)
+
+
+@finds("checkpointed-subgraph", "work")
+def subgraph_in_one_without_checkpoints() -> Graph:
+    return graph(Topic, work=without_checkpoints(graph(Topic)))
+
+
+@finds("checkpointed-subgraph", "work")
+def subgraph_in_a_called_one_without_checkpoints() -> Graph:
+    worker = without_checkpoints(graph(Topic))
+
+    def work(state: Topic) -> Any:
+        return {"topic": worker.invoke({"topic": state["topic"]})["topic"]}
+
+    return graph(Topic, work=work)
+
+
+@finds("checkpointed-subgraph", "work")
+def called_subgraph_in_a_called_one_without_checkpoints() -> Graph:
+    inner = graph(Topic)
+
+    def call(state: Topic) -> Any:
+        return inner.invoke({"topic": state["topic"]})
+
+    worker = without_checkpoints(call)
+
+    def work(state: Topic) -> Any:
+        return {"topic": worker.invoke({"topic": state["topic"]})["topic"]}
+
+    return graph(Topic, work=work)
+
+
 @finds("subgraph-saver", "work")
 def subgraph_with_a_saver() -> Graph:
     builder: Any = StateGraph(Topic).add_node("work", idle).add_edge(START, "work")

@@ -282,6 +282,23 @@ def isolated() -> Graph:
     return in_a_row(MessagesState, work=node)
 
 
+@sound
+def isolated_with_a_subgraph() -> Graph:
+    inner = in_a_row(Topic, work=in_a_row(Topic, work=lambda state: {"topic": "done"}))
+    node: RunnableLambda[Topic, Mapping[str, Any]] = isolated_subgraph(
+        inner, lambda state: {"topic": ""}, lambda result: {"messages": [result["topic"]]}
+    )
+    return in_a_row(MessagesState, work=node)
+
+
+@sound
+def subgraphs_without_checkpoints_in_one_another() -> Graph:
+    def unsaved(work: Any) -> Any:
+        return StateGraph(Topic).add_node("work", work).add_edge(START, "work").compile(checkpointer=False)
+
+    return in_a_row(Topic, work=unsaved(unsaved(lambda state: {"topic": "done"})))
+
+
 class Input(TypedDict):
     question: str
     messages: list[AnyMessage]

@@ -206,22 +206,6 @@ def test_a_subagent_leaves_only_its_result() -> None:
     assert spaces == {""}, "the subagent left checkpoints of its own"
 
 
-def test_a_subgraph_without_checkpoints_is_refused_where_langgraph_would_fail() -> None:
-    def think(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [AIMessage("thought")]}
-
-    inner = StateGraph(MessagesState).add_node(think).add_edge(START, "think").compile(checkpointer=False)
-    outer = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile()
-    with pytest.raises(ValueError, match=r"\['inner'\] are compiled.*isolated_subgraph"):
-        Agent(outer)
-
-    async def main() -> str:
-        async with perdure.connect("memory://") as db, working(db, Agent(outer, durability="async")) as app:
-            return (await app.wait(await app.accept("t", "go"))).state
-
-    assert asyncio.run(main()) == "done"
-
-
 # ---------------------------------------------------------------- inside isolated graphs
 
 
@@ -338,10 +322,6 @@ def twice(inner: Any) -> Any:
     return caller
 
 
-def durability_of(shape: str) -> Any:
-    return "async" if shape == "a graph without checkpoints" else "sync"
-
-
 @pytest.mark.parametrize("shape", list(ISOLATED))
 @pytest.mark.parametrize("again", ["the runtime", "a retry policy"])
 def test_an_effect_inside_an_isolated_graph_happens_once_however_often_it_is_tried(
@@ -371,7 +351,6 @@ def test_an_effect_inside_an_isolated_graph_happens_once_however_often_it_is_tri
         outer,
         to_input=lambda messages: {"item": 0, "rounds": 0},
         to_replies=lambda values, messages: [],
-        durability=durability_of(shape),
     )
     settings = Settings(backoff=0.01, max_backoff=0.01, poll=0.2, attempts=20)
 
@@ -487,7 +466,6 @@ def charging_agent(folder: str, shape: str, *, dies: bool) -> Agent:
         ISOLATED[shape][1](work).compile(),
         to_input=lambda messages: {"item": 0, "rounds": 0},
         to_replies=lambda values, messages: [],
-        durability=durability_of(shape),
     )
 
 

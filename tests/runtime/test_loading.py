@@ -39,7 +39,6 @@ graph = builder.compile()
 saving = builder.compile(checkpointer=InMemorySaver())
 shared = builder.compile(checkpointer=True)
 unsaved = builder.compile(checkpointer=False)
-outer = StateGraph(MessagesState).add_node("inner", unsaved).set_entry_point("inner").compile()
 """
 
 Write = Callable[[str, str], Path]
@@ -240,10 +239,6 @@ def test_a_graph_that_forbids_saving_is_refused(write: Write) -> None:
         GraphLoadError, match=r"compiled with checkpointer=False, .* compile it without that arg"
     ):
         agent("./pi_agent.py:unsaved")
-    with pytest.raises(
-        GraphLoadError, match=r"the subgraphs \['inner'\] are compiled with checkpointer=False"
-    ):
-        agent("./pi_agent.py:outer")
 
 
 def test_a_graph_s_own_saver_is_replaced_and_that_is_told(

@@ -127,11 +127,13 @@ CHANGED_BY_STORAGE = AuditCheck(
 )
 CHECKPOINTED_SUBGRAPH = AuditCheck(
     "checkpointed-subgraph",
-    "a graph that a node calls, and whose steps are stored although nothing needs them",
-    "A graph compiled without checkpointer= stores every step in the caller's thread if a node calls it; it "
-    "has no interrupt that would need that.",
-    "Add it as perdure.runtime.isolated_subgraph(…), or declare it: compile(checkpointer=True) stores its "
-    "steps, compile(checkpointer=False) does not.",
+    "a graph that a node calls, or inside one without checkpoints, whose steps are stored although nothing "
+    "needs them",
+    "A graph compiled without checkpointer= stores every step in the caller's thread, also inside a graph "
+    "compiled with checkpointer=False, where no later attempt finds them; it has no interrupt that would "
+    "need that.",
+    "Add it as perdure.runtime.isolated_subgraph(…), inside which nothing is stored, or declare each graph: "
+    "compile(checkpointer=True) stores its steps, compile(checkpointer=False) does not.",
 )
 SUBGRAPH_SAVER = AuditCheck(
     "subgraph-saver",

@@ -15,6 +15,7 @@ from perdure.audit.interrupts import asks
 from perdure.audit.reducers import growth
 from perdure.audit.source import FunctionSource, field_spot, function_spot, source_of
 from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, read, read_all
+from perdure.runtime.isolated_subgraphs import isolated_subgraph
 
 _CALLS = frozenset({"invoke", "ainvoke", "stream", "astream", "batch", "abatch"})
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -27,10 +28,12 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
         place = "/".join((*facts.path, node.name))
         for graph in node.graphs:
             yield from _doubled(facts, graph, place)
+            yield from _stored_within(graph, place, _spot(graph))
             if isinstance(graph.checkpointer, BaseCheckpointSaver):
                 yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, _spot(graph), _kept(graph))
         for graph, source, calls in _called(node):
             spot = source.spot(calls[0])
+            yield from _stored_within(graph, place, spot)
             if isinstance(graph.checkpointer, BaseCheckpointSaver):
                 yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, spot, _kept(graph))
             elif graph.checkpointer is True and (len(calls) > 1 or _in_loop(source, calls[0])):
@@ -60,11 +63,25 @@ def _doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[AuditFind
             yield AuditFinding(checks.DOUBLED_BY_SUBGRAPH, "channel", name, spot, detail, example)
 
 
+def _stored_within(graph: _Graph, place: str, spot: Any) -> Iterator[AuditFinding]:
+    """Yield the graphs inside one without checkpoints that store their steps all the same, by the saver of
+    the graph around both."""
+    if graph.checkpointer is not False:
+        return
+    for facts in read_all(graph):
+        found = [inner for node in facts.nodes for inner, _, _ in _called(node)]
+        for inner in (facts.graph, *found):
+            if inner.checkpointer is None:
+                detail = f"{_name(graph)} stores no steps, but {_name(inner)} inside it does"
+                yield AuditFinding(checks.CHECKPOINTED_SUBGRAPH, "node", place, spot, detail)
+
+
 def _called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list[ast.Call]]]:
-    """Yield the graphs that the functions of a node call, each with its calls in the source."""
+    """Yield the graphs that the functions of a node call, each with its calls in the source; not those of an
+    isolated subgraph, inside which nothing is stored."""
     for function in (*node.functions, *node.tools):
         source = source_of(function)
-        if source is None:
+        if source is None or function.__module__ == isolated_subgraph.__module__:
             continue
         found: dict[int, tuple[_Graph, list[ast.Call]]] = {}
         for call in source.walk():

@@ -5,6 +5,7 @@ from perdure.engine.inbox import Standing
 from perdure.model.messages import Message, Reply, Run
 from perdure.runtime.agent import Agent
 from perdure.runtime.effects import effect, effect_key, effects, effects_sync
+from perdure.runtime.graphs_without_checkpoints import let_steps_end
 from perdure.runtime.isolated_subgraphs import isolated_subgraph
 from perdure.runtime.model_calls import Price
 from perdure.runtime.observers import Logs, Observer
@@ -41,3 +42,5 @@ __all__ = [
     "steered",
     "steered_sync",
 ]
+
+let_steps_end()

@@ -174,13 +174,6 @@ class Agent:
             raise ValueError(
                 f"steer_before names {unknown}, which are no nodes of the graph; it has {sorted(graph.nodes)}"
             )
-        unsaved = [name for name, node in graph.nodes.items() if _is_unsaved(node.bound)]
-        if unsaved and self.durability == "sync":
-            raise ValueError(
-                f"the subgraphs {unsaved} are compiled with checkpointer=False, with which LangGraph cannot "
-                "run durability='sync'; add them with perdure.runtime.isolated_subgraph(…), or use "
-                "Agent(graph, durability='async')"
-            )
         if self.conversation is not None:
             check_reducer(graph, self.conversation.key)
 
@@ -190,11 +183,6 @@ def _require_factory(graph: object) -> None:
         raise TypeError(
             f"an agent needs a compiled graph, not {type(graph).__name__}; pass builder.compile()"
         )
-
-
-def _is_unsaved(bound: Any) -> bool:
-    steps = (bound, *getattr(bound, "steps", ()))
-    return any(isinstance(step, Pregel) and step.checkpointer is False for step in steps)
 
 
 def agents(

@@ -33,7 +33,6 @@ _NODE_TAG = "graph:step:"
 _SCRATCHPAD = "__pregel_scratchpad"
 _RUNTIME = "__pregel_runtime"
 _CHECKPOINTER = "__pregel_checkpointer"
-_DURABILITY = "__pregel_durability"
 
 _calls: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
 _calls_lock = Lock()
@@ -222,10 +221,10 @@ def isolate(config: RunnableConfig) -> RunnableConfig:
     """Return the config for calling a graph without checkpoints from a node.
 
     It lacks the checkpointer of the enclosing graph, which inner graphs would inherit and use for checkpoints
-    that are never found again, and its durability, with which LangGraph waits for the checkpoint of a step.
+    that are never found again.
     """
     configurable = config.get("configurable", {})
-    inside = {**configurable, _CHECKPOINTER: None, _DURABILITY: "async"}
+    inside = {**configurable, _CHECKPOINTER: None}
     if not configurable.get(_TASK_ID):  # called on its own, not by a node
         return {**config, "configurable": inside}
     isolated = inside[_ISOLATED] = _Isolated(config, _call_number(configurable))

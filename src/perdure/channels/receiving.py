@@ -17,6 +17,7 @@ from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
 from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, NotWaiting
+from perdure.langgraph.readable_states import aread_state
 from perdure.model.messages import OPEN, SENDING, SENT, WAITING, Reply
 from perdure.runtime import Runtime
 
@@ -243,7 +244,7 @@ class Receiver:
             # The graph that asked is not served any more, so no answer can reach it.
             return None
         async with opening as graph:
-            state = await graph.aget_state({"configurable": {"thread_id": thread_id}})
+            state = await aread_state(graph, {"configurable": {"thread_id": thread_id}})
         for interrupt in state.interrupts:
             if _is_named(interrupt, interrupt_id, asked):
                 return _Question(thread_id, interrupt.id, interrupt.value)

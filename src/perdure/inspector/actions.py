@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.errors import BadSetting, NotAllowed, NotFound, RunInProgress, TooLarge
+from perdure.errors import BadSetting, NotAllowed, NotFound, PerdureError, RunInProgress, TooLarge
 from perdure.inspector import audit_log, timeline
 from perdure.inspector.access import Access, InterruptAnswer, RunStart
 from perdure.langgraph import plain_reading
-from perdure.langgraph.unfit_values import UNFIT, unfitness
+from perdure.langgraph.readable_states import aread_state, aupdate_state
+from perdure.langgraph.unfit_values import unfitness
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.tenant import TenantRuntime
@@ -64,10 +65,12 @@ async def _edit(deed: Deed) -> dict[str, Any]:
         if node is not None and node not in graph.nodes:
             raise BadSetting(f"the graph has no node {node!r}; it has {sorted(graph.nodes)}")
         try:
-            after = await graph.aupdate_state(config, values, as_node=node)
-        except UNFIT as error:
+            after = await aupdate_state(graph, config, values, as_node=node)
+        except PerdureError:
+            raise
+        except Exception as error:
             raise BadSetting(f"the values do not fit the graph: {unfitness(error)}") from error
-        now = await graph.aget_state({"configurable": {"thread_id": deed.thread_id}})
+        now = await aread_state(graph, {"configurable": {"thread_id": deed.thread_id}})
     run_id = None if deed.row.run is None else deed.row.run.id
     await deed.runtime.threads.edited(deed.thread_id, run_id, goes_on=bool(now.next))
     return {"checkpoint_id": after.get("configurable", {}).get("checkpoint_id")}

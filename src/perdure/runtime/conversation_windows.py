@@ -26,6 +26,7 @@ from perdure.engine.documents import Document
 from perdure.engine.pending_summary import FinishedSummary
 from perdure.engine.runs import HeldRun
 from perdure.errors import NoWindow
+from perdure.langgraph.readable_states import aread_state
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.failure_location import log_failure
@@ -113,7 +114,7 @@ class Conversations:
             return
         messages = values.get(conversation.key) if isinstance(values, Mapping) else None
         if not isinstance(messages, list):
-            messages = (await graph.aget_state(config)).values.get(conversation.key)
+            messages = (await aread_state(graph, config)).values.get(conversation.key)
         if isinstance(messages, list):
             self._replied[held.partition] = (held, conversation, messages)
 

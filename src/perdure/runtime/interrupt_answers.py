@@ -19,6 +19,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.runs import HeldRun
 from perdure.langgraph.loop_state import holding
+from perdure.langgraph.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.messages import ANSWERS
 
@@ -60,7 +61,7 @@ async def still_to_give(
     await _take_away_unnamed(saver, config, held)
     if held.run.is_fresh:
         return replace(given, resume=resume)
-    state = await graph.aget_state(config, subgraphs=True)
+    state = await aread_state(graph, config, subgraphs=True)
     levels = [level async for level in _levels(saver, state)]
     answered = {name for level in levels for name in level.answered}
     if not is_by_name(resume):

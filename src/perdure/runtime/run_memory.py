@@ -17,6 +17,7 @@ from perdure.conversation.summary import Summary
 from perdure.engine.runs import HeldRun
 from perdure.engine.steering import STEER
 from perdure.errors import PerdureError
+from perdure.langgraph.readable_states import aread_state
 from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
@@ -108,13 +109,13 @@ class Memories:
             return _messages_of(stored, policy.key)
         if not isinstance(graph.checkpointer, BaseCheckpointSaver):
             return ()
-        found = await graph.aget_state(config)
+        found = await aread_state(graph, config)
         while (found.metadata or {}).get("run_id") == held.run.id:
             if found.parent_config is None:
                 return ()
             parent = (found.parent_config.get("configurable") or {}).get("checkpoint_id")
             configurable = {**(config.get("configurable") or {}), "checkpoint_id": parent}
-            found = await graph.aget_state({**config, "configurable": configurable})
+            found = await aread_state(graph, {**config, "configurable": configurable})
             if found.metadata is None:
                 return None
         return _messages_of(found.values, policy.key)
@@ -147,7 +148,7 @@ class Memories:
             return ()
         messages = values.get(policy.key) if isinstance(values, Mapping) else None
         if not isinstance(messages, list):
-            messages = (await graph.aget_state(config)).values.get(policy.key)
+            messages = (await aread_state(graph, config)).values.get(policy.key)
         if not isinstance(messages, list):
             return ()
         if before is None:

@@ -18,6 +18,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.engine import checkpoint_loading, history, schema_pin
 from perdure.errors import PerdureError
 from perdure.langgraph.graph_facts import read, read_all
+from perdure.langgraph.readable_states import read_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.schema_task_ids import SENDS
 from perdure.model.records import Partition
@@ -96,7 +97,7 @@ def _plan(
         pinned = handle_of(database).run(schema_pin.pinned(partition))
         if pinned is not None and pinned < saver.schema.version:
             return ThreadPlan(thread_id, version, pinned, (), ())
-        state = graph.get_state(config, subgraphs=True)
+        state = read_state(graph, config, subgraphs=True)
         kept = handle_of(database).run(history.namespaces(partition))
         problems = [
             *_lost(graph, saver, state, config),

@@ -44,6 +44,7 @@ from perdure.engine.runs import HeldRun
 from perdure.engine.steering import TakenBack, Taking
 from perdure.errors import NotAllowed, NoWindow
 from perdure.langgraph.loop_state import holding
+from perdure.langgraph.readable_states import aread_state
 from perdure.model.messages import Message
 from perdure.model.payloads import INPUT, MESSAGE
 from perdure.runtime.agent import Agent, input_names
@@ -151,7 +152,7 @@ class Steering:
         waiting = await self.database.arun(taking.waiting())
         if not waiting:
             return 0
-        state = await graph.aget_state(config)
+        state = await aread_state(graph, config)
         if not state.next:
             return 0
         if not is_open(state, self._agent):

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from perdure.errors import Corrupt, OtherGraph, TypeNotAllowed, Unserialisable
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import responses
 from perdure.server.resources import Caller
-from perdure.server.state_snapshots import snapshot
+from perdure.server.state_snapshots import is_of_thread, snapshot
 
 FOUND_MOST = 20
 """Maximum number of conversations in one answer."""
@@ -24,7 +23,6 @@ SECONDS = 0.4
 _SHOWN = ["thread_id", "metadata", "status", "updated_at"]
 _EXCERPT = 90
 _BEFORE = 30
-_UNREADABLE = (Corrupt, OtherGraph, TypeNotAllowed, Unserialisable)
 
 
 async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
@@ -75,7 +73,9 @@ async def _matched(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dic
         return None
     try:
         state = await snapshot(caller, row)
-    except _UNREADABLE:
+    except Exception as error:
+        if not is_of_thread(error):
+            raise
         return None
     excerpt = await asyncio.to_thread(_excerpt, state.values, wanted)
     return None if excerpt is None else {**shown, "excerpt": excerpt}

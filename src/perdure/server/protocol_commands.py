@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers
 
 from perdure.errors import NotFound, NotWaiting, PerdureError, QueueFull, Unavailable
+from perdure.langgraph.readable_states import aread_history
 from perdure.model.messages import ANSWERS, FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.options import StreamMode
@@ -338,7 +339,8 @@ async def _checkpoints(caller: Caller, headers: Headers, thread_id: str, params:
     if graph_id is None or not row.has_state:
         return {"checkpoints": []}
     async with caller.graph(graph_id, "threads.read", thread_id) as graph:
-        found = graph.aget_state_history(
+        found = aread_history(
+            graph,
             config_of(thread_id, Ref(checkpoint_ns="|".join(asked.namespace))),
             before=None if asked.before is None else config_of(thread_id, None, asked.before),
             limit=asked.limit,

@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Response
 from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
-from perdure.errors import Corrupt, TypeNotAllowed
+from perdure.errors import Corrupt, Unreadable
+from perdure.langgraph.readable_states import refusals
 from perdure.model.messages import DONE, FAILED, INTERRUPTED, OPEN, ROLLED_BACK, TIMEOUT, WAITING, Run
 from perdure.model.payloads import COMMAND, INPUT, RESUME
 from perdure.model.queue import INTERRUPT
@@ -123,6 +124,8 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
     }
     if fault is not None:
         body["error"] = unreadable(row.thread_id, fault)
+    elif body["error"] is None and state is not None and (refused := refusals(state)):
+        body["error"] = {name: refused[0][name] for name in ("error", "message")}
     return body
 
 
@@ -130,7 +133,7 @@ def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
     """Return the error of a thread that cannot be read."""
     kind = type(fault).__name__
     match fault:
-        case TypeNotAllowed():
+        case Unreadable():
             cause = f": {sentence(fault)}"
         case Corrupt():
             cause = f" ({kind}): stored bytes are missing or damaged; `perdure fsck` with its id says which."

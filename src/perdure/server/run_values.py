@@ -7,6 +7,7 @@ from typing import Any
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 
+from perdure.langgraph.readable_states import aread_history, aread_state
 from perdure.model.messages import Run
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
@@ -26,7 +27,7 @@ async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
 async def _values_of(
     runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
 ) -> Any:
-    here = await graph.aget_state(config_of(thread_id))
+    here = await aread_state(graph, config_of(thread_id))
     if (here.metadata or {}).get("run_id") == run.id:
         return responses.outcome(here)
     if (its_last := await _last_of(graph, thread_id, run)) is not None:
@@ -43,6 +44,6 @@ async def _values_of(
 
 async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) -> StateSnapshot | None:
     """Return the state of a run's last checkpoint."""
-    async for state in graph.aget_state_history(config_of(thread_id), filter={"run_id": run.id}, limit=1):
+    async for state in aread_history(graph, config_of(thread_id), filter={"run_id": run.id}, limit=1):
         return state
     return None

@@ -7,7 +7,8 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
-from perdure.errors import NotFound
+from perdure.errors import MigrationRequired, Unavailable
+from perdure.langgraph.readable_states import aread_state
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests
 from perdure.server.resources import Caller
@@ -45,23 +46,23 @@ def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
 async def snapshot(
     caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
 ) -> StateSnapshot:
-    """Return a thread's state, which is empty for a thread without a graph that is served.
+    """Return a thread's state, which is empty for a thread without a graph that is served. Of what the graph
+    refuses to read its metadata has a list, under ``REFUSED``.
 
     Args:
         caller: the authenticated user of the request.
         row: the thread.
         config: the checkpoint; by default the latest.
         subgraphs: include the states of subgraphs.
-
-    Raises:
-        NotFound: the config names a subgraph that does not exist.
     """
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         return StateSnapshot({}, (), config or config_of(row.thread_id), None, None, None, (), ())
     async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
-        try:
-            return await graph.aget_state(config or config_of(row.thread_id), subgraphs=subgraphs)
-        except ValueError as error:
-            # LangGraph's error for a subgraph that does not exist.
-            raise NotFound(str(error)) from error
+        return await aread_state(graph, config or config_of(row.thread_id), subgraphs=subgraphs)
+
+
+def is_of_thread(error: Exception) -> bool:
+    """Return True if an error concerns the thread that was read, so that others may be read; False if it
+    concerns the database."""
+    return not isinstance(error, Unavailable | MigrationRequired)

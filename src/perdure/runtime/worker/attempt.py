@@ -21,6 +21,7 @@ from perdure.engine.runs import Ending, HeldRun
 from perdure.errors import NotFound
 from perdure.langgraph.early_loads import kept_for_the_next
 from perdure.langgraph.loop_state import ThreadId
+from perdure.langgraph.readable_states import aread_state, aupdate_state
 from perdure.model.messages import DONE, WAITING
 from perdure.model.payloads import COMMAND, RESUME
 from perdure.runtime.agent import Agent
@@ -146,7 +147,7 @@ async def _attempt(
     snapshot: StateSnapshot | None = None
     is_answered = held.run.channel not in ("", WEBHOOK)
     if _may_pause(graph, options) or is_answered:
-        snapshot = await graph.aget_state(now)
+        snapshot = await aread_state(graph, now)
     others: Sequence[tuple[str, Any]] = ()
     if agent.memory is not None:
         # A run that waits hands its turn over, too: the run of the answer has only what it added itself.
@@ -213,10 +214,10 @@ async def _end(
     publisher = None if buffer is None or buffer.stream is None else StreamPublisher(buffer, buffer.stream)
     if publisher is not None:
         publisher.begun(held.run.attempts, held.run.graph)
-    await graph.aupdate_state(config, None, as_node=END)
+    await aupdate_state(graph, config, None, as_node=END)
     if publisher is not None:
         if "values" in publisher.stream_modes:
-            publisher.part("values", (await graph.aget_state(now)).values, ())
+            publisher.part("values", (await aread_state(graph, now)).values, ())
         publisher.ended()
 
 
@@ -234,7 +235,7 @@ async def _values(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> 
     if not isinstance(graph.checkpointer, BaseCheckpointSaver):
         return {}
     with kept_for_the_next():
-        values = (await graph.aget_state(config)).values
+        values = (await aread_state(graph, config)).values
     return values if isinstance(values, Mapping) else {}
 
 

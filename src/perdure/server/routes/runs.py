@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from perdure.errors import Conflict, NotFound, RunInProgress
+from perdure.langgraph.readable_states import aread_history
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
@@ -386,7 +387,7 @@ async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
     state = await snapshot(caller, row)
     if row.run is not None and row.run.id != run_id and row.graph_id is not None:
         async with caller.graph(row.graph_id, "threads.read", thread_id) as graph:
-            past = graph.aget_state_history(config_of(thread_id), filter={"run_id": run_id}, limit=1)
+            past = aread_history(graph, config_of(thread_id), filter={"run_id": run_id}, limit=1)
             async for its_last in past:
                 state = its_last
     if state.created_at is None:

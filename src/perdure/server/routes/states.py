@@ -7,8 +7,9 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Query
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import RunInProgress
-from perdure.langgraph.unfit_values import UNFIT, unfitness
+from perdure.errors import PerdureError, RunInProgress
+from perdure.langgraph.readable_states import aread_history, aread_state, aupdate_state
+from perdure.langgraph.unfit_values import unfitness
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
@@ -81,10 +82,12 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
         if asked.as_node is not None and asked.as_node not in nodes:
             raise Refusal(400, f"Node {asked.as_node} does not exist")
         try:
-            after = await graph.aupdate_state(config, asked.values, as_node=asked.as_node)
-        except UNFIT as error:
+            after = await aupdate_state(graph, config, asked.values, as_node=asked.as_node)
+        except PerdureError:
+            raise
+        except Exception as error:
             raise Refusal(400, unfitness(error)) from error
-        now = await graph.aget_state(config_of(thread_id))
+        now = await aread_state(graph, config_of(thread_id))
     run_id = None if row.run is None else row.run.id
     await caller.threads.edited(thread_id, run_id, goes_on=bool(now.next))
     return Json(responses.checkpoint(after))
@@ -113,7 +116,8 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.Histor
         return Json([])
     before = _before(thread_id, asked.before)
     async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
-        found = graph.aget_state_history(
+        found = aread_history(
+            graph,
             config_of(thread_id, asked.checkpoint),
             filter=asked.metadata or None,
             before=before,

@@ -11,16 +11,8 @@ from typing import Any
 from fastapi import APIRouter, Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
-from perdure.errors import (
-    Conflict,
-    Corrupt,
-    NotFound,
-    OtherGraph,
-    PerdureError,
-    TypeNotAllowed,
-    Unserialisable,
-)
-from perdure.langgraph.unfit_values import UNFIT, unfitness
+from perdure.errors import Conflict, Corrupt, NotFound, PerdureError
+from perdure.langgraph.unfit_values import unfitness
 from perdure.runtime.json_encoding import encoded, plain
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.order import Order
@@ -33,7 +25,7 @@ from perdure.server.auth.reserved_names import with_verified
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.state_snapshots import graph_id_of, snapshot
+from perdure.server.state_snapshots import graph_id_of, is_of_thread, snapshot
 from perdure.server.thread_graphs import keeps_apart, require_owner_kept
 
 router = APIRouter(tags=["threads"])
@@ -80,9 +72,9 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
         except Exception as error:
             # What cannot be written leaves no thread behind, unless a message was accepted for it meanwhile.
             await caller.threads.remove_resting(thread_id)
-            if isinstance(error, UNFIT):
-                raise Refusal(400, unfitness(error)) from error
-            raise
+            if isinstance(error, PerdureError):
+                raise
+            raise Refusal(400, unfitness(error)) from error
         row = await caller.threads.get(thread_id)
     return Json(await _shown(caller, row))
 
@@ -142,8 +134,7 @@ def _chosen(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[str, An
 def _fault_of(row: ThreadRow, error: Exception) -> Exception:
     """Return the error if it concerns this thread's values alone; raise any other, which concerns the
     database."""
-    own = Corrupt | OtherGraph | TypeNotAllowed | Unserialisable
-    if isinstance(error, PerdureError) and not isinstance(error, own):
+    if not is_of_thread(error):
         raise error
     _log.warning("thread %r is listed without values: %s", row.thread_id, type(error).__name__)
     return error

@@ -22,10 +22,10 @@ DB ?= sqlite:///$(NAME).db
 BACKENDS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test test-all chaos suites clients uis lint bench soak docs clean
+.PHONY: help demo example test test-all chaos suites clients uis lint bench histories soak docs clean
 
 help: ## Say what each target does
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs on this machine
 	$(RUN) --extra demo --group weights perdure demo $(ARGS)
@@ -74,6 +74,9 @@ lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 bench: $(OWN_UV) ## Measure Perdure beside the stock savers; BACKENDS=sqlite,postgres for some
 	$(RUN) --group bench --group test --extra server --extra encryption --extra postgres --extra redis --extra dynamodb --extra d1 \
 		python -m bench $(if $(BACKENDS),--only $(BACKENDS)) $(ARGS)
+
+histories: $(OWN_UV) ## Record calls of a deployment under faults and check them; ARGS="--minutes 60"
+	$(RUN) --group test --all-extras python -m tools.history_checker $(ARGS)
 
 soak: $(OWN_UV) ## Load two server processes on PostgreSQL and kill one every minute; ARGS="--minutes 60"
 	$(RUN) --group bench --group test --extra server --extra postgres python -m bench.soak $(ARGS)

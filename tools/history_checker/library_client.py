@@ -1,0 +1,118 @@
+"""A program that uses the library: turns of histories, and items that are changed by comparison.
+
+It is a process of its own, and may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .load import item_name
+from .recording import OK, REFUSED, UNKNOWN, Recorder
+
+if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
+
+SESSIONS = 2
+_TURNS = 60
+"""How many turns of a program go to a session before the next."""
+_PAUSE_S = (0.05, 0.4)
+
+
+def take_turns(url: str, file: str, name: str, tenants: list[str]) -> None:
+    """Use a database until the process is ended."""
+    import perdure
+
+    name = f"{name}-{os.getpid()}"
+    chance = random.Random(name)
+    recorder = Recorder(Path(file), name)
+    with perdure.connect_sync(url) as database:
+        number = 0
+        while True:
+            number += 1
+            tenant = chance.choice(tenants)
+            if chance.random() < 0.75:
+                session = f"session-{chance.randrange(SESSIONS)}.{number // _TURNS}"
+                _take_turn(database, recorder, tenant, session, f"{name}.{number}", chance)
+            else:
+                _exchange(database, recorder, tenant, f"{name}.{number}", chance)
+            time.sleep(chance.uniform(*_PAUSE_S))
+
+
+def read_sessions(url: str, file: str, name: str, tenants: list[str]) -> None:
+    """Load every session there is, once."""
+    import perdure
+
+    recorder = Recorder(Path(file), name)
+    with perdure.connect_sync(url) as database:
+        for tenant in tenants:
+            histories = database.history(tenant=tenant)
+            for session in histories.sessions():
+                load = recorder.note_call("load", (tenant, session))
+                found = [message["content"] for message in histories.load(session).messages]
+                recorder.note_answer(load, OK, elements=found)
+
+
+def _take_turn(
+    database: SyncDatabase, recorder: Recorder, tenant: str, session: str, key: str, chance: random.Random
+) -> None:
+    """Load a session and add a turn of two messages, again while its outcome is not known."""
+    from perdure.errors import Conflict, PerdureError
+
+    histories = database.history(tenant=tenant)
+    elements = [f"{tenant}/{session}/{key}/{n}" for n in range(2)]
+    messages = [{"role": "user", "content": element} for element in elements]
+    for _ in range(chance.choice((1, 1, 3, 10))):
+        load = recorder.note_call("load", (tenant, session))
+        try:
+            history = histories.load(session)
+        except PerdureError as error:
+            recorder.note_answer(load, UNKNOWN, error=type(error).__name__)
+            time.sleep(0.3)
+            continue
+        seen = [message["content"] for message in history.messages]
+        recorder.note_answer(load, OK, elements=seen)
+        if history.has_turn(key):
+            return
+        turn = recorder.note_call("turn", (tenant, session), elements=elements, seen=len(seen), key=key)
+        try:
+            histories.commit(history, messages, key=key)
+        except Conflict:
+            recorder.note_answer(turn, REFUSED)
+        except PerdureError as error:
+            recorder.note_answer(turn, UNKNOWN, error=type(error).__name__)
+        else:
+            recorder.note_answer(turn, OK)
+            return
+
+
+def _exchange(
+    database: SyncDatabase, recorder: Recorder, tenant: str, value: str, chance: random.Random
+) -> None:
+    """Read an item and replace it if it is as it was read."""
+    from langgraph.store.base import PutOp
+
+    from perdure.errors import PerdureError
+
+    store = database.store(tenant=tenant)
+    item = item_name(0, chance.randrange(2))
+    get = recorder.note_call("get", (tenant, "compared", item))
+    try:
+        found = store.get(("compared",), item)
+    except PerdureError as error:
+        recorder.note_answer(get, UNKNOWN, error=type(error).__name__)
+        return
+    seen = None if found is None else found.value["value"]
+    recorder.note_answer(get, OK, value=seen)
+    exchange = recorder.note_call("exchange", (tenant, "compared", item), seen=seen, value=value)
+    put = PutOp(("compared",), item, {"value": value})
+    try:
+        is_exchanged = store.put_if_unchanged([put], {item: None if found is None else found.value})
+    except PerdureError as error:
+        recorder.note_answer(exchange, UNKNOWN, error=type(error).__name__)
+    else:
+        recorder.note_answer(exchange, OK, is_exchanged=is_exchanged)

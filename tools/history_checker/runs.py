@@ -1,0 +1,88 @@
+"""Runs and their notices: each ends, once, and every notice of one says what its end was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from .facts import ACCEPT, ANSWER, EMPTY, ENDS, REPLY, ThreadFacts, read_threads
+from .guarantees import Guarantee
+from .recording import Call, Violation
+
+SETTLED = ENDS | {"interrupted", "gone"}
+"""What may be read of a run at the end of a history; a run that was rolled back is gone."""
+
+
+def check_runs(calls: Iterable[Call]) -> list[Violation]:
+    """Return what is wrong with the runs of a record and with their notices."""
+    rules = (
+        (Guarantee.NOT_FORGOTTEN, _unsettled),
+        (Guarantee.NOTHING_LOST, _unended),
+        (Guarantee.REPLIES, _untrue),
+        (Guarantee.REPLIES, _early),
+        (Guarantee.ONE_KEY, _keys),
+        (Guarantee.REPLIES, _unsent),
+    )
+    return [
+        Violation(guarantee, "/".join(thread.name), what)
+        for thread in read_threads(calls)
+        if not thread.is_deleted
+        for guarantee, rule in rules
+        for what in rule(thread)
+    ]
+
+
+def _unsettled(thread: ThreadFacts) -> Iterator[str]:
+    """Every acknowledged run has an end when the history has."""
+    for call in thread.of(ACCEPT, ANSWER, EMPTY):
+        if not call.is_ok or call.given.get("is_delayed"):
+            continue
+        seen = thread.statuses.get(call.answer["run"], [])
+        if seen and seen[-1].answer["status"] not in SETTLED:
+            yield f"the run of {call} is {seen[-1].answer['status']!r} at the end of the history"
+
+
+def _unended(thread: ThreadFacts) -> Iterator[str]:
+    """A run that has ended is not otherwise later."""
+    if thread.of("retry"):
+        return
+    for run, seen in thread.statuses.items():
+        end = thread.end_of(run)
+        for call in seen:
+            if end is not None and call.began > end.ended and call.answer != end.answer:
+                yield f"the run {run} was {end.answer} by {end.id}, and {call.answer} by {call.id} later"
+                break
+
+
+def _untrue(thread: ThreadFacts) -> Iterator[str]:
+    for reply in thread.of(REPLY):
+        end = thread.end_of(reply.given["run"])
+        if end is not None and end.answer["status"] != reply.given["status"]:
+            yield f"{reply} tells of a run that ended with {end.answer['status']!r}"
+
+
+def _early(thread: ThreadFacts) -> Iterator[str]:
+    """Who was told of an end reads it."""
+    for reply in thread.of(REPLY):
+        for call in thread.statuses.get(reply.given["run"], ()):
+            if call.began > reply.ended and call.answer["status"] in ("pending", "running"):
+                yield f"{reply} tells of the end of a run that {call.id} shows as {call.answer['status']!r}"
+                break
+
+
+def _keys(thread: ThreadFacts) -> Iterator[str]:
+    """A run has one notice, under one key."""
+    keys: dict[str, str] = {}
+    for reply in thread.of(REPLY):
+        run, key = reply.given["run"], reply.given["key"]
+        if keys.setdefault(run, key) != key:
+            yield f"the run {run} was told under the keys {keys[run]!r} and {key!r}"
+
+
+def _unsent(thread: ThreadFacts) -> Iterator[str]:
+    """Every run that ended, and whose sender wants to be told, was told of."""
+    told = {reply.given["run"] for reply in thread.of(REPLY)}
+    for call in thread.of(ACCEPT):
+        if call.is_ok and call.given.get("wants_reply") and call.answer["run"] not in told:
+            end = thread.end_of(call.answer["run"])
+            if end is not None:
+                yield f"nobody was told of the end of the run of {call}"

@@ -17,6 +17,7 @@ from tools import write_sync
 def test_the_top_level_names_are_these() -> None:
     assert set(perdure.__all__) == {
         "BadUrl",
+        "AsyncPerdureStore",
         "ByteCount",
         "ChannelView",
         "CheckpointView",

@@ -24,6 +24,8 @@ REPLACEMENTS = [
     (r"\.a(run|examine|close)\(", r".\1("),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bclass Database\b", "class SyncDatabase"),
+    (r"\bstore_for_event_loops\b", "store"),
+    (r"\bAsyncPerdureStore\b", "PerdureStore"),
     (r"\bHistories\b", "SyncHistories"),
     (r"\bRetentionSweeper\b", "SyncRetentionSweeper"),
     (r"\bperdure\.connect\b", "perdure.connect_sync"),

@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from perdure.langgraph.saver import PerdureSaver
     from perdure.langgraph.search.index import SearchIndex
     from perdure.langgraph.store import PerdureStore
+    from perdure.langgraph.store_for_event_loops import AsyncPerdureStore
     from perdure.model.retention_policy import Retention, RetentionRules
 
 __all__ = [
+    "AsyncPerdureStore",
     "BadUrl",
     "ByteCount",
     "ChannelView",
@@ -88,6 +90,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AsyncPerdureStore": "langgraph.store_for_event_loops",
     "ByteCount": "engine.measure",
     "ChannelView": "langgraph.plain_reading",
     "CheckpointView": "langgraph.plain_reading",

@@ -12,7 +12,8 @@ async def awaited() -> None:
         assert_type(db, perdure.Database)
         assert_type(db.tenant, str)
         assert_type(db.checkpointer(allow="listed"), perdure.PerdureSaver)
-        assert_type(db.store(), perdure.PerdureStore)
+        assert_type(db.store(), perdure.AsyncPerdureStore)
+        assert_type(await db.store().sweep_ttl(), int)
         assert_type(db.threads(), AsyncIterator[perdure.Thread])
         assert_type(await db.tag("ada", "kept", checkpoint_id="c1"), str)
         assert_type(await db.tags("ada"), dict[str, str])
@@ -34,6 +35,8 @@ def blocking() -> None:
     with perdure.connect_sync("memory://", tenant="acme") as db:
         assert_type(db, perdure.SyncDatabase)
         assert_type(db.checkpointer(), perdure.PerdureSaver)
+        assert_type(db.store(), perdure.PerdureStore)
+        assert_type(db.store().sweep_ttl(), int)
         assert_type(db.threads(), Iterator[perdure.Thread])
         assert_type(db.tag("ada", "kept"), str)
         assert_type(db.fork("ada", "c1"), str)

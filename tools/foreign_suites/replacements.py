@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from perdure import PerdureSaver, PerdureStore, SyncDatabase
+from perdure import AsyncPerdureStore, PerdureSaver, PerdureStore, SyncDatabase
 from perdure.database.base import DEFAULT_METADATA_KEYS
 from perdure.database.opening import open_database
 
@@ -193,7 +193,7 @@ class StoreStandIn(_Opened, PerdureStore):
             known["fields"] = index["text_fields"]  # as SqliteStore names them
         self.__dict__.update(vars(_database(False).store(tenant=_tenant(place), ttl=ttl, index=known)))
         self.stack = ExitStack()
-        self.stack.callback(self.stop_ttl_sweeper)
+        self.stack.callback(self.close)
 
     def _cursor(self) -> _Cursor:
         return _Cursor()
@@ -204,13 +204,5 @@ class StoreStandIn(_Opened, PerdureStore):
         return cls(place=place, **options)
 
 
-class AsyncStoreStandIn(StoreStandIn):
+class AsyncStoreStandIn(StoreStandIn, AsyncPerdureStore):
     """In the place of the stock stores of an event loop, whose sweepers are started by `await`."""
-
-    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Any:
-        super().start_ttl_sweeper(sweep_interval_minutes)
-        return _Done()
-
-    def stop_ttl_sweeper(self, timeout: float | None = None) -> Any:
-        super().stop_ttl_sweeper(timeout)
-        return _Done()

@@ -24,11 +24,14 @@ from perdure.history.histories import Histories
 from perdure.langgraph import plain_reading
 from perdure.langgraph.checkpoint_ids import new_checkpoint
 from perdure.langgraph.plain_reading import CheckpointView
+from perdure.langgraph.store_for_event_loops import AsyncPerdureStore
 from perdure.model.records import Partition
 
 
-class Database(DatabaseBase):
+class Database(DatabaseBase[AsyncPerdureStore]):
     """An open database, made by ``perdure.connect``, for any number of threads and event loops."""
+
+    _store_class = AsyncPerdureStore
 
     def history(self, *, tenant: str | None = None, ttl: timedelta | None = None) -> Histories:
         """Return the histories of sessions: conversations as plain messages, without checkpoints.

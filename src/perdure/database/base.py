@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Generic
+
+from typing_extensions import TypeVar
 
 from perdure.database.handle import DatabaseHandle
 from perdure.langgraph.codecs import Codec
@@ -19,9 +22,14 @@ DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langg
 """Configurable values that are stored in checkpoint metadata by default."""
 
 
-class DatabaseBase:
+Store = TypeVar("Store", bound=PerdureStore, default=PerdureStore, covariant=True)
+
+
+class DatabaseBase(Generic[Store]):
     """An open database, made by ``connect`` or ``connect_sync``; it can be shared between threads and event
     loops."""
+
+    _store_class: type[Store]
 
     def __init__(self, handle: DatabaseHandle) -> None:
         self._handle = handle
@@ -95,7 +103,7 @@ class DatabaseBase:
         tenant: str | None = None,
         ttl: TTLConfig | None = None,
         index: SearchIndex | SearchConfig | IndexConfig | None = None,
-    ) -> PerdureStore:
+    ) -> Store:
         """Return a store for ``graph.compile(store=…)``, sync and async.
 
         Args:
@@ -110,7 +118,7 @@ class DatabaseBase:
         search = index_of(index)
         if search is not None:
             search.announce(self._handle.driver)
-        store = PerdureStore(
+        store = self._store_class(
             self._handle.driver,
             tenant=self._owner(tenant),
             ttl=ttl,

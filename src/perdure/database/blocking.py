@@ -23,11 +23,14 @@ from perdure.history.histories import SyncHistories
 from perdure.langgraph import plain_reading
 from perdure.langgraph.checkpoint_ids import new_checkpoint
 from perdure.langgraph.plain_reading import CheckpointView
+from perdure.langgraph.store import PerdureStore
 from perdure.model.records import Partition
 
 
-class SyncDatabase(DatabaseBase):
+class SyncDatabase(DatabaseBase[PerdureStore]):
     """An open database, made by ``perdure.connect_sync``, for any number of threads and event loops."""
+
+    _store_class = PerdureStore
 
     def history(self, *, tenant: str | None = None, ttl: timedelta | None = None) -> SyncHistories:
         """Return the histories of sessions: conversations as plain messages, without checkpoints.

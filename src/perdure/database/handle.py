@@ -166,7 +166,7 @@ class DatabaseHandle:
     def close(self) -> None:
         """Finish accepted writes and close; repeatable."""
         for store in list(self._stores):
-            store.stop_ttl_sweeper()
+            store.close()
         self.driver.close()
 
     async def aclose(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -195,21 +196,39 @@ class PerdureStore(BaseStore):
     def sweep_ttl(self) -> int:
         """Remove the tenant's expired items and return their number. Correct answers do not depend on it:
         expired items are never returned. DynamoDB removes them itself; there it finds none."""
-        return run(items.sweep(self._tenant, self._clock.now(), self._budget), self._driver)
+        return self._sweep()
 
     async def asweep_ttl(self) -> int:
         """See ``sweep_ttl``."""
         return await arun(items.sweep(self._tenant, self._clock.now(), self._budget), self._driver)
 
-    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> None:
+    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Future[None]:
         """Remove expired items in a background thread every ``sweep_interval_minutes``: by default the
-        store's ``ttl`` setting, else 5. A second call changes the interval. Closing the database stops it."""
-        minutes = sweep_interval_minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
-        self.stop_ttl_sweeper()
-        self._sweeper = TtlSweeper(self.sweep_ttl, 60 * float(minutes or _SWEEP_MINUTES))
+        store's ``ttl`` setting, else 5. A second call changes the interval. Closing the database stops it.
+
+        Returns:
+            A future that is done when the thread has ended. Cancelling it stops the sweeper.
+        """
+        self._stop_sweeper()
+        return self._start_sweeper(sweep_interval_minutes)
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
         """Stop the sweeper; return True if its thread ended within ``timeout`` seconds. Repeatable."""
+        return self._stop_sweeper(timeout)
+
+    def close(self) -> None:
+        """Stop what the store does by itself, as closing its database does. Repeatable."""
+        self._stop_sweeper()
+
+    def _sweep(self) -> int:
+        return run(items.sweep(self._tenant, self._clock.now(), self._budget), self._driver)
+
+    def _start_sweeper(self, minutes: float | None) -> Future[None]:
+        minutes = minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
+        self._sweeper = TtlSweeper(self._sweep, 60 * float(minutes or _SWEEP_MINUTES))
+        return self._sweeper.ended
+
+    def _stop_sweeper(self, timeout: float | None = None) -> bool:
         sweeper, self._sweeper = self._sweeper, None
         return sweeper is None or sweeper.stop(timeout)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from threading import Event, Thread
 
 from perdure.errors import PerdureError
@@ -12,26 +13,31 @@ _log = logging.getLogger(__name__)
 
 
 class TtlSweeper:
-    """Calls ``sweep`` every ``seconds`` until it is stopped; a failure is logged, and tried again later."""
+    """Calls ``sweep`` every ``seconds`` until it is stopped, or its future ``ended`` is cancelled. A failure
+    is logged, and tried again later."""
 
     def __init__(self, sweep: Callable[[], int], seconds: float) -> None:
         self._sweep = sweep
         self._seconds = seconds
-        self._ended = Event()
+        self._asked_to_end = Event()
+        self.ended: Future[None] = Future()
+        self.ended.add_done_callback(lambda _: self._asked_to_end.set())
         self._thread = Thread(target=self._run, name="perdure-ttl-sweeper", daemon=True)
         self._thread.start()
 
     def stop(self, timeout: float | None) -> bool:
         """Stop; return True if the thread ended within ``timeout`` seconds."""
-        self._ended.set()
+        self._asked_to_end.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._seconds):
+        while not self._asked_to_end.wait(self._seconds):
             try:
                 removed = self._sweep()
             except PerdureError as error:
                 _log.warning("sweeping expired items failed and is tried again later: %s", error)
             else:
                 _log.debug("swept %d expired items", removed)
+        if self.ended.set_running_or_notify_cancel():
+            self.ended.set_result(None)

@@ -108,11 +108,14 @@ def test_a_summary_takes_the_place_of_old_messages(afresh: Callable[..., Any]) -
 
 def test_a_deep_agent_keeps_its_plan_and_files_and_asks_before_it_acts(afresh: Callable[..., Any]) -> None:
     deepagents = pytest.importorskip("deepagents")
+    from langchain.agents.middleware import TodoListMiddleware
 
     def agent(db: perdure.SyncDatabase, *answers: AIMessage) -> Any:
         return deepagents.create_deep_agent(
             model=Scripted(answers=list(answers)),
+            system_prompt="Help.",
             tools=[send],
+            middleware=[TodoListMiddleware()],
             interrupt_on={"send": True},
             checkpointer=db.checkpointer(),
             store=db.store(),
@@ -146,6 +149,7 @@ def test_a_deep_agent_hands_work_to_a_subagent(afresh: Callable[..., Any]) -> No
             model=Scripted(
                 answers=[calling("task", description="write", subagent_type="writer"), AIMessage("all done")]
             ),
+            system_prompt="Help.",
             subagents=[
                 {
                     "name": "writer",

@@ -117,7 +117,7 @@ def environment(
     if (folder / "complete").exists():
         return python
     shutil.rmtree(folder, ignore_errors=True)
-    uv = _uv()
+    uv = find_uv()
     if uv is not None:
         _install([uv, "venv", "--quiet", "--python", sys.executable, str(folder)])
         command = [uv, "pip", "install", "--python", str(python)]
@@ -157,7 +157,8 @@ def _install(command: list[str]) -> None:
         raise Unobtainable(f"the suites' packages cannot be installed: {last_line(done.stderr)}")
 
 
-def _uv() -> str | None:
+def find_uv() -> str | None:
+    """The uv that is named by a variable, on the PATH, or in the repository; None without one."""
     own = ROOT / ".uv" / "bin" / "uv"
     return os.environ.get("UV") or shutil.which("uv") or (str(own) if own.exists() else None)
 

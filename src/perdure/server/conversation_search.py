@@ -12,6 +12,7 @@ from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import responses
+from perdure.server.auth.authorized_values import require_unnarrowed
 from perdure.server.resources import Caller
 from perdure.server.state_snapshots import is_of_thread, snapshot
 
@@ -45,10 +46,12 @@ async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
         "offset": cursor,
     }
     conditions = await caller.may("threads", "search", value)
+    require_unnarrowed(value, "values")
     found: list[dict[str, Any]] = []
     until = time.monotonic() + SECONDS
     rows = caller.threads.index.search(
         metadata=value["metadata"] or None,
+        status=value["status"],
         sees=None if conditions is None else lambda metadata: caller.sees(conditions, metadata),
         order=Order("updated_at"),
         skip=cursor,

@@ -33,7 +33,7 @@ from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.responses import given
 from perdure.server.run_arguments import AUTHORIZED, as_authorized, checked
-from perdure.server.run_terms import RunTerms, idempotency_key
+from perdure.server.run_terms import RunTerms, asked_strategy, idempotency_key
 from perdure.server.thread_graphs import has_run, keeps_apart, require_own
 from perdure.server.webhooks import TASK
 
@@ -167,14 +167,15 @@ async def check(
     if thread_id is None:
         # Idempotency keys are scoped per user.
         thread_id = str(uuid.uuid5(_THREAD_OF, f"{caller.user.identity}\n{key}") if key else uuid.uuid4())
+    strategy = asked_strategy(headers, new) or "enqueue"
     value: dict[str, Any] = {
         "thread_id": thread_id,
         "assistant_id": new.assistant_id,
         "run_id": None,
         "metadata": dict(new.metadata),
         "status": "pending",
-        "prevent_insert_if_inflight": new.multitask_strategy == "reject",
-        "multitask_strategy": new.multitask_strategy or "enqueue",
+        "prevent_insert_if_inflight": strategy == "reject",
+        "multitask_strategy": strategy,
         "if_not_exists": new.if_not_exists or "reject",
         "after_seconds": new.after_seconds or 0,
         "kwargs": new.model_dump(include=AUTHORIZED),
@@ -207,7 +208,7 @@ async def check(
         thread_id=thread_id,
         new=new,
         assistant=assistant,
-        metadata=dict(value["metadata"] or {}),
+        metadata=value["metadata"],
         stream=stream,
         start=start,
         headers=caller.host.headers.of(headers),

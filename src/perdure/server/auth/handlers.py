@@ -31,6 +31,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 
 from perdure.errors import BadSetting
+from perdure.server.auth.authorized_values import check_left
 from perdure.server.auth.filters import BadFilter, Filter, checked
 from perdure.server.auth.identity import Refusal, User, checked_names, tenant_of
 from perdure.server.auth.json_data import json_data
@@ -74,16 +75,18 @@ class OnHandlers:
             resource=cast(Any, resource),
             action=cast(Any, action),
         )
+        before = dict(value)
         try:
             result: object = await _call(handler, {"ctx": context, "value": value})
         except AssertionError as error:
             raise Refusal(403, str(error) or "Forbidden") from error
         except Exception as error:
             raise _refusal(error, asked) from error
-        if result is None or result is True:
-            return None
         if result is False:
             raise Refusal(403, "Forbidden")
+        check_left(resource, action, before, value)
+        if result is None or result is True:
+            return None
         if not isinstance(result, Mapping):
             raise _misused(f"{asked} returned a {type(result).__name__}; return None, a bool or a filter")
         try:

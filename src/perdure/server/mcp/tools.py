@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from perdure.runtime.graph_factories import Factory
+from perdure.runtime.threads.index import contains
 from perdure.server.assistants import Assistant
 from perdure.server.graph_schema import schemas
 from perdure.server.resources import Caller
@@ -63,7 +64,10 @@ async def visible(caller: Caller) -> list[Assistant]:
         for one in await host.assistants.everything(caller.user.tenant)
         if one.graph_id in host.runtime.graphs
         # The default ones are everybody's to run.
-        and (host.assistants.is_own(one.assistant_id) or caller.sees(conditions, one.metadata))
+        and (
+            host.assistants.is_own(one.assistant_id)
+            or (contains(one.metadata, value["metadata"]) and caller.sees(conditions, one.metadata))
+        )
     ]
     return sorted(
         found, key=lambda one: (not host.assistants.is_own(one.assistant_id), one.name, one.assistant_id)

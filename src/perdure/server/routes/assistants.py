@@ -7,9 +7,9 @@ change one of them, and no user may delete one.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
@@ -63,6 +63,9 @@ class _Asked(Body):
     name: str | None = None
 
 
+A = TypeVar("A", bound=_Asked)
+
+
 class _Search(_Asked):
     limit: Page = 10
     offset: Offset = 0
@@ -96,13 +99,13 @@ async def create(caller: CallerNow, new: _New) -> Json:
         "if_exists": new.if_exists or "raise",
     }
     conditions = await caller.may("assistants", "create", value)
-    metadata = value["metadata"] or {}
+    metadata = value["metadata"]
     require_stamp(conditions, metadata)
     both = _mirrored(value["config"] or {}, value["context"] or {})
     asked = Assistant(
-        value["assistant_id"],
+        _id_of(value["assistant_id"]),
         new.graph_id,
-        value["name"],
+        value["name"] or _UNNAMED,
         description=new.description,
         config=both["config"],
         context=both["context"],
@@ -113,7 +116,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
         await caller.assistant_within(asked.assistant_id, conditions)
         # The response contains the existing assistant, so the user has to be permitted to read it.
         found = await caller.assistant(asked.assistant_id, "read")
-        if new.if_exists != "do_nothing":
+        if value["if_exists"] != "do_nothing":
             raise Conflict(f"Assistant {asked.assistant_id} already exists.")
         made = found
     return Json(responses.assistant(made))
@@ -122,7 +125,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
 @router.post("/assistants/search")
 async def search(caller: CallerNow, asked: _Search) -> Json:
     """Find assistants, the most recently created ones first."""
-    found = await _found(caller, asked, {"limit": asked.limit, "offset": asked.offset})
+    found, asked = await _found(caller, asked, ("limit", "offset"))
     by = asked.sort_by or "created_at"
     found.sort(key=lambda one: (getattr(one, by), one.assistant_id), reverse=asked.sort_order != "asc")
     return responses.page(found, asked, responses.assistant)
@@ -131,7 +134,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
 @router.post("/assistants/count")
 async def count(caller: CallerNow, asked: _Asked) -> Json:
     """Count assistants."""
-    return Json(len(await _found(caller, asked, {})))
+    return Json(len((await _found(caller, asked, ()))[0]))
 
 
 @router.get("/assistants/{assistant_id}")
@@ -143,8 +146,6 @@ async def get(caller: CallerNow, assistant_id: AssistantName) -> Json:
 @router.patch("/assistants/{assistant_id}")
 async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -> Json:
     """Store a new version of an assistant."""
-    if asked.graph_id is not None:
-        caller.host.assistants.check_graph(asked.graph_id)
     stated = asked.model_dump(exclude_none=True)
     if asked.config is not None:
         stated["config"] = config_without_claims(caller.user, asked.config)
@@ -153,6 +154,8 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
             stated[part] = with_verified(caller.user, stated[part])
     parts_of = dict.fromkeys(("graph_id", "name", "config", "context"))
     found, conditions, value = await _to_change(caller, assistant_id, {**parts_of, "metadata": {}, **stated})
+    if value["graph_id"] is not None:
+        caller.host.assistants.check_graph(value["graph_id"])
     parts = {
         part: value[part]
         for part in ("graph_id", "name", "description", "config", "context")
@@ -293,19 +296,23 @@ async def _to_change(
     return found, conditions, value
 
 
-async def _found(caller: Caller, asked: _Asked, page: Mapping[str, Any]) -> list[Assistant]:
-    value: dict[str, Any] = {"metadata": dict(asked.metadata), "graph_id": asked.graph_id, **page}
+async def _found(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Assistant], A]:
+    """Return the assistants that a search finds, and the search as the gate left it. ``page`` names its
+    fields for a page."""
+    names = ("metadata", "graph_id", *page)
+    value: dict[str, Any] = {name: getattr(asked, name) for name in names}
     conditions = await caller.may("assistants", "search", value)
-    narrowed: Mapping[str, Any] = value["metadata"] or {}
+    asked = asked.model_copy(update={name: value[name] for name in names})
     part = (asked.name or "").casefold()
-    return [
+    found = [
         one
         for one in await caller.host.assistants.everything(caller.user.tenant)
-        if contains(one.metadata, narrowed)
+        if contains(one.metadata, asked.metadata)
         and caller.sees(conditions, one.metadata)
         and asked.graph_id in (None, one.graph_id)
         and part in one.name.casefold()
     ]
+    return found, asked
 
 
 async def _remove_threads(caller: Caller, assistant_id: str) -> None:

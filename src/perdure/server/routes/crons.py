@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Path, Response
-from pydantic import AwareDatetime, BeforeValidator
+from pydantic import AwareDatetime, BeforeValidator, Field
 
 from perdure.errors import NotFound
 from perdure.runtime.crons import Cron, Due
@@ -103,7 +103,10 @@ class _Asked(Body):
     assistant_id: str | None = None
     thread_id: str | None = None
     enabled: bool | None = None
-    metadata: Mapped | None = None
+    metadata: Mapped = Field(default_factory=dict)
+
+
+A = TypeVar("A", bound=_Asked)
 
 
 class _Search(_Asked):
@@ -137,8 +140,8 @@ async def create(caller: CallerNow, new: _New) -> Json:
 @router.post("/runs/crons/search")
 async def search(caller: CallerNow, asked: _Search) -> Json:
     """Find crons, the most recently created ones first."""
-    page = {"limit": asked.limit, "offset": asked.offset}
-    found = [_shown(cron) for cron in await _found(caller, asked, page)]
+    crons, asked = await _found(caller, asked, ("limit", "offset"))
+    found = [_shown(cron) for cron in crons]
     by = asked.sort_by or "created_at"
     found.sort(key=lambda one: (one[by] or "", one["cron_id"]), reverse=asked.sort_order != "asc")
     return responses.page(found, asked, lambda one: one)
@@ -147,7 +150,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
 @router.post("/runs/crons/count")
 async def count(caller: CallerNow, asked: _Asked) -> Json:
     """Count crons."""
-    return Json(len(await _found(caller, asked, {})))
+    return Json(len((await _found(caller, asked, ()))[0]))
 
 
 @router.get("/runs/crons/{cron_id}")
@@ -165,6 +168,7 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
     value: dict[str, Any] = {
         "cron_id": str(cron_id),
         "payload": _payload(given),
+        "metadata": {},
         **unchanged,
         **_described(given),
     }
@@ -172,7 +176,7 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
     given = _authorized(given, value["payload"])
     cron = await _visible(caller, str(cron_id), conditions)
     job = CronJob.read(cron)
-    require_stamp(conditions, _changed(caller, job, given, value.get("metadata") or {}).metadata)
+    require_stamp(conditions, _changed(caller, job, given, value["metadata"]).metadata)
     if job.thread_id is not None:
         await _thread_to_run(caller, job.thread_id, job.assistant_id, job.thread)
     now = await caller.host.runtime.now()
@@ -181,7 +185,7 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
         before = CronJob.read(held)
         if not caller.sees(conditions, before.metadata):
             raise _missing(str(cron_id))
-        job = _changed(caller, before, given, value.get("metadata") or {})
+        job = _changed(caller, before, given, value["metadata"])
         is_moved = (job.schedule, job.enabled) != (before.schedule, before.enabled)
         return Due(job.stored(), _first(job, now) if is_moved else held.due_at)
 
@@ -210,7 +214,7 @@ async def _created(caller: Caller, thread_id: str | None, new: _New) -> Json:
     }
     conditions = await caller.may("crons", "create", value)
     given = _authorized(given, value["payload"])
-    metadata = dict(value["metadata"] or {})
+    metadata = dict(value["metadata"])
     require_stamp(conditions, metadata)
     thread = None if thread_id is None else await _thread_to_run(caller, thread_id, new.assistant_id)
     assistant = await caller.assistant_to_run(new.assistant_id)
@@ -235,7 +239,7 @@ async def _thread_to_run(
 ) -> dict[str, Any]:
     """Return what a cron notes of its thread. ``NotFound`` if there is none on which the user may run, or if
     it is not the one that was ``known``."""
-    value = {"thread_id": thread_id, "assistant_id": assistant_id}
+    value = {"thread_id": thread_id, "assistant_id": assistant_id, "metadata": {}, "kwargs": {}}
     conditions = await caller.may("threads", "create_run", value)
     row = await caller.visible(thread_id, conditions)
     if known is not None and known["created_at"] != row.created_at:
@@ -347,26 +351,25 @@ async def _visible(caller: Caller, cron_id: str, conditions: Filter | None) -> C
     return cron
 
 
-async def _found(caller: Caller, asked: _Asked, page: Mapping[str, Any]) -> list[Cron]:
-    value: dict[str, Any] = {
-        "assistant_id": asked.assistant_id,
-        "thread_id": asked.thread_id,
-        "metadata": dict(asked.metadata or {}),
-        **page,
-    }
+async def _found(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cron], A]:
+    """Return the crons that a search finds, and the search as the gate left it. ``page`` names its fields for
+    a page."""
+    names = ("assistant_id", "thread_id", "metadata", *page)
+    value: dict[str, Any] = {name: getattr(asked, name) for name in names}
     conditions = await caller.may("crons", "search", value)
-    narrowed: Mapping[str, Any] = value["metadata"] or {}
+    asked = asked.model_copy(update={name: value[name] for name in names})
     named = asked.assistant_id
     assistant_id = None if named is None else caller.host.assistants.id_of(named) or named
-    return [
+    found = [
         cron
         for cron in await caller.runtime.crons.everything()
-        if contains(cron.body["metadata"], narrowed)
+        if contains(cron.body["metadata"], asked.metadata)
         and caller.sees(conditions, cron.body["metadata"])
         and assistant_id in (None, cron.body["assistant_id"])
         and asked.thread_id in (None, cron.body["thread_id"])
         and asked.enabled in (None, cron.body["enabled"])
     ]
+    return found, asked
 
 
 def _shown(cron: Cron) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from perdure.runtime.agent import Agent
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow
+from perdure.server.auth.authorized_values import require_unnarrowed
 from perdure.server.auth.identity import Refusal
 from perdure.server.requests import Command, NewRun
 from perdure.server.resources import Caller, CallerNow
@@ -92,7 +93,8 @@ class ServerAccess:
     async def listed(self) -> Sees | None:
         value: dict[str, Any] = {"metadata": {}, "values": {}, "status": None, "limit": 10, "offset": 0}
         conditions = await self._caller.may("threads", "search", value)
-        narrowed = value["metadata"] or {}
+        require_unnarrowed(value, "values", "status")
+        narrowed = value["metadata"]
         if conditions is None and not narrowed:
             return None
         return lambda metadata: self._caller.sees(conditions, metadata) and contains(metadata, narrowed)
@@ -120,7 +122,7 @@ class ServerAccess:
             agents: list[Agent] = []
             for name in map(self._named, graphs):
                 # The graph's code runs, as it does in a run.
-                value = {"thread_id": thread_id, "assistant_id": name}
+                value = {"thread_id": thread_id, "assistant_id": name, "metadata": {}, "kwargs": {}}
                 await self._caller.visible(thread_id, await self._caller.may("threads", "create_run", value))
                 graph = await stack.enter_async_context(self._caller.graph(name, "threads.read", thread_id))
                 agents.append(replace(host.runtime.graphs[name], graph=graph))

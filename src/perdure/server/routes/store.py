@@ -4,20 +4,22 @@ It is the store of all graphs that were compiled without one. A ``query`` is com
 setting ``store.index`` describes; without one it is ignored.
 
 Items have no metadata, so the filter of an authorization handler cannot be applied to them: such a handler
-narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored. What
-graphs remember of a user is that user's alone, whatever the handlers say.
+narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored. What it
+leaves is checked as the request was, before anything is read. What graphs remember of a user is that user's
+alone, whatever the handlers say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Awaitable, Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import APIRouter, Query, Response
 from langgraph.store.base import NOT_PROVIDED, Item
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationError
 
 from perdure.langgraph.store import PerdureStore
+from perdure.server.auth.authorized_values import fault_of, left
 from perdure.server.auth.identity import Refusal
 from perdure.server.memories import require_own
 from perdure.server.requests import Body, Mapped, Offset, Page
@@ -27,26 +29,53 @@ from perdure.server.responses import Json
 router = APIRouter(tags=["store"])
 
 T = TypeVar("T")
-Labels = tuple[str, ...]
+B = TypeVar("B", bound=Body)
+
+
+def _labels(given: Any) -> Any:
+    """Return a namespace as a list. ``ValueError`` for one text, whose letters would be its labels, and for
+    anything else that is not a list of labels."""
+    if not isinstance(given, list | tuple):
+        raise ValueError("a namespace is a list of labels")
+    for label in given:
+        if not isinstance(label, str) or not label or "." in label:
+            raise ValueError(
+                f"a label of a namespace is text with at least one character and no dot, not {label!r}"
+            )
+    return list(given)
+
+
+def _optional_labels(given: Any) -> Any:
+    return None if given is None else _labels(given)
+
+
+Labels = Annotated[list[str], BeforeValidator(_labels)]
+OptionalLabels = Annotated[list[str] | None, BeforeValidator(_optional_labels)]
 
 
 class _Put(Body):
     """An item to store; ``ttl`` is in minutes."""
 
-    namespace: list[str]
+    namespace: Labels
     key: str
     value: dict[str, Any]
     index: Literal[False] | list[str] | None = None
     ttl: Annotated[float, Field(gt=0)] | None = None
 
 
+class _Get(Body):
+    namespace: Labels
+    key: str
+    refresh_ttl: bool | None = None
+
+
 class _Delete(Body):
-    namespace: list[str]
+    namespace: Labels
     key: str
 
 
 class _Search(Body):
-    namespace_prefix: list[str] = Field(default_factory=list[str])
+    namespace: Labels = Field(default_factory=list[str], alias="namespace_prefix")
     filter: Mapped = Field(default_factory=dict)
     limit: Page = 10
     offset: Offset = 0
@@ -55,8 +84,8 @@ class _Search(Body):
 
 
 class _Namespaces(Body):
-    prefix: list[str] | None = None
-    suffix: list[str] | None = None
+    namespace: OptionalLabels = Field(None, alias="prefix")
+    suffix: OptionalLabels = None
     max_depth: Annotated[int, Field(ge=1)] | None = None
     limit: Page = 100
     offset: Offset = 0
@@ -65,16 +94,9 @@ class _Namespaces(Body):
 @router.put("/store/items", status_code=204)
 async def put(caller: CallerNow, asked: _Put) -> Response:
     """Store an item, replacing one with the same key."""
-    value: dict[str, Any] = {
-        "namespace": _labels(asked.namespace),
-        "key": asked.key,
-        "value": asked.value,
-        "index": asked.index,
-        "ttl": asked.ttl,
-    }
-    labels = await _narrowed(caller, "put", value)
-    ttl = NOT_PROVIDED if value["ttl"] is None else value["ttl"]
-    await _done(_store(caller).aput(labels, value["key"], value["value"], value["index"], ttl=ttl))
+    item = await _authorized(caller, "put", asked)
+    ttl = NOT_PROVIDED if item.ttl is None else item.ttl
+    await _done(_store(caller).aput(tuple(item.namespace), item.key, item.value, item.index, ttl=ttl))
     return Response(status_code=204)
 
 
@@ -86,45 +108,35 @@ async def get(
     refresh_ttl: bool | None = None,
 ) -> Json:
     """Return an item, or null."""
-    value: dict[str, Any] = {
-        "namespace": _labels(namespace.split(".")),
-        "key": key,
-        "refresh_ttl": refresh_ttl,
-    }
-    labels = await _narrowed(caller, "get", value)
-    found = await _done(_store(caller).aget(labels, value["key"], refresh_ttl=value["refresh_ttl"]))
+    item = await _authorized(
+        caller,
+        "get",
+        _checked(_Get, {"namespace": namespace.split("."), "key": key, "refresh_ttl": refresh_ttl}),
+    )
+    found = await _done(_store(caller).aget(tuple(item.namespace), item.key, refresh_ttl=item.refresh_ttl))
     return Json(None if found is None else _shown(found))
 
 
 @router.delete("/store/items", status_code=204)
 async def delete(caller: CallerNow, asked: _Delete) -> Response:
     """Remove an item, if it exists."""
-    value: dict[str, Any] = {"namespace": _labels(asked.namespace), "key": asked.key}
-    labels = await _narrowed(caller, "delete", value)
-    await _done(_store(caller).adelete(labels, value["key"]))
+    item = await _authorized(caller, "delete", asked)
+    await _done(_store(caller).adelete(tuple(item.namespace), item.key))
     return Response(status_code=204)
 
 
 @router.post("/store/items/search")
 async def search(caller: CallerNow, asked: _Search) -> Json:
     """Find items by a prefix of their namespace and a filter over their values."""
-    value: dict[str, Any] = {
-        "namespace": _labels(asked.namespace_prefix),
-        "filter": asked.filter,
-        "limit": asked.limit,
-        "offset": asked.offset,
-        "query": asked.query,
-        "refresh_ttl": asked.refresh_ttl,
-    }
-    labels = await _narrowed(caller, "search", value)
+    asked = await _authorized(caller, "search", asked)
     found = await _done(
         _store(caller).asearch(
-            labels,
-            filter=value["filter"] or None,
-            query=value["query"],
-            limit=value["limit"],
-            offset=value["offset"],
-            refresh_ttl=value["refresh_ttl"],
+            tuple(asked.namespace),
+            filter=asked.filter or None,
+            query=asked.query,
+            limit=asked.limit,
+            offset=asked.offset,
+            refresh_ttl=asked.refresh_ttl,
         )
     )
     return Json({"items": [{**_shown(item), "score": item.score} for item in found]})
@@ -133,44 +145,89 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
 @router.post("/store/namespaces")
 async def list_namespaces(caller: CallerNow, asked: _Namespaces) -> Json:
     """List the namespaces that have items."""
-    value: dict[str, Any] = {
-        "namespace": None if asked.prefix is None else _labels(asked.prefix),
-        "suffix": None if asked.suffix is None else _labels(asked.suffix),
-        "max_depth": asked.max_depth,
-        "limit": asked.limit,
-        "offset": asked.offset,
-    }
-    prefix = await _narrowed(caller, "list_namespaces", value)
+    asked = await _authorized(caller, "list_namespaces", asked)
     found = await _done(
         _store(caller).alist_namespaces(
-            prefix=prefix or None,
-            suffix=value["suffix"] or None,
-            max_depth=value["max_depth"],
-            limit=value["limit"],
-            offset=value["offset"],
+            prefix=tuple(asked.namespace or ()) or None,
+            suffix=tuple(asked.suffix or ()) or None,
+            max_depth=asked.max_depth,
+            limit=asked.limit,
+            offset=asked.offset,
         )
     )
     return Json({"namespaces": [list(labels) for labels in found]})
 
 
-async def _narrowed(caller: Caller, action: str, value: dict[str, Any]) -> Labels:
-    """Return the namespace as the gate left it. ``Refusal`` with 403 if the gate returns a filter."""
+class _Arguments(dict[str, Any]):
+    """Arguments of an action for a handler; ``assigned`` are the names to which it has assigned a value."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self.assigned: set[str] = set()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.assigned.add(name)
+        super().__setitem__(name, value)
+
+    def update(self, *given: Any, **named: Any) -> None:
+        for name, value in dict(*given, **named).items():
+            self[name] = value
+
+    def __ior__(self, given: Any) -> Self:  # type: ignore[override,misc]
+        self.update(given)
+        return self
+
+
+async def _authorized(caller: Caller, action: str, asked: B) -> B:
+    """Return a request as the gate left it, checked as any request is.
+
+    Raises:
+        Refusal: with 403 if the gate returns a filter, or the namespace is another user's memory; with 422 if
+            what it left is no such request, or its namespace or suffix covers more than the client asked for.
+    """
+    before = {name: getattr(asked, name) for name in type(asked).model_fields}
+    for name in _NAMESPACES & before.keys():
+        before[name] = None if before[name] is None else tuple(before[name])
+    value = _Arguments(before)
     if await caller.may("store", action, value) is not None:
         raise Refusal(
             403,
             "The authorization handler answered with a filter, and items of the store have no metadata; "
             'narrow value["namespace"] in a handler for the store instead',
         )
-    labels = _labels(value["namespace"] or ())
-    require_own(caller, labels)
-    return labels
+    names = type(asked).model_fields
+    if missing := names - value.keys():
+        raise left("store", action, f"no {min(missing)!r}: it may change it, but not remove it")
+    try:
+        asked = _checked(type(asked), {name: value[name] for name in names})
+    except Refusal as error:
+        raise left("store", action, f"what cannot be used: {error.detail}") from None
+    for name in _NAMESPACES & value.assigned:
+        labels, held = value[name], before[name] or ()
+        if labels is None or (held and not labels):
+            raise left(
+                "store",
+                action,
+                f"no {name}, which covers everybody's; assign at least one label, or none at all",
+            )
+        if labels.count(_ANY) > held.count(_ANY):
+            raise left("store", action, f"a {name} with the label {_ANY!r}, which is anybody's")
+    require_own(caller, tuple(value["namespace"] or ()))
+    return asked
 
 
-def _labels(given: Sequence[str]) -> Labels:
-    for label in given:
-        if not label or "." in label:
-            raise Refusal(422, f"a label of a namespace has at least one character and no dot, not {label!r}")
-    return tuple(given)
+_ANY = "*"
+"""Label with which the listing of namespaces matches every label."""
+
+_NAMESPACES = {"namespace", "suffix"}
+
+
+def _checked(kind: type[B], given: Mapping[str, Any]) -> B:
+    """Return a request that is made here. ``Refusal`` with 422 if it is none."""
+    try:
+        return kind.model_validate(given, by_name=True)
+    except ValidationError as error:
+        raise Refusal(422, fault_of(error)) from None
 
 
 def _store(caller: Caller) -> PerdureStore:

@@ -31,6 +31,8 @@ from perdure.server.thread_graphs import keeps_apart, require_owner_kept
 router = APIRouter(tags=["threads"])
 
 _AT_ONCE = 8
+_NARROWED = ("metadata", "values", "status", "limit", "offset")
+"""Conditions of a search that an authorization handler may change."""
 _log = logging.getLogger("perdure.server")
 
 
@@ -52,7 +54,8 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
         "ttl": ttl,
     }
     conditions = await caller.may("threads", "create", value)
-    metadata = value["metadata"] or {}
+    thread_id, metadata = naming.thread_id_of(value["thread_id"]), value["metadata"]
+    ttl = value["ttl"].model_dump() if isinstance(value["ttl"], requests.Ttl) else value["ttl"]
     require_stamp(conditions, metadata)
     graph_id = metadata.get("graph_id")
     steps = _supersteps(caller, new.supersteps or [], graph_id)
@@ -61,7 +64,7 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
         await caller.visible(thread_id, conditions)
         # The response contains the existing thread, so the user has to be permitted to read it.
         found = await caller.thread(thread_id, "read")
-        if new.if_exists != "do_nothing":
+        if value["if_exists"] != "do_nothing":
             raise Conflict(f"Thread {thread_id!r} already exists.")
         await caller.threads.adopt(found)
         return Json(await _shown(caller, found))
@@ -103,11 +106,10 @@ def _update(given: dict[str, Any]) -> StateUpdate:
 @router.post("/threads/search")
 async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
     """Find threads, the ones with the latest activity first. One that cannot be read is marked."""
-    rows, has_more = await _found(caller, asked)
+    rows, end, has_more = await _found(caller, asked)
     shown: list[str] = []
     for at in range(0, len(rows), _AT_ONCE):
         shown += await asyncio.gather(*(_entry(caller, row, asked) for row in rows[at : at + _AT_ONCE]))
-    end = asked.offset + len(rows)
     headers = responses.page_headers(end + has_more, end if has_more else None)
     return Response(f"[{','.join(shown)}]", media_type=Json.media_type, headers=headers)
 
@@ -143,7 +145,7 @@ def _fault_of(row: ThreadRow, error: Exception) -> Exception:
 @router.post("/threads/count")
 async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
     """Count threads."""
-    conditions = await _conditions(caller, asked)
+    asked, conditions = await _narrowed(caller, asked)
     if not asked.values:
         number = await caller.threads.index.count(
             metadata=asked.metadata,
@@ -194,7 +196,7 @@ async def patch(
     value: dict[str, Any] = {"thread_id": thread_id, "metadata": stated}
     conditions = await caller.may("threads", "update", value)
     row = await caller.visible(thread_id, conditions)
-    metadata = value["metadata"] or {}
+    metadata = value["metadata"]
     require_stamp(conditions, {**row.metadata, **metadata})
     ttl = None if asked.ttl is None else asked.ttl.model_dump()
     require_owner_kept(caller, row, metadata)
@@ -226,7 +228,7 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     value: dict[str, Any] = {"thread_id": str(uuid.uuid4()), "metadata": kept}
     conditions = await caller.may("threads", "create", value)
     require_stamp(conditions, value["metadata"])
-    target: str = value["thread_id"]
+    target = naming.thread_id_of(value["thread_id"])
     if await caller.threads.create(target, value["metadata"]) is None:
         raise Conflict(f"Thread {target!r} already exists.")
     try:
@@ -238,21 +240,18 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     return Json(await _shown(caller, await caller.threads.get(target)))
 
 
-async def _conditions(caller: Caller, asked: requests.ThreadSearch) -> Filter | None:
-    value: dict[str, Any] = {
-        "metadata": asked.metadata,
-        "values": asked.values,
-        "status": asked.status,
-        "limit": asked.limit,
-        "offset": asked.offset,
-    }
+async def _narrowed(
+    caller: Caller, asked: requests.ThreadSearch
+) -> tuple[requests.ThreadSearch, Filter | None]:
+    """Return a search as the gate left it, and the filter of the threads that the user may see."""
+    value: dict[str, Any] = {name: getattr(asked, name) for name in _NARROWED}
     conditions = await caller.may("threads", "search", value)
-    asked.metadata = value["metadata"] or {}
-    return conditions
+    return asked.model_copy(update={name: value[name] for name in _NARROWED}), conditions
 
 
-async def _found(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[ThreadRow], bool]:
-    conditions = await _conditions(caller, asked)
+async def _found(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[ThreadRow], int, bool]:
+    """Return a page of threads, the offset of its end, and True if there are more."""
+    asked, conditions = await _narrowed(caller, asked)
     by = asked.sort_by or "updated_at"
     order = Order("updated_at" if by == "state_updated_at" else by, asked.sort_order != "asc")
     # With a condition on values each thread has to be read to know whether it matches.
@@ -264,7 +263,8 @@ async def _found(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence
         rows.append(row)
         if len(rows) > end:
             break
-    return rows[asked.offset - skip : end], len(rows) > end
+    found = rows[asked.offset - skip : end]
+    return found, asked.offset + len(found), len(rows) > end
 
 
 async def _matching(

@@ -140,7 +140,11 @@ OTHERS: list[tuple[str, str, str, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("wrong", ["ann", 7, ["owner"], {7: "x"}, {"owner": object()}], ids=["text", "number", "list", "keys", "object"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["ann", 7, ["owner"], {7: "x"}, {"owner": object()}],
+    ids=["text", "number", "list", "keys", "object"],
+)
 @run
 async def test_metadata_that_a_handler_left_are_an_object(url: str, wrong: Any) -> None:
     target: list[tuple[str, str]] = [("", "")]

@@ -8,7 +8,7 @@ any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 # LangGraph itself builds the events of a finished message with this function.
@@ -45,10 +45,12 @@ def room_of(mode: str, payload: Any) -> int:
 
 
 class ProtocolPublisher:
-    """Publishes the parts of one run's stream as events of the protocol."""
+    """Publishes the parts of one run's stream as events of the protocol. Modes that are ``withheld`` tell of
+    interrupts and subgraphs only."""
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, withheld: Collection[str] = ()) -> None:
         self._emit = emit
+        self._withheld = withheld
         self._held: tuple[Any, tuple[str, ...]] | None = None
         self._spoken: dict[str, str] = {}
         self._asked: dict[str, tuple[Any, tuple[str, ...]]] = {}
@@ -86,8 +88,10 @@ class ProtocolPublisher:
                 self._update(payload, at)
             case "tasks":
                 self._task(payload, at)
-            case _:
+            case "custom":
                 self._emit(_named(mode, at), payload)
+            case _:
+                pass  # a mode that a graph's transformers have asked for
 
     def ended(self) -> None:
         """Publish the events held back until the stream ended: the last values, the ends of the last
@@ -113,7 +117,8 @@ class ProtocolPublisher:
                 # Every enclosing graph repeats the interrupt of a subgraph.
                 self._asked.setdefault(question.id, (question, at))
             return
-        self._emit(_named("updates", at), payload, room_of("updates", payload))
+        if "updates" not in self._withheld:
+            self._emit(_named("updates", at), payload, room_of("updates", payload))
 
     def _message(self, message: Any, metadata: Mapping[str, Any], at: Sequence[str]) -> None:
         if isinstance(message, BaseMessage):
@@ -144,7 +149,8 @@ class ProtocolPublisher:
             self._emit_ends()
             self._running.add(task_id)
             self._begun(payload, at)
-        self._emit(_named("tasks", at), payload)
+        if "tasks" not in self._withheld:
+            self._emit(_named("tasks", at), payload)
         if "result" in payload:
             self._running.discard(task_id)
             self._ended(payload, at)

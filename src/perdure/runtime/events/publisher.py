@@ -20,6 +20,7 @@ from langchain_core.messages import (
     BaseMessageChunk,
     message_chunk_to_message,
 )
+from langgraph.pregel import Pregel
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import events
@@ -33,6 +34,7 @@ from perdure.model.ops import Put
 from perdure.model.records import Partition
 from perdure.runtime.events import protocol
 from perdure.runtime.events.outgoing import outgoing, outgoing_event
+from perdure.runtime.events.transformers import StreamTransformers
 from perdure.runtime.json_encoding import encoded
 from perdure.runtime.options import StreamOptions
 
@@ -317,14 +319,20 @@ class EventBuffer:
 
 
 class StreamPublisher:
-    """Publishes the parts of one run's stream in the modes that were requested."""
+    """Publishes the parts of one run's stream in the modes that were requested: for clients of the event
+    streaming protocol as the graph's transformers leave them."""
 
-    def __init__(self, buffer: EventBuffer, stream: StreamOptions) -> None:
+    def __init__(self, buffer: EventBuffer, stream: StreamOptions, graph: Pregel[Any, Any, Any, Any]) -> None:
         self._buffer = buffer
         self.stream = stream
         self._wanted = frozenset(stream.modes)
         self._messages: dict[str, BaseMessage] = {}
-        self._protocol = protocol.ProtocolPublisher(buffer.publish) if "protocol" in self._wanted else None
+        self._protocol: protocol.ProtocolPublisher | None = None
+        self._transformers: StreamTransformers | None = None
+        if "protocol" in self._wanted:
+            self._transformers = StreamTransformers.of(graph)
+            withheld = () if self._transformers is None else self._transformers.withheld
+            self._protocol = protocol.ProtocolPublisher(buffer.publish, withheld)
 
     @property
     def speaks_protocol(self) -> bool:
@@ -335,7 +343,8 @@ class StreamPublisher:
     def stream_modes(self) -> list[str]:
         """Modes to request from LangGraph."""
         if self._protocol is not None:
-            return list(protocol.MODES)
+            needed = () if self._transformers is None else self._transformers.modes
+            return sorted({*protocol.MODES, *needed})
         asked = {_OWN.get(mode, mode) for mode in self._wanted - {"events"}}
         return sorted(asked | {"values", "updates"})
 
@@ -344,12 +353,24 @@ class StreamPublisher:
         data: dict[str, Any] = {"run_id": self._buffer.run_id, "attempt": attempt}
         self._buffer.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
 
-    def ended(self) -> None:
+    async def ended(self) -> None:
         """Publish the events that were held back until the end of the stream."""
-        if self._protocol is not None:
-            self._protocol.ended()
+        if self._protocol is None:
+            return
+        if self._transformers is not None:
+            for part in await self._transformers.ended():
+                self._protocol.part(*part)
+        self._protocol.ended()
+        if self._transformers is not None:
+            # What was published may differ from the state.
+            self._buffer.values = None
 
-    def part(self, mode: str, payload: Any, namespace: Sequence[str] = ()) -> None:
+    async def failed(self, error: BaseException) -> None:
+        """End the transformers of a run that fails, or is cancelled."""
+        if self._transformers is not None:
+            await self._transformers.failed(error)
+
+    async def part(self, mode: str, payload: Any, namespace: Sequence[str] = ()) -> None:
         """Publish one part, if its mode was requested.
 
         Args:
@@ -358,7 +379,11 @@ class StreamPublisher:
             namespace: The path of the subgraph that the part comes from; empty for the graph itself.
         """
         if self._protocol is not None:
-            self._protocol.part(mode, payload, namespace)
+            if self._transformers is None:
+                self._protocol.part(mode, payload, namespace)
+                return
+            for part in await self._transformers.parts(mode, payload, namespace):
+                self._protocol.part(*part)
             return
         path = "|".join(("", *namespace))
         if mode == "messages":

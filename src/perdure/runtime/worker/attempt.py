@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -175,7 +176,7 @@ async def _steered(
     (config, now), (steering, buffer) = configs, by
     publisher = None
     if buffer is not None and buffer.stream is not None:
-        publisher = StreamPublisher(buffer, buffer.stream)
+        publisher = StreamPublisher(buffer, buffer.stream, graph)
         publisher.begun(held.run.attempts, held.run.graph)
     if steering.first_look is not None:
         # It reports its own failure. Cancelled, it is the worker's to end.
@@ -190,10 +191,16 @@ async def _steered(
         except asyncio.CancelledError as cancelled:
             # The exception's arguments contain the task in which LangGraph's last writes continue.
             await _ended(cancelled)
+            if publisher is not None:
+                await publisher.failed(cancelled)
+            raise
+        except Exception as error:
+            if publisher is not None:
+                await publisher.failed(error)
             raise
         else:
             if publisher is not None:
-                publisher.ended()
+                await publisher.ended()
             return values
 
 
@@ -211,14 +218,16 @@ async def _end(
 ) -> None:
     """Clear the thread's next tasks and their interrupts. LangGraph ignores a command with ``goto=END`` when
     it is given as input."""
-    publisher = None if buffer is None or buffer.stream is None else StreamPublisher(buffer, buffer.stream)
+    publisher = None
+    if buffer is not None and buffer.stream is not None:
+        publisher = StreamPublisher(buffer, buffer.stream, graph)
     if publisher is not None:
         publisher.begun(held.run.attempts, held.run.graph)
     await aupdate_state(graph, config, None, as_node=END)
     if publisher is not None:
         if "values" in publisher.stream_modes:
-            publisher.part("values", (await aread_state(graph, now)).values, ())
-        publisher.ended()
+            await publisher.part("values", (await aread_state(graph, now)).values, ())
+        await publisher.ended()
 
 
 async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> bool:
@@ -307,19 +316,20 @@ async def _called(
     if publisher.speaks_protocol:
         how["version"] = "v2"
         config = {**config, "configurable": {**config.get("configurable", {}), BY_BLOCK: True}}
-    parts = _parts(graph, given, config, how, publisher if "events" in publisher.stream.modes else None)
+    by_event = publisher if "events" in publisher.stream.modes else None
     values: Any = None
     interrupts: list[Interrupt] = []
-    async for part in parts:
-        if isinstance(part, dict):
-            part = part["ns"], part["type"], part["data"]
-        namespace, mode, payload = part if len(part) == 3 else ((), *part)
-        if not namespace and mode == "values":
-            values = payload
-        elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPTS in payload:
-            interrupts += payload[INTERRUPTS]
-        publisher.part(mode, payload, namespace)
-        await buffer.room()
+    async with aclosing(_parts(graph, given, config, how, by_event)) as parts:
+        async for part in parts:
+            if isinstance(part, dict):
+                part = part["ns"], part["type"], part["data"]
+            namespace, mode, payload = part if len(part) == 3 else ((), *part)
+            if not namespace and mode == "values":
+                values = payload
+            elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPTS in payload:
+                interrupts += payload[INTERRUPTS]
+            await publisher.part(mode, payload, namespace)
+            await buffer.room()
     held = values if isinstance(values, dict) else {}
     return {**held, INTERRUPTS: tuple(interrupts)} if interrupts else held
 
@@ -330,12 +340,14 @@ async def _parts(
     config: RunnableConfig,
     how: dict[str, Any],
     publisher: StreamPublisher | None,
-) -> AsyncIterator[Any]:
+) -> AsyncGenerator[Any, None]:
     """Yield the parts of a graph's stream. With a ``publisher``, LangChain's events, which contain the parts,
     are published as well."""
     if publisher is None:
-        async for part in graph.astream(given, config, **how):
-            yield part
+        # Closed at once when a part cannot be published: the graph's tasks end with the stream.
+        async with aclosing(cast(AsyncGenerator[Any, None], graph.astream(given, config, **how))) as parts:
+            async for part in parts:
+                yield part
         return
     events = graph.astream_events(given, {**config, "run_id": uuid.uuid4()}, version="v2", **how)
     async for event in events:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Collection
 from contextlib import closing
+from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +27,12 @@ STUDIO = Cors(allow_origins=("https://studio.example",))
 
 
 def status(
-    method: str = "GET", *, gate: Gate | None = None, address: str = "127.0.0.1", **headers: str
+    method: str = "GET",
+    *,
+    gate: Gate | None = None,
+    address: str = "127.0.0.1",
+    hosts: Collection[str] = (),
+    **headers: str,
 ) -> int:
     """The status of a request to a server that listens on an address."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -33,7 +40,7 @@ def status(
     app = Starlette(routes=[route])
 
     async def send(listener: socket.socket) -> int:
-        transport = httpx.ASGITransport(app=guarded(app, gate or Open(), STUDIO, listener))
+        transport = httpx.ASGITransport(app=guarded(app, gate or Open(), STUDIO, listener, hosts))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:2024") as client:
             return (await client.request(method, "/threads", headers=sent)).status_code
 
@@ -58,9 +65,53 @@ def test_pages_of_other_origins_may_not_write_unless_they_are_allowed() -> None:
     assert status("POST", origin="https://studio.example", host="evil.example") == 403
 
 
-def test_a_server_that_authenticates_or_is_reached_from_elsewhere_answers_to_every_name() -> None:
+def test_a_server_that_authenticates_answers_to_every_name() -> None:
     assert status(gate=owners(), host="agents.example") == 200
-    assert status(address="0.0.0.0", host="agents.example") == 200  # noqa: S104
+    assert status(gate=owners(), address="0.0.0.0", host="agents.example") == 200  # noqa: S104
+
+
+EVERYWHERE: Any = {"address": "0.0.0.0"}  # noqa: S104
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    "host", ["agents.example", "agents.example:2024", "10.0.0.8.example", "10.0.0.8.", ""]
+)
+def test_a_name_that_points_at_a_server_in_the_network_is_refused(method: str, host: str) -> None:
+    assert status(method, **EVERYWHERE, host=host) == 403
+    assert status(method, **EVERYWHERE, host=host, origin=f"http://{host}") == 403
+
+
+@pytest.mark.parametrize("host", ["10.0.0.8", "10.0.0.8:2024", "[fd00::8]:2024", "perdure:2024", "localhost"])
+def test_addresses_and_names_that_nobody_else_can_own_are_answered(host: str) -> None:
+    assert status("POST", **EVERYWHERE, host=host, origin=f"http://{host}") == 200
+    assert status("POST", **EVERYWHERE, host=host, origin="http://evil.example") == 403
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1"])  # noqa: S104
+def test_names_that_are_listed_are_answered(address: str) -> None:
+    for hosts in ["agents.example"], ["*"]:
+        assert status("POST", address=address, host="agents.example:80", hosts=hosts) == 200
+    assert status("POST", address=address, host="other.example", hosts=["agents.example"]) == 403
+
+
+@pytest.mark.parametrize("hosts", [[], [b"localhost", b"localhost"], [b"localhost", b"evil.example"]])
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1"])  # noqa: S104
+def test_a_request_has_one_host(address: str, hosts: list[bytes]) -> None:
+    reached: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        reached.append(scope)
+
+    async def send(message: Any) -> None:
+        reached.append(message)
+
+    scope = {
+        "type": "http", "method": "GET", "path": "/", "headers": [(b"host", host) for host in hosts],
+    }  # fmt: skip
+    with closing(listening(address, 0)) as listener:
+        asyncio.run(guarded(app, Open(), STUDIO, listener, ["*"])(scope, None, send))  # type: ignore[arg-type]
+    assert reached[0]["status"] == 400
 
 
 def test_streams_that_end_with_the_server_are_no_error_from_the_signal_on(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from perdure.config.hosts import hosts
+from perdure.config.hosts import host_name, hosts
 from perdure.config.webhook_secrets import key_of
 from perdure.model.retention_policy import Retention, duration_us
 
@@ -107,6 +107,10 @@ def _origins(value: Any) -> tuple[str, ...]:
         if origin != "*" and not is_origin:
             raise ValueError
     return found
+
+
+def _host_names(value: Any) -> tuple[str, ...]:
+    return tuple("*" if word == "*" else host_name(word) for word in _words(value))
 
 
 def _pattern(value: Any) -> str:
@@ -247,6 +251,7 @@ PATTERN = ValueKind("a regular expression", str, _pattern)
 PREFIX = ValueKind("a path without a slash at its end, e.g. '/api'", str, _prefix)
 KEYS_URL = ValueKind("an https:// URL", str, _https)
 HOSTS = ValueKind("a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'", _words_of, _hosts)
+HOST_NAMES = ValueKind("a list of host names, e.g. 'agents.internal', or '*'", _words_of, _host_names)
 SECRETS = ValueKind("a list of texts, each whsec_ and 24 to 64 random bytes in base64", _words_of, _secrets)
 GRAPHS = ValueKind(f"a table of names, each with {PLACE.wants}", _graphs_of, _graphs)
 HEADERS = ValueKind(

@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, FastAPI
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perdure.server import error_handlers, openapi
 from perdure.server.config import Cors, Http
 from perdure.server.limits import Bounded
+from perdure.server.origins import allows
 from perdure.server.resources import RAW
 from perdure.server.routes import (
     a2a,
@@ -37,6 +39,7 @@ from perdure.server.routes import (
 from perdure.server.routes import assistants as assistant_routes
 from perdure.server.routes import storage as storage_routes
 from perdure.server.routes import store as store_routes
+from perdure.web.guard import Guard
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -94,6 +97,7 @@ def create_app(
         inspector.serve_inspector(app)
     app.add_middleware(Bounded)
     app.add_middleware(Outermost)
+    app.add_middleware(Guard, loopback=False, is_open=False, allows=partial(allows, http.cors))
     _allow_origins(app, http.cors)
     return app
 

@@ -52,7 +52,7 @@ class Cors:
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """Address and routes of the server.
+    """Address and routes of the server. Without authentication it answers to the names ``hosts`` too.
 
     ``app`` is the place of a custom ASGI application; with ``enable_custom_route_auth`` its routes need
     the same authentication as the API's, inside of its middleware, which is what ``middleware_order`` can
@@ -65,6 +65,7 @@ class Http:
 
     host: str = "127.0.0.1"
     port: int = 2024
+    hosts: tuple[str, ...] = ()
     app: str | None = None
     mount_prefix: str | None = None
     enable_custom_route_auth: bool = False

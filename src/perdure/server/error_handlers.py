@@ -151,12 +151,15 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it was installed for
     if isinstance(error.body, bytes):
         # It was not read as JSON, and no field of it could be checked.
-        kind = request.headers.get("content-type")
-        sent = "without a content type" if kind is None else f"as {kind}"
-        return error_response(
-            422, f"The body was sent {sent}; send JSON, with the header Content-Type: application/json."
-        )
+        return error_response(422, sent_otherwise(request))
     return error_response(422, "; ".join(map(_fault, error.errors())))
+
+
+def sent_otherwise(request: Request) -> str:
+    """Return the message for a body that was not sent as JSON."""
+    kind = request.headers.get("content-type")
+    sent = "without a content type" if kind is None else f"as {kind}"
+    return f"The body was sent {sent}; send JSON, with the header Content-Type: application/json."
 
 
 def _fault(error: dict[str, Any]) -> str:

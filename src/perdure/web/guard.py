@@ -1,13 +1,17 @@
-"""Access control of a server without a password: its own page, and programs on the same machine.
+"""Protection of a server from web pages of other sites, which act in its user's browser.
 
-As there is no password, so a web page of another origin must not reach it through the browser: neither by
-a post request nor under a host name that points at the loopback address.
+A browser sends a page's request with the cookies of the server, and asks the server first only for requests
+that a form cannot make. So what changes something is refused if a page of another origin sent it in such a
+form, on every route. A server without authentication refuses all that pages of other origins would change,
+and host names that are not its own: a page may have made its own name point at the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from urllib.parse import urlsplit
+import socket
+from collections.abc import Callable, Collection
+from ipaddress import ip_address
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -16,33 +20,68 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 FOREIGN = "Only the page of this server itself may change anything."
+SIMPLE = (
+    "A page of another origin may change something here only with JSON, which its browser asks about first; "
+    "allow the origin in http.cors.allow_origins."
+)
 HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+ANY_HOST = "*"
+
+_EFFECT = "cancel_on_disconnect"
+"""Parameter with which a read has an effect at its end."""
+_REFUSED = 4000
+"""Code with which a WebSocket is closed, with the HTTP status added."""
+_REASON_MAX = 120
+
+Allows = Callable[[str], bool]
 
 
 class Guard:
-    """Middleware that answers 403 to foreign origins and, when bound to the loopback address, to foreign host
-    names. Pages of the origins that ``allows`` accepts are not foreign."""
+    """Middleware that refuses what pages of other origins would change, with 403.
+
+    With ``is_open``, for a server without authentication, it also refuses requests under foreign host names
+    with 403, and those without one host name with 400. Bound to the loopback address (``loopback``) the
+    server's own names are those of that address, else all addresses, names without a dot, which nobody else
+    can own, and the machine's name; ``hosts`` are further ones, or ``*`` for any.
+
+    Pages of the origins that ``allows`` accepts are not foreign.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, loopback: bool, allows: Callable[[str], bool] = lambda origin: False
+        self,
+        app: ASGIApp,
+        *,
+        loopback: bool,
+        is_open: bool = True,
+        hosts: Collection[str] = (),
+        allows: Allows = lambda origin: False,
     ) -> None:
         self._app = app
         self._loopback = loopback
+        self._is_open = is_open
+        self._hosts = frozenset(hosts)
         self._allows = allows
+        self._machine = socket.gethostname().lower()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with the reason for its refusal."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        # A browser opens web sockets across origins without a check, so they count as writes.
-        is_socket = scope["type"] == "websocket"
-        reason = self._refusal("CONNECT" if is_socket else scope["method"], Headers(scope=scope))
-        if reason is not None:
-            if is_socket:
-                await send({"type": "websocket.close", "code": 1008, "reason": reason})
-            else:
-                await JSONResponse({"detail": reason}, status_code=403)(scope, receive, send)
+        refused = self._refusal(scope)
+        if refused is not None:
+            status, reason = refused
+            if scope["type"] == "http":
+                await JSONResponse({"detail": reason}, status)(scope, receive, send)
+                return
+            if not self._is_open:
+                # A browser tells its page the code of a socket that was open only.
+                await receive()
+                await send({"type": "websocket.accept"})
+            await send({"type": "websocket.close", "code": _REFUSED + status, "reason": reason[:_REASON_MAX]})
+            return
+        if not self._is_open:
+            await self._app(scope, receive, send)
             return
 
         async def with_headers(message: Message) -> None:
@@ -54,19 +93,62 @@ class Guard:
 
         await self._app(scope, receive, with_headers)
 
-    def _refusal(self, method: str, headers: Headers) -> str | None:
-        host = headers.get("host", "")
-        if self._loopback and _name(f"//{host}") not in LOOPBACK_NAMES:
-            return "This server answers to 127.0.0.1 and localhost only."
-        origin = headers.get("origin")
-        if method in READING or (origin is not None and self._allows(origin)):
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Return the status and the reason with which a request is refused, or None."""
+        headers = Headers(scope=scope)
+        if self._is_open:
+            given = headers.getlist("host")
+            if len(given) != 1:
+                return 400, f"A request has one Host header; this one has {len(given)}."
+            if not self._is_own(_name(f"//{given[0]}")):
+                return 403, self._own_names()
+        if not changes(scope) or not is_foreign(headers, self._allows):
             return None
-        site = headers.get("sec-fetch-site")
-        if site is not None:
-            return None if site in ("same-origin", "none") else FOREIGN
-        if origin is not None and not is_of_host(origin, host):
-            return FOREIGN
-        return None
+        if self._is_open or scope["type"] == "websocket":
+            return 403, FOREIGN
+        return None if is_asked_about(headers) else (403, SIMPLE)
+
+    def _is_own(self, name: str | None) -> bool:
+        if ANY_HOST in self._hosts or name in self._hosts or name in LOOPBACK_NAMES:
+            return True
+        if self._loopback or not name:
+            return False
+        return "." not in name or name == self._machine or _is_address(name)
+
+    def _own_names(self) -> str:
+        if self._loopback:
+            return "This server answers to 127.0.0.1 and localhost only."
+        return (
+            "This server has no authentication, and answers to its addresses and names without a dot alone; "
+            "a server's further names are set with http.hosts."
+        )
+
+
+def changes(scope: Scope) -> bool:
+    """Return True if a request may change something. A browser opens WebSockets across origins without a
+    check, so they count as changes."""
+    if scope["type"] == "websocket" or scope["method"] not in READING:
+        return True
+    query = scope.get("query_string", b"")
+    return _EFFECT.encode() in query and _EFFECT in parse_qs(query.decode("latin-1"), keep_blank_values=True)
+
+
+def is_foreign(headers: Headers, allows: Allows) -> bool:
+    """Return True for a request of a page of another origin that is not allowed. A program sends neither of
+    the headers by which browsers name the origin."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin is not None and allows(origin):
+        return False
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin is not None and not is_of_host(origin, headers.get("host"))
+
+
+def is_asked_about(headers: Headers) -> bool:
+    """Return True if a browser asks the server before it sends such a request to another origin: JSON is
+    nothing that a form can send."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def is_of_host(origin: str, host: str | None) -> bool:
@@ -75,6 +157,14 @@ def is_of_host(origin: str, host: str | None) -> bool:
         return urlsplit(origin).netloc == host
     except ValueError:
         return False
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _name(url: str) -> str | None:

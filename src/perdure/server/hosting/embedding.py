@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.routing import APIRoute, APIWebSocketRoute
+from starlette.requests import HTTPConnection
 
 from perdure.server import error_handlers, thread_ids
 from perdure.server.app import create_app, routers
 from perdure.server.auth.identity import Refusal
 from perdure.server.config import Http
+from perdure.server.origins import allows
+from perdure.web.guard import SIMPLE, changes, is_asked_about, is_foreign
 
 
 def perdure_app(app: FastAPI, http: Http | None = None) -> FastAPI:
@@ -32,7 +36,16 @@ def perdure_router(http: Http | None = None) -> APIRouter:
     """Return the API as a router for ``app.include_router(perdure_router(), prefix="/agents")``: its
     routes are the application's own, behind its middleware and its dependencies, and in its
     ``/openapi.json``. A thread's id in a path cannot contain a slash there; ``perdure_app`` accepts any."""
-    router = APIRouter(route_class=_Answered)
+    allowed = partial(allows, (http or Http()).cors)
+
+    async def require_own_page(connection: HTTPConnection) -> None:
+        # The route of the WebSocket checks its client itself, and tells it the reason.
+        headers = connection.headers
+        is_change = connection.scope["type"] == "http" and changes(connection.scope)
+        if is_change and is_foreign(headers, allowed) and not is_asked_about(headers):
+            raise Refusal(403, SIMPLE)
+
+    router = APIRouter(route_class=_Answered, dependencies=[Depends(require_own_page)])
     for part in routers(http):
         for route in part.routes:
             if isinstance(route, APIWebSocketRoute):

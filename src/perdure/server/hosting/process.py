@@ -83,21 +83,25 @@ class Server(uvicorn.Server):
         return not self.should_exit or record.getMessage() != _ABORTED
 
 
-def guarded(app: ASGIApp, gate: Gate, cors: Cors, listener: socket.socket) -> ASGIApp:
+def guarded(
+    app: ASGIApp, gate: Gate, cors: Cors, listener: socket.socket, hosts: Collection[str] = ()
+) -> ASGIApp:
     """Return the application for requests from the network.
 
-    A server without authentication that only this machine reaches is protected from the pages of other
-    sites in its user's browser, also of those whose host name points at this machine.
+    A server without authentication is protected from the pages of other sites in its users' browsers, also of
+    those whose host name points at this machine.
 
     Args:
         app: the application.
         gate: authenticates its requests.
         cors: the origins whose pages may use it.
         listener: the listening socket.
+        hosts: host names to which it answers besides its own, or ``*`` for any.
     """
-    if not isinstance(gate, Open) or not ip_address(listener.getsockname()[0]).is_loopback:
+    if not isinstance(gate, Open):
         return app
-    return Guard(app, loopback=True, allows=partial(allows, cors))
+    is_near = ip_address(listener.getsockname()[0]).is_loopback
+    return Guard(app, loopback=is_near, hosts=hosts, allows=partial(allows, cors))
 
 
 @asynccontextmanager
@@ -150,7 +154,7 @@ async def serve(
 
         drain = round(host.runtime.settings.drain)
         settings = uvicorn.Config(
-            guarded(app, host.gate, config.http.cors, listener),
+            guarded(app, host.gate, config.http.cors, listener, config.http.hosts),
             http=LimitedConnection,
             log_level="warning",
             lifespan="off",

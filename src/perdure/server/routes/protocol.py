@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import Headers
 
 from perdure.runtime.json_encoding import encoded
-from perdure.server import protocol_commands, protocol_subscriptions, streams
+from perdure.server import error_handlers, protocol_commands, protocol_subscriptions, streams
 from perdure.server.auth.identity import Refusal
 from perdure.server.event_stream import Frame
 from perdure.server.protocol_events import ProtocolEvent
@@ -23,6 +23,7 @@ from perdure.server.protocol_subscriptions import Failed
 from perdure.server.reading_rights import until_refused
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
+from perdure.web.guard import is_asked_about
 
 router = APIRouter(tags=["protocol"])
 
@@ -88,6 +89,8 @@ def error(number: int | None, code: str, message: str) -> dict[str, Any]:
 
 
 async def _body(request: Request) -> dict[str, Any]:
+    if not is_asked_about(request.headers):
+        raise Refusal(422, error_handlers.sent_otherwise(request))
     try:
         body = await request.json()
     except (ValueError, RecursionError):

@@ -92,6 +92,12 @@ def test_a_message_of_two_runs_is_noticed() -> None:
     assert broken(*TWO, again, read(8, "m:a", "m:b")) == {"A message that is sent again is one message"}
 
 
+def test_a_message_may_have_the_run_that_took_its_own_up() -> None:
+    again = accept("a", 3, 4, answer={"run": "another"})
+    taken = call("run", 7, 8, given={"run": "run-a"}, answer={"status": "success", "part_of": "another"})
+    assert not broken(*TWO, again, taken, read(8, "m:a", "m:b"))
+
+
 def test_an_order_against_the_times_is_noticed() -> None:
     assert broken(*TWO, read(8, "m:b", "m:a")) == {"A message is applied once, in order"}
 
@@ -193,6 +199,29 @@ def test_notices_of_other_ends_and_under_other_keys_are_noticed() -> None:
     }
 
 
+def test_a_notice_that_overtakes_one_is_noticed() -> None:
+    calls = (*TWO, read(8, "m:a", "m:b"))
+    assert not broken(*calls, notice("run-a", 6, "k"), notice("run-b", 7, "l"))
+    assert broken(*calls, notice("run-b", 6, "l"), notice("run-a", 7, "k")) == {
+        "A reply is sent under one key, in order"
+    }
+
+
+def test_what_a_run_left_has_what_it_was_given() -> None:
+    calls = (*TWO, read(8, "m:a", "m:b"))
+    joined = call("join", 6, 7, given={"run": "run-b"}, answer={"entries": ["m:a", "m:b"]})
+    assert not broken(*calls, joined)
+    assert broken(*calls, replace(joined, answer={"entries": ["m:a"]})) == {"Nothing acknowledged is lost"}
+
+
+def test_a_listing_is_a_read_of_each_thread() -> None:
+    calls = (*TWO, read(8, "m:a", "m:b"))
+    assert not broken(*calls, call("listing", 9, 10, on=("ada",), answer={"threads": {"t": ["m:a", "m:b"]}}))
+    assert broken(*calls, call("listing", 9, 10, on=("ben",), answer={"threads": {"t": ["m:a", "m:b"]}})) == {
+        "Threads and tenants are isolated"
+    }
+
+
 ASKED = accept("a", 0, 1), status("run-a", 3)
 
 
@@ -228,6 +257,15 @@ def test_an_answer_that_is_not_in_the_state_of_its_run_is_noticed() -> None:
 def test_a_question_that_is_shown_again_is_noticed() -> None:
     calls = (*ASKED, answer("q#1", "q", 4, 5), status("run-q#1", 6))
     assert broken(*calls, read(8, "m:a", questions={"q": "1"})) == {"An interrupt is answered once"}
+
+
+def test_a_question_that_is_shown_and_takes_no_answer_is_noticed() -> None:
+    shown = read(4, "m:a", questions={"q": "1"})
+    refused = answer("q#1", "q", 5, 6, outcome=REFUSED, answer={})
+    assert broken(*ASKED, shown, refused, read(8, "m:a")) == {"An interrupt is answered once"}
+    beside = answer("q#2", "q", 4.8, 5.5)
+    assert not broken(*ASKED, shown, beside, refused, status("run-q#2", 7), read(8, "m:a", "a:q=q#2"))
+    assert not broken(ASKED[0], shown, refused, status("run-a", 7), read(8, "m:a"))
 
 
 # Registers
@@ -328,6 +366,18 @@ def test_turns_one_after_the_other_are_accepted() -> None:
 )
 def test_turns_that_are_not_are_noticed(calls: Sequence[Call]) -> None:
     assert broken(*calls) == {"Turns of a history are one after the other"}
+
+
+def test_a_session_has_its_last_turn_until_its_time_is_over() -> None:
+    def turn(began: float, base: Sequence[str], *elements: str) -> Call:
+        given = {"elements": list(elements), "base": list(base), "seen": len(base), "ttl_s": 5.0}
+        return call("turn", began, began + 0.1, on=("ada", "s"), given=given)
+
+    turns = (turn(0, [], "a"), turn(3, ["a"], "b"))
+    assert not broken(*turns, load(4, "a", "b"), load(7, "a", "b", "c"), load(7.2, "a", "b"), load(9))
+    assert broken(*turns, load(4, "a")) == {"Turns of a history are one after the other"}
+    corrupt = call("load", 9, None, on=("ada", "s"), answer={"error": "Corrupt"})
+    assert broken(*turns, corrupt) == {"Turns of a history are one after the other"}
 
 
 # Records

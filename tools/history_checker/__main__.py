@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,11 +22,16 @@ from .recording import read_calls
 from .running import Plan, record
 
 _SHOWN = 40
+_STOPPED = 143
+_REST_S, _BROKEN_REST_S = 240.0, 30.0
+"""How long a deployment may take to come to rest, and how long one with a defect is waited for."""
 
 
 def main(arguments: list[str]) -> int:
     """Do what the arguments say; the exit status."""
     options = _parsed(arguments)
+    # The end of this process is that of all that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))
     if options.check is not None:
         return _report(options.check)
     failed = False
@@ -33,7 +39,8 @@ def main(arguments: list[str]) -> int:
         file = options.out / f"{backend}-{(options.defect or 'whole').replace(' ', '-')}-{options.seed}.jsonl"
         options.out.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
-        plan = Plan(backend, options.minutes, options.seed, defect=options.defect)
+        rest_s = _BROKEN_REST_S if options.defect else _REST_S
+        plan = Plan(backend, options.minutes, options.seed, defect=options.defect, rest_s=rest_s)
         print(f"{plan}\n  into {file}", flush=True)
         with tempfile.TemporaryDirectory(prefix="perdure-history-") as folder:
             faults = record(plan, Path(folder), file)

@@ -9,17 +9,22 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .recording import Call
 
 ACCEPT, UPDATE, ANSWER, EMPTY, CANCEL, RETRY = "accept", "update", "answer", "empty", "cancel", "retry"
 READ, HISTORY, REPLY, RUN, DELETE = "read", "history", "reply", "run", "delete"
-THREAD_CALLS = frozenset({ACCEPT, UPDATE, ANSWER, EMPTY, CANCEL, RETRY, READ, HISTORY, REPLY, RUN, DELETE})
-SUCCESS = "success"
+LISTING, JOIN, PRUNE = "listing", "join", "prune"
+THREAD_CALLS = frozenset(
+    {ACCEPT, UPDATE, ANSWER, EMPTY, CANCEL, RETRY, READ, HISTORY, REPLY, RUN, DELETE, JOIN, PRUNE}
+)
+SUCCESS, GONE = "success", "gone"
 ENDS = frozenset({SUCCESS, "error", "timeout"})
 """Statuses that are the end of a run. One that is ``interrupted`` may still have a step under way."""
+SETTLED = ENDS | {"interrupted", GONE}
+"""What may be read of a run at the end of a history; a run that was rolled back is gone."""
 
 MESSAGE, STEP, ANSWERED = "m:", "s:", "a:"
 
@@ -55,6 +60,11 @@ class Sent:
         return min((call.ended for call in self.calls if call.is_ok), default=math.inf)
 
     @property
+    def settled(self) -> float:
+        """When the last attempt was over; infinite if no attempt was answered."""
+        return max((call.ended for call in self.calls if call.ended < math.inf), default=math.inf)
+
+    @property
     def is_refused(self) -> bool:
         return all(call.is_refused for call in self.calls)
 
@@ -87,7 +97,7 @@ class ThreadFacts:
     def observations(self) -> list[Observation]:
         """All that was read of the thread, in the order of the beginnings of the reads."""
         found: list[Observation] = []
-        for call in self.of(READ, HISTORY, REPLY):
+        for call in self.of(READ, HISTORY, REPLY, JOIN):
             if not call.is_ok:
                 continue
             if call.do == HISTORY:
@@ -98,6 +108,8 @@ class ThreadFacts:
                 ]
             elif call.do == READ:
                 found.append(Observation(call, tuple(call.answer["entries"])))
+            elif call.do == JOIN:
+                found.append(Observation(call, tuple(call.answer["entries"]), is_latest=False))
             else:
                 found.append(Observation(call, tuple(call.given["entries"]), is_latest=False))
         return found
@@ -129,6 +141,30 @@ class ThreadFacts:
         end = self.end_of(run)
         return end is not None and end.answer["status"] == status
 
+    def whole_run(self, run: str) -> str | None:
+        """Return the run that another one has become part of, or itself; ``None`` if it is gone."""
+        last = self.statuses[run][-1].answer if run in self.statuses else {}
+        return None if last.get("status") == GONE else last.get("part_of", run)
+
+    def is_at_rest(self, began: float, ended: float, but: str) -> bool:
+        """Return True if nothing happened to the thread in a time but the sending of one answer: every other
+        call was over before, or came later, and every run had been seen to have ended."""
+        for sent in (*self.sent.values(), *self.answers.values(), *self._others):
+            if sent.element == but or sent.began > ended:
+                continue
+            if sent.settled > began or not all(self._was_seen_ended(run, began) for run in sent.runs):
+                return False
+        return True
+
+    @property
+    def _others(self) -> list[Sent]:
+        return [Sent(call.id, (call,)) for call in self.of(EMPTY, CANCEL, RETRY, DELETE)]
+
+    def _was_seen_ended(self, run: str, by: float) -> bool:
+        return any(
+            call.ended < by and call.answer["status"] in SETTLED for call in self.statuses.get(run, ())
+        )
+
     @cached_property
     def is_deleted(self) -> bool:
         return any(not call.is_refused for call in self.of(DELETE))
@@ -138,9 +174,19 @@ def read_threads(calls: Iterable[Call]) -> list[ThreadFacts]:
     """Return the threads of a record."""
     found: dict[tuple[str, ...], ThreadFacts] = {}
     for call in calls:
-        if call.do in THREAD_CALLS:
-            found.setdefault(call.on, ThreadFacts(call.on)).calls.append(call)
+        for part in _by_thread(call):
+            found.setdefault(part.on, ThreadFacts(part.on)).calls.append(part)
     return list(found.values())
+
+
+def _by_thread(call: Call) -> list[Call]:
+    """Return a call as one of its thread, and a listing as a read of each thread in it."""
+    if call.do == LISTING and call.is_ok:
+        return [
+            replace(call, do=READ, on=(*call.on, name), answer={"entries": entries})
+            for name, entries in call.answer["threads"].items()
+        ]
+    return [call] if call.do in THREAD_CALLS else []
 
 
 def run_of_step(entry: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from .deployment import GRAPH, Server
+from .facts import GONE
 from .recording import OK, REFUSED, UNKNOWN, Recorder
 
 _AGAIN = (408, 429)
@@ -75,11 +76,34 @@ class Caller:
             read=read, absent={"states": []},
         )  # fmt: skip
 
+    async def list_threads(self, server: Server) -> None:
+        """Read all threads of the tenant in one listing, each with its entries."""
+        await self._call(
+            server, "POST", "/threads/search", "listing", (self.tenant,), body={"limit": 1000},
+            read=lambda found: {"threads": {one["thread_id"]: entries_of(one["values"]) for one in found}},
+        )  # fmt: skip
+
+    async def join(self, server: Server, thread: str, run: str) -> None:
+        """Wait for the end of a run and read what it left."""
+        await self._call(
+            server, "GET", f"/threads/{thread}/runs/{run}/join", "join", (self.tenant, thread),
+            given={"run": run}, read=lambda found: {"entries": entries_of(found)}, absent={"entries": []},
+        )  # fmt: skip
+
+    async def prune(self, server: Server, thread: str) -> None:
+        """Remove all of a thread's history but its latest state."""
+        body = {"thread_ids": [thread], "strategy": "keep_latest"}
+        await self._call(server, "POST", "/threads/prune", "prune", (self.tenant, thread), body=body)
+
     async def read_run(self, server: Server, thread: str, run: str) -> str:
         """Read the status of a run; ``gone`` if there is none."""
         _, answer = await self._call(
             server, "GET", f"/threads/{thread}/runs/{run}", "run", (self.tenant, thread), given={"run": run},
-            read=lambda found: {"status": found["status"]}, absent={"status": "gone"},
+            read=lambda found: {
+                "status": found["status"],
+                "part_of": found.get("taken_up_by", found["run_id"]),
+            },
+            absent={"status": GONE},
         )  # fmt: skip
         return str(answer.get("status", ""))
 

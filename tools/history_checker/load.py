@@ -27,6 +27,7 @@ class Conversation:
     """A thread that is in use, with what its users know of it."""
 
     name: str
+    has_one_user: bool = False
     runs: list[str] = field(default_factory=list[str])
     questions: dict[str, str] = field(default_factory=dict[str, str])
     asks: bool = False
@@ -36,7 +37,8 @@ class Conversation:
 
 @dataclass
 class Load:
-    """The users of one tenant. ``threads`` has every thread that was used."""
+    """The users of one tenant, some at each of ``places``, and one at a further place. ``threads`` has every
+    thread that was used."""
 
     caller: Caller
     servers: Sequence[Server]
@@ -57,6 +59,9 @@ class Load:
             (self._read, 12),
             (self._read_run, 12),
             (self._read_history, 3),
+            (self._list_threads, 2),
+            (self._join, 4),
+            (self._prune, 2),
             (self._cancel, 3),
             (self._update, 3),
             (self._start_empty, 4),
@@ -86,7 +91,8 @@ class Load:
     def _conversation(self, place: int) -> Conversation:
         current = self._current.get(place)
         if current is None or current.sent >= self.length:
-            current = self._current[place] = Conversation(f"place-{place}.{len(self.threads)}")
+            name = f"place-{place}.{len(self.threads)}"
+            current = self._current[place] = Conversation(name, has_one_user=place == self.places)
             self.threads.append(current)
         return current
 
@@ -116,15 +122,26 @@ class Load:
         if not thread.questions:
             return
         question, interrupt_id = self.chance.choice(sorted(thread.questions.items()))
+        senders = 1 if thread.has_one_user else self.chance.choice((1, 1, 1, 2))
         async with asyncio.TaskGroup() as group:
-            for _ in range(self.chance.choice((1, 1, 1, 2))):
+            for _ in range(senders):
                 group.create_task(self._answer_with(thread, question, interrupt_id))
+
+    async def answer_all(self, thread: Conversation) -> bool:
+        """Answer every question of a thread that is at rest; false if it has none."""
+        await self._read(thread)
+        questions = sorted(thread.questions.items())
+        for question, interrupt_id in questions:
+            await self._answer_with(thread, question, interrupt_id)
+        return bool(questions)
 
     async def _answer_with(self, thread: Conversation, question: str, interrupt_id: str) -> None:
         thread.given += 1
         value = f"{question}#{thread.given}"
         given = {"element": value, "question": question, "interrupt": interrupt_id}
-        body = {"command": {"resume": {interrupt_id: value}}}
+        # Nobody else can have answered the only question of a thread with one user: it needs no name.
+        resume = value if thread.has_one_user else {interrupt_id: value}
+        body: dict[str, object] = {"command": {"resume": resume}}
         if await self._start(thread, "answer", body, value, None, given) == OK:
             thread.questions.pop(question, None)
             thread.asks = False
@@ -166,6 +183,16 @@ class Load:
 
     async def _read_history(self, thread: Conversation) -> None:
         await self.caller.read_history(self._server(), thread.name)
+
+    async def _list_threads(self, thread: Conversation) -> None:
+        await self.caller.list_threads(self._server())
+
+    async def _join(self, thread: Conversation) -> None:
+        if thread.runs:
+            await self.caller.join(self._server(), thread.name, thread.runs[-1])
+
+    async def _prune(self, thread: Conversation) -> None:
+        await self.caller.prune(self._server(), thread.name)
 
     async def _cancel(self, thread: Conversation) -> None:
         if thread.runs:

@@ -21,7 +21,7 @@ def check_questions(calls: Iterable[Call]) -> list[Violation]:
         Violation(Guarantee.ANSWERED_ONCE, "/".join(thread.name), what)
         for thread in read_threads(calls)
         if not thread.is_deleted
-        for rule in (_given_once, _meant, _accepted_once, _kept, _asked_again)
+        for rule in (_given_once, _meant, _accepted_once, _kept, _asked_again, _not_accepted)
         for what in rule(thread)
     ]
 
@@ -90,3 +90,18 @@ def _asked_again(thread: ThreadFacts) -> Iterator[str]:
             if read.began > ended.get(question, math.inf):
                 yield f"{read.id} shows {question!r} again, whose answer was taken"
                 return
+
+
+def _not_accepted(thread: ThreadFacts) -> Iterator[str]:
+    """A question that is shown while nothing else happens to its thread is one that takes an answer."""
+    for value, sent in thread.answers.items():
+        if not sent.is_refused:
+            continue
+        question, ended = sent.calls[0].given["question"], max(call.ended for call in sent.calls)
+        shown = [
+            read
+            for read in thread.of(READ)
+            if read.ended < sent.began and question in read.answer.get("questions", ())
+        ]
+        if shown and thread.is_at_rest(shown[-1].began, ended, but=value):
+            yield f"{shown[-1].id} shows {question!r}, and {sent.calls[-1]} with {sent.calls[-1].answer}"

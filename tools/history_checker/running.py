@@ -12,18 +12,19 @@ import httpx
 
 from .databases import Backend, Database, open_database
 from .deployment import Deployment
+from .facts import SETTLED
 from .faults import Faults
 from .http_calls import Caller
 from .library_client import read_sessions, take_turns
 from .load import Conversation, Load
 from .notices import receive_notices
 from .recording import Recorder
-from .runs import SETTLED
 
 TENANTS = ("ada", "ben")
 _ANSWER_S = 20.0
-_REST_S = 240.0
 _POLL_S = 0.5
+_ROUNDS = 4
+"""How often the questions of a thread are answered at the end: an answer may lead to the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Plan:
     places: int = 2
     length: int = 40
     has_faults: bool = True
+    rest_s: float = 240.0
     defect: str | None = None
 
 
@@ -77,6 +79,7 @@ async def _record(plan: Plan, deployment: Deployment, database: Database, file: 
         async with asyncio.TaskGroup() as group:
             for load in loads:
                 group.create_task(load.delete_over_and_over(over))
+                group.create_task(load.use(plan.places, over))
                 for user in range(plan.users * plan.places):
                     group.create_task(load.use(user % plan.places, over))
             disturbing = group.create_task(faults.go_on(plan.minutes, over)) if plan.has_faults else None
@@ -88,18 +91,22 @@ async def _record(plan: Plan, deployment: Deployment, database: Database, file: 
         for member in deployment.clients:
             member.kill()
         for load in loads:
-            await _rest(load)
+            await _rest(load, plan.rest_s)
         deployment.add_client("reader", read_sessions, database.url, str(file), "reader", list(TENANTS))
         await asyncio.to_thread(deployment.clients[-1].finish)
     return faults.counts
 
 
-async def _rest(load: Load) -> None:
+async def _rest(load: Load, within_s: float) -> None:
     """Read every thread until its runs have ended, and then what is left of it."""
-    deadline = asyncio.get_running_loop().time() + _REST_S
+    deadline = asyncio.get_running_loop().time() + within_s
     for thread in load.threads:
         await _await_runs(load, thread, deadline)
     for thread in load.threads:
+        for _ in range(_ROUNDS):
+            if not await load.answer_all(thread):
+                break
+            await _await_runs(load, thread, deadline)
         for server in load.servers:
             await load.caller.read_history(server, thread.name)
             await load.caller.read(server, thread.name)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
-from .facts import ACCEPT, ANSWER, EMPTY, ENDS, REPLY, ThreadFacts, read_threads
+from .facts import ACCEPT, ANSWER, EMPTY, REPLY, SETTLED, ThreadFacts, read_threads
 from .guarantees import Guarantee
 from .recording import Call, Violation
-
-SETTLED = ENDS | {"interrupted", "gone"}
-"""What may be read of a run at the end of a history; a run that was rolled back is gone."""
 
 
 def check_runs(calls: Iterable[Call]) -> list[Violation]:
@@ -20,6 +18,7 @@ def check_runs(calls: Iterable[Call]) -> list[Violation]:
         (Guarantee.REPLIES, _untrue),
         (Guarantee.REPLIES, _early),
         (Guarantee.ONE_KEY, _keys),
+        (Guarantee.ONE_KEY, _overtaken),
         (Guarantee.REPLIES, _unsent),
     )
     return [
@@ -48,8 +47,8 @@ def _unended(thread: ThreadFacts) -> Iterator[str]:
     for run, seen in thread.statuses.items():
         end = thread.end_of(run)
         for call in seen:
-            if end is not None and call.began > end.ended and call.answer != end.answer:
-                yield f"the run {run} was {end.answer} by {end.id}, and {call.answer} by {call.id} later"
+            if end is not None and call.began > end.ended and call.answer["status"] != end.answer["status"]:
+                yield f"{end} shows {end.answer}, and {call} later {call.answer}"
                 break
 
 
@@ -76,6 +75,23 @@ def _keys(thread: ThreadFacts) -> Iterator[str]:
         run, key = reply.given["run"], reply.given["key"]
         if keys.setdefault(run, key) != key:
             yield f"the run {run} was told under the keys {keys[run]!r} and {key!r}"
+
+
+def _overtaken(thread: ThreadFacts) -> Iterator[str]:
+    """Notices arrive in the order of their runs."""
+    first: dict[str, float] = {}
+    for reply in thread.of(REPLY):
+        first.setdefault(reply.given["run"], reply.began)
+    place = {entry: number for number, entry in enumerate(thread.final)}
+    told = sorted(
+        (place[entry], first[run], entry)
+        for entry, sent in thread.sent.items()
+        for run in sent.runs
+        if entry in place and run in first and thread.whole_run(run) == run
+    )
+    for (_, earlier, one), (_, later, other) in pairwise(told):
+        if later < earlier:
+            yield f"the notice of the run of {other!r} arrived before that of {one!r}"
 
 
 def _unsent(thread: ThreadFacts) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Histories without checkpoints: lists that a turn extends only if they are as its author read them.
 
-Each turn adds elements that no other turn adds, so that the longest list read has the whole order.
+Each turn adds elements that no other turn adds, so that the longest list read has the whole order. A session
+with a time to live begins again when that is over.
 """
 
 from __future__ import annotations
@@ -24,8 +25,31 @@ def check_sessions(calls: Iterable[Call]) -> list[Violation]:
     return [
         Violation(Guarantee.TURNS, "/".join(session), what)
         for session, each in by_session.items()
-        for what in _check_session(each)
+        for what in (_check_expiring if _expires(each) else _check_session)(each)
     ]
+
+
+def _expires(calls: Iterable[Call]) -> bool:
+    return any(call.given.get("ttl_s") is not None for call in calls)
+
+
+def _check_expiring(calls: Sequence[Call]) -> Iterator[str]:
+    """Until its time to live is over, a session has what its last acknowledged turn was made of, and that
+    turn behind it."""
+    turns = [call for call in calls if call.do == TURN and call.is_ok]
+    for load in calls:
+        if load.do != LOAD:
+            continue
+        if load.answer.get("error") == "Corrupt":
+            yield f"{load} finds a part missing that nobody has removed"
+        before = [turn for turn in turns if turn.ended < load.began]
+        if not load.is_ok or not before:
+            continue
+        last = max(before, key=lambda turn: turn.began)
+        least = [*last.given["base"], *last.given["elements"]]
+        is_alive = load.ended < last.began + last.given["ttl_s"]
+        if is_alive and not is_prefix(least, load.answer["elements"]):
+            yield f"{load} has {first_difference(load.answer['elements'], least)}, after {last.id}"
 
 
 def _check_session(calls: Sequence[Call]) -> Iterator[str]:

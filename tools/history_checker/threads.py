@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from .facts import (
     DELETE,
     HISTORY,
+    JOIN,
     MESSAGE,
     REPLY,
     STEP,
@@ -68,6 +69,17 @@ def _lost(thread: ThreadFacts) -> Iterator[str]:
             yield f"{entry!r} was acknowledged, its run {done} succeeded, and the last state lacks it"
 
 
+def _left_out(thread: ThreadFacts) -> Iterator[str]:
+    """Who waits for the end of a successful run is told what it was given."""
+    for join in thread.of(JOIN):
+        run = join.given["run"]
+        if not join.is_ok or not thread.has_ended(run, SUCCESS):
+            continue
+        for entry, sent in thread.sent.items():
+            if run in sent.runs and entry not in join.answer["entries"]:
+                yield f"{join.id} shows what the run of {entry!r} left, without it"
+
+
 def _several(thread: ThreadFacts) -> Iterator[str]:
     """No state has a message twice."""
     for seen in thread.observations:
@@ -85,9 +97,9 @@ def _repeated_steps(thread: ThreadFacts) -> Iterator[str]:
 
 
 def _one_run(thread: ThreadFacts) -> Iterator[str]:
-    """The same message has the same run, however often it is sent."""
+    """The same message has the same run, however often it is sent, or the run that it has become part of."""
     for entry, sent in thread.sent.items():
-        if len(sent.runs) > 1:
+        if len({thread.whole_run(run) for run in sent.runs} - {None}) > 1:
             yield f"{entry!r} was acknowledged with the runs {sorted(sent.runs)}"
 
 
@@ -199,6 +211,7 @@ _DELETED = (*_ALWAYS, (Guarantee.DELETED, _reappearing))
 _LASTING = (
     *_ALWAYS,
     (Guarantee.NOTHING_LOST, _lost),
+    (Guarantee.NOTHING_LOST, _left_out),
     (Guarantee.ONE_MESSAGE, _one_run),
     (Guarantee.IN_ORDER, _in_order),
     (Guarantee.ONE_RUN, _mixed),

@@ -165,7 +165,9 @@ class Accept:
                 f"thread {self.partition.thread!r} has {lane.pending} messages waiting, at most {_ALONE_MAX} "
                 "can be taken back at once; nothing of this one was stored. Cancel some of them first"
             )
-        (found,) = yield from ask(Fetch(self.partition, (Range(INBOX, after=(lane.bound,)),)))
+        # Those that came since are not counted by this inbox, whose commit is refused then.
+        pending = Range(INBOX, after=(lane.bound,), limit=lane.pending)
+        (found,) = yield from ask(Fetch(self.partition, (pending,)))
         waiting = [
             message for message in read_each(self.partition, Message.read, found) if not message.is_withdrawn
         ]

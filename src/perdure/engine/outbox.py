@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from perdure.engine.decoding import read_each, read_one
+from perdure.engine.queued_records import read_queued
 from perdure.engine.runs import Unserved
 from perdure.engine.transact import retrying
-from perdure.errors import Conflict, Corrupt, Fenced, NotFound
+from perdure.errors import Conflict, Fenced, NotFound
 from perdure.model.messages import DEAD, READY, SENDING, UNKNOWN, Reply
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
@@ -58,20 +59,15 @@ class Take:
         (sending,) = yield from retrying(self.partition, None, self._load, self._attempt)
         return sending
 
-    def _load(self) -> Program[tuple[Lane, tuple[Reply, ...]]]:
+    def _load(self) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
         (lanes,) = yield from ask(Fetch(self.partition, (Get(LANE, (OUT,)),)))
         lane = Lane.read(OUT, lanes)
         if not lane.is_due(self.now):
             return lane, ()
-        (rows,) = yield from ask(
-            Fetch(self.partition, (Range(OUTBOX, after=(lane.bound,), limit=self.most),))
-        )
-        if not rows:
-            raise Corrupt(
-                f"thread {self.partition.thread!r}: reply {lane.bound + 1} is to be sent and is not stored; "
-                "run `perdure fsck`"
-            )
-        return lane, tuple(read_each(self.partition, Reply.read, rows))
+        queued = Range(OUTBOX, after=(lane.bound,), limit=self.most)
+        what = f"reply {lane.bound + 1} is to be sent"
+        rows = yield from read_queued(self.partition, lane, queued, what)
+        return None if rows is None else (lane, tuple(read_each(self.partition, Reply.read, rows)))
 
     def _attempt(
         self, seen: tuple[Lane, tuple[Reply, ...]]

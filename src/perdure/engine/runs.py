@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from perdure.engine import subscribers
 from perdure.engine.decoding import read_each, read_one
+from perdure.engine.queued_records import read_queued
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, Fenced, TooLarge
 from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch
@@ -82,7 +83,7 @@ class Claim:
         (held,) = yield from retrying(self.partition, guess, lambda: self._load(lane), self._attempt)
         return held
 
-    def _load(self, known: Lane | None) -> Program[_Seen]:
+    def _load(self, known: Lane | None) -> Program[_Seen | None]:
         items: tuple[Get | Range, ...] = (
             Get(LANE, (IN,)),
             subscribers.GET,
@@ -110,11 +111,17 @@ class Claim:
         if lane.run_id is not None and (run is None or run.id != lane.run_id):
             raise Corrupt(f"thread {self.partition.thread!r}: its open run {lane.run_id!r} is not stored")
         after = lane.bound if lane.run_id is None or run is None else run.first - 1
-        if not guess or known is None or known.bound != after or lane.run_id is not None:
+        is_guessed = bool(guess) and known is not None and known.bound == after and lane.run_id is None
+        if not is_guessed or not rows[0]:
             # An open run is taken over with all of its messages, whatever the caller's limit.
             span = run.last - after if lane.run_id is not None and run is not None else 0
-            items = (self._rows(after, max(self.most, span)),)
-            rows = list((yield from ask(Fetch(self.partition, items))))
+            queued = self._rows(after, max(self.most, span))
+            messages = yield from read_queued(
+                self.partition, lane, queued, f"message {after + 1} was accepted"
+            )
+            if messages is None:
+                return None
+            rows = [messages]
         return _Seen(
             lane, epoch, head, run, tuple(read_each(self.partition, Message.read, rows[0])), follower
         )
@@ -158,11 +165,6 @@ class Claim:
             )
             run = replace(seen.run, epoch=epoch, attempts=seen.run.attempts + 1, updated_at=now)
         else:
-            if not seen.messages:
-                raise Corrupt(
-                    f"thread {self.partition.thread!r}: message {lane.bound + 1} was accepted and is not "
-                    "stored; run `perdure fsck`"
-                )
             messages = tuple(batch(seen.messages, self.most))
             first, last = messages[0], messages[-1]
             run = Run(

@@ -91,14 +91,14 @@ def _staged_commit(
 def retrying(
     partition: Partition,
     view: V | None,
-    load: Callable[[], Program[V]],
+    load: Callable[[], Program[V | None]],
     attempt: Callable[[V], Program[A | None]],
 ) -> Program[A]:
     """Run ``attempt`` on a view until it returns an answer.
 
     Args:
         view: first view to try; ``None`` to load one.
-        load: reads the view again.
+        load: reads the view again; returns ``None`` if it changed between two requests.
         attempt: returns ``None`` if the view was stale.
 
     Raises:
@@ -107,7 +107,7 @@ def retrying(
     for _ in range(ATTEMPTS):
         if view is None:
             view = yield from load()
-        answer = yield from attempt(view)
+        answer = None if view is None else (yield from attempt(view))
         if answer is not None:
             return answer
         view = None

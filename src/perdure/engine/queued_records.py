@@ -1,0 +1,36 @@
+"""Reads of what a queue record names, by a request after the one that read it."""
+
+from __future__ import annotations
+
+from perdure.errors import Corrupt
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import Lane
+from perdure.model.records import LANE, Partition, Record
+
+
+def read_queued(
+    partition: Partition, lane: Lane, queued: Range, what: str
+) -> Program[tuple[Record, ...] | None]:
+    """Return the records that a queue record says are there.
+
+    Args:
+        partition: the thread.
+        lane: the queue record as it was read.
+        queued: the read of the records.
+        what: the first of them, for the error.
+
+    Returns:
+        ``None`` if there are none, as the queue has changed since: the thread was deleted, or others took
+        them.
+
+    Raises:
+        Corrupt: the queue has not changed, and there are none.
+    """
+    (found,) = yield from ask(Fetch(partition, (queued,)))
+    if found:
+        return found
+    (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (lane.name,)),)))
+    if Lane.read(lane.name, lanes).version != lane.version:
+        return None
+    raise Corrupt(f"thread {partition.thread!r}: {what} and is not stored; run `perdure fsck`")

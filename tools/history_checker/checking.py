@@ -28,8 +28,13 @@ def check_file(file: Path) -> list[Violation]:
 
 
 def count_calls(calls: Sequence[Call]) -> dict[str, dict[str, int]]:
-    """Return how many calls of each kind had each outcome."""
+    """Return how many calls of each kind had each outcome, with the answer where that is not a success."""
     counted: dict[str, dict[str, int]] = {}
-    for (do, outcome), count in sorted(Counter((call.do, call.outcome) for call in calls).items()):
+    for (do, outcome), count in sorted(Counter((call.do, _outcome(call)) for call in calls).items()):
         counted.setdefault(do, {})[outcome] = count
     return counted
+
+
+def _outcome(call: Call) -> str:
+    why = "" if call.is_ok else call.answer.get("error", call.answer.get("status", ""))
+    return f"{call.outcome} ({why})" if why else call.outcome

@@ -15,7 +15,9 @@ from .recording import Recorder
 GAP_S = (1.0, 5.0)
 PAUSE_S = (0.5 * LEASE_S, 2.5 * LEASE_S)
 OUTAGE_S = (1.0, 8.0)
-DEPLOYS = 2
+DEPLOYS = (1 / 3, 2 / 3)
+OUTAGES = (1 / 4, 3 / 4)
+"""When deployments and outages are due, as shares of a history; further outages come at random."""
 
 
 @dataclass
@@ -34,12 +36,15 @@ class Faults:
         """Disturb the deployment until it is over, and leave everything running."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        deploys = [began + minutes * 60 * (n + 1) / (DEPLOYS + 1) for n in range(DEPLOYS)]
+        due = sorted(
+            [(share, self._deploy) for share in DEPLOYS]
+            + [(share, self._take_database) for share in OUTAGES],
+            key=lambda each: each[0],
+        )
         while not over.is_set():
             await asyncio.sleep(self.chance.uniform(*GAP_S))
-            if deploys and loop.time() > deploys[0]:
-                deploys.pop(0)
-                await self._deploy()
+            if due and loop.time() > began + due[0][0] * minutes * 60:
+                await due.pop(0)[1]()
                 continue
             (act,) = self.chance.choices(
                 (self._kill, self._pause, self._disturb, self._take_database), (6, 6, 2, 1)

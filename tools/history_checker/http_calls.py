@@ -14,6 +14,9 @@ from .deployment import GRAPH, Server
 from .facts import GONE
 from .recording import OK, REFUSED, UNKNOWN, Recorder
 
+DEBOUNCE = "debounce"
+"""How a message is sent that waits for more of them."""
+_DEBOUNCE_MS = "400"
 _AGAIN = (408, 429)
 Thread = tuple[str, str]
 """A tenant, and the name of a thread within it."""
@@ -41,7 +44,11 @@ class Caller:
     ) -> tuple[str, str]:
         """Start a run; the outcome and the run's id."""
         body = {"assistant_id": GRAPH, "if_not_exists": "create", **body}
-        headers = {"Idempotency-Key": key} | ({"X-Multitask-Strategy": strategy} if strategy else {})
+        headers = {"Idempotency-Key": key}
+        if strategy == DEBOUNCE:
+            headers["X-Debounce-Ms"] = _DEBOUNCE_MS
+        elif strategy is not None:
+            headers["X-Multitask-Strategy"] = strategy
         outcome, answer = await self._call(
             server, "POST", f"/threads/{thread}/runs", do, (self.tenant, thread),
             given={**given, "strategy": strategy or "enqueue"},

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .deployment import Server
-from .http_calls import Caller
+from .http_calls import DEBOUNCE, Caller
 from .recording import OK, UNKNOWN
 from .served_agents import ASKS, FAILS
 
@@ -17,6 +17,7 @@ AGAIN_S = 0.3
 _ATTEMPTS = 20
 _HELD_BACK = 0.85
 """How often users answer a question that they wait for instead of saying something else."""
+_DELAYED = 0.06
 _ITEMS = 3
 _ITEM_CALLS = 120
 """How many calls an item gets before another takes its place, so that its orders can be followed."""
@@ -105,14 +106,17 @@ class Load:
             return
         kind = self.chance.choices(("", FAILS, ASKS, ASKS * 2), (18, 3, 4, 4))[0]
         strategy = self.chance.choices(
-            (None, "steer", "coalesce", "interrupt", "rollback"), (16, 6, 3, 1, 1)
+            (None, "steer", "coalesce", DEBOUNCE, "interrupt", "rollback"), (16, 6, 2, 2, 1, 1)
         )[0]
         thread.sent += 1
         thread.asks = kind.startswith(ASKS)
         element = f"{self.caller.tenant}/{thread.name}/{thread.sent}{kind}"
         body: dict[str, object] = {"input": {"log": [f"m:{element}"]}}
         wants_reply = strategy is None and self.chance.random() < 0.3
-        given = {"element": element, "wants_reply": wants_reply}
+        is_delayed = strategy is None and not thread.has_one_user and self.chance.random() < _DELAYED
+        given = {"element": element, "wants_reply": wants_reply, "is_delayed": is_delayed}
+        if is_delayed:
+            body["after_seconds"] = 1
         if wants_reply:
             body["webhook"] = f"{self.webhook}/{self.caller.tenant}/{thread.name}"
         await self._start(thread, "accept", body, element, strategy, given)

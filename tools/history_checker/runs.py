@@ -33,7 +33,7 @@ def check_runs(calls: Iterable[Call]) -> list[Violation]:
 def _unsettled(thread: ThreadFacts) -> Iterator[str]:
     """Every acknowledged run has an end when the history has."""
     for call in thread.of(ACCEPT, ANSWER, EMPTY):
-        if not call.is_ok or call.given.get("is_delayed"):
+        if not call.is_ok:
             continue
         seen = thread.statuses.get(call.answer["run"], [])
         if seen and seen[-1].answer["status"] not in SETTLED:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import session_histories
+from perdure.engine import items, session_histories
 from perdure.engine.session_histories import NOTHING, TAIL, Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Corrupt, TooLarge, Unavailable, Unserialisable
@@ -15,6 +15,7 @@ from perdure.model.messages import MESSAGE_MAX
 from perdure.model.ops import Commit, Delete, Fetch, Find, Range
 from perdure.model.program import Effect
 from perdure.model.records import ITEM, SESSIONS, STORE, Partition
+from perdure.model.store_items import LAST
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, Driver, run
 from perdure.testing.conformance import Narrow
@@ -185,6 +186,72 @@ def test_a_time_to_live_that_begins_or_ends_counts_for_the_whole_session(driver:
         (found,) = driver.perform(Fetch(AT, (Range(ITEM, bodies=False),)))
         assert len(found) == 1 + len(held.segments)
         assert {r.fields["expires_at"] is None for r in found} == {ttl is None}
+
+
+@pytest.mark.parametrize(
+    ("winner", "loser"), [(None, HOUR), (HOUR, None), (30 * HOUR, HOUR), (HOUR, 30 * HOUR)]
+)
+def test_a_refused_turn_leaves_the_expiry_of_all_records(
+    driver: Driver, winner: int | None, loser: int | None
+) -> None:
+    held = add(driver, NOTHING, *(f"{n:02}" * 35_000 for n in range(4)), ttl=winner)
+    assert held is not None
+    later = NOW + HOUR * 9 // 10
+    won = add(driver, held, "won", now=later, ttl=winner)
+    assert won is not None
+
+    def stored() -> list[Any]:
+        (found,) = driver.perform(Fetch(AT, (Range(ITEM),)))
+        return [(r.key, r.version, dict(r.fields), r.body) for r in found]
+
+    before = stored()
+    assert add(driver, held, "lost", now=later, ttl=loser) is None
+    assert stored() == before
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("winner", "loser"), [(None, HOUR), (HOUR, None), (30 * HOUR, HOUR)])
+def test_a_turn_that_dies_takes_nothing_along_and_leaves_nothing_for_good(
+    winner: int | None, loser: int | None, when: Any
+) -> None:
+    at, died = 0, True
+    while died:
+        at += 1
+        inner = MemoryDriver()
+        held = add(inner, NOTHING, *(f"{n:02}" * 35_000 for n in range(12)), ttl=winner)
+        assert held is not None
+        faulty = FaultyDriver(inner, Fault(at, fail("unavailable"), when), counts=[Commit])
+        try:
+            add(Narrow(faulty, CommitLimits(ops=3, bytes=150_000)), held, "next", ttl=loser)
+            died = False
+        except Unavailable:
+            pass
+        session = load(inner)
+        (found,) = inner.perform(Fetch(AT, (Range(ITEM, (), bodies=False),)))
+        (head,) = (r for r in found if r.key == session_histories.HEAD)
+        over = LAST if head.fields["expires_at"] is None else head.fields["expires_at"]
+        assert load(inner, over - 1) == session
+        for now in (over, over + 2 * session_histories.LEASE_US):
+            run(items.sweep("acme", now, Budget(1000, 1 << 20)), inner)
+            run(session_histories.sweep(AT, now, Budget(1000, 1 << 20)), inner)
+        (left,) = inner.perform(Fetch(AT, (Range(ITEM, bodies=False),)))
+        kept = 0 if head.fields["expires_at"] else 1 + len(session.segments)
+        assert len(left) == kept
+    assert at > 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_first_turn_that_dies_is_swept_a_day_later(driver: Driver, when: Any) -> None:
+    faulty = FaultyDriver(driver, Fault(3, fail("unavailable"), when), counts=[Commit])
+    with pytest.raises(Unavailable):
+        add(Narrow(faulty, CommitLimits(ops=3, bytes=150_000)), NOTHING, *(str(n) * 60_000 for n in range(9)))
+    budget = Budget(driver.limits.ops, driver.limits.bytes)
+    day = session_histories.LEASE_US
+    assert load(driver) == NOTHING
+    assert run(session_histories.sweep(AT, NOW + day - 1, budget), driver) == 0
+    assert run(session_histories.sweep(AT, NOW + day, budget), driver) > 0
+    assert driver.perform(Fetch(AT, (Range(ITEM, bodies=False),))) == ((),)
+    assert driver.perform(Find("threads", None, space=SESSIONS)) == ()
 
 
 def test_a_missing_part_is_damage_and_not_a_shorter_history() -> None:

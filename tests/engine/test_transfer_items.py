@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import perdure
 from perdure import admin
 from perdure.database.base import handle_of
 from perdure.engine import search_index
@@ -162,3 +163,40 @@ def test_an_item_that_is_written_at_the_target_meanwhile_stays() -> None:
     admin.move(source, partition, clean, replace=True)
     assert clean.store().get(("a",), "mine") is None
     assert admin.digest_of(clean, partition).agrees(admin.digest_of(source, partition))
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["new", "replaced"])
+def test_a_session_is_as_it_was_until_its_head_arrives(replaced: bool) -> None:
+    def texts(db: perdure.SyncDatabase) -> list[str]:
+        return [m["content"][:2] for m in db.history().load("s1").messages]
+
+    source = in_memory()
+    histories = source.history()
+    old: list[str] = []
+    at, stopped = 0, True
+    for n in range(40):
+        row = {"role": "user", "content": f"{n:02}" * 20_000}
+        histories.commit(histories.load("s1"), [row])
+    (partition,) = admin.partitions(source, None)
+    while stopped:
+        at += 1
+        inner = MemoryDriver()
+        target = database(Narrow(inner, CommitLimits(ops=3, bytes=300_000)))
+        if replaced:
+            target.history().commit(target.history().load("s1"), [{"role": "user", "content": "at"}])
+            old = ["at"]
+        broken = database(
+            FaultyDriver(
+                Narrow(inner, CommitLimits(ops=3, bytes=300_000)),
+                Fault(at, fail("unavailable")),
+                counts=WRITES,
+            )
+        )
+        try:
+            admin.move(source, partition, broken, replace=replaced)
+            stopped = False
+        except Unavailable:
+            assert texts(target) == old
+        admin.move(source, partition, target, replace=replaced)
+        assert texts(target) == texts(source)
+    assert at > 5

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from perdure.care.expiring_driver import host_clock, with_expired
-from perdure.engine import items, sweep
+from perdure.engine import items, session_histories, sweep
 from perdure.engine.expiry import Clocks
 from perdure.engine.removal import all_partitions
 from perdure.engine.sweep import Failure, SweepState, SweepTerms, Swept
@@ -22,7 +22,7 @@ from perdure.errors import PerdureError, Unavailable
 from perdure.model.chunks import Digester
 from perdure.model.ops import Now
 from perdure.model.program import Program, ask
-from perdure.model.records import OF_ITEMS, Partition
+from perdure.model.records import SESSIONS, STORE, Partition
 from perdure.model.retention_policy import RetentionRules
 from perdure.model.thread_ttl import ThreadTtl
 from perdure.storage.port import Driver, arun, run
@@ -134,19 +134,21 @@ class SweeperBase:
         now = yield from ask(Now())
         return (yield from sweep.visit(partition, self._terms, Clocks(now, host_clock())))
 
-    def _owners(self) -> Program[list[str]]:
-        """Return the tenants whose stores and histories may have expired items."""
+    def _with_items(self) -> Program[tuple[list[str], list[Partition]]]:
+        """Return the tenants whose stores and histories may have expired items, and the histories."""
         if self._terms.dry_run or self._terms.only_default:
-            return []
-        tenants: set[str] = set()
-        for space in OF_ITEMS:
-            found = yield from all_partitions(self._terms.tenant, space)
-            tenants.update(partition.tenant for partition in found)
-        return sorted(tenants)
+            return [], []
+        namespaces = yield from all_partitions(self._terms.tenant, STORE)
+        sessions = yield from all_partitions(self._terms.tenant, SESSIONS)
+        return sorted({partition.tenant for partition in (*namespaces, *sessions)}), sessions
 
     def _remove_items(self, tenant: str) -> Program[int]:
         now = yield from ask(Now())
         return (yield from items.sweep(tenant, now, self._terms.budget))
+
+    def _remove_leftovers(self, session: Partition) -> Program[int]:
+        now = yield from ask(Now())
+        return (yield from session_histories.sweep(session, now, self._terms.budget))
 
     def _begin(self) -> Program[_Progress | None]:
         now = yield from ask(Now())
@@ -203,12 +205,13 @@ class RetentionSweeper(SweeperBase):
         return None if at is None else replace(at.state.last, items=await self.sweep_items())
 
     async def sweep_items(self) -> int:
-        """Remove expired items of stores and histories, and return their number. DynamoDB removes them
-        itself; there it finds none."""
+        """Remove expired items of stores and histories, and what processes that died left of histories;
+        return the number of items. DynamoDB removes expired items itself; there it finds none."""
         removed = 0
-        for tenant in await arun(self._owners(), self._driver):
+        tenants, sessions = await arun(self._with_items(), self._driver)
+        for program in (*map(self._remove_items, tenants), *map(self._remove_leftovers, sessions)):
             began = time.monotonic()
-            removed += await arun(self._remove_items(tenant), self._driver)
+            removed += await arun(program, self._driver)
             await asyncio.sleep(self._pace.pause(time.monotonic() - began))
         return removed
 
@@ -242,12 +245,13 @@ class SyncRetentionSweeper(SweeperBase):
         return None if at is None else replace(at.state.last, items=self.sweep_items())
 
     def sweep_items(self) -> int:
-        """Remove expired items of stores and histories, and return their number. DynamoDB removes them
-        itself; there it finds none."""
+        """Remove expired items of stores and histories, and what processes that died left of histories;
+        return the number of items. DynamoDB removes expired items itself; there it finds none."""
         removed = 0
-        for tenant in run(self._owners(), self._driver):
+        tenants, sessions = run(self._with_items(), self._driver)
+        for program in (*map(self._remove_items, tenants), *map(self._remove_leftovers, sessions)):
             began = time.monotonic()
-            removed += run(self._remove_items(tenant), self._driver)
+            removed += run(program, self._driver)
             time.sleep(self._pace.pause(time.monotonic() - began))
         return removed
 

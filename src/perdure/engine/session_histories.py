@@ -6,8 +6,11 @@ one read and one conditional write while the messages fit ``TAIL`` bytes. After 
 sealed in a segment, an item of its own that no later turn writes, in the same commit; a turn then makes two
 reads and one write, and writes no more than before however long the history is.
 
-All items expire together. A segment is stored with twice the time to live and renewed when the head would
-outlive it. Times are microseconds since the epoch.
+A segment is never changed: the commit of a head decides which segments the session has, and nothing that
+precedes that commit is seen by anyone else. A segment has twice the time to live of a head; when a head would
+outlive one, or never end while it does, the turn stores a copy under another key and names that. What a turn
+has stored and no head names is removed by the turn itself if it is refused, and by ``sweep`` if it died.
+Times are microseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from perdure.engine.transact import Budget, batches
-from perdure.errors import Corrupt, TooLarge, Unserialisable
+from perdure.engine.range_reads import read_all
+from perdure.engine.transact import ATTEMPTS, Budget, batches
+from perdure.errors import Contention, Corrupt, TooLarge, Unserialisable
 from perdure.model.messages import MESSAGE_MAX, decode_object, dedupe_digest
 from perdure.model.ops import (
     Check,
@@ -33,9 +37,10 @@ from perdure.model.ops import (
     Get,
     Op,
     Put,
+    Range,
 )
 from perdure.model.program import Program, ask
-from perdure.model.records import ITEM, SESSIONS, Partition, Record
+from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
 from perdure.model.store_items import LAST, expiry, is_over
 
 TAIL = 128 * 1024
@@ -44,9 +49,13 @@ TAIL = 128 * 1024
 KEYS = 64
 """Turns of which a session keeps the keys, latest last."""
 
-_HEAD = ("",)
+HEAD: Key = ("",)
+"""Key of a session's head."""
+
 _PAGE = 200
-_RELOADS = 4
+
+LEASE_US = 24 * 3_600_000_000
+"""Microseconds after which a segment that no head names is taken for that of a dead turn."""
 
 
 class Segment(NamedTuple):
@@ -106,27 +115,39 @@ def digest_of(key: str) -> str:
 
 
 def load(partition: Partition, now: int) -> Program[Session]:
-    """Return a session, ``NOTHING`` if it is not stored or has expired.
+    """Return a session, ``NOTHING`` if it is not stored or has expired; raises as ``records`` does."""
+    found = yield from records(partition, now)
+    if not found:
+        return NOTHING
+    head = _read(found[-1])
+    return head._replace(messages=[m for record in found[:-1] for m in _messages(record)] + head.messages)
+
+
+def records(partition: Partition, now: int) -> Program[list[Record]]:
+    """Return the records of a session as of one moment: its segments, then its head; none if it is not stored
+    or has expired.
 
     Raises:
         Corrupt: a segment is missing, or is not what was stored.
+        Contention: the session is reset or renewed all the time.
     """
-    for _ in range(_RELOADS):
-        (found,) = yield from ask(Fetch(partition, (Get(ITEM, _HEAD),)))
-        if not found or is_over(found[0], now):
-            return NOTHING
-        head = _read(found[0])
-        if not head.segments:
-            return head
-        answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (s.key,)) for s in head.segments)))
+    for _ in range(ATTEMPTS):
+        found = yield from _read_head(partition)
+        if found is None or is_over(found, now):
+            return []
+        segments = _read(found).segments
+        if not segments:
+            return [found]
+        answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (s.key,)) for s in segments)))
         if all(answers):
-            earlier = [m for answer in answers for m in _messages(answer[0])]
-            return head._replace(messages=earlier + head.messages)
-        # The session was reset between the two reads, or it is damaged: only the first changes its head.
-        (again,) = yield from ask(Fetch(partition, (Get(ITEM, _HEAD),)))
-        if again and again[0].version == found[0].version:
-            break
-    raise Corrupt(f"session {partition.thread!r}: a part of its history is missing; restore it from a backup")
+            return [*(answer[0] for answer in answers), found]
+        # It was reset or renewed between the two reads, or it is damaged: only that leaves its head.
+        again = yield from _read_head(partition)
+        if again is not None and again.version == found.version:
+            raise Corrupt(
+                f"session {partition.thread!r}: a part of its history is missing; restore it from a backup"
+            )
+    raise Contention(f"session {partition.thread!r} is written to all the time; read it later")
 
 
 def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Program[Session | None]:
@@ -153,14 +174,12 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         terms.now,
         held.segments,
     )
-    puts: list[Put] = []
-    for number, group in enumerate(groups[:-1]):
-        key = f"{len(held.segments) + number:06d}.{terms.fresh:x}"
-        put = _put(key, {"messages": group}, terms, Expect.ANY, terms.fresh, lives=2)
+    puts, replaced, segments = yield from _renewed(partition, held, terms)
+    for number, group in enumerate(groups[:-1], len(segments)):
+        put = _segment(number, _encode({"messages": group}), terms)
         puts.append(put)
-        segment = Segment(key, len(group), put.fields["expires_at"])
-        after = after._replace(segments=(*after.segments, segment))
-    after = yield from _renewed(partition, after, terms)
+        segments += (Segment(put.key[0], len(group), put.fields["expires_at"]),)
+    after = after._replace(segments=segments)
     body = {
         "messages": groups[-1],
         "budget": after.budget,
@@ -169,31 +188,77 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         "created_at": after.created_at,
     }
     expect: Expectation = held.version or Expect.ABSENT
-    head = _put(_HEAD[0], body, terms, expect, after.version)
+    head = _put(HEAD[0], _encode(body), terms, expect, after.version)
+    gone: list[Op] = [Delete(ITEM, (key,)) for key in replaced]
     staged: list[Put] = []
-    ops: tuple[Op, ...] = (*puts, head)
+    ops: tuple[Op, ...] = (*puts, *gone, head)
     if not terms.limits.holds(ops):
-        # Nothing refers to a segment before the head does. A removal takes all or none of them.
+        # A removal, of the session or of what dead turns left, takes the first of them or none.
         staged = puts
-        ops = (Check(ITEM, staged[0].key, staged[0].version), head)
+        room = terms.limits.ops - 1 - bool(staged)
+        ops = (*(Check(ITEM, put.key, put.version) for put in staged[:1]), *gone[:room], head)
+        gone = gone[room:]
         for batch in batches(staged, terms.limits):
-            yield from ask(Commit(partition, tuple(batch)))
-    if isinstance((yield from ask(Commit(partition, ops))), Committed):
+            if not isinstance((yield from ask(Commit(partition, tuple(batch)))), Committed):
+                return None
+    else:
+        gone = []
+    if (yield from _commit_head(partition, ops, head, terms.now)):
+        # A head that was stored since may name them again: a copy from another database brings them back.
+        mine = Check(ITEM, HEAD, after.version)
+        for some in batches(gone, terms.limits, reserve=1):
+            yield from ask(Commit(partition, (mine, *some)))
         return after
-    if held.version == 0:
-        gone = yield from _expired(partition, terms.now)
-        over = None if gone is None else Commit(partition, (*ops[:-1], head._replace(expect=gone)))
-        if over is not None and isinstance((yield from ask(over)), Committed):
-            return after
-    for unused in batches([Delete(ITEM, put.key) for put in staged], terms.limits):
+    for unused in batches([Delete(ITEM, put.key, put.version) for put in staged], terms.limits):
         yield from ask(Commit(partition, tuple(unused)))
     return None
 
 
+def _commit_head(partition: Partition, ops: tuple[Op, ...], head: Put, now: int) -> Program[bool]:
+    """Commit a turn, the head last of its operations, in the place of what was read; a session that was read
+    as absent may still be stored, expired."""
+    if isinstance((yield from ask(Commit(partition, ops))), Committed):
+        return True
+    if head.expect is not Expect.ABSENT:
+        return False
+    found = yield from _read_head(partition)
+    if found is None or not is_over(found, now):
+        return False
+    over = Commit(partition, (*ops[:-1], head._replace(expect=found.version)))
+    return isinstance((yield from ask(over)), Committed)
+
+
 def remove(partition: Partition, version: int | None = None) -> Program[bool]:
     """Remove a session; ``False`` if it is not at the given version."""
-    checks = () if version is None else (Check(ITEM, _HEAD, version or Expect.ABSENT),)
+    checks = () if version is None else (Check(ITEM, HEAD, version or Expect.ABSENT),)
     return isinstance((yield from ask(Drop(partition, checks))), Committed)
+
+
+def sweep(partition: Partition, now: int, limits: Budget) -> Program[int]:
+    """Remove what dead turns and copies left of a session more than ``LEASE_US`` ago; return the number of
+    items. A session with a damaged head is left as it is, for ``fsck`` to report."""
+    (stored,) = yield from read_all(partition, Range(ITEM, bodies=False))
+    if all(record.key == HEAD for record in stored):
+        return 0
+    try:
+        found = yield from _read_head(partition)
+        head = None if found is None or is_over(found, now) else _read(found)
+    except Corrupt:
+        return 0
+    named = {(segment.key,) for segment in head.segments} if head is not None else set()
+    loose = [record for record in stored if record.key != HEAD and record.key not in named]
+    left = [record for record in loose if record.fields["created_at"] + LEASE_US <= now]
+    unchanged = Check(ITEM, HEAD, Expect.ABSENT if found is None else found.version)
+    if head is None and left and len(left) == len(loose):
+        gone = isinstance((yield from ask(Drop(partition, (unchanged,)))), Committed)
+        return (len(left) + (found is not None)) if gone else 0
+    removed = 0
+    # In order of their keys: a turn that is still alive checks its first segment, and is refused.
+    for some in batches([Delete(ITEM, record.key, record.version) for record in left], limits, reserve=1):
+        if not isinstance((yield from ask(Commit(partition, (unchanged, *some)))), Committed):
+            break
+        removed += len(some)
+    return removed
 
 
 def names(
@@ -210,47 +275,39 @@ def names(
 
 
 def _read_head(partition: Partition) -> Program[Record | None]:
-    (found,) = yield from ask(Fetch(partition, (Get(ITEM, _HEAD),)))
+    (found,) = yield from ask(Fetch(partition, (Get(ITEM, HEAD),)))
     return found[0] if found else None
 
 
-def _expired(partition: Partition, now: int) -> Program[int | None]:
-    """Return the version of a head that is still stored although it has expired."""
-    found = yield from _read_head(partition)
-    return found.version if found is not None and is_over(found, now) else None
-
-
-def _renewed(partition: Partition, session: Session, terms: Terms) -> Program[Session]:
-    """Store those segments again that would expire before the head, which happens once in a time to live, or
-    never while the head does: nothing would remove them then."""
+def _renewed(
+    partition: Partition, session: Session, terms: Terms
+) -> Program[tuple[list[Put], list[str], tuple[Segment, ...]]]:
+    """Return copies of those segments that would expire before the head, which happens once in a time to
+    live, or never while the head does; the keys of the segments that they replace; and all segments then."""
     until = expiry(terms.ttl, terms.now)
     late = {
-        s.key
-        for s in session.segments
+        number: s
+        for number, s in enumerate(session.segments)
         if (s.expires_at is None) != (until is None) or (s.expires_at or LAST) < (until or 0)
     }
     if not late:
-        return session
-    answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (key,)) for key in sorted(late))))
-    life = None if terms.ttl is None else 2 * terms.ttl
-    expires_at = expiry(life, terms.now)
-    puts = [
-        Put(
-            ITEM,
-            record.key,
-            {**record.fields, "ttl": life, "expires_at": expires_at},
-            record.body,
-            record.version,
-            record.version + 1,
-        )
-        for answer in answers
-        for record in answer
-    ]
-    for batch in batches(puts, terms.limits):
-        # Refused if another turn renewed them first; the head's own expectation decides between the two.
-        yield from ask(Commit(partition, tuple(batch)))
-    segments = tuple(s._replace(expires_at=expires_at) if s.key in late else s for s in session.segments)
-    return session._replace(segments=segments)
+        return [], [], session.segments
+    answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (s.key,)) for s in late.values())))
+    puts: list[Put] = []
+    segments = list(session.segments)
+    for (number, old), answer in zip(late.items(), answers, strict=True):
+        # If one is gone the session has changed since it was read, and the head is refused.
+        for record in answer:
+            put = _segment(number, record.body, terms)
+            puts.append(put)
+            segments[number] = Segment(put.key[0], old.messages, put.fields["expires_at"])
+    return puts, [old.key for old in late.values()], tuple(segments)
+
+
+def _segment(number: int, body: bytes, terms: Terms) -> Put:
+    """Return a turn's segment at a place in the history; the keys of one turn are in ascending order."""
+    key = f"{number:06d}.{terms.fresh:x}"
+    return _put(key, body, terms, Expect.ABSENT, terms.fresh, lives=2)
 
 
 def _grouped(tail: list[dict[str, Any]], added: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -284,9 +341,7 @@ def _encode(value: Any) -> bytes:
         raise Unserialisable(f"a history has to be plain JSON data ({type(error).__name__})") from error
 
 
-def _put(
-    key: str, body: Mapping[str, Any], terms: Terms, expect: Expectation, version: int, *, lives: int = 1
-) -> Put:
+def _put(key: str, body: bytes, terms: Terms, expect: Expectation, version: int, *, lives: int = 1) -> Put:
     ttl = None if terms.ttl is None else lives * terms.ttl
     fields = {
         "created_at": terms.now,
@@ -294,7 +349,7 @@ def _put(
         "ttl": ttl,
         "expires_at": expiry(ttl, terms.now),
     }
-    return Put(ITEM, (key,), fields, _encode(body), expect, version)
+    return Put(ITEM, (key,), fields, body, expect, version)
 
 
 def _read(record: Record) -> Session:

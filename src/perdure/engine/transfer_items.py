@@ -1,25 +1,26 @@
-"""Transfer of a namespace of the store: its living items, compared by content on arrival.
+"""Transfer of a namespace of the store, or of a session: its living items, compared by content on arrival.
 
-Items are independent, so they arrive page by page, with their entries in the search index, and can be read
-as they arrive. An item that expires during the transfer is on neither side afterwards.
+A store's items are independent, so they arrive page by page, with their entries in the search index, and can
+be read as they arrive. Of a session only the segments that its head names are transferred, and the head
+arrives after them: until then the target has the session as it was, or none. An item that expires during the
+transfer is on neither side afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import ormsgpack
 
-from perdure.engine import search_index
+from perdure.engine import search_index, session_histories
 from perdure.engine.item_writes import weight
 from perdure.engine.items import split
-from perdure.engine.range_reads import read_all
 from perdure.engine.thread_digest import ATTEMPTS, Digest, Report, silent
 from perdure.engine.transfer import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
 from perdure.model.store_items import is_over, labels_of
@@ -41,6 +42,11 @@ class _Item:
     record: Record
     digest: bytes
     size: int
+
+    @classmethod
+    def of(cls, record: Record) -> _Item:
+        digest = blake2b(record.body, digest_size=32, person=b"perdure.item").digest()
+        return cls(record._replace(body=b""), digest, len(record.body))
 
 
 Items = dict[Key, _Item]
@@ -74,7 +80,9 @@ def move_items(
     sent: dict[Key, int] = {}
     for _ in range(ATTEMPTS):
         mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
-        there = yield from at(Side.TARGET, _survey(target, now()))
+        # Before what is compared: what is written to the target meanwhile is refused.
+        stored = yield from at(Side.TARGET, _stored(target))
+        there = yield from at(Side.TARGET, _living(target, stored, now()))
         compared = _compared(mine, there, now())
         if first is None:
             first = compared
@@ -88,15 +96,18 @@ def move_items(
             raise _written_to(target)
         if compared.found is State.SAME:
             return TransferResult(first.found, compared.digest, written)
-        written += yield from _send(partition, target, mine, there, terms, sent)
+        written += yield from _send(partition, target, mine, (stored, there), terms, sent)
         arrived = yield from at(Side.TARGET, _survey(target, now()))
         edge = now() + MARGIN
         lasting = {k: i.record.version for k, i in mine.items() if not is_over(i.record, edge)}
-        if (yield from at(Side.SOURCE, _versions(partition, edge))) != lasting:
+        present = yield from at(Side.SOURCE, _survey(partition, now(), bodies=False))
+        if {k: i.record.version for k, i in present.items() if not is_over(i.record, edge)} != lasting:
             continue
         settled = _compared(mine, arrived, now())
         if settled.found is not State.SAME:
-            raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
+            if _is_altered(mine, arrived, sent):
+                raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
+            raise _written_to(target)
         return TransferResult(first.found, settled.digest, written)
     raise Contention(f"{name(partition)} is written to all the time; stop its writers, or move it later")
 
@@ -106,25 +117,37 @@ def digest_items(partition: Partition, now: int, report: Report = silent) -> Pro
     return _digest((yield from _survey(partition, now, report)), now + MARGIN)
 
 
-def _survey(partition: Partition, now: int, report: Report = silent) -> Program[Items]:
+def _survey(
+    partition: Partition, now: int, report: Report = silent, *, bodies: bool = True
+) -> Program[Items]:
+    """Return the living items in the order of their arrival."""
+    if partition.space == SESSIONS:
+        records = yield from session_histories.records(partition, now)
+        for record in records:
+            report(len(record.body))
+        return {record.key: _Item.of(record) for record in records}
+    return (yield from _living(partition, (yield from _stored(partition, report, bodies=bodies)), now))
+
+
+def _living(partition: Partition, stored: Items, now: int) -> Program[Items]:
+    """Return those of the stored items that a reader finds."""
+    if partition.space == SESSIONS:
+        return (yield from _survey(partition, now))
+    return {key: item for key, item in stored.items() if not is_over(item.record, now)}
+
+
+def _stored(partition: Partition, report: Report = silent, *, bodies: bool = True) -> Program[Items]:
+    """Return everything that is stored: also what has expired, and segments that no head names."""
     out: Items = {}
     after: Key | None = None
     while True:
-        (records,) = yield from ask(Fetch(partition, (Range(ITEM, after=after, limit=_PAGE),)))
+        (records,) = yield from ask(Fetch(partition, (Range(ITEM, after=after, limit=_PAGE, bodies=bodies),)))
         for record in records:
             report(len(record.body))
-            if not is_over(record, now):
-                digest = blake2b(record.body, digest_size=32, person=b"perdure.item").digest()
-                out[record.key] = _Item(record._replace(body=b""), digest, len(record.body))
+            out[record.key] = _Item.of(record)
         if len(records) < _PAGE:
             return out
         after = records[-1].key
-
-
-def _versions(partition: Partition, edge: int) -> Program[dict[Key, int]]:
-    """Return the versions of the items that live longer than ``edge``."""
-    (records,) = yield from read_all(partition, Range(ITEM, bodies=False))
-    return {r.key: r.version for r in records if not is_over(r, edge)}
 
 
 def _compared(mine: Items, there: Items, now: int) -> TransferResult:
@@ -162,24 +185,42 @@ def _foreign(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
     )
 
 
+def _is_altered(mine: Items, arrived: Items, sent: dict[Key, int]) -> bool:
+    """Return True if an item that nobody has written since it was sent is not the source's."""
+    return any(
+        key in mine and sent.get(key) == item.record.version and _signature(mine[key]) != _signature(item)
+        for key, item in arrived.items()
+    )
+
+
 def _send(
     partition: Partition,
     target: Partition,
     mine: Items,
-    there: Items,
+    at_target: tuple[Items, Items],
     terms: TransferOptions,
     sent: dict[Key, int],
 ) -> Program[int]:
-    """Write the items that are missing or differ, then remove those that do not belong there."""
+    """Write the items that are missing or differ, then remove those that do not belong there.
+
+    Args:
+        at_target: everything that is stored at the target, and what a reader finds there.
+    """
+    there, living = at_target
+    is_session = partition.space == SESSIONS
     written = 0
     wanted = [
         key
         for key, item in mine.items()
         if key not in there or _signature(there[key]) != _signature(item) or _ends_early(there[key], item)
     ]
-    for start in range(0, len(wanted), _PAGE):
-        records = yield from at(Side.SOURCE, _get(partition, wanted[start : start + _PAGE]))
-        entries = yield from at(Side.SOURCE, search_index.copies(partition, [r.key[0] for r in records]))
+    for keys in _pages(partition, wanted):
+        records = yield from at(Side.SOURCE, _get(partition, keys))
+        if is_session and [r.version for r in records] != [mine[key].record.version for key in keys]:
+            # A head may only arrive with the segments that it names: the session is read again.
+            return written
+        found = [] if is_session else [r.key[0] for r in records]
+        entries = yield from at(Side.SOURCE, search_index.copies(partition, found))
         puts: list[list[Op]] = []
         for record in records:
             held = there[record.key].record.version if record.key in there else 0
@@ -188,18 +229,38 @@ def _send(
             put = Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version)
             entry = entries.get(record.key[0])
             # One that the target has is of another value, and the source has none of this item.
-            stale = [search_index.removal(record.key[0])] if held else []
+            stale = [search_index.removal(record.key[0])] if held and not is_session else []
             puts.append([put, *stale] if entry is None else [put, entry])
             sent[record.key] = version
             written += len(record.body)
+        if is_session and keys == [session_histories.HEAD]:
+            puts[0] += _check_of_segments(mine, there, living, sent)
         yield from at(Side.TARGET, _commit(target, puts, terms))
     extra: list[list[Op]] = [
-        [Delete(ITEM, key, item.record.version), search_index.removal(key[0])]
+        [Delete(ITEM, key, item.record.version), *(() if is_session else (search_index.removal(key[0]),))]
         for key, item in there.items()
         if key not in mine
     ]
     yield from at(Side.TARGET, _commit(target, extra, terms))
     return written
+
+
+def _pages(partition: Partition, keys: list[Key]) -> Iterator[list[Key]]:
+    """Yield keys in portions that are sent together; a session's head is one of its own."""
+    alone = [key for key in keys if partition.space == SESSIONS and key == session_histories.HEAD]
+    others = [key for key in keys if key not in alone]
+    yield from (others[start : start + _PAGE] for start in range(0, len(others), _PAGE))
+    if alone:
+        yield alone
+
+
+def _check_of_segments(mine: Items, there: Items, living: Items, sent: dict[Key, int]) -> list[Op]:
+    """Return the check that the segments are still there that a session's head is about to name at the
+    target. A removal of segments that no head names takes the first of them or none."""
+    loose = min((key for key in mine if key != session_histories.HEAD and key not in living), default=None)
+    if loose is None:
+        return []
+    return [Check(ITEM, loose, sent.get(loose) or there[loose].record.version)]
 
 
 def _get(partition: Partition, keys: list[Key]) -> Program[list[Record]]:

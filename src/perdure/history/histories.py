@@ -16,6 +16,7 @@ from typing import Any, cast
 from langchain_core.messages import BaseMessage
 
 from perdure.engine import items, session_histories
+from perdure.engine.removal import all_partitions
 from perdure.engine.session_histories import Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, Contention
@@ -128,7 +129,11 @@ class _Programs:
         return (yield from session_histories.names(self._tenant, after, _now()))
 
     def _sweep(self) -> Program[int]:
-        return (yield from items.sweep(self._tenant, _now(), self._limits))
+        now = _now()
+        removed = yield from items.sweep(self._tenant, now, self._limits)
+        for partition in (yield from all_partitions(self._tenant, SESSIONS)):
+            removed += yield from session_histories.sweep(partition, now, self._limits)
+        return removed
 
 
 class Histories(_Programs):
@@ -223,8 +228,9 @@ class Histories(_Programs):
             page, after = await arun(self._page(after), self._driver)
 
     async def sweep(self) -> int:
-        """Remove what has expired, of the tenant's store as well, and return the number of items. Answers do
-        not depend on it. DynamoDB removes expired items itself; there it finds none."""
+        """Remove what has expired, of the tenant's store as well, and what processes that died left of
+        sessions a day ago or earlier; return the number of items. Answers do not depend on it. DynamoDB
+        removes expired items itself; there it finds none."""
         return await arun(self._sweep(), self._driver)
 
 

@@ -5,6 +5,7 @@ Covers perdure.engine.thread_digest.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,16 +15,19 @@ from perdure import admin
 from perdure.database.base import handle_of
 from perdure.database.handle import DatabaseHandle
 from perdure.database.opening import open_database
-from perdure.engine import documents
+from perdure.engine import documents, versioned_documents
 from perdure.engine.fsck_report import Repaired
 from perdure.engine.transfer import Exists, State
 from perdure.errors import Unavailable
-from perdure.model.ops import Commit, Expect, Fetch, Put, Range
-from perdure.model.records import CHECKPOINT, DOCUMENT, EVENT, Kind, Partition, Record
-from perdure.testing.conformance import rows
+from perdure.model.ops import Commit, Expect, Fetch, Get, Put, Range
+from perdure.model.records import CHECKPOINT, DOCUMENT, EVENT, OF_THREAD, SERVER, Kind, Partition, Record
+from perdure.storage.memory import MemoryDriver
+from perdure.storage.port import CommitLimits
+from perdure.testing.conformance import Narrow, rows
 from perdure.testing.conformance.backend import at as place
 from perdure.testing.conformance.backend import put
-from perdure.testing.faults import Fault, FaultyDriver, fail
+from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail
+from tests.engine.test_transfer import database
 
 AT = Partition("", "ada")
 KEY = bytes(range(32))
@@ -78,6 +82,61 @@ def test_documents_arrive_and_events_stay(keys: tuple[bytes | None, bytes | None
     assert admin.move(source, AT, target).found is State.SAME
     assert target.digest("ada") == source.digest("ada")
     assert source.fsck() == target.fsck() == []
+
+
+def stopped_at_each_write(
+    source: perdure.SyncDatabase, partition: Partition
+) -> Iterator[tuple[perdure.SyncDatabase, bool]]:
+    """Transfer a partition, stopped at its first write, at its second and so on, two records a commit, and
+    yield the target each time, and whether it was stopped."""
+    at, stopped = 0, True
+    while stopped:
+        at += 1
+        inner = MemoryDriver()
+        narrow = Narrow(inner, CommitLimits(ops=6, bytes=40_000))
+        broken = database(FaultyDriver(narrow, Fault(at, fail("unavailable")), counts=WRITES))
+        try:
+            admin.move(source, partition, broken)
+            stopped = False
+        except Unavailable:
+            pass
+        target = database(narrow)
+        yield target, stopped
+        admin.move(source, partition, target)
+        assert admin.digest_of(target, partition).agrees(admin.digest_of(source, partition))
+    assert at > 3
+
+
+def test_a_threads_own_document_arrives_with_its_head() -> None:
+    source = opened()
+    thread(source)
+    own: Any = documents.put(AT, *OF_THREAD, {"metadata": {}}, 7, Expect.ANY, fresh=1 << 30)
+    handle_of(source).run(own)
+    for target, stopped in stopped_at_each_write(source, AT):
+        (found,) = handle_of(target).driver.perform(Fetch(AT, (Get(DOCUMENT, OF_THREAD),)))
+        has_head = target.checkpointer().get_tuple(place(thread="ada")) is not None
+        assert (bool(found), has_head) == (not stopped, not stopped)
+
+
+def test_a_document_arrives_after_all_its_versions() -> None:
+    source, partition = opened(), Partition("", "assistants", SERVER)
+    handle = handle_of(source)
+    for name in ("a", "b"):
+        handle.run(versioned_documents.create(partition, "assistant", name, {"n": 0}, 7, 1 << 30))
+        for n in range(1, 5):
+            handle.run(
+                versioned_documents.revise(partition, "assistant", name, lambda _, n=n: {"n": n}, 7, n << 30)
+            )
+    counts = set[int]()
+    for target, stopped in stopped_at_each_write(source, partition):
+        there = handle_of(target)
+        found = there.run(versioned_documents.everything(partition, "assistant"))
+        counts.add(len(found))
+        assert stopped or len(found) == 2
+        for each in found:
+            past = there.run(versioned_documents.past(partition, "assistant", each.name))
+            assert [version.number for version in past] == [5, 4, 3, 2, 1]
+    assert counts >= {0, 2}
 
 
 def test_a_changed_an_added_and_a_missing_document_are_a_difference() -> None:

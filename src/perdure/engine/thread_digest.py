@@ -8,7 +8,7 @@ digest. Payload chunks are read a few at a time; nodes, which name other chunks,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -17,13 +17,12 @@ import ormsgpack
 from perdure.engine.chunk_reads import MissingChunk, fetch_chunks
 from perdure.engine.range_reads import read_all
 from perdure.engine.thread_records import Contents, read
-from perdure.engine.thread_state import HeadView
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.ops import Range
 from perdure.model.program import Program
-from perdure.model.records import DOCUMENT, GC, HEAD, TAG, WRITE, Partition, Record
+from perdure.model.records import DOCUMENT, GC, HEAD, OF_THREAD, TAG, WRITE, Partition, Record
 from perdure.model.rekey import Graft
 
 ATTEMPTS = 5
@@ -152,7 +151,7 @@ def digest_thread(
     partition: Partition,
     digest: Digester,
     report: Report = silent,
-    root: HeadView | None = None,
+    arriving: ThreadContent | None = None,
     check: Callable[[Contents], None] = anything,
 ) -> Program[Digest]:
     """Compute the digest of a thread as it stands.
@@ -161,7 +160,8 @@ def digest_thread(
         partition: the thread.
         digest: names the thread's chunks.
         report: called with the size of each payload read.
-        root: stands in for the root's head, for a thread that has not arrived yet.
+        arriving: the thread at its source if it has not arrived yet: its root's head, and its own document,
+            are taken from there.
         check: called with the contents; may raise.
 
     Raises:
@@ -172,13 +172,22 @@ def digest_thread(
         size = None if reading is None else (yield from _read_payloads(partition, reading, report))
         if reading is None or size is None:
             continue
-        if root is not None:
-            reading.contents.heads[""] = root
+        if arriving is not None:
+            reading = _with_last_records(reading, arriving)
         found = digest_of(reading, size)
         if reading.pulse == (yield from pulse(partition)):
             check(reading.contents)
             return found
     raise Contention(f"thread {partition.thread!r} is written to all the time; try again later")
+
+
+def _with_last_records(there: ThreadContent, arriving: ThreadContent) -> ThreadContent:
+    """Return a thread that has not arrived with the records that arrive last."""
+    root = arriving.contents.heads.get("")
+    if root is not None:
+        there.contents.heads[""] = root
+    own = [d for d in arriving.documents if d.key == OF_THREAD]
+    return replace(there, documents=(*(d for d in there.documents if d.key != OF_THREAD), *own))
 
 
 def _read_payloads(partition: Partition, reading: ThreadContent, report: Report) -> Program[int | None]:

@@ -1,12 +1,13 @@
 """Transfer of a thread: read at one database, written at another, and verified there by content digest.
 
 A program here uses two databases: every effect carries the ``Side`` at which it is performed. The order of
-arrival is chunks, checkpoints oldest to newest, writes, tags, heads of subgraphs, documents. Then the thread
-is read back and its digest compared. Only after that one commit adds the root's head and the collection
-generation. Until then the thread does not exist at the target: it has no latest state, a graph that is
-called on it finds nothing, and any writer to it stops the transfer. An interrupted transfer can be repeated:
-what is there already, and right, is not written twice. A thread that is replaced is copied within the target
-first, and the copy removed when the replacement has arrived.
+arrival is chunks, checkpoints oldest to newest, writes, tags, heads of subgraphs, documents, each after its
+earlier versions. Then the thread is read back and its digest compared. Only after that one commit adds the
+root's head, the thread's own document and the collection generation. Until then the thread does not exist at
+the target: it has no latest state, a graph that is called on it finds nothing, and any writer to it stops the
+transfer. An interrupted transfer can be repeated: what is there already, and right, is not written twice. A
+thread that is replaced is copied within the target first, and the copy removed when the replacement has
+arrived.
 
 Leases and queues are not transferred: the arrived thread has its epoch and no open run, and a thread is moved
 only while its queue is at rest.
@@ -60,6 +61,7 @@ from perdure.model.records import (
     INBOX,
     ITEM,
     LANE,
+    OF_THREAD,
     OUTBOX,
     RUN,
     SEAL,
@@ -257,8 +259,9 @@ def _bring(
         written += sent.written
         digest = thread_digest.digest_of(reading, sent.read)
         written += yield from at(Side.TARGET, _send_rows(target, reading, held, terms))
-        root = reading.contents.heads.get("")
-        arrived = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target, root=root))
+        arrived = yield from at(
+            Side.TARGET, thread_digest.digest_thread(target, terms.target, arriving=reading)
+        )
         if not arrived.agrees(digest):
             raise Corrupt(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
@@ -440,9 +443,15 @@ def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     rows += new_puts(thread_digest.renamed_write(w, graft) for w in contents.writes)
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
     rows += [_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
-    # These versions cannot match what a reader of an earlier document of this name expects.
-    rows += [Put(DOCUMENT, d.key, d.fields, d.body, version=terms.first_version) for d in reading.documents]
+    # The versions of a document, which are in folders, come before it.
+    documents = sorted(reading.documents, key=lambda d: "/" not in d.key[0])
+    rows += [_document(d, terms) for d in documents if d.key != OF_THREAD]
     return rows
+
+
+def _document(record: Record, terms: TransferOptions) -> Put:
+    # This version cannot match what a reader of an earlier document of this name expects.
+    return Put(DOCUMENT, record.key, record.fields, record.body, version=terms.first_version)
 
 
 def _arrive(target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions) -> Program[None]:
@@ -455,6 +464,9 @@ def _arrive(target: Partition, reading: ThreadContent, held: _Held, terms: Trans
     ]
     if root is not None:
         ops.append(_head("", root, terms.first_version)._replace(expect=Expect.ABSENT))
+    ops += [
+        _document(d, terms)._replace(expect=Expect.ABSENT) for d in reading.documents if d.key == OF_THREAD
+    ]
     there = yield from load_view(target, "")
     if view.epoch and not there.epoch:
         # The holder of the open run's lease belongs to the old place and is fenced out of the new one.

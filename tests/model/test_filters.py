@@ -57,6 +57,23 @@ def test_a_filter_means_what_it_means_in_the_stock_store(
         ({"b": {"c": 3}}, {"b": {"c": {"$gte": 3}}}, True),
         ([1, 2], (1, {"$gt": 1}), True),
         (5, {"$gt": 1, "$lt": 5}, False),
+        (5, {"$in": [1, 5]}, True),
+        (5, {"$in": []}, False),
+        (5, {"$nin": []}, True),
+        (5, {"$nin": [1, 5]}, False),
+        (None, {"$nin": [1]}, True),
+        ([1], {"$in": [[1], 2]}, True),
+        ({"y": 1}, {"$in": [{"y": 1}]}, True),
+        (5, {"$not": {"$gt": 5}}, True),
+        (None, {"$not": {"$gt": 5}}, True),
+        (5, {"$not": 5}, False),
+        (5, {"$gt": 1, "$not": {"$in": [2, 3]}}, True),
+        (5, {"$or": [1, {"$gt": 4}]}, True),
+        (5, {"$or": [{"$lt": 1}, {"$and": [{"$gt": 5}, {"$lt": 9}]}]}, False),
+        ({"y": 1, "z": 2}, {"y": 1, "$or": [{"z": 3}, {"z": 2}]}, True),
+        ({"y": 1}, {"y": 1, "$not": {"z": None}}, False),
+        (5, {"y": 1, "$or": [5]}, False),
+        ([{"a": 1}, 2], [{"$or": [{"a": 2}, {"a": 1}]}, {"$in": [2]}], True),
     ],
 )
 def test_conditions(stored: Any, condition: Any, accepted: bool) -> None:
@@ -69,13 +86,51 @@ def test_an_absent_field_counts_as_none() -> None:
     assert not accepts(checked({"x": {"$gte": 0}}), {})
 
 
-def test_a_wrong_filter_is_refused_though_nothing_is_stored() -> None:
-    with pytest.raises(ValueError, match=r"filter\['x'\]\['y'\]\[0\]: '\$in' is not an operator"):
-        checked({"x": {"y": [{"$in": [1]}]}})
-    with pytest.raises(ValueError, match=r"\$gt compares with a number or text"):
-        checked({"x": {"$gt": [1]}})
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ({"x": {"y": [{"$regex": [1]}]}}, r"filter\['x'\]\['y'\]\[0\]: '\$regex' is not an operator"),
+        ({"x": {"$gt": [1]}}, r"\$gt compares with a number or text"),
+        ({"x": {"$gt": 1, "y": 2}}, r"filter\['x'\]: 'y' is not an operator"),
+        ({"$gt": 0}, r"filter: \$gt compares a field; write \{'a_field': \{'\$gt'"),
+        ({"$eq": {"x": 1}}, r"filter: \$eq compares a field"),
+        ({"$in": [{"x": 1}]}, r"filter: \$in compares a field"),
+        ({"$or": [{"x": 1}, {"$lt": 0}]}, r"filter\['\$or'\]\[1\]: \$lt compares a field"),
+        ({"$not": {"$ne": 0}}, r"filter\['\$not'\]: \$ne compares a field"),
+        (
+            {"$nor": [{"x": 1}]},
+            r"filter: '\$nor' is not an operator; between fields use \$and, \$or or \$not",
+        ),
+        ({"x": {"$exists": True}}, r"filter\['x'\]: '\$exists' is not an operator"),
+        ({"$or": []}, r"filter\['\$or'\] has a list of at least one condition, not \[\]"),
+        ({"$and": {"x": 1}}, r"filter\['\$and'\] has a list of at least one condition, not \{'x': 1\}"),
+        ({"$or": [1]}, r"filter\['\$or'\]\[0\] is a dict of conditions by field, not 1"),
+        ({"$not": [{"x": 1}]}, r"filter\['\$not'\] is a dict of conditions by field"),
+        ({"$not": None}, r"filter\['\$not'\] is a dict of conditions by field, not None"),
+        ({"x": {"$or": []}}, r"filter\['x'\]\['\$or'\] has a list of at least one condition"),
+        ({"x": {"$and": 1}}, r"filter\['x'\]\['\$and'\] has a list of at least one condition"),
+        ({"x": {"$in": "abc"}}, r"filter\['x'\]: \$in has a list of values, not 'abc'"),
+        ({"x": {"$nin": None}}, r"filter\['x'\]: \$nin has a list of values, not None"),
+        ({"x": {"$not": {"$regex": "a"}}}, r"filter\['x'\]\['\$not'\]: '\$regex' is not an operator"),
+        ({"$and": [{"$or": [{"x": {"$gt": None}}]}]}, r"\['\$or'\]\[0\]\['x'\]: \$gt compares with a number"),
+    ],
+)
+def test_a_wrong_filter_is_refused_though_nothing_is_stored(conditions: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked(conditions)
+
+
+@pytest.mark.parametrize("conditions", ["x", 1, [("x", 1)], [{"x": 1}]])
+def test_a_filter_that_is_no_dict_is_refused(conditions: Any) -> None:
+    with pytest.raises(TypeError, match="a filter is a dict of conditions by field"):
+        checked(conditions)
+
+
+def test_a_filter_with_what_no_item_can_have_is_refused() -> None:
     with pytest.raises(Unserialisable, match=r"filter\['x'\] is a set"):
         checked({"x": {1}})
+    with pytest.raises(Unserialisable, match=r"filter\['\$or'\]\[0\]\['x'\] is a set"):
+        checked({"$or": [{"x": {1}}]})
 
 
 @pytest.mark.parametrize("condition", ["\ud800", {"$gt": "\ud800"}, ["\ud800"], {"\ud800": 1}])

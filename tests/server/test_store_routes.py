@@ -55,6 +55,14 @@ async def test_t14_items_are_kept_found_and_removed(url: str) -> None:
         assert await found("users", "bob") == {("bob", "tea")}
         assert await found("users", filter={"likes": True}) == {("ada", "tea"), ("bob", "tea")}
         assert await found("users", filter={"cups": {"$gt": 4}}) == {("bob", "tea")}
+        either: dict[str, Any] = {"$or": [{"cups": {"$in": [1, 2]}}, {"$not": {"cups": {"$lt": 5}}}]}
+        assert await found("users", filter=either) == {("ada", "milk"), ("bob", "tea")}
+        assert await found("users", filter={"likes": True, **either}) == {("bob", "tea")}
+        for wrong in ({"$gt": 0}, {"$or": []}, {"$nor": [{"cups": 1}]}, {"cups": {"$in": 1}}, {"$not": [1]}):
+            asked = {"namespace_prefix": ["users"], "filter": wrong}
+            refused = await http.post("/store/items/search", json=asked)
+            assert refused.status_code == 422, wrong
+            assert "$" in refused.json()["detail"]
         assert await found("users", query="what is liked?") == await found("users")
         pages = [await found("users", limit=1, offset=n) for n in range(4)]
         assert [len(page) for page in pages] == [1, 1, 1, 0]

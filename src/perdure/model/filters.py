@@ -1,15 +1,18 @@
-"""Filters of a store search: LangGraph's operators, with a defined result for values that do not compare.
+"""Filters of a store search: LangGraph's operators and more, with a defined result for values that do not
+compare.
 
-A condition is a plain value to equal, a dict of operators, or a dict of conditions for a nested dict. An
-ordering (``$gt`` and the like) holds between two numbers, a number and text that reads as one, or two texts;
-any other pair is in no order, and the item is not accepted.
+A condition is a plain value to equal, a list of conditions for a list's parts, or a dict: of operators on the
+value, or of conditions for the fields of a nested dict. An ordering (``$gt`` and the like) holds between two
+numbers, a number and text that reads as one, or two texts; any other pair is in no order, and the item is not
+accepted. ``$in`` and ``$nin`` have a list of values; ``$and`` and ``$or`` have a list of conditions and
+``$not`` has one, beside operators or beside fields. The filter itself is a condition of fields.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
@@ -26,7 +29,10 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 _EXACT = 1 << 53
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SLACK = 1e-12
-_OPERATORS = ("$eq", "$ne", *_ORDERS)
+_LISTS = ("$in", "$nin")
+_JOINS = ("$and", "$or")
+_LOGICAL = frozenset((*_JOINS, "$not"))
+_OPERATORS = ("$eq", "$ne", *_ORDERS, *_LISTS, *_JOINS, "$not")
 
 Filter = Mapping[str, Any]
 
@@ -35,17 +41,19 @@ def checked(conditions: Mapping[str, Any]) -> Filter:
     """Return the filter in plain data.
 
     Raises:
-        ValueError: an operator is unknown or has an operand that does not compare.
-        Unserialisable: no stored value can equal a condition.
+        TypeError: The filter is not a dict.
+        ValueError: An operator is unknown, has an operand of a wrong kind, or compares no field.
+        Unserialisable: No stored value can equal a condition.
     """
+    if not isinstance(conditions, Mapping):
+        raise TypeError(f"a filter is a dict of conditions by field, not {conditions!r}")
     data: dict[str, Any] = plain(_finite(conditions), "filter")
     try:
         packed(data)
     except UnicodeEncodeError as error:
         raise Unserialisable("filter holds text that is not well-formed Unicode") from error
     data = _infinite(data, conditions)
-    for name, condition in data.items():
-        _check(condition, f"filter[{name!r}]")
+    _check_fields(data, "filter")
     return data
 
 
@@ -57,15 +65,17 @@ def holding(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
     filter.
     """
     out: list[tuple[bytes, ...]] = []
-    for name, condition in conditions.items():
-        wanted = condition
-        if isinstance(condition, dict):
-            if set(condition) != {"$eq"}:
-                continue
-            wanted = condition["$eq"]
-        forms = _forms(wanted)
-        if forms:
-            out.append(tuple(packed({name: form})[1:-1] for form in forms))
+    for part in _required(conditions):
+        for name, condition in part.items():
+            wanted: list[Any] = [condition]
+            if isinstance(condition, dict):
+                (sign, operand), *others = condition.items() or [("", [])]
+                if others or sign not in ("$eq", "$in"):
+                    continue
+                wanted = operand if sign == "$in" else [operand]
+            forms = [_forms(value) for value in wanted]
+            if forms and all(forms):
+                out.append(tuple(packed({name: form})[1:-1] for found in forms for form in found))
     return tuple(out)
 
 
@@ -76,7 +86,8 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
     value that keeps all bounds may still not meet the filter.
     """
     out: list[Bound] = []
-    for name, condition in conditions.items():
+    fields = [pair for part in _required(conditions) for pair in part.items()]
+    for name, condition in fields:
         if not _PLAIN_NAME.fullmatch(name):
             continue
         for sign, operand in (condition if isinstance(condition, dict) else {"$eq": condition}).items():
@@ -92,6 +103,13 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
                 if not is_lower:
                     out.append(Bound(name, False, operand + slack))
     return tuple(out)
+
+
+def _required(conditions: Filter) -> Iterator[Filter]:
+    """Yield the parts of a checked filter that each value has to meet, without their logical operators."""
+    yield {name: condition for name, condition in conditions.items() if name not in _LOGICAL}
+    for part in conditions.get("$and", ()):
+        yield from _required(part)
 
 
 def _forms(wanted: Any) -> list[Any]:
@@ -135,7 +153,32 @@ def _infinite(data: Any, given: Any) -> Any:
 
 def accepts(conditions: Filter, value: Mapping[str, Any]) -> bool:
     """Return True if a value meets every condition of a checked filter. Absent fields count as None."""
-    return all(_meets(value.get(name), condition) for name, condition in conditions.items())
+    return _meets(value, conditions)
+
+
+def _check_fields(condition: Any, where: str) -> None:
+    """Check a condition on a whole item: of its fields, which logical operators may join."""
+    if not isinstance(condition, dict):
+        raise ValueError(f"{where} is a dict of conditions by field, not {condition!r}")
+    for name, part in condition.items():
+        place = f"{where}[{name!r}]"
+        if name in _JOINS:
+            for n, each in enumerate(_conditions(part, place)):
+                _check_fields(each, f"{place}[{n}]")
+        elif name == "$not":
+            _check_fields(part, place)
+        elif name in _OPERATORS:
+            raise ValueError(f"{where}: {name} compares a field; write {{'a_field': {{{name!r}: …}}}}")
+        elif name.startswith("$"):
+            raise ValueError(f"{where}: {name!r} is not an operator; between fields use $and, $or or $not")
+        else:
+            _check(part, place)
+
+
+def _conditions(operand: Any, where: str) -> list[Any]:
+    if not isinstance(operand, list) or not operand:
+        raise ValueError(f"{where} has a list of at least one condition, not {operand!r}")
+    return operand
 
 
 def _check(condition: Any, where: str) -> None:
@@ -144,22 +187,29 @@ def _check(condition: Any, where: str) -> None:
             _check(part, f"{where}[{n}]")
     if not isinstance(condition, dict):
         return
-    if not _has_operators(condition):
-        for name, part in condition.items():
-            _check(part, f"{where}[{name!r}]")
-        return
+    compares = _has_operators(condition)
     for name, operand in condition.items():
-        if name not in _OPERATORS:
+        if name in _JOINS:
+            for n, part in enumerate(_conditions(operand, f"{where}[{name!r}]")):
+                _check(part, f"{where}[{name!r}][{n}]")
+        elif name == "$not" or not compares:
+            _check(operand, f"{where}[{name!r}]")
+        elif name not in _OPERATORS:
             raise ValueError(f"{where}: {name!r} is not an operator; use one of {', '.join(_OPERATORS)}")
-        if name in _ORDERS and not isinstance(operand, str | int | float):
+        elif name in _LISTS and not isinstance(operand, list):
+            raise ValueError(f"{where}: {name} has a list of values, not {operand!r}")
+        elif name in _ORDERS and not isinstance(operand, str | int | float):
             raise ValueError(f"{where}: {name} compares with a number or text, not {operand!r}")
 
 
 def _meets(value: Any, condition: Any) -> bool:
     if isinstance(condition, dict):
-        if _has_operators(condition):
-            return all(_holds(name, value, operand) for name, operand in condition.items())
-        return isinstance(value, dict) and accepts(condition, value)
+        if not isinstance(value, dict) and not (condition and all(name in _OPERATORS for name in condition)):
+            return False
+        return all(
+            _holds(name, value, part) if name in _OPERATORS else _meets(value.get(name), part)
+            for name, part in condition.items()
+        )
     if isinstance(condition, list):
         return (
             isinstance(value, list)
@@ -174,12 +224,19 @@ def _holds(name: str, value: Any, operand: Any) -> bool:
         return bool(value == operand)
     if name == "$ne":
         return bool(value != operand)
+    if name in _LISTS:
+        return any(value == each for each in operand) is (name == "$in")
+    if name == "$not":
+        return not _meets(value, operand)
+    if name in _JOINS:
+        return (all if name == "$and" else any)(_meets(value, part) for part in operand)
     pair = _comparable(value, operand)
     return pair is not None and _ORDERS[name](*pair)
 
 
 def _has_operators(condition: Mapping[str, Any]) -> bool:
-    return any(name.startswith("$") for name in condition)
+    """Return True if a condition compares the value itself, and not the fields of one."""
+    return any(name.startswith("$") and name not in _LOGICAL for name in condition)
 
 
 def _comparable(value: Any, operand: Any) -> tuple[Any, Any] | None:

@@ -1,4 +1,4 @@
-"""Listing the checkpoints of all threads shows what the stock saver has, in one order."""
+"""Listing all threads, or all namespaces of one, shows the checkpoints of the stock savers, in one order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 
 from perdure.testing.conformance.backend import at, put
 from tests.langgraph.savers import opened
@@ -56,8 +58,34 @@ def test_all_threads_are_listed_as_on_the_stock_saver(driver: str, tmp_path: Pat
                 limit = random.choice((None, 0, 1, 3, 70))
                 expected = sorted(map(_seen, stock.list(None, **wanted)), reverse=True)[:limit]
                 assert [_seen(item) for item in saver.list(None, limit=limit, **wanted)] == expected
-                assert asyncio.run(_awaited(saver, limit=limit, **wanted)) == expected
+                assert asyncio.run(_awaited(saver, None, limit=limit, **wanted)) == expected
 
 
-async def _awaited(saver: BaseCheckpointSaver[Any], **options: Any) -> list[Any]:
-    return [_seen(item) async for item in saver.alist(None, **options)]
+@pytest.mark.parametrize("driver", ["memory", "sqlite"])
+def test_all_namespaces_of_a_thread_are_listed_as_on_the_stock_saver(driver: str, tmp_path: Path) -> None:
+    random = Random(9)
+    for number in range(12 if driver == "memory" else 4):
+        steps = _steps(random)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with opened(driver, folder) as db, SqliteSaver.from_conn_string(":memory:") as stock:
+            saver = db.checkpointer()
+            _fill(saver, steps)
+            _fill(stock, steps)
+            for _ in range(15):
+                config: RunnableConfig = {"configurable": {"thread_id": random.choice(steps)[0]}}
+                wanted: dict[str, Any] = {
+                    "filter": random.choice((None, {}, {"source": "input"}, {"source": "update", "step": 1})),
+                    "before": random.choice((None, at(random.choice(steps)[2]), at("1f0020"))),
+                    "limit": random.choice((None, 0, 1, 3, 70)),
+                }
+                expected = [_seen(item) for item in stock.list(config, **wanted)]
+                assert [_seen(item) for item in saver.list(config, **wanted)] == expected
+                assert asyncio.run(_awaited(saver, config, **wanted)) == expected
+            assert list(saver.list({"configurable": {"thread_id": "nobody"}})) == []
+
+
+async def _awaited(
+    saver: BaseCheckpointSaver[Any], config: RunnableConfig | None, **options: Any
+) -> list[Any]:
+    return [_seen(item) async for item in saver.alist(config, **options)]

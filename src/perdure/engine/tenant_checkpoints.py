@@ -1,4 +1,4 @@
-"""Listing of the checkpoints of all threads of a tenant, by id, descending."""
+"""Listing of the checkpoints of all threads of a tenant, or all namespaces of one, by id, descending."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class _Line:
 
 @dataclass(slots=True)
 class Merge:
-    """Merge over the ids of all checkpoints of a tenant, largest first; only those below ``before``.
+    """Merge over the ids of all checkpoints of a tenant, or of one ``thread``, largest first; only those
+    below ``before``.
 
     Only ids are read, and at most 16 of a namespace are held. The start asks each thread once, and those with
     subgraphs twice: time and memory are linear in the number of threads. ``most`` is the most entries wanted,
@@ -51,6 +52,7 @@ class Merge:
     tenant: str
     before: str | None
     most: int | None
+    thread: Partition | None = None
     _lines: list[_Line] = field(default_factory=list)
     """Sorted by their first id, the largest last."""
     _started: bool = False
@@ -79,6 +81,9 @@ class Merge:
         return out
 
     def _start(self) -> Program[None]:
+        if self.thread is not None:
+            self._lines = sorted((yield from self._lines_of(self.thread)), key=lambda line: line.first)
+            return
         after: Partition | None = None
         while page := (yield from ask(Find("threads", self.tenant, after=after, limit=_THREADS))):
             for found in page:

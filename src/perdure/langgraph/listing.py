@@ -1,4 +1,4 @@
-"""Lists checkpoints page by page: a thread's, newest first within each namespace, or all threads'."""
+"""Lists checkpoints page by page: a namespace's, newest first, or those of several, by their ids."""
 
 from __future__ import annotations
 
@@ -140,13 +140,16 @@ class CheckpointListing:
 
 @dataclass(slots=True)
 class WholeListing:
-    """A walk over the checkpoints of all threads, by id downwards as with the stock savers: those whose id
-    is below ``before``'s and whose metadata passes the filter, at most ``remaining``."""
+    """A walk over the checkpoints of all threads, or over all namespaces of one ``thread``, by id downwards
+    as with the stock savers: those whose id is below ``before``'s and whose metadata passes the filter, at
+    most ``remaining``."""
 
     tenant: str
     filter: Mapping[str, Any] | None
     before: RunnableConfig | None
     remaining: int | None
+    thread: Partition | None = None
+    thread_of: ThreadOf = _plain
     done: bool = False
     _merge: Merge | None = None
 
@@ -155,7 +158,7 @@ class WholeListing:
         if self._merge is None:
             conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
             most = None if self.filter else self.remaining
-            self._merge = Merge(self.tenant, conf.get("checkpoint_id") or None, most)
+            self._merge = Merge(self.tenant, conf.get("checkpoint_id") or None, most, self.thread)
         size = history.PAGE
         if self.remaining is not None and not self.filter:
             size = min(self.remaining, size)
@@ -176,7 +179,7 @@ class WholeListing:
         for place, ids in _by_place(chosen):
             partition, namespace = place
             wanted = [records[Entry(one, partition, namespace)] for one in ids]
-            for item in (yield from _tuples(migration, digest, partition, namespace, wanted)):
+            for item in (yield from _tuples(migration, digest, partition, namespace, wanted, self.thread_of)):
                 found[Entry(item.checkpoint["id"], *place)] = item
         if self.remaining is not None:
             self.remaining -= len(found)

@@ -130,15 +130,15 @@ class PerdureSaver(SaverPrograms):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints, newest first within each namespace.
+        """Yield checkpoints, newest first; those of several namespaces or threads by checkpoint id downwards.
 
         Args:
             config: The thread, and optionally the namespace and checkpoint. ``None`` selects every thread of
-                this tenant, by checkpoint id downwards: only for a saver made with
-                ``may_list_all_threads=True``. Every thread is asked for its newest id before the first is
-                yielded, however small the limit: time linear in the number of threads.
+                this tenant: only for a saver made with ``may_list_all_threads=True``. Every thread is asked
+                for its newest id before the first is yielded, however small the limit: time linear in the
+                number of threads.
             filter: Metadata that have to be equal.
-            before: Start after this checkpoint; without a ``config``, ids are compared.
+            before: Start after this checkpoint; without a namespace, ids are compared.
             limit: The most checkpoints to yield.
 
         Raises:

@@ -240,6 +240,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             root = self._loops.here(at.partition)
             asking = None if root is None or root.base is None else root.base.id
             begun = partial(self._begun_by_listing, at, translate.run_of(config))
+            if at.namespace is None and at.checkpoint_id is None:
+                return WholeListing(self._tenant, filter, before, limit, at.partition, begun)
             return CheckpointListing(at, filter, before, limit, asking, begun)
         if not self._may_list_all:
             raise NotAllowed(

@@ -16,7 +16,6 @@ from perdure.history.rebuild import Policy, rebuild
 MAX_TURNS = 5
 DEFAULT_CRITERIA = "The answer should be clear and accurate"
 EVALUATOR = "evaluator"
-SPENT = f"The {MAX_TURNS} turns of this task are spent. Start a new task to go on."
 
 
 class State(TypedDict):
@@ -48,6 +47,12 @@ def first_state(messages: list[AnyMessage], success_criteria: str | None, turn_c
     }
 
 
+def _carry_over(used: int) -> int:
+    """Return the turns that the next message finds used. A task without a turn left has failed and is over:
+    that message begins another one, with all turns."""
+    return used if used < MAX_TURNS else 0
+
+
 class Wingman:
     """The agent over two models: ``worker`` returns a message, ``evaluator`` a ``Verdict``.
 
@@ -73,14 +78,11 @@ class Wingman:
     ) -> NewTurn:
         """Return the rows that a message adds to a history, and the budget of its task afterwards."""
         asked = HumanMessage(message)
-        if not history.budget.left(MAX_TURNS):
-            return NewTurn([asked, AIMessage(SPENT)])
         before: list[Any] = rebuild(history.messages, {EVALUATOR: self._feedback})
-        state = first_state([*before, asked], success_criteria, history.budget.used)
+        state = first_state([*before, asked], success_criteria, _carry_over(history.budget.used))
         with self.saver.call() as config:
             after = await self.graph.ainvoke(state, config)
-        # A task ends when its criteria are met; the next message then has all turns again.
-        used = 0 if after["success_criteria_met"] else after["turn_count"]
+        used = 0 if after["success_criteria_met"] else _carry_over(after["turn_count"])
         budget = history.budget.spend(used - history.budget.used)
         return NewTurn([asked, *after["messages"][len(before) + 1 :]], budget)
 

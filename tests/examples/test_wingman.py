@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.runnables import RunnableLambda
 
 import perdure
-from examples.wingman.agent import DEFAULT_CRITERIA, MAX_TURNS, SPENT, Verdict, Wingman, first_state
+from examples.wingman.agent import DEFAULT_CRITERIA, MAX_TURNS, Verdict, Wingman, first_state
 from examples.wingman.app import create_app
 from examples.wingman.models import wingman
 from perdure.database import opening
@@ -86,7 +86,7 @@ def test_a_superstep_ends_when_met_when_it_asks_and_at_the_cap(
         expected += [f"answer {n + 1}", f"Evaluator: it is {verdicts[n]}"]
     assert texts(history) == expected
     assert [m.get("tags") for m in history.messages[1:3]] == [None, ["evaluator"]]
-    assert history.budget.used == (0 if verdicts[-1] == MET else answers)
+    assert history.budget.used == (answers if verdicts[-1] == ASKS else 0)
     assert scripted.agent.saver.threads == 0
 
 
@@ -114,15 +114,27 @@ def test_the_defaults_of_a_superstep(criteria: str | None) -> None:
 
 
 def test_the_budget_of_a_task_holds_over_cold_requests_and_resets_for_a_new_one(url: str) -> None:
-    requests = ((POOR, ASKS), (POOR, ASKS), (POOR,))
-    assert [turn(Scripted(*verdicts).agent, url).budget.used for verdicts in requests] == [2, 4, 5]
-    idle = Scripted()
-    spent = turn(idle.agent, url)
-    assert texts(spent)[-2:] == ["hi", SPENT]
-    assert (spent.budget.used, idle.prompts) == (5, [])
-    fresh = spent.with_budget(spent.budget.of("another task"))
+    used = [turn(Scripted(POOR, ASKS).agent, url).budget.used for _ in range(2)]
+    last = Scripted(POOR, POOR)
+    history = turn(last.agent, url)
+    assert (used, len(last.prompts), history.budget.used) == ([2, 4], 1, 0)
+    fresh = history.with_budget(TaskBudget("a task", 4).of("another task"))
     made = asyncio.run(Scripted(POOR, ASKS).agent.run_superstep("hi", None, fresh))
     assert made.budget == TaskBudget("another task", 2)
+
+
+@pytest.mark.parametrize("last", [POOR, ASKS])
+def test_a_task_that_has_spent_its_turns_leaves_later_ones_all_of_theirs(url: str, last: str) -> None:
+    turn(Scripted(POOR, POOR, POOR, POOR, last).agent, url)
+    for _ in range(2):
+        later = Scripted(POOR, POOR, POOR, POOR, MET)
+        assert texts(turn(later.agent, url))[-2:] == ["answer 5", "Evaluator: it is met"]
+
+
+def test_a_session_in_which_every_turn_was_spent_goes_on() -> None:
+    spent = _empty().with_budget(TaskBudget("", MAX_TURNS))
+    made = asyncio.run(Scripted(POOR, ASKS).agent.run_superstep("hi", None, spent))
+    assert made.budget == TaskBudget("", 2)
 
 
 @pytest.mark.parametrize("policy", ["drop", "keep", "summarise"])

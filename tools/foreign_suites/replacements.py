@@ -174,11 +174,11 @@ class AsyncPostgresStandIn(StandIn):
     shared = True
 
 
-_INDEX = ("dims", "embed", "fields")
+_INDEX = ("dims", "embed", "fields", "distance_type", "ann_index_config")
 
 
 class StoreStandIn(_Opened, PerdureStore):
-    """Perdure's store, made as the stock ones are, with an index that compares cosines."""
+    """Perdure's store, made as the stock ones are, with an index that compares vectors."""
 
     # Fixtures of the stock stores adapt these before they set a store up.
     MIGRATIONS: Any = ()
@@ -186,8 +186,6 @@ class StoreStandIn(_Opened, PerdureStore):
     def __init__(
         self, *_: Any, place: str | None = None, ttl: Any = None, index: Any = None, **__: Any
     ) -> None:
-        if index is not None and index.get("distance_type", "cosine") != "cosine":
-            raise NotImplementedError("Perdure's store compares cosines only")
         known: Any = None if index is None else {name: index[name] for name in _INDEX if name in index}
         if known is not None and index.get("text_fields"):
             known["fields"] = index["text_fields"]  # as SqliteStore names them

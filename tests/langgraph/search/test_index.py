@@ -51,7 +51,7 @@ def backend() -> Backend:
         ({"dims": 0, "embed": embed}, "dims"),
         ({"dims": True, "embed": embed}, "dims"),
         ({"dims": 3}, "embed"),
-        ({"dims": 3, "embed": embed, "distance_type": "l2"}, "distance_type"),
+        ({"dims": 3, "embed": embed, "distance_type": "hamming"}, "distance_type"),
         ({}, "text=True"),
         ({"text": "yes"}, "text=True"),
         ({"text": True, "dims": 3}, "dims"),

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from perdure.langgraph.search.segments import IndexedItem, IndexSegment, build, join, numpy
+from perdure.langgraph.search.segments import Distance, IndexedItem, IndexSegment, build, join, numpy
 from perdure.model.records import Partition
 from perdure.storage.port import Driver
 
@@ -80,13 +80,13 @@ class NamespaceIndex:
             total += float(lengths.sum())
         return count, total
 
-    def changed(self, change: IndexUpdate, dims: int) -> NamespaceIndex:
+    def changed(self, change: IndexUpdate, dims: int, distance: Distance = "cosine") -> NamespaceIndex:
         """Return the index after a change; the length of a vector is ``dims``."""
         gone = {*change.removed, *change.versions}
         versions = {key: version for key, version in self.versions.items() if key not in gone}
         parts = [_without(part, gone) for part in self.parts]
         if change.items:
-            parts.append(Part(build(change.items, dims), None))
+            parts.append(Part(build(change.items, dims, distance), None))
         return NamespaceIndex(
             change.generation,
             {**versions, **change.versions},

@@ -13,7 +13,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from logging import getLogger
 from threading import Lock
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, get_args
 from weakref import WeakSet
 
 from langgraph.store.base import IndexConfig, Op, PutOp, SearchOp, get_text_at_path, tokenize_path
@@ -27,7 +27,7 @@ from perdure.langgraph.search.cache import IndexCache, IndexUpdate, NamespaceInd
 from perdure.langgraph.search.embedding import TextEmbedder
 from perdure.langgraph.search.offline import OFFLINE, OFFLINE_DIMS
 from perdure.langgraph.search.ranking import RankedQuery, ranked
-from perdure.langgraph.search.segments import IndexedItem, numpy
+from perdure.langgraph.search.segments import Distance, IndexedItem, numpy
 from perdure.langgraph.search.terms import TermExtractor
 from perdure.model.arguments import refuse_text
 from perdure.model.json_values import unpack
@@ -48,6 +48,8 @@ VECTOR_WEIGHT = 0.3
 _log = getLogger("perdure.langgraph")
 _WHOLE = "$"
 _WITHOUT_MODEL = b""
+_OF_VECTORS = ("distance_type", "vector_type", "ann_index_config")
+_APPROXIMATION = ("m", "ef_construction", "nlist")
 _READ_AHEAD = 64
 _OUTDATED = 1000
 
@@ -62,6 +64,9 @@ class SearchConfig(TypedDict, total=False):
     text: bool
     language: str | None
     vector_weight: float
+    distance_type: Distance
+    vector_type: str
+    ann_index_config: Mapping[str, Any]
 
 
 class Embedded(NamedTuple):
@@ -98,7 +103,9 @@ class SearchIndex:
             function and its model: items that were indexed under another name have to be indexed again.
             ``text=True`` compares words; then ``language`` is the one whose words are reduced to their stems,
             by default ``"english"``, ``None`` for words as they are, and ``vector_weight`` the share of the
-            vectors in the score, from 0 to 1, by default 0.3.
+            vectors in the score, from 0 to 1, by default 0.3. ``distance_type`` is what vectors are compared
+            by: ``"cosine"``, the default, ``"l2"`` or ``"inner_product"``. ``vector_type`` and
+            ``ann_index_config`` of ``PostgresStore`` are accepted and have no effect.
 
     Raises:
         ValueError: The configuration is not valid.
@@ -114,6 +121,7 @@ class SearchIndex:
         numpy()
         self.extractor = TermExtractor(given.get("language", "english")) if given.get("text") else None
         self.vector_weight: float = given.get("vector_weight", VECTOR_WEIGHT)
+        self.distance: Distance = given.get("distance_type", "cosine")
         self._marks = {is_default: self._mark(is_default) for is_default in (True, False)}
         self._cache = IndexCache()
         self.generations = KnownGenerations(Lock())
@@ -198,6 +206,8 @@ class SearchIndex:
             return "words in this process"
         if self.extractor is not None:
             return "vectors and words in this process"
+        if self.distance != "cosine":
+            return f"vectors by {self.distance} in this process"
         return f"vectors {vector_method(driver, self._dims)}"
 
     def announce(self, driver: Driver) -> None:
@@ -207,9 +217,10 @@ class SearchIndex:
             _log.info("searches in the store compare %s", self.method(driver))
 
     def is_stored_in(self, driver: Driver) -> bool:
-        """Return True if the database itself compares the vectors. Where words are compared, too, the scores
-        of all items are needed, so that both are compared in the process."""
-        return 0 < self._dims <= vector_dims(driver) and self.extractor is None
+        """Return True if the database itself compares the vectors, which it does by cosines. Where words are
+        compared, too, the scores of all items are needed, so that both are compared in the process."""
+        is_possible = self.extractor is None and self.distance == "cosine"
+        return is_possible and 0 < self._dims <= vector_dims(driver)
 
     def prepare(self, driver: Driver) -> int:
         """Prepare the database for searches, where it compares the vectors itself; return the number of items
@@ -280,7 +291,7 @@ class SearchIndex:
         bodies: dict[str, bytes] = {}
         if self.extractor is not None:
             bodies = yield from search_index.values(partition, changes.written)
-        now = known.changed(self._update(partition, changes, bodies), self._dims)
+        now = known.changed(self._update(partition, changes, bodies), self._dims, self.distance)
         self._cache.put(driver, partition, now)
         return now
 
@@ -323,7 +334,7 @@ def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if has_model and (isinstance(dims, bool) or not isinstance(dims, int) or dims < 1):
         raise ValueError(f"index needs dims, the length of a vector, from 1 on, not {dims!r}")
     refuse_text("fields", config.get("fields") or [_WHOLE])
-    for name in () if has_model else ("dims", "name", "vector_weight"):
+    for name in () if has_model else ("dims", "name", "vector_weight", *_OF_VECTORS):
         if config.get(name) is not None:
             raise ValueError(f"index has {name} and no embed: there are no vectors without a model")
     for name in () if has_text else ("language", "vector_weight"):
@@ -332,7 +343,36 @@ def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
     weight: Any = config.get("vector_weight", VECTOR_WEIGHT)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
         raise ValueError(f"index takes a vector_weight from 0 to 1, not {weight!r}")
+    if config.get("distance_type", "cosine") not in get_args(Distance):
+        raise ValueError(
+            f"index takes a distance_type of {', '.join(get_args(Distance))}, not {config['distance_type']!r}"
+        )
+    _check_vector_type(config, "vector_type")
+    _check_approximation(config.get("ann_index_config", {}))
     return config
+
+
+def _check_vector_type(config: Mapping[str, Any], name: str) -> None:
+    if config.get("vector_type", "vector") not in ("vector", "halfvec"):
+        raise ValueError(f"index takes a {name} of vector or halfvec, not {config['vector_type']!r}")
+
+
+def _check_approximation(config: Any) -> None:
+    """Refuse a setting of ``PostgresStore``'s approximate index that is unknown, or that would change what
+    vectors mean; the others make a search faster there, and have no effect."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"index takes an ann_index_config as a dict, not {config!r}")
+    if unknown := [name for name in config if name not in ("kind", "vector_type", *_APPROXIMATION)]:
+        raise ValueError(f"index has no setting ann_index_config[{unknown[0]!r}]")
+    if config.get("kind", "hnsw") not in ("hnsw", "ivfflat", "flat"):
+        raise ValueError(
+            f"index takes an ann_index_config['kind'] of hnsw, ivfflat or flat, not {config['kind']!r}"
+        )
+    _check_vector_type(config, "ann_index_config['vector_type']")
+    for name in _APPROXIMATION:
+        value = config.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"index takes an ann_index_config[{name!r}] from 1 on, not {value!r}")
 
 
 @lru_cache(maxsize=256)

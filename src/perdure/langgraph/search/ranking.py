@@ -1,9 +1,9 @@
 """Order of the items of namespaces by a query: by vectors, by words, or by both.
 
-The score of vectors is the cosine of an item's nearest one. The score of words is Okapi BM25, divided by the
-most that the query's words can give, so that it lies between 0 and 1 whatever the query. For both the cosines
-are spread over the scale from 0 to 1, and the two are added by weight. Counts of words are those of the
-searched namespaces: what others store has no influence on a result.
+The score of vectors is the likeness of an item's nearest one. The score of words is Okapi BM25, divided by
+the most that the query's words can give, so that it lies between 0 and 1 whatever the query. For both, the
+likeness is spread over the scale from 0 to 1, and the two are added by weight. Counts of words are those of
+the searched namespaces: what others store has no influence on a result.
 """
 
 from __future__ import annotations
@@ -97,25 +97,25 @@ def _scores(
     np: Any, places: list[_Place], found: Mapping[Partition, NamespaceIndex], query: RankedQuery
 ) -> Scores:
     """Return the score of each item of the parts, one part after the other, NaN for those not to be found."""
-    cosines = None if query.vector is None else _cosines(np, places, query.vector)
-    if query.terms is None and cosines is not None:
-        return _living(np, places, cosines)
+    likeness = None if query.vector is None else _likeness(np, places, query.vector)
+    if query.terms is None and likeness is not None:
+        return _living(np, places, likeness)
     words = _bm25(np, places, found, query.terms or {})
-    if cosines is None:
+    if likeness is None:
         return _living(np, places, np.where(words > 0, words, np.nan))
     share = query.vector_weight
-    both = share * _spread(np, _living(np, places, cosines)) + (1 - share) * words
-    return _living(np, places, np.where(np.isnan(cosines) & (words <= 0), np.nan, both))
+    both = share * _spread(np, _living(np, places, likeness)) + (1 - share) * words
+    return _living(np, places, np.where(np.isnan(likeness) & (words <= 0), np.nan, both))
 
 
-def _spread(np: Any, cosines: Scores) -> Scores:
-    """Return cosines on the scale from the least, 0, to the greatest, 1. Models differ in the range of their
-    cosines: in one, unrelated texts have 0.1, in another 0.8."""
-    known = cosines[~np.isnan(cosines)]
+def _spread(np: Any, likeness: Scores) -> Scores:
+    """Return the likeness on the scale from the least, 0, to the greatest, 1. Models differ in its range: the
+    cosine of unrelated texts is 0.1 in one, and 0.8 in another."""
+    known = likeness[~np.isnan(likeness)]
     least, greatest = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
     if least == greatest:
-        return np.zeros_like(cosines)  # type: ignore[no-any-return]
-    return np.where(np.isnan(cosines), 0, (cosines - least) / (greatest - least))  # type: ignore[no-any-return]
+        return np.zeros_like(likeness)  # type: ignore[no-any-return]
+    return np.where(np.isnan(likeness), 0, (likeness - least) / (greatest - least))  # type: ignore[no-any-return]
 
 
 def _living(np: Any, places: list[_Place], scores: Scores) -> Scores:
@@ -126,9 +126,8 @@ def _living(np: Any, places: list[_Place], scores: Scores) -> Scores:
     return np.where(np.concatenate(flags), scores, np.nan)  # type: ignore[no-any-return]
 
 
-def _cosines(np: Any, places: list[_Place], vector: Scores) -> Scores:
-    unit = (vector / (float(np.linalg.norm(vector)) or 1.0)).astype(np.float32)
-    return np.concatenate([place.part.segment.cosines(unit) for place in places])  # type: ignore[no-any-return]
+def _likeness(np: Any, places: list[_Place], vector: Scores) -> Scores:
+    return np.concatenate([place.part.segment.likeness(vector) for place in places])  # type: ignore[no-any-return]
 
 
 def _bm25(

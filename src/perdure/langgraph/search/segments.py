@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from perdure.errors import MissingExtra
 
@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
     Numbers = NDArray[np.int64]
 
-__all__ = ["IndexSegment", "IndexedItem", "Postings", "build", "join", "numpy"]
+__all__ = ["Distance", "IndexSegment", "IndexedItem", "Postings", "build", "join", "numpy"]
+
+Distance = Literal["cosine", "l2", "inner_product"]
+"""What vectors are compared by, as LangGraph's ``PostgresIndexConfig`` names it."""
 
 _ITEM_BYTES = 300
 _TERM_BYTES = 120
+_ROWS_AT_ONCE = 4096
 
 
 def numpy() -> Any:
@@ -68,7 +72,8 @@ class IndexSegment:
     Attributes:
         keys: The keys of the items.
         contents: The digests of their values.
-        matrix: All vectors, of length 1, those of an item next to each other.
+        distance: What the vectors are compared by.
+        matrix: All vectors, those of an item next to each other; for cosines they are of length 1.
         owners: For each item with vectors its place in ``keys``.
         starts: For each of them its first row in ``matrix``.
         vocabulary: The number of each term.
@@ -79,6 +84,7 @@ class IndexSegment:
 
     keys: tuple[str, ...]
     contents: tuple[bytes, ...]
+    distance: Distance
     matrix: Matrix
     owners: Numbers
     starts: Numbers
@@ -99,16 +105,31 @@ class IndexSegment:
         """The place of each key."""
         return {key: place for place, key in enumerate(self.keys)}
 
-    def cosines(self, query: Matrix) -> Matrix:
-        """Return for each item the cosine of its vector nearest to the query, NaN for one without vectors."""
+    def likeness(self, query: Matrix) -> Matrix:
+        """Return for each item the score of its vector nearest to the query, NaN for one without vectors: the
+        cosine, the inner product, or the negative Euclidean distance, as in LangGraph's ``PostgresStore``."""
         np = numpy()
         out: Matrix = np.full(len(self.keys), np.nan, dtype=np.float32)
         if len(self.owners):
-            scores = self.matrix @ query
+            scores = self._scores(query)
             # The vectors of an item are neighbours, so its best one is the largest of a stretch.
             alone = len(self.owners) == len(scores)
             out[self.owners] = scores if alone else np.maximum.reduceat(scores, self.starts)
         return out
+
+    def _scores(self, query: Matrix) -> Matrix:
+        """Return the score of each vector."""
+        np = numpy()
+        if self.distance == "l2":
+            # Parts of the matrix: its difference from the query is as large as itself.
+            scores: Matrix = np.empty(len(self.matrix), dtype=np.float32)
+            for start in range(0, len(scores), _ROWS_AT_ONCE):
+                some = slice(start, start + _ROWS_AT_ONCE)
+                scores[some] = -np.linalg.norm(self.matrix[some] - query, axis=1)
+            return scores
+        if self.distance == "cosine":
+            query = (query / (float(np.linalg.norm(query)) or 1.0)).astype(np.float32)
+        return self.matrix @ query
 
     def having(self, term: str, alive: Flags | None) -> Postings | None:
         """Return the items that have a term, without those that are not ``alive``; ``None`` for none."""
@@ -123,12 +144,14 @@ class IndexSegment:
         return Postings(places[kept], counts[kept]) if kept.any() else None
 
 
-def build(items: Sequence[IndexedItem], dims: int) -> IndexSegment:
+def build(items: Sequence[IndexedItem], dims: int, distance: Distance = "cosine") -> IndexSegment:
     """Return a segment of items whose vectors have ``dims`` numbers."""
     np = numpy()
     rows = np.frombuffer(b"".join(chain.from_iterable(item.vectors for item in items)), dtype="<f4")
     rows = rows.reshape(-1, max(1, dims))
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    if distance == "cosine":
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        rows = rows / np.where(lengths == 0, 1, lengths)
     counts = np.array([len(item.vectors) for item in items], dtype=np.int64)
     owners = np.flatnonzero(counts)
     starts = (np.cumsum(counts) - counts)[owners]
@@ -147,7 +170,8 @@ def build(items: Sequence[IndexedItem], dims: int) -> IndexSegment:
     return IndexSegment(
         keys=tuple(item.key for item in items),
         contents=tuple(item.content for item in items),
-        matrix=(rows / np.where(lengths == 0, 1, lengths)).astype(np.float32),
+        distance=distance,
+        matrix=rows.astype(np.float32),
         owners=owners,
         starts=starts,
         vocabulary=vocabulary,
@@ -197,6 +221,7 @@ def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
     return IndexSegment(
         keys=tuple(keys),
         contents=tuple(contents),
+        distance=parts[0][0].distance,
         matrix=whole["matrix"],
         owners=whole["owners"],
         starts=whole["starts"],

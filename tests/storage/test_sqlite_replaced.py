@@ -7,6 +7,8 @@ import asyncio
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -284,6 +286,82 @@ def test_what_sqlite_does_to_its_files_is_no_replacement(driver: SqliteDriver, p
         for version in range(200, 700, 2):
             assert commit(driver, version) == Committed()
             assert commit(second, version + 1) == Committed()
+
+
+def truncate(path: Path) -> None:
+    """Take the log over into the file and cut it to nothing, as another process may at any time."""
+    with closing(apsw.Connection(str(path))) as other:
+        assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall() == [(0, 0, 0)]
+    assert beside(path, "-wal").stat().st_size == 0
+
+
+MOMENTS = ["before_commit", "committed", "after_commit", "check", "_log_header", "_read_stored"]
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["stored", "refused"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_checkpoint_by_another_process_at_any_moment_is_no_replacement(
+    driver: SqliteDriver, path: Path, monkeypatch: pytest.MonkeyPatch, name: str, when: str, is_refused: bool
+) -> None:
+    assert commit(driver, 1) == Committed()
+    moment = getattr(driver._watch, name)
+
+    def beside_it(*given: Any) -> Any:
+        if when == "before":
+            truncate(path)
+        answer = moment(*given)
+        if when == "after":
+            truncate(path)
+        return answer
+
+    monkeypatch.setattr(driver._watch, name, beside_it)
+    for version in (2, 3, 4):
+        if is_refused:
+            assert commit(driver, version + 7) != Committed()
+            assert version_in(driver) == 1
+        else:
+            assert commit(driver, version) == Committed()
+            assert version_in(driver) == version
+    monkeypatch.undo()
+    assert commit(driver, version_in(driver) + 1) == Committed()
+    with closing(SqliteDriver(path)) as opened_again:
+        assert version_in(opened_again) == version_in(driver)
+
+
+def test_a_log_that_is_emptied_between_a_commit_and_its_answer_is_noticed(
+    driver: SqliteDriver, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(driver, 1)
+    moment = driver._watch.after_commit
+
+    def emptied_first() -> None:
+        log_emptied(path)
+        moment()
+
+    monkeypatch.setattr(driver._watch, "after_commit", emptied_first)
+    with pytest.raises(DatabaseReplaced, match=r"its log was emptied.*went into the file of before"):
+        commit(driver, 2)
+
+
+def test_checkpoints_by_another_process_all_the_time_lose_nothing(driver: SqliteDriver, path: Path) -> None:
+    program = (
+        "import sqlite3, sys\n"
+        "connection = sqlite3.connect(sys.argv[1], timeout=10)\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    connection.execute('PRAGMA wal_checkpoint(TRUNCATE)').fetchall()\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        for version in range(1, 400):
+            assert commit(driver, version) == Committed()
+            assert version_in(driver) == version
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def in_parts(driver: SqliteDriver, path: Path, others: ExitStack) -> None:

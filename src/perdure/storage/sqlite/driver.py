@@ -146,8 +146,17 @@ class SqliteDriver:
                 try:
                     with translated(self._path, _partition(job.effect)):
                         self._transact([job], trusting=False)
+                        self._watch.after_commit()
                 except Exception as error:
                     job.error = error
+            return
+        try:
+            with translated(self._path):
+                self._watch.after_commit()
+        except Exception as error:
+            # It was committed, if not to the right file: repeated, it would be refused.
+            for job in group:
+                job.error = error
 
     def _transact(self, group: Sequence[PendingRequest], *, trusting: bool) -> None:
         """Write a group in one transaction. With ``trusting``, the tables' constraints check that the records
@@ -171,7 +180,6 @@ class SqliteDriver:
             self._watch.check()
             raise
         self._watch.committed(self._written)
-        self._watch.after_commit()
 
     def _apply(self, effect: Effect[Any], trusting: bool) -> Any:
         writer = self._writer

@@ -126,8 +126,37 @@ class FileWatch:
             raise self._replaced("the index of its log was removed or replaced", written=True)
         header = self._log_header()
         if header[:4] not in _LOG_MAGIC:
+            self._prove_checkpoint()
+            header = self._log_header()
+        # In this order: a log that is begun anew in between has another header than the one that is kept.
+        self._log_seen = header, os.fstat(self._log).st_size
+
+    def _prove_checkpoint(self) -> None:
+        """Raise ``DatabaseReplaced`` unless an empty log is one that a checkpoint has copied into the file.
+
+        SQLite then begins the log anew, so a further transaction gives it a header, and stands behind the
+        commit wherever it is. It is in the file itself if the log is empty again by then.
+        """
+        writer = self._writer
+        try:
+            writer.execute("BEGIN IMMEDIATE")
+            try:
+                found, state = _history(writer.execute(_ADVANCE).fetchall())
+                writer.execute("COMMIT")
+            finally:
+                if writer.in_transaction:
+                    writer.execute("ROLLBACK")
+        except apsw.BusyError:
+            raise
+        except (apsw.Error, Corrupt) as error:
+            raise self._replaced("its log was emptied", written=True) from error
+        self._compare(found, state, self._state + 1)
+        self._state = state
+        if self._log_header()[:4] in _LOG_MAGIC:
+            return
+        stored = self._read_stored()
+        if stored is None or stored[0] != self._id or stored[1] < state:
             raise self._replaced("its log was emptied", written=True)
-        self._log_seen = header, log.st_size
 
     def check(self) -> None:
         """Raise ``DatabaseReplaced`` if the path does not name the file that is open, or its content is that
@@ -152,13 +181,13 @@ class FileWatch:
                 raise self._replaced("was cut short")
             stored = self._read_stored()
             if self._stored is not None:
-                # Another process may be in the middle of a checkpoint.
-                until = time.monotonic() + (_PATIENCE_S if not self._is_in_parts() else 0)
-                while stored is None and time.monotonic() < until:
+                # Another process may be in the middle of a checkpoint, or have ended it since.
+                until = time.monotonic() + _PATIENCE_S
+                while stored is None and not self._is_in_parts():
+                    if time.monotonic() > until:
+                        raise self._replaced("was overwritten with something else")
                     time.sleep(0.01)
                     stored = self._read_stored()
-                if stored is None and not self._is_in_parts():
-                    raise self._replaced("was overwritten with something else")
                 if stored is not None:
                     self._compare(*stored, self._stored[1])
             # For a file in parts the last known history stays valid, until a checkpoint completes the file.

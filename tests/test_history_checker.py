@@ -22,7 +22,6 @@ from tools.history_checker.defects import DEFECTS
 from tools.history_checker.guarantees import Guarantee
 from tools.history_checker.recording import OK, REFUSED, UNKNOWN, Call, Recorder, read_calls
 from tools.history_checker.registers import check_register
-from tools.history_checker.running import Plan, record
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 
@@ -438,6 +437,8 @@ def test_every_guarantee_that_is_checked_is_on_the_page() -> None:
 def test_a_deployment_keeps_its_guarantees_and_one_without_a_guard_does_not(
     tmp_path: Path, defect: str | None
 ) -> None:
+    from tools.history_checker.running import Plan, record
+
     file = tmp_path / "record"
     rest_s = 240.0 if defect is None else 30.0
     plan = Plan("sqlite", 1.0 if FULL else 0.5, 7, servers=1, defect=defect, rest_s=rest_s)

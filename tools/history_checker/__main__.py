@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -43,10 +44,20 @@ def main(arguments: list[str]) -> int:
         plan = Plan(backend, options.minutes, options.seed, defect=options.defect, rest_s=rest_s)
         print(f"{plan}\n  into {file}", flush=True)
         with tempfile.TemporaryDirectory(prefix="perdure-history-") as folder:
-            faults = record(plan, Path(folder), file)
+            try:
+                faults = record(plan, Path(folder), file)
+            finally:
+                _keep_logs(Path(folder), file.with_suffix(""))
         print(f"  faults: {faults}")
         failed |= bool(_report(file))
     return int(failed)
+
+
+def _keep_logs(folder: Path, kept: Path) -> None:
+    """Copy what the processes said beside the record."""
+    kept.mkdir(exist_ok=True)
+    for log in folder.glob("*.log"):
+        shutil.copy(log, kept)
 
 
 def _report(file: Path) -> int:

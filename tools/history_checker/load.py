@@ -104,10 +104,14 @@ class Load:
         if thread.asks and self.chance.random() < _HELD_BACK:
             await self._answer(thread)
             return
-        kind = self.chance.choices(("", FAILS, ASKS, ASKS * 2), (18, 3, 4, 4))[0]
         strategy = self.chance.choices(
-            (None, "steer", "coalesce", DEBOUNCE, "interrupt", "rollback"), (16, 6, 2, 2, 1, 1)
+            (None, "steer", "coalesce", DEBOUNCE, "interrupt", "rollback"), (16, 6, 1, 1, 1, 1)
         )[0]
+        for _ in range(self.chance.randrange(2, 5) if strategy in ("coalesce", DEBOUNCE) else 1):
+            await self._send_one(thread, strategy)
+
+    async def _send_one(self, thread: Conversation, strategy: str | None) -> None:
+        kind = self.chance.choices(("", FAILS, ASKS, ASKS * 2), (18, 3, 4, 4))[0]
         thread.sent += 1
         thread.asks = kind.startswith(ASKS)
         element = f"{self.caller.tenant}/{thread.name}/{thread.sent}{kind}"

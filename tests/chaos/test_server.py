@@ -356,7 +356,7 @@ async def test_while_the_database_is_away_nothing_false_is_said_and_afterwards_a
     )
     wrong = [what for user in users for what in user.wrong]
     wrong += [*repeated, *sailing.damage(), *(what for talk in talks for what in talk.result())]
-    assert not wrong, wrong
+    assert not wrong, "\n".join(wrong)
     assert (lost, twice) == (0, 0)
     assert answers["503"] > 0
     assert again > 0, "some client cannot go on"
@@ -497,7 +497,7 @@ async def test_everything_is_restarted_in_order_and_nobody_notices(sailing: Flee
     )
     wrong = [what for user in users for what in user.wrong]
     wrong += [*repeated, *sailing.damage(), *(what for follow in follows for what in follow.result()[2])]
-    assert not wrong, wrong
+    assert not wrong, "\n".join(wrong)
     assert (lost, twice) == (0, 0)
     assert codes == [0, 0, 0, 0], [member.said for member in sailing.members]
     # A request may meet the end of a kept connection halfway: nobody has read it then (RFC 9112, 9.5).

@@ -128,7 +128,8 @@ def faults(turn: Turn, stored: Sequence[StreamPart], before: Sequence[str]) -> l
     """What is wrong with what a client was told, by what is stored of it and by what had been said before."""
     wrong: list[str] = []
     told = [part for part in turn.told if part.event != "end"]
-    ids = [int(part.id or 0) for part in told]
+    # An error has no id of its own: LangGraph's client gives it that of the part before it.
+    ids = [int(part.id or 0) for part in told if part.event != "error"]
     if any(one >= other for one, other in pairwise(ids)) or not all(ids):
         wrong.append(f"ids do not increase: {ids}")
     is_stored = {part.id for part in stored if part.event != "end"}
@@ -142,7 +143,8 @@ def faults(turn: Turn, stored: Sequence[StreamPart], before: Sequence[str]) -> l
             f"of {len(turn.told)} parts told and {len(stored)} stored these differ first: {other[:2]}"
         )
     if turn.told[-1].data != {"run_id": turn.run_id, "status": "success"}:
-        wrong.append(f"it ended with {turn.told[-1].data}")
+        errors = [part.data for part in told if part.event == "error"]
+        wrong.append(f"it ended with {turn.told[-1].data} {errors or ''}")
     values = [part.data for part in told if part.event == "values"]
     if not values or heard(values[-1]) != [*before, turn.text, reply_to(turn.text)]:
         wrong.append(f"the last values were {heard(values[-1])[-3:] if values else 'none'}")

@@ -1,4 +1,7 @@
-"""Runs that fail: tried again, given up, and out of the way of everything else."""
+"""Runs that fail: tried again, given up, and out of the way of everything else.
+
+Covers perdure.runtime.worker.excuses.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.engine.runs import EXCUSES_MOST
 from perdure.errors import Unavailable
 from perdure.model.messages import MESSAGE_MAX, Message
-from perdure.model.ops import Commit, Fetch, Get
-from perdure.model.records import INBOX, Partition
+from perdure.model.ops import Commit, Fetch, Get, Put
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT, EPOCH, INBOX, LANE, RUN, WRITE, Partition
 from perdure.runtime import Agent, Options, Runtime, Settings, Ticket
 from tests.runtime.graphs import (
     HOUR_US,
@@ -290,6 +295,61 @@ def test_a_database_that_is_away_now_and_then_loses_nothing(memory: Storage, tal
         assert said == [part for text in texts for part in (text, f"echo: {text}")]
         assert list(dict.fromkeys(post.texts)) == [f"echo: {text}" for text in texts]
         assert calm.fsck("ada") == []
+
+    go(main())
+
+
+@pytest.mark.parametrize("how", ["steps", "notes", "renewals"])
+def test_a_database_that_is_away_is_no_failure_of_the_run(near: Storage, talk: Talk, how: str) -> None:
+    """More often than a run may fail: for the commits of its steps, for those and the note of the failure, or
+    for the renewals of its lease."""
+    is_away, heard = asyncio.Event(), Heard()
+
+    def fails(effect: Effect[Any]) -> bool:
+        if not is_away.is_set() or not isinstance(effect, Commit):
+            return False
+        kinds = {op.kind for op in effect.ops if isinstance(op, Put)}
+        if how == "renewals":
+            return kinds == {LANE} and EPOCH in {op.kind for op in effect.ops}
+        return bool(kinds & {CHECKPOINT, WRITE}) or (how == "notes" and kinds == {LANE, RUN})
+
+    async def main() -> None:
+        database, line = near.open()
+
+        async def before(effect: Effect[Any]) -> None:
+            if fails(effect):
+                raise Unavailable("the database is away")
+
+        line.before = before
+        rough = settings(lease=0.3, poll=0.05, attempts=2)
+        async with working(database, talk.graph, settings=rough, observers=[heard]) as runtime:
+            is_away.set()
+            ticket = await runtime.accept("ada", "hold hello")
+            await eventually(lambda: heard.count("run.claimed") > 6)
+            is_away.clear()
+            talk.gate.set()
+            run = await runtime.wait(ticket, 30)
+        assert run.state == "done"
+        assert run.attempts > 6
+        assert await spoken(database, talk.graph, "ada") == ["hold hello", "echo: hold hello"]
+        assert database.fsck("ada") == []
+
+    go(main())
+
+
+def test_an_attempt_that_always_finds_the_database_away_is_given_up_in_the_end(
+    memory: Storage, talk: Talk
+) -> None:
+    talk.error = Unavailable("of some other database")
+    heard = Heard()
+
+    async def main() -> None:
+        database = memory.database()
+        options: dict[str, Any] = {"settings": settings(attempts=2), "observers": [heard]}
+        async with working(database, talk.graph, **options) as runtime:
+            run = await runtime.wait(await runtime.accept("ada", "boom"), 60)
+        assert run.state == "failed"
+        assert heard.count("run.claimed") == EXCUSES_MOST + 2
 
     go(main())
 

@@ -20,6 +20,7 @@ from itertools import count, islice
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from redis.crc import key_slot
@@ -40,6 +41,7 @@ from perdure.model.ops import (
     Range,
     Refused,
 )
+from perdure.model.program import Effect
 from perdure.model.records import CHUNK, GC, TAG, Partition
 from perdure.storage.batching import PendingRequest
 from perdure.storage.redis import cluster
@@ -118,12 +120,9 @@ def test_a_paused_server_is_waited_for(server: Server) -> None:
         assert height(driver, AT) == 2
 
 
-def test_a_server_that_stays_away_is_unavailable_and_used_again_when_it_is_back(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "PATIENCE", 0.3)
+def test_a_server_that_stays_away_is_unavailable_and_used_again_when_it_is_back(server: Server) -> None:
     backend.migrate(server.url)
-    with closing(backend.open_driver(server.url)) as driver:
+    with closing(backend.open_driver(f"{server.url}?patience=0.3")) as driver:
         assert driver.perform(Commit(AT, step(1))) == Committed()
         server.kill()
         with pytest.raises(perdure.Unavailable):
@@ -135,7 +134,6 @@ def test_a_server_that_stays_away_is_unavailable_and_used_again_when_it_is_back(
             with pytest.raises(perdure.Unavailable, match="cannot be reached"):
                 asyncio.run(driver.aperform(effect))
         server.start()
-        monkeypatch.undo()
         assert height(driver, AT) == 1
         assert driver.perform(Commit(AT, step(2))) == Committed()
 
@@ -249,15 +247,37 @@ def test_a_server_without_memory_says_so_and_works_on_when_there_is_some(server:
         assert driver.perform(Commit(AT, step(2))) == Committed()
 
 
-def test_a_replica_is_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "PATIENCE", 0.2)
+@pytest.mark.parametrize(
+    ("what", "connected"),
+    [("commits", True), ("commits", False), ("fetches", False), ("fetches", True)],
+)
+def test_all_calls_of_a_moment_hear_within_one_patience_that_the_server_is_away(
+    server: Server, what: str, connected: bool
+) -> None:
+    ats = [Partition("", f"t{n}") for n in range(20)]
+    effects: list[Effect[Any]] = [
+        Commit(at, step(1)) if what == "commits" else Fetch(at, (Get(GC, ()),)) for at in ats
+    ]
     backend.migrate(server.url)
-    with closing(backend.open_driver(server.url)) as driver, server.client() as client:
+    relay = Lossy(server.port)
+    url = f"redis://127.0.0.1:{relay.port}/0?patience=1.5&pool=1"
+    with closing(backend.open_driver(url)) as driver, ThreadPoolExecutor(20) as pool:
+        if connected:
+            driver.perform(effects[0])
+        relay.close()
+        began = time.monotonic()
+        outcomes = [pool.submit(driver.perform, effect) for effect in effects]
+        assert all(isinstance(outcome.exception(60), perdure.Unavailable) for outcome in outcomes)
+        assert 0.9 < time.monotonic() - began < 3, "callers wait one after the other"
+
+
+def test_a_replica_is_told_apart(server: Server) -> None:
+    backend.migrate(server.url)
+    with closing(backend.open_driver(f"{server.url}?patience=0.5")) as driver, server.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", valkey.free_port())
         with pytest.raises(perdure.Unavailable, match="give the address of the primary"):
             driver.perform(Commit(AT, step(1)))
         client.execute_command("REPLICAOF", "NO", "ONE")
-        monkeypatch.undo()
         assert driver.perform(Commit(AT, step(1))) == Committed()
 
 
@@ -335,12 +355,11 @@ def test_a_wrong_password_is_said_without_showing_it() -> None:
         server.stop()
 
 
-def test_a_host_out_of_reach_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_out_of_reach_is_said_at_once() -> None:
     # Whoever waits this out is ended by the time limit of the test.
-    monkeypatch.setattr(backend, "PATIENCE", 3600.0)
     for scheme in ("redis", "redis+cluster"):
         with pytest.raises(perdure.Unavailable, match="cannot be reached; check host and port"):
-            backend.open_driver(f"{scheme}://127.0.0.1:{valkey.free_port()}/0")
+            backend.open_driver(f"{scheme}://127.0.0.1:{valkey.free_port()}/0?patience=3600")
 
 
 def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:
@@ -476,14 +495,11 @@ def test_a_slot_that_moves_is_followed() -> None:
 
 
 @pytest.mark.skipif(not FULL, reason=RARE)
-def test_looking_for_threads_while_their_slot_moves_takes_none_from_the_catalogue(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(backend, "PATIENCE", 0.1)
+def test_looking_for_threads_while_their_slot_moves_takes_none_from_the_catalogue() -> None:
     finds = (Find("threads", ""), Find("runs", "", "run"), Find("due", "", until=1))
     with valkey.empty_on_cluster() as url:
         backend.migrate(url)
-        with closing(backend.open_driver(url)) as driver:
+        with closing(backend.open_driver(f"{url}{'&' if '?' in url else '?'}patience=0.1")) as driver:
 
             def look() -> None:
                 for find in finds:

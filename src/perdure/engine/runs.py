@@ -22,6 +22,12 @@ from perdure.model.queue import FOLLOWED, IN, OUT, Lane
 from perdure.model.record_versions import successor
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Record
 
+EXCUSES_MOST = 20
+"""The most attempts at a run that are not counted because their workers lost the database or their leases."""
+
+_EXCUSED = "excused"
+"""In the note of an open run, the epochs of these attempts."""
+
 
 class HeldRun(NamedTuple):
     """A run that this process holds, with its messages, the inbox as last seen, the id of the thread's latest
@@ -274,12 +280,49 @@ def put_off(
     Raises:
         Fenced: another worker holds the run.
     """
-    attempts = held.run.attempts - (not counts)
 
     def noted(run: Run) -> Run:
-        return replace(run, note=note, updated_at=now, attempts=attempts)
+        kept = {_EXCUSED: _excused(run)} if _excused(run) else {}
+        attempts = held.run.attempts - (not counts)
+        return replace(run, note={**note, **kept}, updated_at=now, attempts=attempts)
 
     return (yield from _relane(held, lambda lane: lane.put_off(until), noted))
+
+
+def counted_attempts(run: Run) -> int:
+    """Return how many attempts count towards the most that a run may have."""
+    return run.attempts - len(_excused(run))
+
+
+def _excused(run: Run) -> Sequence[int]:
+    found: Sequence[int] = run.note.get(_EXCUSED, ())
+    return found
+
+
+def excuse(held: HeldRun) -> Program[bool]:
+    """Excuse an attempt whose worker lives: it lost the database, or its lease. Whoever holds the run now
+    keeps it.
+
+    Returns:
+        False if the attempt counts: the run has ended, or ``EXCUSES_MOST`` attempts were excused already.
+    """
+    partition = held.partition
+
+    def load() -> Program[Run | None]:
+        (stored,) = yield from ask(Fetch(partition, (Get(RUN, (held.run.id,)),)))
+        return read_one(partition, Run.read, stored[0]) if stored else None
+
+    def attempt(run: Run | None) -> Program[bool | None]:
+        if run is None or run.state != OPEN:
+            return False
+        excused = _excused(run)
+        if held.epoch in excused or len(excused) >= EXCUSES_MOST:
+            return held.epoch in excused
+        note = {**run.note, _EXCUSED: [*excused, held.epoch]}
+        outcome = yield from ask(Commit(partition, (replace(run, note=note).put(),)))
+        return True if isinstance(outcome, Committed) else None
+
+    return (yield from retrying(partition, None, load, attempt))
 
 
 def finish(

@@ -39,6 +39,7 @@ _LEVELS = {
     "run.failed": logging.ERROR,
     "run.handed_over": logging.INFO,
     "run.lost": logging.WARNING,
+    "run.not_excused": logging.WARNING,
     "run.not_heeded": logging.WARNING,
     "run.not_renewed": logging.WARNING,
     "run.not_steered": logging.WARNING,

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from perdure.errors import Unavailable
@@ -54,7 +54,8 @@ _process = _Process()
 class PendingRequest:
     """A request that a worker executes. The executor sets ``answer`` or ``error``.
 
-    ``then`` is to be read after a write, in the same round trip; the executor sets ``read`` if it was."""
+    ``then`` is to be read after a write, in the same round trip; the executor sets ``read`` if it was.
+    ``asked_at`` is the time (``time.monotonic``) since which its caller waits."""
 
     effect: Effect[Any]
     answer: Any = None
@@ -64,6 +65,7 @@ class PendingRequest:
     awaited: asyncio.Future[Any] | None = None
     then: Fetch | None = None
     read: tuple[tuple[Record, ...], ...] | None = None
+    asked_at: float = field(default_factory=time.monotonic)
 
 
 def company_at(distance_s: float) -> float:

@@ -53,6 +53,7 @@ from perdure.runtime.worker.attempt import Views, attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.delivery import Channel, Indicate
 from perdure.runtime.worker.dispatch import Dispatch
+from perdure.runtime.worker.excuses import Excuses
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 
 _LAST_MOST = 4096
@@ -85,6 +86,7 @@ class Runner:
         self._channels = channels or {}
         self._owner = context.owner
         self.leases = Leases(context)
+        self.excuses = Excuses(context)
         self._working = self.leases.working
         self._begun: dict[Partition, HeldRun] = {}
         # Runs that may have been claimed, with the time of the event loop at which their leases end.
@@ -205,8 +207,11 @@ class Runner:
                 return await self._worked(held)
             except Fenced:
                 self._emit("run.write_refused", held)
-                self._emit("run.lost", held)
+                self._lost(held)
                 return False
+            except Unavailable:
+                self.excuses.add(held)
+                raise
             finally:
                 if (buffer := self._buffers.pop(held.run.id, None)) is not None:
                     self._subscriptions.closed(buffer, None)
@@ -243,7 +248,7 @@ class Runner:
         stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
             return await self._stopped(held, stopped)
-        if held.run.attempts > self._settings.attempts:
+        if runs.counted_attempts(held.run) > self._settings.attempts:
             return await self._given_up(held, "its worker ended each time that it was tried")
         agent = self.graphs.agents[held.run.graph]
         durability = options.durability or agent.durability
@@ -324,7 +329,7 @@ class Runner:
         if how == DELETED:
             return False
         if how == "lost":
-            self._emit("run.lost", held)
+            self._lost(held)
             return False
         if how == "drain":
             await self.handed_over(held)
@@ -445,6 +450,10 @@ class Runner:
             return await self._finish(held, Ending(INTERRUPTED if kept else ROLLED_BACK, {**note, **kept}))
         return await self._finish(held, Ending(INTERRUPTED, note))
 
+    def _lost(self, held: HeldRun) -> None:
+        self._emit("run.lost", held)
+        self.excuses.add(held)
+
     async def _failed(self, held: HeldRun, error: BaseException) -> bool:
         reason = error_note(error)
         self._emit("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
@@ -454,12 +463,13 @@ class Runner:
         if asked is not None and not isinstance(error, Unavailable):
             # An unavailable database is not the graph's fault: its run is retried, as after a crash.
             most = min(asked, most)
-        is_no_fault = isinstance(error, _NO_FAULT)
-        if not is_no_fault and (held.run.attempts >= most or isinstance(error, _PERMANENT)):
+        is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
+        is_no_fault = is_excused or isinstance(error, _NO_FAULT)
+        if not is_no_fault and (runs.counted_attempts(held.run) >= most or isinstance(error, _PERMANENT)):
             return await self._given_up(held, reason, type(error).__name__)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread())
-        put_off = runs.put_off(held, until, {"error": reason}, now, counts=not is_no_fault)
+        put_off = runs.put_off(held, until, {"error": reason}, now, counts=is_excused or not is_no_fault)
         after = await self._database.arun(put_off)
         self._dispatch.schedule(held.partition, after.lane, now)
         return False

@@ -148,6 +148,7 @@ class Worker:
                 loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
         await self.runner.conversations.close()
+        await self.runner.excuses.close()
 
     async def _bring(self, partition: Partition) -> bool:
         """Move scheduled messages that are due into the inbox. Return True if there are more."""

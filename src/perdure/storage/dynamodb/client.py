@@ -23,16 +23,20 @@ from botocore.session import Session as Core
 
 from perdure.errors import BadUrl, MigrationRequired, PerdureError, TooLarge, Unavailable
 from perdure.storage.dynamodb.clock import ServiceClock
+from perdure.storage.outage import PATIENCE_S, Outage, patience_of
 from perdure.storage.url import redacted
 
 PATIENCE = 30.0
-"""Seconds after which a request that is throttled, in conflict or unanswered is given up. A transaction's
-token is valid for ten minutes, so a repetition within this time is applied once."""
+"""Seconds after which a request that the service refused for a while, as throttled or in conflict, is given
+up. A transaction's token is valid for ten minutes, so a repetition within this time is applied once."""
 
 _WRITES = {"transact_write_items", "batch_write_item", "put_item", "update_item", "delete_item"}
 _FIRST_WAIT = 0.02
 _LONGEST_WAIT = 2.0
 _CONNECTIONS = 64
+_CONNECT_S = 3
+_ANSWER_S = (2, 15)
+"""The least and the most seconds for which an answer is waited for; between them the URL's patience."""
 _FORM = "dynamodb://table?region=eu-central-1, with &endpoint=http://127.0.0.1:8000 for an emulator"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
@@ -61,6 +65,7 @@ class DynamoUrl:
     table: str
     region: str | None
     endpoint: str | None
+    patience: float = PATIENCE_S
 
     def __str__(self) -> str:
         return f"the DynamoDB table {self.table!r}" + (f" in {self.region}" if self.region else "")
@@ -92,7 +97,7 @@ def target_of(url: str) -> DynamoUrl:
             "where the AWS tools look: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
         )
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if unknown := sorted(set(given) - {"region", "endpoint"}):
+    if unknown := sorted(set(given) - {"region", "endpoint", "patience"}):
         raise BadUrl(f"{redacted(url)}: unknown parameter {', '.join(unknown)}; write {_FORM}")
     if not _NAME.fullmatch(parts.netloc) or parts.path.strip("/"):
         raise BadUrl(
@@ -101,7 +106,8 @@ def target_of(url: str) -> DynamoUrl:
     endpoint = given.get("endpoint")
     if endpoint is not None and not _is_http(endpoint):
         raise BadUrl(f"{redacted(url)}: the endpoint has to start with http:// or https://; write {_FORM}")
-    return DynamoUrl(url, parts.netloc, given.get("region") or None, endpoint)
+    patience = patience_of(redacted(url), given.get("patience"))
+    return DynamoUrl(url, parts.netloc, given.get("region") or None, endpoint, patience)
 
 
 def _is_http(endpoint: str) -> bool:
@@ -117,12 +123,14 @@ class Client:
     def __init__(self, target: DynamoUrl) -> None:
         self.target = target
         self.patience = PATIENCE
+        self.outage = Outage(target.patience)
+        least, most = _ANSWER_S
         self.clock = ServiceClock()
         config = Config(
             # All names and values are built by this package, and are valid.
             parameter_validation=False,
-            connect_timeout=3,
-            read_timeout=15,
+            connect_timeout=_CONNECT_S,
+            read_timeout=min(most, max(least, target.patience)),
             max_pool_connections=_CONNECTIONS,
             retries={"total_max_attempts": 1, "mode": "standard"},
             user_agent_extra="perdure",
@@ -140,11 +148,13 @@ class Client:
         return self.target.table
 
     def call(self, operation: str, *, patience: float | None = None, **parameters: Any) -> dict[str, Any]:
-        """Make a request and return its answer, with retries where they help.
+        """Make a request and return its answer, with retries where they help. A service that does not answer
+        is waited for no longer than the patience of the URL.
 
         Args:
             operation: The client's method.
-            patience: The most seconds for retries, by default the client's.
+            patience: The most seconds for retries of what the service refuses for a while, by default the
+                client's.
             **parameters: The parameters of the operation.
 
         Raises:
@@ -157,13 +167,15 @@ class Client:
         bound = _FIRST_WAIT
         lost = False
         while True:
-            asked = self.clock.asking()
+            began, asked = time.monotonic(), self.clock.asking()
             try:
                 answer: dict[str, Any] = method(**parameters)
             except (aws.ClientError, aws.BotoCoreError, ResponseParserError) as error:
                 if isinstance(error, aws.ClientError) and (failed := _condition_of(error)) is not None:
                     raise failed from error
                 lost = lost or _is_lost(error)
+                if isinstance(error, _NO_ANSWER):
+                    end = min(end, self.outage.note(error, began))
                 pause = random.uniform(bound / 4, bound)  # noqa: S311 - spreads repetitions
                 if not _is_repeated(error) or time.monotonic() + pause > end:
                     raised = self._translated(error, lost=lost)
@@ -174,6 +186,7 @@ class Client:
                 time.sleep(pause)
                 bound = min(2 * bound, _LONGEST_WAIT)
             else:
+                self.outage.end()
                 self.clock.heard(asked, answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
                 return answer
 

@@ -10,12 +10,14 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import errors, pq
 
 from perdure.errors import BadUrl, Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable
+from perdure.storage.outage import Outage
 from perdure.storage.postgres.functions import NOW, TOO_LATE
 from perdure.storage.postgres.statements import Statement
 from perdure.storage.postgres.url import PostgresUrl
@@ -59,29 +61,36 @@ class StatementCall(NamedTuple, Generic[Answer]):
 
 
 class ServerConnection:
-    """A connection that its thread may lose and reopen. ``stop`` ends its wait for a server.
+    """A connection that its thread may lose and reopen. ``stop`` ends its wait for a server, and ``outage``
+    limits it.
 
     ``distance_s`` is the duration of a query that costs the server nothing, made when it connected; infinite
     while it is not connected.
     """
 
-    def __init__(self, place: PostgresUrl, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self, place: PostgresUrl, stop: threading.Event | None = None, outage: Outage | None = None
+    ) -> None:
         self._place = place
         self._stop = stop or threading.Event()
+        self._outage = outage or Outage(place.patience)
         self._connection: psycopg.Connection | None = None
         self._prepared: set[bytes] = set()
         self._poll = select.poll()
         self._socket = -1
         self._ahead = 0
-        self.distance_s = float("inf")
+        self.distance_s = inf
 
     def connect(self, *, patiently: bool = False) -> None:
         """Connect unless connected; with ``patiently``, wait for a server that is away or starting."""
         if self._connection is not None:
             return
-        deadline = time.monotonic() + self._place.patience
+        if patiently and (known := self._outage.verdict()) is not None:
+            raise _unreachable(known, self._place) from known
+        until = time.monotonic() + self._place.patience
         attempt = 0
         while True:
+            began = time.monotonic()
             try:
                 self._connection = psycopg.Connection.connect(
                     self._place.conninfo, autocommit=True, prepare_threshold=None
@@ -93,13 +102,17 @@ class ServerConnection:
                 asked = time.monotonic()
                 self._ahead = self._clock_ahead(self._connection.pgconn)
                 self.distance_s = time.monotonic() - asked
+                self._outage.end()
                 break
             except (psycopg.Error, ConnectionLost) as broken:
                 self.lose()
                 error = broken if isinstance(broken, psycopg.Error) else _SILENT
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
-                hopeless = not _may_pass(error) or time.monotonic() + wait > deadline
+                hopeless = not _may_pass(error)
+                if not hopeless:
+                    until = min(until, self._outage.note(error, began))
+                    hopeless = time.monotonic() + wait > until
                 if not patiently or hopeless or self._stop.wait(wait):
                     raise _unreachable(error, self._place) from error
 
@@ -112,7 +125,9 @@ class ServerConnection:
     def _clock_ahead(self, pgconn: pq.abc.PGconn) -> int:
         """Return the least lead of the server's clock over this process's monotonic one, in microseconds."""
         pgconn.send_query(f"SELECT {NOW}".encode())
-        result = self._result(pgconn, time.monotonic() + ANSWER_TIMEOUT_S)
+        # It costs the server nothing: one that is silent for as long as connecting may take is away.
+        within_s = min(ANSWER_TIMEOUT_S, self._place.connecting_s)
+        result = self._result(pgconn, time.monotonic() + within_s)
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise errors.error_from_result(result)
         return int(result.get_value(0, 0) or b"0") - int(time.monotonic() * 1_000_000)
@@ -127,7 +142,7 @@ class ServerConnection:
     def lose(self) -> None:
         """Close the connection; the next request opens another."""
         connection, self._connection = self._connection, None
-        self.distance_s = float("inf")
+        self.distance_s = inf
         if connection is not None:
             connection.close()
 
@@ -325,7 +340,7 @@ def _may_pass(error: psycopg.Error) -> bool:
     )
 
 
-def _unreachable(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
+def _unreachable(error: Exception, place: PostgresUrl) -> PerdureError:
     """Return the error for a failed connection, with its reason in one sentence."""
     text = " ".join(str(error).split())
     if "authentication failed" in text or "no password supplied" in text:

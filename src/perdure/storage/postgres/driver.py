@@ -30,6 +30,7 @@ from perdure.model.records import INDEXED, ITEM, STORE, Partition, Record
 from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.notify import ServerNotifier
+from perdure.storage.outage import Outage
 from perdure.storage.port import Answers, CommitLimits, Notifier
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.connection import (
@@ -74,6 +75,7 @@ class PostgresDriver:
         self._vectors = vectors
         self._sql = Statements(place)
         self._stop = threading.Event()
+        self._outage = Outage(place.patience)
         self._own = threading.local()
         self._links: list[ServerConnection] = []
         self._linking = threading.Lock()
@@ -163,7 +165,7 @@ class PostgresDriver:
     def _link(self) -> ServerConnection:
         link: ServerConnection | None = getattr(self._own, "link", None)
         if link is None:
-            link = self._own.link = ServerConnection(self._place, self._stop)
+            link = self._own.link = ServerConnection(self._place, self._stop, self._outage)
             with self._linking:
                 self._links.append(link)
         return link

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from perdure.errors import BadUrl, MissingExtra
+from perdure.storage.outage import patience_of
 from perdure.storage.url import redacted
 
 try:
     import psycopg
     from psycopg import conninfo
+    from psycopg.conninfo import timeout_from_conninfo
 except ModuleNotFoundError:
     raise
 except ImportError as error:  # psycopg without its binary part finds no libpq
@@ -19,13 +22,13 @@ except ImportError as error:  # psycopg without its binary part finds no libpq
 
 _DEFAULTS: dict[str, str | int] = {
     "application_name": "perdure",
-    "connect_timeout": 10,
     "keepalives_idle": 15,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
 }
-_SCHEMA, _POOL, _PATIENCE = "perdure", "8", "10"
+_SCHEMA, _POOL = "perdure", "8"
+_CONNECTING_S = (2, 10)
+"""The least and the most seconds for one attempt to connect, where the URL does not say."""
 _FORCED = {"client_encoding": "UTF8"}
 _OWN = ("schema", "pool", "prepare", "patience", "notify")
 _PASSABLE = 63
@@ -36,7 +39,8 @@ _PASSABLE = 63
 class PostgresUrl:
     """A database and a schema in it, and their settings: ``pool``, the connections of this process;
     ``prepare``, True if statements may be prepared by name; ``patience``, the seconds for which a lost server
-    is waited for; ``notify``, the connection for notifications, ``None`` for none."""
+    is waited for; ``connecting_s``, those of one attempt to connect; ``notify``, the connection for
+    notifications, ``None`` for none."""
 
     url: str
     conninfo: str
@@ -44,6 +48,7 @@ class PostgresUrl:
     pool: int
     prepare: bool
     patience: float
+    connecting_s: float
     notify: str | None = None
 
     @property
@@ -78,20 +83,23 @@ def parse_url(url: str) -> PostgresUrl:
                 "the rest are libpq's"
             )
     plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(rest), ""))
-    opening = _conninfo(name, plain)
+    patience = patience_of(name, own.get("patience"))
+    opening = _conninfo(name, plain, patience)
     return PostgresUrl(
         url,
         opening,
         _schema(name, own.get("schema", _SCHEMA)),
-        int(_number(name, "pool", own.get("pool", _POOL), 2, 1000, whole=True)),
+        _pool(name, own.get("pool", _POOL)),
         _flag(name, "prepare", own.get("prepare", "0")),
-        _number(name, "patience", own.get("patience", _PATIENCE), 0, 3600),
-        _notify(name, own.get("notify", "on"), opening),
+        patience,
+        timeout_from_conninfo(conninfo.conninfo_to_dict(opening)),
+        _notify(name, own.get("notify", "on"), opening, patience),
     )
 
 
-def _conninfo(name: str, plain: str) -> str:
-    """Return a checked connection string for libpq, with defaults for what the URL leaves out."""
+def _conninfo(name: str, plain: str, patience: float) -> str:
+    """Return a checked connection string for libpq, with defaults for what the URL leaves out: an attempt to
+    connect, and data that the server's host does not confirm, are given up within the patience."""
     try:
         given = conninfo.conninfo_to_dict(plain)
         if not all(port.isdecimal() for port in str(given.get("port") or "1").split(",") if port):
@@ -101,11 +109,19 @@ def _conninfo(name: str, plain: str) -> str:
             f"{name}: not a PostgreSQL URL; write postgresql://user:password@host:port/database, with "
             "special characters percent-encoded"
         ) from None
-    parameters: dict[str, Any] = {**_DEFAULTS, **{k: v for k, v in given.items() if v is not None}, **_FORCED}
+    least, most = _CONNECTING_S
+    within_s = min(most, max(least, ceil(patience)))
+    timeouts = {"connect_timeout": within_s, "tcp_user_timeout": within_s * 1000}
+    parameters: dict[str, Any] = {
+        **_DEFAULTS,
+        **timeouts,
+        **{k: v for k, v in given.items() if v is not None},
+        **_FORCED,
+    }
     return conninfo.make_conninfo(**parameters)
 
 
-def _notify(name: str, value: str, opening: str) -> str | None:
+def _notify(name: str, value: str, opening: str, patience: float) -> str | None:
     if value in ("on", "off"):
         return opening if value == "on" else None
     if not value.startswith(("postgresql://", "postgres://")):
@@ -113,7 +129,7 @@ def _notify(name: str, value: str, opening: str) -> str | None:
             f"{name}: notify= must be on, off, or the percent-encoded URL of a direct connection to the same "
             "database"
         )
-    return _conninfo(f"{name}: notify", value)
+    return _conninfo(f"{name}: notify", value, patience)
 
 
 def _schema(name: str, schema: str) -> str:
@@ -125,15 +141,10 @@ def _schema(name: str, schema: str) -> str:
     return schema
 
 
-def _number(name: str, key: str, value: str, low: int, high: int, *, whole: bool = False) -> float:
-    try:
-        number = int(value) if whole else float(value)
-    except ValueError:
-        number = low - 1
-    if not low <= number <= high:
-        kind = "a whole number" if whole else "seconds"
-        raise BadUrl(f"{name}: {key}={value!r} must be {kind} from {low} to {high}")
-    return number
+def _pool(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdecimal()) or not 2 <= int(value) <= 1000:
+        raise BadUrl(f"{name}: pool={value!r} must be a whole number from 2 to 1000")
+    return int(value)
 
 
 def _flag(name: str, key: str, value: str) -> bool:

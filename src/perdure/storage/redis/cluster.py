@@ -148,28 +148,27 @@ class Topology:
 
 
 class NodeConnections:
-    """One worker's connections, one for each node; for one thread at a time."""
+    """One worker's connections, one for each node; for one thread at a time.
+
+    ``until`` is the time (``time.monotonic``) until which calls that were refused temporarily are repeated.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._shown = topology.settings.shown
         self._open: dict[Node, Any] = {}
+        self.until = 0.0
 
     def close(self) -> None:
         for connection in self._open.values():
             connection.disconnect()
         self._open.clear()
 
-    def run(self, calls: Sequence[Call], patience: float) -> list[Any]:
-        """Return the answer of each call: the server's, ``CallLost``, or a ``PerdureError``.
-
-        Args:
-            calls: The calls.
-            patience: Seconds for which calls that were refused temporarily are repeated.
-        """
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """Return the answer of each call: the server's, ``CallLost``, or a ``PerdureError``."""
         answers: list[Any] = [None] * len(calls)
         left: Sequence[int] = range(len(calls))
-        until, pause, jumps = time.monotonic() + patience, _FIRST_PAUSE, 0
+        pause, jumps = _FIRST_PAUSE, 0
         while True:
             refused: dict[int, Exception] = {}
             redirected = False
@@ -181,11 +180,11 @@ class NodeConnections:
             if redirected and jumps < _JUMPS:
                 jumps += 1
                 continue
-            if time.monotonic() >= until:
+            if time.monotonic() >= self.until:
                 for n in left:
                     answers[n] = translate(refused[n], self._shown)
                 return answers
-            time.sleep(pause)
+            time.sleep(max(0.0, min(pause, self.until - time.monotonic())))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def ask(self, node: Node, *commands: Sequence[bytes]) -> list[Any]:

@@ -37,9 +37,6 @@ SCHEMA_VERSION = keys.LAYOUT_VERSION
 BUCKETS = 256
 """The number of buckets of a new database; stored with it, and never changed."""
 
-PATIENCE = 10.0
-"""Seconds for which a request waits for a server that is away before it is ``Unavailable``."""
-
 _GROUP_MAX = 128
 _LOGGER = logging.getLogger("perdure.storage.redis")
 
@@ -97,6 +94,7 @@ class RedisDriver:
     def _execute(self, group: Sequence[PendingRequest]) -> None:
         self._batcher.company = company_at(self._topology.distance_s)
         with self._links() as links:
+            links.until = min(job.asked_at for job in group) + self._topology.settings.patience
             sent: list[tuple[PendingRequest, Call]] = []
             for job in group:
                 try:
@@ -107,7 +105,7 @@ class RedisDriver:
                 except Exception as error:  # of this request only
                     job.error = error
                     self._doubt(links, error)
-            for (job, _), answer in zip(sent, links.run([call for _, call in sent], PATIENCE), strict=True):
+            for (job, _), answer in zip(sent, links.run([call for _, call in sent]), strict=True):
                 try:
                     job.answer = self._answer(links, job.effect, answer)
                 except Exception as error:
@@ -151,7 +149,7 @@ class RedisDriver:
                 return requests.committed(effect, 0)
             if not is_repeatable(effect):
                 break
-            (answer,) = links.run([call], PATIENCE)
+            (answer,) = links.run([call])
             if isinstance(answer, CallLost):
                 continue
             outcome = self._answer(links, effect, answer)
@@ -186,7 +184,7 @@ class RedisDriver:
 
 def _ask(links: NodeConnections, calls: Sequence[Call]) -> list[Any]:
     """Return the answers of calls that may be repeated, or raise the first error among them."""
-    answers = links.run(calls, PATIENCE)
+    answers = links.run(calls)
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -214,7 +212,7 @@ def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = Non
     links = NodeConnections(Topology(settings))
     try:
         call = evaluate(script, slot, (key,), parts, safe=True) if script else Call(slot, parts, safe=True)
-        (answer,) = links.run([call], 0)
+        (answer,) = links.run([call])
     finally:
         links.close()
     if isinstance(answer, Exception):

@@ -11,13 +11,14 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from redis import connection as client
 
 from perdure.errors import BadUrl
+from perdure.storage.outage import PATIENCE_S, patience_of
 from perdure.storage.url import redacted
 
 CLUSTER = "redis+cluster"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # The client declares no types for it.
 _parsed: Any = client.parse_url
-_OWN = ("prefix", "ttl", "pool", "notify")
+_OWN = ("prefix", "ttl", "pool", "notify", "patience")
 _LONGEST_LIFE = 100 * 366 * 86_400_000
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
@@ -26,7 +27,7 @@ _ANSWER_SECONDS = 30.0
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
     """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever; ``notify`` is True
-    if processes notify each other of changes."""
+    if processes notify each other of changes; ``patience`` is in seconds, for a server that is away."""
 
     shown: str
     cluster: bool
@@ -35,6 +36,7 @@ class RedisUrl:
     life: int
     pool: int
     notify: bool = True
+    patience: float = PATIENCE_S
 
 
 def read(url: str) -> RedisUrl:
@@ -69,6 +71,7 @@ def read(url: str) -> RedisUrl:
         _milliseconds(shown, own["ttl"]) if "ttl" in own else 0,
         _pool(shown, own.get("pool", "4")),
         _notify(shown, own.get("notify", "on")),
+        patience_of(shown, own.get("patience")),
     )
 
 

@@ -1,0 +1,56 @@
+"""Limits for how long callers wait for a server that is away: together, not one after the other."""
+
+from __future__ import annotations
+
+import re
+import time
+from math import inf
+
+from perdure.errors import BadUrl
+
+PATIENCE_S = 5.0
+"""Seconds for which a server is waited for, where its URL does not say."""
+
+_ONE_FAILURE_S = 0.5
+_LONGEST_S = 3600
+
+
+class Outage:
+    """What the connections of a driver know together of a server that is away.
+
+    It is waited for from the first failed attempt on, for ``patience_s`` seconds in all; once they are over,
+    calls make one attempt. A failure counts for all calls of the next half second. Without an attempt for as
+    long as the patience, the next failure begins another outage.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self._since = self._seen = -inf
+        self._error: Exception | None = None
+
+    def note(self, error: Exception, began: float) -> float:
+        """Note a failed attempt that began at ``began``; return the time until which the server is waited
+        for. Both are by ``time.monotonic``."""
+        if self._error is None or began - self._seen > max(self.patience_s, _ONE_FAILURE_S):
+            self._since = began
+        self._seen, self._error = time.monotonic(), error
+        return self._since + self.patience_s
+
+    def end(self) -> None:
+        """Note that the server was reached."""
+        self._error = None
+
+    def verdict(self) -> Exception | None:
+        """Return the reason if the server was not reached a moment ago, and is not waited for any longer."""
+        now = time.monotonic()
+        is_over = now > self._since + self.patience_s and now - self._seen < _ONE_FAILURE_S
+        return self._error if is_over else None
+
+
+def patience_of(shown: str, value: str | None) -> float:
+    """Return the seconds of a URL's parameter ``patience``; ``BadUrl`` names a value that is none."""
+    if value is None:
+        return PATIENCE_S
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6})?", value) or float(value) > _LONGEST_S:
+        raise BadUrl(f"{shown}: patience={value!r} must be seconds from 0 to {_LONGEST_S}")
+    return float(value)

@@ -90,7 +90,7 @@ def error(number: int | None, code: str, message: str) -> dict[str, Any]:
 
 async def _body(request: Request) -> dict[str, Any]:
     if not is_asked_about(request.headers):
-        raise Refusal(422, error_handlers.sent_otherwise(request))
+        raise Refusal(400, error_handlers.sent_otherwise(request))
     try:
         body = await request.json()
     except (ValueError, RecursionError):

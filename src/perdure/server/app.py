@@ -30,6 +30,7 @@ from perdure.server.routes import (
     meta,
     protocol,
     protocol_socket,
+    reference,
     runs,
     states,
     tags,
@@ -80,6 +81,9 @@ def create_app(
         version=release(),
         lifespan=lifespan,
         openapi_url=None if http.disable_meta else "/openapi.json",
+        # FastAPI's own pages load their scripts from another host.
+        docs_url=None,
+        redoc_url=None,
         responses=openapi.RESPONSES,
         generate_unique_id_function=openapi.operation_id,
     )
@@ -91,6 +95,8 @@ def create_app(
     if http.app is None:
         # A custom application may have a route there.
         app.add_api_route("/", health.live, methods=["GET"], include_in_schema=False)
+    if not http.disable_meta:
+        reference.serve_reference(app)
     if http.page:
         chat.serve_page(app, {"inspector": http.inspector, "process": development})
     if http.inspector:

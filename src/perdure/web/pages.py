@@ -37,16 +37,17 @@ def page_headers(
     }
 
 
-def page_folder(package: str) -> Path:
+def page_folder(package: str, name: str = "page") -> Path:
     """Return the folder of a package's pages."""
-    return Path(str(files(package))) / "page"
+    return Path(str(files(package))) / name
 
 
 class Pages(StaticFiles):
-    """The files of a folder, each with the given headers. They contain no data, so anyone may load them."""
+    """The files of a folder, each with the given headers. They contain no data, so anyone may load them. With
+    ``is_html`` a path that names a folder is its ``index.html``."""
 
-    def __init__(self, folder: Path, headers: dict[str, str]) -> None:
-        super().__init__(directory=folder, html=True)
+    def __init__(self, folder: Path, headers: dict[str, str], *, is_html: bool = True) -> None:
+        super().__init__(directory=folder, html=is_html)
         self._headers = headers
 
     async def get_response(self, path: str, scope: Scope) -> Response:

@@ -188,12 +188,15 @@ def _webhooks(config: WorkerConfig) -> Webhooks | None:
     if config.webhook_hosts is None:
         return None
     try:
+        from perdure.server.error_handlers import shows_texts
         from perdure.server.outbound_policy import OutboundPolicy
         from perdure.server.webhooks import Webhooks
     except MissingExtra as error:
         if config.webhook_hosts:
             _log.warning("no webhook is called from here, although hosts are allowed: %s", error)
         return None
+    # A notice has the error of its run.
+    shows_texts.set(config.development)
     reach = OutboundPolicy.of(config.webhook_hosts, loopback=config.development)
     return Webhooks(reach, config.webhook_secrets)
 

@@ -17,7 +17,7 @@ from typing import Any
 from langgraph.store.base import TTLConfig
 
 from perdure.config import sources
-from perdure.config.settings import SETTINGS
+from perdure.config.settings import RUNTIME, SETTINGS
 from perdure.config.sources import LANGGRAPH, OWN, GivenValue, Layer
 from perdure.config.store_index import OFFLINE, StoreIndex
 from perdure.errors import BadSetting
@@ -143,14 +143,14 @@ class ResolvedConfig:
         return tuple(folder.resolve() for folder in folders if folder.is_dir())
 
     def runtime(self) -> dict[str, Any]:
-        """Return the given values of ``perdure.runtime.Settings``.
+        """Return the given values of ``runtime_settings``.
 
         Raises:
             BadSetting: A value is out of range.
         """
         given = self.given("runtime.")
         try:
-            Settings(**given)
+            runtime_settings(given)
         except ValueError as error:
             name = self.name(f"runtime.{str(error).partition(' ')[0]}")
             raise BadSetting(f"{name}: {error}") from error
@@ -235,6 +235,18 @@ class ResolvedConfig:
         """Return the argument for ``Database.store(ttl=…)``, or ``None``."""
         given = self.given("store.ttl.")
         return TTLConfig(**given) if given else None  # type: ignore[typeddict-item]
+
+
+def runtime_settings(given: Mapping[str, Any]) -> Settings:
+    """Return the settings of the runtime of a server or a worker, with the documented defaults.
+
+    Args:
+        given: The settings that were given, by the names of ``perdure.runtime.Settings``.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+    return Settings(**{**RUNTIME, **given})
 
 
 def settle(

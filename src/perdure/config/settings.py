@@ -108,15 +108,14 @@ def _runtime() -> list[Setting]:
     """Return the settings of ``perdure.runtime.Settings``, which checks their ranges itself."""
     hints = get_type_hints(Settings)
     return [
-        _setting(
-            f"runtime.{field.name}", _kind_of(hints[field.name]), _DEFAULTS.get(field.name, field.default)
-        )
+        _setting(f"runtime.{field.name}", _kind_of(hints[field.name]), RUNTIME.get(field.name, field.default))
         for field in fields(Settings)
     ]
 
 
-# Clients of LangGraph's server may run another graph on a thread, so servers and their workers let them.
-_DEFAULTS = {"shared_threads": True}
+RUNTIME = {"shared_threads": True}
+"""Defaults that servers and workers have instead of those of a runtime in a program. Clients of LangGraph's
+server may run another graph on a thread."""
 
 
 def _kind_of(hint: Any) -> ValueKind:

@@ -15,7 +15,7 @@ from langgraph.store.base import TTLConfig
 
 from perdure.config.agents import AgentSettings, agent_settings
 from perdure.config.channels import chat_channels
-from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
+from perdure.config.resolve import GraphPlace, ResolvedConfig, runtime_settings, settle
 from perdure.config.retention import Sweeping, sweeping
 from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
@@ -112,7 +112,7 @@ def load(
         assistants=settled.assistants("perdure worker app:graph"),
         channels=None if channels is None else settled.placed(channels, Path.cwd()),
         chats=chat_channels(settled),
-        settings=Settings(**settled.runtime()),
+        settings=runtime_settings(settled.runtime()),
         store=settled.store_ttl(),
         store_index=settled.store_index(),
         store_url=settled.store_url(),

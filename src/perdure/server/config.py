@@ -103,7 +103,7 @@ class RequestLimits:
 class Config:
     """The validated configuration of a server.
 
-    ``runtime`` are arguments of ``perdure.runtime.Settings``, ``store`` is for ``Database.store(ttl=…)``.
+    ``runtime`` are the given arguments of ``runtime_settings``, ``store`` is for ``Database.store(ttl=…)``.
     ``agents`` are schemas and policies of conversations by graph, ``channels`` the settings of chat channels
     by provider. ``env`` are variables to set before a
     graph is imported; none of them is set yet. ``import_folders`` are made importable for graphs. ``root``

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from contextvars import ContextVar
 from traceback import walk_tb
 from typing import Any
 
@@ -25,6 +27,8 @@ from perdure.errors import (
     Unreadable,
     Unserialisable,
 )
+from perdure.model.messages import TIMEOUT
+from perdure.runtime.json_encoding import encoded
 from perdure.server.auth.identity import Refusal
 
 _log = logging.getLogger("perdure.server")
@@ -43,6 +47,13 @@ _SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
         "A value, such as NaN, cannot be stored in a form that comes back; change it and try again.",
     ),
 )
+
+shows_texts: ContextVar[bool] = ContextVar("shows_texts", default=True)
+"""True if clients are told the text of a graph's exception, which may quote what is secret. A process that
+serves without ``--dev`` sets it to False when it starts, for all that it does."""
+
+_OWN_KINDS = frozenset({TIMEOUT, "GivenUp", "GraphRecursionError"})
+"""Recorded kinds of errors whose texts are not an application's."""
 
 KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEncodeError)
 """Errors that describe what is wrong with a request, or why it cannot be carried out now."""
@@ -116,9 +127,46 @@ def sentence(error: PerdureError) -> str:
 
 def sentence_of(kind: str, text: str) -> str:
     """Return the message as ``sentence`` does, for an error that was recorded by the name of its type and
-    its text."""
+    its text. That of an exception of an application is replaced unless ``shows_texts``."""
     known = _kinds(PerdureError).get(kind)
-    return text if known is None or issubclass(known, _FOR_CLIENTS) else _plain(known)
+    if known is None:
+        return text if shows_texts.get() or kind in _OWN_KINDS else _of_graph(kind)
+    return text if issubclass(known, _FOR_CLIENTS) else _plain(known)
+
+
+def _of_graph(kind: str) -> str:
+    named = f" ({kind})" if kind.isidentifier() else ""
+    return f"The graph failed{named}; the server's log says where."
+
+
+_WITHIN = ("payload", "data", "chunk", "tasks")
+_WITH_ERRORS = ("tasks", "debug", "checkpoints", "events")
+"""Stream modes whose data have the errors of tasks."""
+
+
+def event_data(name: str, data: str) -> str:
+    """Return the JSON of a stream's event as clients may see it: unless ``shows_texts`` without the texts of
+    exceptions."""
+    if shows_texts.get() or name.partition("|")[0] not in _WITH_ERRORS or '"error"' not in data:
+        return data
+    return encoded(_without_texts(json.loads(data)))
+
+
+def _without_texts(held: Any) -> Any:
+    """Return the data of an event with sentences in place of errors, wherever LangGraph puts them: in tasks,
+    in the payload of a debug event, and in the chunk of another mode that an event of LangChain has."""
+    if isinstance(held, list):
+        is_state = len(held) in (2, 3) and held[-2] not in _WITH_ERRORS and isinstance(held[-2], str)
+        return held if is_state else [_without_texts(part) for part in held]
+    if not isinstance(held, dict):
+        return held
+    found = dict(held)
+    error = found.get("error")
+    if isinstance(error, str):
+        found["error"] = sentence_of(error.partition("(")[0], error)
+    elif isinstance(error, dict) and isinstance(error.get("error"), str):
+        found["error"] = {**error, "message": sentence_of(error["error"], str(error.get("message", "")))}
+    return found | {name: _without_texts(found[name]) for name in _WITHIN if name in found}
 
 
 def _plain(kind: type[PerdureError]) -> str:

@@ -15,7 +15,7 @@ from perdure.runtime import Event
 from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN, QUESTIONS, reference
 from perdure.runtime.json_encoding import encoded
-from perdure.server.error_handlers import sentence_of
+from perdure.server.error_handlers import event_data, sentence_of, shows_texts
 
 CHANNELS = (
     "values",
@@ -96,7 +96,7 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
         case "values" if wanted.includes("values"):
             yield _event(event.seq, "values", namespace, _values(event.data))
         case "tasks" if wanted.includes("tasks"):
-            yield _event(event.seq, "tasks", namespace, event.data)
+            yield _event(event.seq, "tasks", namespace, event_data("tasks", event.data))
         case "checkpoints" if wanted.includes("checkpoints"):
             text = encoded(reference(json.loads(event.data)))
             yield _event(event.seq, "checkpoints", namespace, text)
@@ -107,9 +107,20 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
             yield from _updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
-            yield _framed(event.seq, method, namespace, event.data[1:-1])
+            data = _tool_event(event.data) if method == "tools" else event.data
+            yield _framed(event.seq, method, namespace, data[1:-1])
         case _:
             pass  # a channel that is not wanted, or an event without a channel in this protocol
+
+
+def _tool_event(text: str) -> str:
+    """Return a tool's event without the text of an exception, unless clients are shown these."""
+    if shows_texts.get() or '"tool-error"' not in text:
+        return text
+    told = json.loads(text)
+    if isinstance(data := told.get("data"), dict) and data.get("event") == "tool-error":
+        told["data"] = {**data, "message": sentence_of("", str(data.get("message", "")))}
+    return encoded(told)
 
 
 def _begun(event: Event) -> dict[str, Any]:

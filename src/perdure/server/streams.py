@@ -14,6 +14,7 @@ from perdure.model.messages import FAILED
 from perdure.runtime import Event, Standing
 from perdure.runtime.events import END, LAST
 from perdure.runtime.json_encoding import encoded
+from perdure.server.error_handlers import event_data
 from perdure.server.event_stream import EventStream, Frame
 from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
 from perdure.server.responses import run_error, run_status
@@ -146,7 +147,7 @@ async def _frames(
         elif isinstance(item, SubscriberTooSlow):
             yield Frame("error", encoded({"error": "SubscriberTooSlow", "message": str(item)}))
         elif names is None or item.name.partition("|")[0] in names or _is_question(item):
-            yield Frame(item.name, item.data, item.seq if has_ids else None)
+            yield Frame(item.name, event_data(item.name, item.data), item.seq if has_ids else None)
 
 
 def _is_question(event: Event) -> bool:

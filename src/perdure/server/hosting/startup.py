@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from perdure.care.sweeper import SweepOptions
 from perdure.channels.chat_channel import ChatChannel
-from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
+from perdure.config.resolve import add_import_folders, make_folder_of, runtime_settings, set_variables
 from perdure.config.stores import store_database
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
@@ -34,6 +34,7 @@ from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Config
 from perdure.server.configurable_headers import NO_HEADERS, Headers
 from perdure.server.crons import CronStarter
+from perdure.server.error_handlers import shows_texts
 from perdure.server.hosting.loopback import DEFER
 from perdure.server.resources import ServerState
 from perdure.server.webhooks import Webhooks, webhooks
@@ -59,6 +60,7 @@ async def opened(
         name: name of this process as the holder of runs.
         ended: names of processes that have ended, whose leases end with the start.
     """
+    shows_texts.set(config.development)
     prepare(config)
     loaded = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
     agents = config.agents.apply(loaded, config.root)
@@ -209,7 +211,7 @@ def gate_of(config: Config) -> Gate:
 
 def settings_of(config: Config) -> Settings:
     """Return the runtime's settings."""
-    return Settings(**config.runtime)
+    return runtime_settings(config.runtime)
 
 
 async def own_app(config: Config) -> Starlette | Any | None:

@@ -19,6 +19,7 @@ from perdure.server import responses, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
+from perdure.server.error_handlers import event_data
 from perdure.server.event_stream import Frame
 from perdure.server.reading_rights import until_refused
 from perdure.server.resources import Caller, CallerNow, ThreadId
@@ -64,7 +65,7 @@ async def _frames(
                 for frame in await _end(caller, thread_id, event):
                     yield frame
         elif _is_wanted(event.name, modes):
-            yield Frame(event.name, event.data, event.seq)
+            yield Frame(event.name, event_data(event.name, event.data), event.seq)
 
 
 def _is_wanted(name: str, modes: frozenset[str]) -> bool:

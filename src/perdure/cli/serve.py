@@ -99,12 +99,13 @@ def serve(
             "--workers needs a database that processes can share; memory:// is one process's own"
         )
     listener = listening(asked.http.host, asked.http.port)
-    address = f"http://{_shown(asked.http.host)}:{listener.getsockname()[1]}"
+    port = listener.getsockname()[1]
+    address = f"http://{_shown(asked.http.host)}:{port}{asked.http.mount_prefix or ''}"
 
     def ready() -> None:
         err.print(f"[bold]Perdure[/] serves {', '.join(asked.graphs)} at {address}", soft_wrap=True)
         if asked.http.page:
-            err.print(f"[dim]chat page[/] {address}{asked.http.mount_prefix or ''}/chat/", soft_wrap=True)
+            err.print(f"[dim]chat page[/] {address}/chat/", soft_wrap=True)
         err.print(f"[dim]database[/] {escape(redacted(asked.database_url))}", soft_wrap=True)
         if asked.sources:
             err.print(f"[dim]configured by[/] {escape(', '.join(asked.sources))}", soft_wrap=True)

@@ -1,4 +1,5 @@
-"""A custom application beside the API's routes: its lifespan, its middleware, and its authentication."""
+"""A custom application beside the API's routes: its lifespan, its middleware, and its authentication; and a
+path in front of all routes."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials
+from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server import openapi
 from perdure.server.auth.identity import Gate, Refusal
@@ -59,6 +61,58 @@ def _describe(app: FastAPI, own: FastAPI) -> None:
 
     # FastAPI documents this way of replacing the description.
     app.openapi = both  # type: ignore[method-assign]
+
+
+HEALTH = frozenset({"/", "/ok", "/live", "/ready", "/metrics"})
+"""Paths that are answered without the prefix as well: probes need not know it."""
+
+
+class Prefixed:
+    """An application whose routes have a path in front of them.
+
+    The addresses of its responses have it too. A client of LangGraph's appends them to its base URL, which
+    ends with the prefix already, so a path that begins with the prefix twice is understood.
+    """
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+        self._within = f"{prefix}/"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        if path in HEALTH:
+            await self._app(scope, receive, send)
+            return
+        if path != self._prefix and not path.startswith(self._within):
+            await self._refuse(scope, receive, send)
+            return
+        repeated = f"{self._prefix}{self._within}"
+        if path.startswith(repeated):
+            raw: bytes = scope.get("raw_path") or path.encode()
+            size = len(self._prefix)
+            scope = {**scope, "path": path[size:], "raw_path": raw[size:]}
+
+        async def addressed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name in ("location", "content-location"):
+                    address = headers.get(name, "")
+                    if address.startswith("/") and not address.startswith(("//", self._within)):
+                        headers[name] = f"{self._prefix}{address}"
+            await send(message)
+
+        await self._app({**scope, "root_path": self._prefix}, receive, addressed)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            return
+        detail = f"There is nothing at this path; the routes of this server are below {self._prefix}."
+        await JSONResponse({"detail": detail}, 404)(scope, receive, send)
 
 
 class AuthenticatedApp:

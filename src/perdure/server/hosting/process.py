@@ -20,7 +20,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Config, Cors
 from perdure.server.hosting.loopback import reachable
-from perdure.server.hosting.mounting import mounted
+from perdure.server.hosting.mounting import Prefixed, mounted
 from perdure.server.hosting.startup import opened, own_app
 from perdure.server.origins import allows
 from perdure.server.resources import ServerState
@@ -153,13 +153,14 @@ async def serve(
             ready()
 
         drain = round(host.runtime.settings.drain)
+        prefix = config.http.mount_prefix
+        below = app if prefix is None else Prefixed(app, prefix)
         settings = uvicorn.Config(
-            guarded(app, host.gate, config.http.cors, listener, config.http.hosts),
+            guarded(below, host.gate, config.http.cors, listener, config.http.hosts),
             http=LimitedConnection,
             log_level="warning",
             lifespan="off",
             timeout_graceful_shutdown=max(1, drain),
-            root_path=config.http.mount_prefix or "",
             server_header=False,
         )
         await Server(settings, notify_ready, host.close).serve(sockets=[listener])

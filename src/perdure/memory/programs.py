@@ -87,7 +87,7 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
             puts = [fact]
         ended = [Fact.read(key, value) for key, value in closed.items()]
         puts += [replace(each, known_until=each.known_until or now, superseded_by=fact.id) for each in ended]
-        seen = {first: values[first], fact.id: values.get(fact.id), **closed, **required}
+        seen = _first_seen({first: values[first], fact.id: values.get(fact.id)}, closed, required)
         if (yield from _put(place, puts, seen)):
             return fact
     raise contended()
@@ -113,6 +113,7 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         fact = Fact.read(key, seen[key] or {})
         if fact.is_current:
             there = yield from _values(place, fact.supersedes)
+            seen = _first_seen(seen, there)
             closed = [
                 each
                 for each in _facts(there)
@@ -127,6 +128,8 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
             known, _, _ = yield from _latest(place, fact.text)
             if known is not None and known.is_current:
                 return [known]
+            if (yield from _found(place, [key])) != seen:
+                continue
             raise Conflict(
                 f"fact {key!r} was superseded by {fact.superseded_by!r}; undo that one to have this one again"
             )
@@ -135,13 +138,12 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         for each in before:
             known, number, values = yield from _latest(place, each.text)
             first = fact_id(each.text, 0)
-            seen[first] = values[first]
             if known is not None and known.is_current:
-                seen[known.id] = values[known.id]
+                seen = _first_seen(seen, {first: values[first], known.id: values[known.id]})
                 again.append(known)
                 continue
             once_more = replace(each, id=fact_id(each.text, number), known_from=now, known_until=None)
-            seen[once_more.id] = None
+            seen = _first_seen(seen, {first: values[first], once_more.id: None})
             again.append(replace(once_more, superseded_by=None, supersedes=(fact.id,)))
         puts = list(again)
         successor = again[0].id if again else None
@@ -241,6 +243,8 @@ def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
     found: dict[str, Mapping[str, Any]] = {item.key: item.value for item in (yield from _all(place.facts))}
     gone = [each for each in _facts(found) if same_text(each.text) == text]
     _, number, values = yield from _latest(place, text)
+    if any(value is not None and each not in found for each, value in values.items()):
+        return 0
     first, following = fact_id(text, 0), fact_id(text, number)
     # Many that have ended go first. Should this process end here, the one that the caller named is there, and
     # so is the current one.
@@ -258,7 +262,7 @@ def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
     change = _removal_of(place, found, left)
     puts = [put for put in change.puts if put.key != first]
     puts.append(PutOp(place.facts, first, mark(place.now()), index=False))
-    seen = {**change.seen, first: values[first], following: None}
+    seen = _first_seen(change.seen, {first: values[first], following: None})
     return len(gone) if (yield FactChange(puts, seen)) else 0
 
 
@@ -360,9 +364,23 @@ def _ends(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any
         ends |= {fact.id: found[fact.id] for fact in facts if fact.is_current or not fact.superseded_by}
         ahead = [fact.superseded_by for fact in facts if not fact.is_current and fact.superseded_by]
         following = yield from _values(place, [key for key in dict.fromkeys(ahead) if key not in passed])
-        found = {key: value for key, value in following.items() if value is not None}
+        left = {key for key, value in following.items() if value is None or is_mark(value)}
+        # A successor that is gone was removed since, or its time to live was over.
+        ends |= {fact.id: found[fact.id] for fact in facts if fact.superseded_by in left}
+        found = {key: value for key, value in following.items() if value is not None and key not in left}
         passed |= set(found)
     return ends
+
+
+def _first_seen(
+    *read: Mapping[str, Mapping[str, Any] | None],
+) -> dict[str, Mapping[str, Any] | None]:
+    """Return what several readings found, of an item that was read twice the earlier value: if others have
+    changed it in between, what was decided by that is not stored."""
+    seen: dict[str, Mapping[str, Any] | None] = {}
+    for values in reversed(read):
+        seen |= values
+    return seen
 
 
 def _found(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
@@ -404,7 +422,9 @@ def _put(place: Place, changed: Sequence[Fact], seen: Mapping[str, Mapping[str, 
     """Store facts, unless others have changed what was read; return whether they were stored."""
     if not changed:
         return True
-    made: bool = yield FactChange([_stored(place, fact) for fact in changed], seen)
+    # One that was stored twice was changed between two readings, which the store notices.
+    puts = {fact.id: _stored(place, fact) for fact in changed}
+    made: bool = yield FactChange(list(puts.values()), seen)
     return made
 
 

@@ -94,14 +94,12 @@ async def _nothing(*args: Any, **kwargs: Any) -> Any:
     return ()
 
 
-async def _empty(*args: Any, **kwargs: Any) -> Any:
-    return {"facts": [], "summary": "They talked about songs."}
+async def _no_facts(policy: Any, memory: Any, turns: Any, *, has_index: bool) -> list[Any]:
+    return []
 
 
-async def _no_summary(
-    policy: Any, memory: Any, turns: Any, *, has_index: bool, real: Any = memory_lane._found
-) -> Any:
-    return {**await real(policy, memory, turns, has_index=has_index), "summary": None}
+async def _no_summary(policy: Any, memory: Any, turns: Any) -> None:
+    return None
 
 
 def _no_candidates(*args: Any, **kwargs: Any) -> Any:
@@ -112,8 +110,8 @@ def _no_candidates(*args: Any, **kwargs: Any) -> Any:
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "recall": (run_memory.Memories, "input", _given),
     "hand-over": (run_memory.Memories, "ended", _nothing),
-    "extraction": (memory_lane, "_found", _empty),
-    "summary": (memory_lane, "_found", _no_summary),
+    "extraction": (memory_lane, "_facts", _no_facts),
+    "summary": (memory_lane, "_summary", _no_summary),
     "index": (SearchIndex, "candidates", _no_candidates),
     "time to live": (memory, "_timed", lambda store, ops: list(ops)),
     "user isolation": (

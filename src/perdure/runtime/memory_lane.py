@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
@@ -71,6 +72,10 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
                 turns = [WaitingTurn.read(each) for each in left[:count]]
                 try:
                     found = await find(state["user"], turns, runtime)
+                except _NoFacts as only:
+                    # Its summary is finished, and is kept. Its facts are extracted after the others'.
+                    again = [replace(turn, is_summarised=True).stored() for turn in turns]
+                    return {"turns": [*left, *failed, *again], "found": {**only.found, "count": count}}
                 except Exception as error:
                     errors.append(error)
                 else:
@@ -84,8 +89,16 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
         memory = _memory(runtime, user, policy)
         forgotten = _micros(await memory.aforgotten_at())
         turns = [turn for turn in turns if turn.at > forgotten]
-        found = await _found(policy, memory, turns, has_index=has_index) if turns else _NOTHING
-        return {**found, "forgotten": forgotten}
+        if not turns:
+            return {**_NOTHING, "forgotten": forgotten}
+        summary = await _summary(policy, memory, turns)
+        found: dict[str, Any] = {"facts": [], "summary": summary, "forgotten": forgotten}
+        try:
+            return {**found, "facts": await _facts(policy, memory, turns, has_index=has_index)}
+        except Exception as error:
+            if summary is None:
+                raise
+            raise _NoFacts(found) from error
 
     async def keep(state: LaneState, runtime: NodeRuntime[None]) -> dict[str, Any]:
         found = state["found"]
@@ -144,35 +157,50 @@ def lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: float) ->
     return Channel(send_in=hand_over, timeout=timeout)
 
 
-async def _found(
+class _NoFacts(Exception):
+    """The facts of turns could not be extracted; ``found`` has their summary."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__()
+        self.found = found
+
+
+async def _facts(
     policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn], *, has_index: bool
-) -> dict[str, Any]:
-    """Return the facts and the summary of turns of one thread, as plain JSON data."""
+) -> list[dict[str, Any]]:
+    """Return the facts of turns of one thread, as plain JSON data."""
     messages = [message for turn in turns for message in turn.spoken()]
     facts: list[dict[str, Any]] = []
-    if policy.extract is not None and messages:
-        text = transcript(messages)
-        current = await memory.afacts()
-        there = {same_text(fact.text) for fact in current}
-        known = await _known(policy, memory, text, current, has_index=has_index)
-        for fact in await extracted(policy.extract, ExtractionRequest(text, known)):
-            if same_text(fact.text) in there and not fact.supersedes:
-                continue
-            since = None if fact.valid_from is None else fact.valid_from.isoformat()
-            facts.append({"text": fact.text, "supersedes": list(fact.supersedes), "valid_from": since})
-    summary = turns[-1].summary
-    if policy.summarize is not None and messages:
-        thread = turns[-1].thread
-        before = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
-        made = folded(
-            before[0] if before else None,
-            Leaving(messages),
-            policy.summarize,
-            most=_SUMMARY_TOKENS,
-            counter=policy.counter,
-        )
-        summary = (await made).text
-    return {"facts": facts, "summary": summary}
+    if policy.extract is None or not messages:
+        return facts
+    text = transcript(messages)
+    current = await memory.afacts()
+    there = {same_text(fact.text) for fact in current}
+    known = await _known(policy, memory, text, current, has_index=has_index)
+    for fact in await extracted(policy.extract, ExtractionRequest(text, known)):
+        if same_text(fact.text) in there and not fact.supersedes:
+            continue
+        since = None if fact.valid_from is None else fact.valid_from.isoformat()
+        facts.append({"text": fact.text, "supersedes": list(fact.supersedes), "valid_from": since})
+    return facts
+
+
+async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn]) -> str | None:
+    """Return the summary of a thread with turns of it that it lacks; ``None`` if it lacks none."""
+    new = [turn for turn in turns if not turn.is_summarised]
+    messages = [message for turn in new for message in turn.spoken()]
+    if policy.summarize is None or not messages:
+        return new[-1].summary if new else None
+    thread = turns[-1].thread
+    before = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
+    made = folded(
+        before[0] if before else None,
+        Leaving(messages),
+        policy.summarize,
+        most=_SUMMARY_TOKENS,
+        counter=policy.counter,
+    )
+    return (await made).text
 
 
 async def _known(

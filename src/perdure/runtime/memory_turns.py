@@ -36,7 +36,8 @@ class WaitingTurn:
         at: The time at which its message was accepted, in microseconds.
         message: The id of the user's first message in it.
         messages: The type and text of each message.
-        summary: The running summary of the thread, if it has one.
+        summary: The running summary of the thread, if it could not be stored with the turn.
+        is_summarised: True if the summary of its thread has it already.
     """
 
     agent: str
@@ -46,6 +47,7 @@ class WaitingTurn:
     message: str | None
     messages: Sequence[Sequence[str]]
     summary: str | None = None
+    is_summarised: bool = False
 
     def stored(self) -> dict[str, Any]:
         """Return the turn as plain JSON data."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
@@ -16,7 +17,7 @@ from langgraph.store.base import BaseStore
 from perdure.conversation.summary import Summary
 from perdure.engine.runs import HeldRun
 from perdure.engine.steering import STEER
-from perdure.errors import PerdureError
+from perdure.errors import Forgotten, PerdureError
 from perdure.langgraph.readable_states import aread_state
 from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
@@ -128,7 +129,8 @@ class Memories:
         held: HeldRun,
         turn: tuple[Sequence[Any] | None, Any],
     ) -> Sequence[tuple[str, Any]]:
-        """Return the turn that a run ended, for the outbox, as a channel and a payload.
+        """Return the turn that a run ended, for the outbox, as a channel and a payload. The running summary
+        of the thread is stored at once.
 
         Only messages that the run itself has added belong to its turn. Those that the thread had before are
         of an earlier turn, which may be another user's, or forgotten. A run that added none of the user
@@ -159,8 +161,7 @@ class Memories:
         if not spoken:
             return ()
         message = spoken[0].id
-        summary = Summary.of(messages)
-        text = None if summary is None or not summary.text else summary.text[:SUMMARY_MAX]
+        text = None if policy.summarize else await self._unkept_summary(policy, user, held, messages)
         if policy.extract is None and policy.summarize is None:
             if text is None:
                 return ()
@@ -175,6 +176,29 @@ class Memories:
             summary=text,
         )
         return ((MEMORY, {"user": user, "turn": waiting.stored()}),)
+
+    async def _unkept_summary(
+        self, policy: MemoryPolicy, user: str, held: HeldRun, messages: Sequence[Any]
+    ) -> str | None:
+        """Store the running summary of a thread for the user's other threads, if it has one. It is stored
+        before the run ends, so that it is there with the turn, and again if the process ends in between.
+        Returns it if it could not be stored, so that the user's lane stores it: the reply does not wait."""
+        summary = Summary.of(messages)
+        if summary is None or not summary.text:
+            return None
+        text = summary.text[:SUMMARY_MAX]
+        memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
+        heard_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=held.messages[0].accepted_at)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await memory.asummarise(held.partition.thread, text, heard_at=heard_at)
+        except Forgotten:
+            return None
+        except Exception as error:
+            self._observers.run_event("memory.summary_waits", held, error=type(error).__name__)
+            log_failure(held.run.id, error)
+            return text
+        return None
 
     async def after_lane(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> None:
         """Remove the texts that a finished run of a lane has left in its checkpoints."""

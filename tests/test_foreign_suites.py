@@ -133,7 +133,7 @@ def test_the_exclusions_name_suites_that_there_are() -> None:
 
 
 def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(places.Unobtainable, match=r"langgraph at the tag of release 1\.2\.22"):
+    with pytest.raises(places.Unobtainable, match=f"at the tag of release {SUITES[0].version}"):
         places.source_of(SUITES[0], tmp_path, tmp_path)
 
 

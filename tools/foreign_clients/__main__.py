@@ -19,7 +19,7 @@ from tools.foreign_suites.reasons import read_entries, read_unsteady
 from tools.foreign_suites.running import Outcome
 
 from . import running, servers, sources
-from .catalogue import NODE, REASONS, SCENARIOS, SUITES, Suite
+from .catalogue import PACKAGES, REASONS, SUITES, Suite
 from .report import Comparison
 from .servers import NotStarted, serving
 
@@ -55,9 +55,9 @@ def _outcomes(suite: Suite, server: str, options: argparse.Namespace) -> dict[st
             servers.ask(url + suite.asked_first)
         if suite.kind == "pytest":
             return running.run_pytest(suite, folder, sources.python_of("perdure", work, suite.needs), url)
-        if suite.kind == "vitest":
-            return running.run_vitest(suite, folder, sources.modules_of(work / "node", NODE))
-        return running.run_scenarios(suite, folder, sources.modules_of(work / "scenarios", SCENARIOS), url)
+        modules = sources.modules_of(work / suite.packages, PACKAGES[suite.packages])
+        run = running.run_vitest if suite.kind == "vitest" else running.run_scenarios
+        return run(suite, folder, modules, url)
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:

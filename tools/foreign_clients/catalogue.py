@@ -5,6 +5,7 @@ Nothing of their text is in this repository. Each is taken from its repository a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,20 +28,41 @@ GRAPHS = ("deepagents>=0.6.2", "fastapi", "langchain>=1.4", "langchain-openai>=1
 
 TESTS = ("httpx", "pytest", "pytest-asyncio", "pytest-timeout", "websockets")
 
-NODE = {
-    "@langchain/core": "1.4.0",
-    "@langchain/langgraph": "^1",
-    "@langchain/langgraph-sdk": "1.9.31",
-    "hono": "^4",
-    "jose": "^6",
-    "postgres": "^3",
-    "vitest": "^4",
-    "wait-port": "^1",
+_LANGCHAIN = {"@langchain/core": "1.4.0", "@langchain/langgraph": "1.7.3"}
+
+PACKAGES: Mapping[str, Mapping[str, str]] = {
+    "node": {
+        **_LANGCHAIN,
+        "@hono/node-server": "^2",
+        "@langchain/langgraph-checkpoint": "^1",
+        "@langchain/langgraph-sdk": "1.15.0",
+        "hono": "^4",
+        "jose": "^6",
+        "postgres": "^3",
+        "vitest": "^4",
+        "wait-port": "^1",
+        "zod": "^4",
+    },
+    # With the SDK that @langchain/react asks for.
+    "react": {
+        **_LANGCHAIN,
+        "@langchain/langgraph-sdk": "1.11.0",
+        "@langchain/react": "1.1.0",
+        "@vitejs/plugin-react": "^6",
+        "@vitest/browser-playwright": "^4",
+        "deepagents": "^1.14",
+        "langchain": "^1.5",
+        "playwright": "^1",
+        "react": "19.3.1",
+        "react-dom": "19.3.1",
+        "vitest": "^4",
+        "vitest-browser-react": "^2",
+        "zod": "^4",
+    },
+    # The tool that tries servers of the Model Context Protocol. It needs Node 22.
+    "scenarios": {"@modelcontextprotocol/conformance": "0.1.16"},
 }
-
-
-SCENARIOS = {"@modelcontextprotocol/conformance": "0.1.16"}
-"""The tool that tries servers of the Model Context Protocol. It needs Node 22."""
+"""What suites in JavaScript run with, from npm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +94,10 @@ class Suite:
     """Further arguments of pytest; ``{url}`` in them is the server's address."""
     asked_first: str = ""
     """A path on the server that is asked before the tests, which would else wait for its imports."""
+    packages: str = ""
+    """Which of ``PACKAGES`` it runs with, if it is in JavaScript."""
+    in_browser: bool = False
+    """Whether its tests run in Chromium."""
     model: str = ""
     """The path on the server where its own application answers as OpenAI does, for graphs that call it."""
 
@@ -94,8 +120,8 @@ _A2A = (
 
 _MCP = ("jsonschema>=4.20", "mcp>=2.3,<3")
 
-_AEGRA = "https://github.com/ibbybuilds/aegra"
-_AEGRA_COMMIT = "7eaca0b8d275c21bbff7a098e58f527f46ca8d91"
+_AEGRA = "https://github.com/aegra/aegra"
+_AEGRA_COMMIT = "392a5457b25754cdc828f14b0053abdefe8b6766"
 _OF_AEGRA = (("libs/aegra-api/tests/e2e", "tests/e2e"), ("examples", "examples"))
 _OF_LANGGRAPHJS = (("libs/langgraph-api/tests", "tests"), ("libs/langgraph-api/src", "src"))
 
@@ -124,6 +150,7 @@ SUITES = (
         "langgraph.auth.json",
         "vitest",
         ported="langgraphjs",
+        packages="node",
         address="http://localhost:2025",
     ),
     Suite(
@@ -135,7 +162,31 @@ SUITES = (
         "langgraph.json",
         "vitest",
         ported="langgraphjs",
+        packages="node",
         address="http://localhost:2024",
+    ),
+    Suite(
+        "langgraphjs-stream",
+        _LANGGRAPHJS,
+        _LANGGRAPHJS_COMMIT,
+        _OF_LANGGRAPHJS,
+        "tests/protocol-v2/stream-sdk.test.mts",
+        "langgraph.json",
+        "vitest",
+        ported="langgraphjs",
+        packages="node",
+    ),
+    Suite(
+        "react",
+        _LANGGRAPHJS,
+        _LANGGRAPHJS_COMMIT,
+        (("libs/sdk-react/src/tests", "src/tests"),),
+        "src/tests",
+        "langgraph.json",
+        "vitest",
+        ported="react",
+        packages="react",
+        in_browser=True,
     ),
     Suite(
         "aegra",
@@ -183,6 +234,7 @@ SUITES = (
         "langgraph.json",
         "scenarios",
         ported="mcp",
+        packages="scenarios",
         needs=_MCP,
     ),
 )

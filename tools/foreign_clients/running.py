@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.server.browsing import FLAGS
 from tools.foreign_suites.running import Outcome, own_variables, run_bounded
 
 from .catalogue import Suite
@@ -51,16 +53,25 @@ def read_junit(path: Path) -> dict[str, Outcome]:
     return found
 
 
-def run_vitest(suite: Suite, folder: Path, modules: Path) -> dict[str, Outcome]:
+def run_vitest(suite: Suite, folder: Path, modules: Path, url: str) -> dict[str, Outcome]:
     """Run a suite in JavaScript with the packages that were installed for it."""
     (folder / "node_modules").symlink_to(modules)
     (folder / "package.json").write_text('{"private": true, "type": "module"}', encoding="utf-8")
     written = folder / "outcomes.json"
     command = ["node", str(modules / "vitest" / "vitest.mjs"), "run", suite.tests, "--reporter=json"]
     command += [f"--outputFile={written}", f"--testTimeout={_TEST_S}000", "--fileParallelism=false"]
-    # With it the suite would start a server of its own.
-    _run(command, folder, {"CI": ""})
+    # With CI the suite would start a server of its own.
+    variables = {"CI": "", "LANGGRAPH_INTEGRATION_URL": url}
+    _run(command, folder, variables | (_browser() if suite.in_browser else {}))
     return read_vitest(_existing(written))
+
+
+def _browser() -> dict[str, str]:
+    """The variables that name the browser of a suite's settings."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        raise NotRun("there is no Chromium; install it with your system's packages")
+    return {"CHROMIUM": chromium, "CHROMIUM_FLAGS": " ".join(FLAGS)}
 
 
 def read_vitest(path: Path) -> dict[str, Outcome]:

@@ -60,7 +60,7 @@ SUITES = (
     Suite(
         "langgraph",
         "langgraph",
-        "1.2.22",
+        "1.2.24",
         quick=("test_time_travel.py", "test_delta_channel_fork.py"),
         without=("test_delta_channel_benchmark.py",),
         requires=("uvloop", "langgraph-cli"),
@@ -69,13 +69,13 @@ SUITES = (
     Suite(
         "prebuilt",
         "langgraph-prebuilt",
-        "1.1.2",
+        "1.1.3",
         checkout="libs/prebuilt",
     ),
     Suite(
         "langchain",
         "langchain",
-        "1.4.7",
+        "1.5.2",
         tests="tests/unit_tests/agents",
         requires=("langchain-tests", "langchain-openai", "pytest-socket", "toml", "blockbuster"),
         checkout="libs/langchain_v1",

@@ -74,13 +74,10 @@ def _ours() -> Any:
 
 
 def _replace_classes() -> None:
-    """Replace the stock classes where suites import them from, as far as they are installed."""
+    """Replace the stock classes, as far as they are installed, wherever suites import them from."""
     ours = _ours()
-    classes: dict[str, dict[str, type]] = {
-        "langgraph.checkpoint.memory": {
-            "InMemorySaver": ours.InMemoryStandIn,
-            "MemorySaver": ours.InMemoryStandIn,
-        },
+    stand_ins: dict[str, dict[str, type]] = {
+        "langgraph.checkpoint.memory": {"InMemorySaver": ours.InMemoryStandIn},
         "langgraph.checkpoint.sqlite": {"SqliteSaver": ours.SqliteStandIn},
         "langgraph.checkpoint.sqlite.aio": {"AsyncSqliteSaver": ours.AsyncSqliteStandIn},
         "langgraph.checkpoint.postgres": {"PostgresSaver": ours.PostgresStandIn},
@@ -95,13 +92,18 @@ def _replace_classes() -> None:
             "AsyncPostgresStore": ours.AsyncStoreStandIn,
         },
     }
-    for name, replaced in classes.items():
+    replaced: dict[type, type] = {}
+    for name, classes in stand_ins.items():
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError:
             continue
-        for attribute, stand_in in replaced.items():
-            setattr(module, attribute, stand_in)
+        replaced.update((getattr(module, attribute), stand_in) for attribute, stand_in in classes.items())
+    for name, module in sys.modules.copy().items():
+        if name.startswith("langgraph."):
+            for attribute, value in vars(module).copy().items():
+                if isinstance(value, type) and value in replaced:
+                    setattr(module, attribute, replaced[value])
 
 
 def _opens(make: Callable[[], Any], is_async: bool) -> Callable[..., Any]:

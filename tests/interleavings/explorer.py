@@ -52,6 +52,8 @@ class Case(Generic[W]):
         new: The set-up, in an unused place of a database.
         operations: Operations by name. Each may be the one that is interrupted, and the other one.
         read: What a reader sees.
+        sequences: Several operations, one after the other, of another process: they are done as a whole, and
+            are not interrupted.
         excused: Pairs that may come out differently, each with the reason that is documented for it.
     """
 
@@ -59,9 +61,13 @@ class Case(Generic[W]):
     operations: Mapping[str, Callable[[W], Any]]
     read: Callable[[W], Any]
     excused: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    sequences: Mapping[str, Callable[[W], Any]] = field(default_factory=dict[str, Any])
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        return product(self.operations, self.operations)
+        return product(self.operations, (*self.operations, *self.sequences))
+
+    def act(self, name: str) -> Callable[[W], Any]:
+        return self.operations[name] if name in self.operations else self.sequences[name]
 
 
 class Fault(str):
@@ -188,14 +194,14 @@ def _copies(case: Case[W]) -> Callable[[], W]:
 
 
 def _in_order(case: Case[W], world: W, first: str, second: str) -> Outcome:
-    returned, other = (_result(case.operations[name], world.over(world.driver)) for name in (first, second))
+    returned, other = (_result(case.act(name), world.over(world.driver)) for name in (first, second))
     return Outcome(returned, other, case.read(world))
 
 
 def _interrupted(case: Case[W], world: W, name: str, other: str, at: int) -> Outcome | None:
     """Return how an interleaving came out, ``None`` if the operation has fewer requests."""
     results: list[Any] = []
-    act = case.operations[other]
+    act = case.act(other)
     driver = Interrupted(world.driver, at, lambda: results.append(_result(act, world.over(world.driver))))
     returned = _result(case.operations[name], world.over(driver))
     return Outcome(returned, results[0], case.read(world)) if driver.has_acted else None

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from perdure.engine import item_writes, search_index
 from perdure.engine.item_writes import weight, weight_of_write
@@ -24,7 +23,6 @@ from perdure.model.ops import (
     Fetch,
     Find,
     Get,
-    IndexHit,
     ItemPlace,
     Op,
     Put,
@@ -47,9 +45,6 @@ from perdure.model.store_items import (
 )
 
 _WHOLE = 64
-_SPARE = 2
-_GROWTH = 8
-_ORPHANS = 20
 _KEPT = 1000
 _FOUND = 1000
 _FOUND_MOST = 16_000
@@ -260,114 +255,6 @@ def search(
         if len(out) == limit:
             break
     return out
-
-
-class Candidate(NamedTuple):
-    """An item that a search by meaning ranks, and the digest of the value that was ranked."""
-
-    score: float
-    partition: Partition
-    key: str
-    content: bytes
-
-
-def nearest(
-    candidates: Iterator[Candidate],
-    judge: Callable[[Labels, Record], V | None],
-    *,
-    offset: int,
-    limit: int,
-    now: int,
-    removal: int | None = None,
-) -> Program[list[Hit[V]]]:
-    """Return the living items of candidates that ``judge`` accepts, in the order of the candidates; those
-    whose value has changed since are left out. Other arguments as for ``search``.
-
-    Args:
-        candidates: The items that the search index has, the best first.
-        judge: Returns what is found of an item, ``None`` to leave it out.
-        offset: Accepted items that are passed over.
-        limit: Items that are returned at most.
-        now: The time in microseconds.
-        removal: A number that is used once, under which entries are removed whose items are gone, some of
-            each namespace; ``None`` to leave them.
-    """
-    out: list[Hit[V]] = []
-    orphans: dict[Partition, list[str]] = {}
-    passed = 0
-    size = min(_WHOLE, offset + limit + _SPARE)
-    while len(out) < limit and (some := list(islice(candidates, size))):
-        size = _WHOLE
-        wanted: dict[Partition, list[str]] = {}
-        for each in some:
-            wanted.setdefault(each.partition, []).append(each.key)
-        found: dict[tuple[Partition, str], Record] = {}
-        for partition, keys in wanted.items():
-            answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (key,)) for key in keys)))
-            records = {record.key[0]: record for answer in answers for record in answer}
-            found |= {(partition, key): r for key, r in records.items() if not is_over(r, now)}
-            orphans.setdefault(partition, []).extend(key for key in keys if key not in records)
-        for each in some:
-            item = found.get((each.partition, each.key))
-            if item is None or search_index.content_of(item.body) != each.content:
-                continue
-            labels = labels_of(each.partition.thread)
-            value = judge(labels, item)
-            if value is None:
-                continue
-            passed += 1
-            if offset < passed <= offset + limit:
-                out.append(Hit(labels, item, value, each.score))
-    for partition, gone in orphans.items():
-        if gone and removal is not None:
-            absent = dict.fromkeys(gone[:_ORPHANS])
-            yield from search_index.store_entries(partition, {}, absent, removal)
-    return out
-
-
-def nearest_stored(
-    find: Find,
-    judge: Callable[[Labels, Record], V | None],
-    *,
-    offset: int,
-    limit: int,
-    everything: bool,
-) -> Program[list[Hit[V]]]:
-    """Return what ``nearest`` does where the database compares the vectors: by ``find``, the request for the
-    items that are nearest to the query. Other arguments as for ``search``."""
-    size = offset + limit + _SPARE if everything else 2 * (offset + limit) + _WHOLE
-    exact = False
-    while limit:
-        found = yield from ask(replace(find, limit=size, exact=exact))
-        out = _judged(found, judge)[offset : offset + limit]
-        is_whole = exact or (len(found) > 0 and all(hit.ranked and hit.ranked.is_whole for hit in found))
-        if len(out) == limit or (len(found) < size and is_whole):
-            return out
-        # An index that finds too few of these namespaces is passed over.
-        exact = exact or len(found) < size
-        size *= _GROWTH if len(found) == size else 1
-    return []
-
-
-def _judged(found: Sequence[IndexHit], judge: Callable[[Labels, Record], V | None]) -> list[Hit[V]]:
-    """Return the accepted ones of found items, each once with its best score, the best first, equal ones by
-    name; those whose value has changed since it was indexed are left out."""
-    out: dict[tuple[Partition, Key], Hit[V]] = {}
-    for hit in sorted(found, key=_by_rank):
-        record, ranked = hit.record, hit.ranked
-        if record is None or ranked is None or (hit.partition, record.key) in out:
-            continue
-        if search_index.content_of(record.body) != ranked.content:
-            continue
-        labels = labels_of(hit.partition.thread)
-        value = judge(labels, record)
-        if value is not None:
-            out[hit.partition, record.key] = Hit(labels, record, value, ranked.score)
-    return list(out.values())
-
-
-def _by_rank(hit: IndexHit) -> tuple[float, Partition, Key]:
-    return -hit.ranked.score if hit.ranked else 0.0, hit.partition, hit.record.key if hit.record else ()
 
 
 def namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:

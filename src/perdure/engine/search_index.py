@@ -30,6 +30,8 @@ _UNREADABLE = (
 )
 _HEADERS = 1000
 _BODIES = 200
+_AGAIN = 3
+"""Times that changes are read at most, as others go on; after that they may be of several moments."""
 
 LOG_COMMITS = 24
 """Commits that the record of a generation names at most."""
@@ -182,33 +184,47 @@ def changes(
     Raises:
         TooLarge: There are more.
     """
-    (found,) = yield from ask(Fetch(partition, (GENERATION,)))
-    now = found[0].version if found else 0
-    if found and now == generation:
-        return None
-    changed = _changed_since(found[0], generation) if found and generation else None
-    if changed is not None:
-        entries = yield from _entries(partition, changed)
-        written = {key: entry for key, entry in entries.items() if versions.get(key) != entry.version}
-        return IndexChanges(now, written, [key for key in changed if key not in entries])
-    present = yield from _versions(partition)
-    if len(present) > most:
-        raise TooLarge(
-            f"{labels_of(partition.thread)!r} has {len(present):,} indexed items, more than the {most:,} "
-            "that one search compares; search a narrower namespace, such as one user's"
-        )
-    wanted = [key for key, version in present.items() if versions.get(key) != version]
-    written = yield from _entries(partition, wanted)
-    # One that was removed between the two reads is removed for this reader, too.
-    gone = [key for key in wanted if key not in written]
-    return IndexChanges(now, written, [*(key for key in versions if key not in present), *gone])
+    entries: dict[str, StoredIndexEntry] = {}
+    for _ in range(_AGAIN):
+        (found,) = yield from ask(Fetch(partition, (GENERATION,)))
+        now = found[0].version if found else 0
+        if found and now == generation:
+            return None
+        changed = _changed_since(found[0], generation) if found and generation else None
+        if changed is not None:
+            wanted, kept, absent = changed, {}, []
+        else:
+            present = yield from _versions(partition)
+            if len(present) > most:
+                raise TooLarge(
+                    f"{labels_of(partition.thread)!r} has {len(present):,} indexed items, more than the "
+                    f"{most:,} that one search compares; search a narrower namespace, such as one user's"
+                )
+            kept = {key: entry for key, entry in entries.items() if present.get(key) == entry.version}
+            known = {**versions, **{key: entry.version for key, entry in kept.items()}}
+            wanted = [key for key, version in present.items() if known.get(key) != version]
+            absent = [key for key in versions if key not in present]
+        read, is_of_one_moment = yield from _entries(partition, wanted, now)
+        entries = {**kept, **read}
+        if is_of_one_moment:
+            break
+    written = {key: entry for key, entry in entries.items() if versions.get(key) != entry.version}
+    # One that was removed between two reads is removed for this reader, too.
+    return IndexChanges(now, written, [*absent, *(key for key in wanted if key not in read)])
 
 
-def _entries(partition: Partition, keys: Sequence[str]) -> Program[dict[str, StoredIndexEntry]]:
+def _entries(
+    partition: Partition, keys: Sequence[str], generation: int
+) -> Program[tuple[dict[str, StoredIndexEntry], bool]]:
+    """Return the entries of some items, and whether the index still has a generation as they are read."""
     out: dict[str, StoredIndexEntry] = {}
+    is_same = True
     for place in range(0, len(keys), _BODIES):
-        out |= yield from read(partition, keys[place : place + _BODIES])
-    return out
+        gets = _gets(keys[place : place + _BODIES])
+        found, *answers = yield from ask(Fetch(partition, (GENERATION, *gets)))
+        out.update((_item(record), _stored(partition, record)) for answer in answers for record in answer)
+        is_same = is_same and (found[0].version if found else 0) == generation
+    return out, is_same
 
 
 def values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -> Program[dict[str, bytes]]:
@@ -237,9 +253,12 @@ def copies(partition: Partition, keys: Sequence[str]) -> Program[dict[str, Op]]:
 
 
 def _records(partition: Partition, keys: Sequence[str]) -> Program[list[Record]]:
-    wanted = tuple(Get(DOCUMENT, (_COLLECTION, _OF_ITEM + key)) for key in keys)
-    answers = (yield from ask(Fetch(partition, wanted))) if wanted else ()
+    answers = (yield from ask(Fetch(partition, _gets(keys)))) if keys else ()
     return [record for records in answers for record in records]
+
+
+def _gets(keys: Sequence[str]) -> tuple[Get, ...]:
+    return tuple(Get(DOCUMENT, (_COLLECTION, _OF_ITEM + key)) for key in keys)
 
 
 def _versions(partition: Partition) -> Program[dict[str, int]]:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from logging import getLogger
 from threading import Lock
@@ -31,7 +32,7 @@ from langgraph.store.base import (
     TTLConfig,
 )
 
-from perdure.engine import item_writes, items
+from perdure.engine import item_writes, items, nearest_items
 from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
@@ -341,14 +342,14 @@ class PerdureStore(BaseStore):
             if self._index.is_stored_in(self._driver):
                 find = yield from self._index.request(self._tenant, op, now, embedded)
                 return (
-                    yield from items.nearest_stored(
+                    yield from nearest_items.nearest_stored(
                         find, judge, offset=op.offset, limit=op.limit, everything=everything
                     )
                 )
-            candidates = yield from self._index.candidates(self._driver, self._tenant, op, embedded)
+            rank = partial(self._index.candidates, self._driver, self._tenant, op, embedded)
             removal = next(_versions()) if removes_expired(self._driver) else None
             page = {"offset": op.offset, "limit": op.limit}
-            return (yield from items.nearest(iter(candidates), judge, now=now, removal=removal, **page))
+            return (yield from nearest_items.nearest(rank, judge, now=now, removal=removal, **page))
         if op.query and not self._has_ignored_a_query:
             self._has_ignored_a_query = True
             _log.warning(

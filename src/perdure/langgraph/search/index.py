@@ -19,8 +19,9 @@ from weakref import WeakSet
 from langgraph.store.base import IndexConfig, Op, PutOp, SearchOp, get_text_at_path, tokenize_path
 
 from perdure.engine import search_index
-from perdure.engine.items import Candidate, namespaces
+from perdure.engine.items import namespaces
 from perdure.engine.known_generations import KnownGenerations
+from perdure.engine.nearest_items import Candidate
 from perdure.engine.search_index import IndexChanges, IndexEntry
 from perdure.errors import ReindexRequired, TooLarge
 from perdure.langgraph.search.cache import IndexCache, IndexUpdate, NamespaceIndex

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure.engine.items import Candidate
+from perdure.engine.nearest_items import Candidate
 from perdure.langgraph.search.cache import NamespaceIndex, Part
 from perdure.langgraph.search.segments import numpy
 from perdure.model.records import Partition
@@ -73,6 +73,7 @@ def ranked(found: Mapping[Partition, NamespaceIndex], query: RankedQuery, least:
                 place.partition,
                 place.part.segment.keys[position - starts[number]],
                 place.part.segment.contents[position - starts[number]],
+                found[place.partition].generation,
             )
             for position in some
             for number in (int(owner[position]),)

@@ -26,6 +26,9 @@ from perdure.runtime.agent import Agent
 from perdure.runtime.graph_factories import Access, Factory, Use
 from perdure.runtime.run_user import GraphUser
 
+_UNNAMED = "LangGraph"
+"""LangGraph's name for a graph that its author gave none."""
+
 
 def saver_for(
     database: Database | SyncDatabase,
@@ -196,5 +199,9 @@ class Graphs:
             saver.graph = name
         store = graph.store or self.store(tenant)
         watched = watching(graph, self._undeclared[name])
-        bound = watched.copy(update={"checkpointer": saver, "store": store})
+        update: dict[str, Any] = {"checkpointer": saver, "store": store}
+        if watched.get_name() == _UNNAMED:
+            # As on LangGraph's server: events and traces tell graphs apart.
+            update["name"] = name
+        bound = watched.copy(update=update)
         return recorded(bound) if self.agents[name].record else bound

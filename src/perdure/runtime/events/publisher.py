@@ -11,8 +11,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from uuid import UUID, uuid4
 
 from langchain_core.messages import (
     AIMessageChunk,
@@ -50,6 +52,8 @@ _PAGE_BYTES = 256 * 1024
 keep in memory."""
 
 VALUES = "values"
+_HIDDEN = "langsmith:hidden"
+"""Tag of what LangChain's viewers, and LangGraph's server, do not show."""
 _OWN = {"messages-tuple": "messages"}
 """LangGraph's names of modes that have another name here."""
 
@@ -327,6 +331,7 @@ class StreamPublisher:
         self.stream = stream
         self._wanted = frozenset(stream.modes)
         self._messages: dict[str, BaseMessage] = {}
+        self._is_repeated = False
         self._protocol: protocol.ProtocolPublisher | None = None
         self._transformers: StreamTransformers | None = None
         if "protocol" in self._wanted:
@@ -350,8 +355,18 @@ class StreamPublisher:
 
     def begun(self, attempt: int, graph: str) -> None:
         """Publish the start of an attempt."""
+        self._is_repeated = attempt > 1
         data: dict[str, Any] = {"run_id": self._buffer.run_id, "attempt": attempt}
         self._buffer.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
+
+    def root_id(self) -> UUID:
+        """Return the id that the graph's own run has in LangChain's events: that of the run, except where an
+        attempt, or a part of one, repeats it."""
+        is_repeated, self._is_repeated = self._is_repeated, True
+        with suppress(ValueError):
+            return uuid4() if is_repeated else UUID(self._buffer.run_id)
+        # A program may give a run an id of its own.
+        return uuid4()
 
     async def ended(self) -> None:
         """Publish the events that were held back until the end of the stream."""
@@ -388,31 +403,38 @@ class StreamPublisher:
         path = "|".join(("", *namespace))
         if mode == "messages":
             self._message(payload, path)
-        elif mode in self._wanted or (mode == "updates" and _is_question(payload)):
+        elif mode in self._wanted or self._is_unasked_question(mode, payload):
             self._buffer.publish(f"{mode}{path}", outgoing(mode, payload), protocol.room_of(mode, payload))
 
     def event(self, event: Any) -> None:
-        """Publish one of LangChain's events."""
+        """Publish one of LangChain's events, unless it is hidden."""
+        if _HIDDEN in (event.get("tags") or ()):
+            return
         self._buffer.publish("events", outgoing_event(event))
+
+    def _is_unasked_question(self, mode: str, payload: Any) -> bool:
+        """Return True for a question that is published although no updates are wanted; LangChain's events
+        have it themselves."""
+        return mode == "updates" and "events" not in self._wanted and _is_question(payload)
 
     def _message(self, payload: tuple[BaseMessage, dict[str, Any]], path: str) -> None:
         message, metadata = payload
         if "messages-tuple" in self._wanted:
+            # Asked for both, LangGraph's server sends this form alone, too.
             self._buffer.publish(f"messages{path}", [message, metadata])
-        if "messages" not in self._wanted:
             return
         key = message.id or ""
         before = self._messages.get(key)
         if before is None:
-            self._buffer.publish(f"messages/metadata{path}", {key: {"metadata": metadata}})
+            self._buffer.publish("messages/metadata", {key: {"metadata": metadata}})
         if isinstance(message, BaseMessageChunk):
             whole = before + message if isinstance(before, AIMessageChunk) else message
             self._messages[key] = whole
             # Clients receive the accumulated chunks as a whole message.
-            self._buffer.publish(f"messages/partial{path}", [message_chunk_to_message(whole)])
+            self._buffer.publish("messages/partial", [message_chunk_to_message(whole)])
         else:
             self._messages[key] = message
-            self._buffer.publish(f"messages/complete{path}", [message])
+            self._buffer.publish("messages/complete", [message])
 
 
 def _is_question(payload: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -341,19 +340,22 @@ async def _parts(
     how: dict[str, Any],
     publisher: StreamPublisher | None,
 ) -> AsyncGenerator[Any, None]:
-    """Yield the parts of a graph's stream. With a ``publisher``, LangChain's events, which contain the parts,
-    are published as well."""
+    """Yield the parts of a graph's stream. With a ``publisher``, LangChain's other events are published as
+    well."""
     if publisher is None:
         # Closed at once when a part cannot be published: the graph's tasks end with the stream.
         async with aclosing(cast(AsyncGenerator[Any, None], graph.astream(given, config, **how))) as parts:
             async for part in parts:
                 yield part
         return
-    events = graph.astream_events(given, {**config, "run_id": uuid.uuid4()}, version="v2", **how)
-    async for event in events:
-        if event["event"] == "on_chain_stream" and not event.get("parent_ids"):
-            yield event["data"].get("chunk")
-        publisher.event(event)
+    run_id = publisher.root_id()
+    stream = graph.astream_events(given, {**config, "run_id": run_id}, version="v2", **how)
+    async with aclosing(cast(AsyncGenerator[Any, None], stream)) as events:
+        async for event in events:
+            if event["event"] == "on_chain_stream" and event["run_id"] == str(run_id):
+                yield event["data"]["chunk"]
+            else:
+                publisher.event(event)
 
 
 def config_of(

@@ -133,10 +133,11 @@ def test_a_read_that_misses_a_run_whose_end_was_shown_is_noticed() -> None:
     assert broken(*TWO, read(7, "m:a"), read(8, "m:a", "m:b")) == {"No stale write"}
 
 
-def test_what_a_failed_run_stored_may_be_shown_until_its_end_is() -> None:
+def test_what_a_failed_run_of_a_server_stored_stays() -> None:
     failed = (accept("a", 0, 1), accept("b", 2, 3), status("run-a", 4), status("run-b", 6, "error"))
-    assert not broken(*failed, read(5, "m:a", "m:b"), read(8, "m:a"))
-    assert broken(*failed, read(7, "m:a", "m:b"), read(8, "m:a")) == {
+    during = read(5, "m:a", "m:b", "s:run-b:1")
+    assert not broken(*failed, during, read(8, "m:a", "m:b", "s:run-b:1"))
+    assert broken(*failed, during, read(8, "m:a")) == {
         "A message that always fails does not block its thread"
     }
 

@@ -123,17 +123,17 @@ def mix_tenants() -> None:
     vars(handlers)["tenant_of"] = lambda claims, names: "all"
 
 
-def keep_failed() -> None:
-    """What a failed run has stored stays."""
-    from perdure.runtime.settings import Settings
+def take_failed_back() -> None:
+    """What a failed run of a server has stored is removed."""
+    from perdure.runtime.options import Options
 
-    whole = Settings.__post_init__
+    whole = Options.__post_init__
 
-    def post_init(self: Settings) -> None:
-        object.__setattr__(self, "on_failure", "keep")
+    def post_init(self: Options) -> None:
+        object.__setattr__(self, "on_failure", "rollback")
         whole(self)
 
-    Settings.__post_init__ = post_init  # type: ignore[method-assign]
+    Options.__post_init__ = post_init  # type: ignore[method-assign]
 
 
 OWN: dict[str, Callable[[], None]] = {
@@ -144,6 +144,6 @@ OWN: dict[str, Callable[[], None]] = {
     "items exchanged whatever they are": exchange_always,
     "turns that overwrite": overwrite_turns,
     "tenants mixed": mix_tenants,
-    "failed runs kept": keep_failed,
+    "failed runs taken back": take_failed_back,
 }
 DEFECTS = (*SIMULATED, *OWN)

@@ -20,8 +20,8 @@ LISTING, JOIN, PRUNE = "listing", "join", "prune"
 THREAD_CALLS = frozenset(
     {ACCEPT, UPDATE, ANSWER, EMPTY, CANCEL, RETRY, READ, HISTORY, REPLY, RUN, DELETE, JOIN, PRUNE}
 )
-SUCCESS, GONE = "success", "gone"
-ENDS = frozenset({SUCCESS, "error", "timeout"})
+SUCCESS, FAILED, GONE = "success", "error", "gone"
+ENDS = frozenset({SUCCESS, FAILED, "timeout"})
 """Statuses that are the end of a run. One that is ``interrupted`` may still have a step under way."""
 SETTLED = ENDS | {"interrupted", GONE}
 """What may be read of a run at the end of a history; a run that was rolled back is gone."""

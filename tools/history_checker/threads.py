@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from .facts import (
     DELETE,
+    FAILED,
     HISTORY,
     JOIN,
     MESSAGE,
@@ -156,18 +157,17 @@ def _stale(thread: ThreadFacts) -> Iterator[str]:
 
 
 def _taken_back(thread: ThreadFacts) -> Iterator[str]:
-    """What a failed run had stored is not shown once its end was."""
+    """What a failed run of a server had stored stays."""
     for seen in thread.observations:
-        if not seen.is_latest:
-            continue
-        for entry in seen.entries[common_prefix(seen.entries, thread.final) :]:
-            runs = {run_of_step(entry)} if entry.startswith(STEP) else set[str]()
-            if entry in thread.sent:
-                runs |= thread.sent[entry].runs
-            ended = [end for run in runs if (end := thread.end_of(run)) and end.ended < seen.began]
-            if ended:
-                yield f"{seen.call.id} shows {entry!r} after {ended[0].id} had shown the end of its run"
-                break
+        gone = set(seen.entries) - thread.final_set
+        failed = [
+            entry
+            for entry in sorted(gone)
+            if entry.startswith(STEP) and thread.has_ended(run_of_step(entry), FAILED)
+        ]
+        if failed:
+            yield f"{seen.call.id} shows {failed[:2]} of a run that failed; the last state lacks it"
+            return
 
 
 def _chained(thread: ThreadFacts) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Calls to a server, recorded with what they were answered.
 
-A status of the 400s refuses: nothing of the call was done. Any other failure leaves it unknown.
+A status of the 400s refuses: nothing of the call was done, as if it had reached nobody. Any other failure
+leaves it unknown.
 """
 
 from __future__ import annotations
@@ -169,6 +170,10 @@ class Caller:
             answer = await self._client.request(
                 method, server.url + path, json=body, headers={**self._headers, **(headers or {})}
             )
+        except httpx.ConnectError:
+            # It reached nobody: the record has it as refused, and who made it makes it again.
+            self._recorder.note_answer(call_id, REFUSED, error="ConnectError")
+            return UNKNOWN, {}
         except httpx.TransportError as error:
             self._recorder.note_answer(call_id, UNKNOWN, error=type(error).__name__)
             return UNKNOWN, {}

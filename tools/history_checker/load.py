@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from .deployment import Server
 from .http_calls import DEBOUNCE, Caller
-from .recording import OK, UNKNOWN
+from .recording import OK, REFUSED, UNKNOWN
 from .served_agents import ASKS, FAILS
 
 PAUSE_S = (0.05, 0.6)
@@ -132,8 +132,14 @@ class Load:
         question, interrupt_id = self.chance.choice(sorted(thread.questions.items()))
         senders = 1 if thread.has_one_user else self.chance.choice((1, 1, 1, 2))
         async with asyncio.TaskGroup() as group:
-            for _ in range(senders):
-                group.create_task(self._answer_with(thread, question, interrupt_id))
+            answers = [
+                group.create_task(self._answer_with(thread, question, interrupt_id)) for _ in range(senders)
+            ]
+        if thread.has_one_user and answers[0].result() == REFUSED:
+            # If everything has ended and the question is still shown, it has to take an answer.
+            for run in thread.runs:
+                await self.caller.read_run(self._server(), thread.name, run)
+            await self.answer_all(thread)
 
     async def answer_all(self, thread: Conversation) -> bool:
         """Answer every question of a thread that is at rest; false if it has none."""
@@ -143,16 +149,18 @@ class Load:
             await self._answer_with(thread, question, interrupt_id)
         return bool(questions)
 
-    async def _answer_with(self, thread: Conversation, question: str, interrupt_id: str) -> None:
+    async def _answer_with(self, thread: Conversation, question: str, interrupt_id: str) -> str:
         thread.given += 1
         value = f"{question}#{thread.given}"
         given = {"element": value, "question": question, "interrupt": interrupt_id}
         # Nobody else can have answered the only question of a thread with one user: it needs no name.
         resume = value if thread.has_one_user else {interrupt_id: value}
         body: dict[str, object] = {"command": {"resume": resume}}
-        if await self._start(thread, "answer", body, value, None, given) == OK:
+        outcome = await self._start(thread, "answer", body, value, None, given)
+        if outcome == OK:
             thread.questions.pop(question, None)
             thread.asks = False
+        return outcome
 
     async def _start_empty(self, thread: Conversation) -> None:
         """Start a run without an input: it goes on where the thread is, and asks again what was asked."""

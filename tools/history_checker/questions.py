@@ -95,7 +95,7 @@ def _asked_again(thread: ThreadFacts) -> Iterator[str]:
 def _not_accepted(thread: ThreadFacts) -> Iterator[str]:
     """A question that is shown while nothing else happens to its thread is one that takes an answer."""
     for value, sent in thread.answers.items():
-        if not sent.is_refused:
+        if not sent.is_refused or all("error" in call.answer for call in sent.calls):
             continue
         question, ended = sent.calls[0].given["question"], max(call.ended for call in sent.calls)
         shown = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
@@ -22,6 +22,42 @@ async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
     that stored nothing, or was rolled back, left the values that it started from."""
     async with runtime.opened(run.graph, "threads.read") as graph:
         return await _values_of(runtime, graph, thread_id, run)
+
+
+class RunResult(NamedTuple):
+    """Values that a run left, those before the first run that it continues, and the names of the graph's
+    outputs."""
+
+    after: Any
+    before: Any
+    outputs: frozenset[str]
+
+
+async def result_of(runtime: TenantRuntime, thread_id: str, first: Run, last: Run) -> RunResult:
+    """Return what runs have done that answer each other's questions, from the first to the last."""
+    async with runtime.opened(last.graph, "threads.read") as graph:
+        after = await _values_of(runtime, graph, thread_id, last)
+        before = await _values_before(runtime, graph, thread_id, first)
+        named = graph.output_channels
+        return RunResult(after, before, frozenset([named] if isinstance(named, str) else named))
+
+
+async def _values_before(
+    runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
+) -> Any:
+    """Return the values from which a run started."""
+    filter_ = {"run_id": run.id, "source": "input"}
+    async for begun in aread_history(graph, config_of(thread_id), filter=filter_, limit=1):
+        if begun.parent_config is None:
+            return {}
+        parent = await aread_state(graph, begun.parent_config)
+        if parent.created_at is not None:
+            return parent.values
+    # Its first checkpoint is not stored, or is gone.
+    for earlier in await runtime.runs(thread_id, limit=1, before=run.first):
+        if (left := await _last_of(graph, thread_id, earlier)) is not None:
+            return left.values
+    return {}
 
 
 async def _values_of(

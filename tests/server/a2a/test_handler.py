@@ -77,6 +77,38 @@ def _total(state: Sum) -> dict[str, Any]:
     return {"total": sum(state["numbers"])}
 
 
+class Counted(MessagesState, total=False):
+    """A conversation with something besides its messages, and what is nobody's business."""
+
+    count: int
+    secret: str
+
+
+class Output(MessagesState, total=False):
+    count: int
+
+
+def _now_and_then() -> Any:
+    def turn(state: Counted) -> dict[str, Any]:
+        messages = state.get("messages", [])
+        said = messages[-1].text if messages and messages[-1].type == "human" else ""
+        match said:
+            case "count":
+                return {"count": state.get("count", 0) + 1, "secret": "s3cret"}
+            case "correct":
+                earlier = next(one for one in messages if one.type == "ai")
+                return {"messages": [AIMessage("corrected", id=earlier.id)]}
+            case "ask":
+                interrupt("sure?")
+                return {}
+            case "" | "nothing":
+                return {"secret": "s3cret"}
+        return {"messages": [AIMessage(f"echo {said}")]}
+
+    builder: Any = StateGraph(Counted, output_schema=Output)
+    return builder.add_node("turn", turn).add_edge(START, "turn").compile()
+
+
 def _only(node: Any, of: Any = MessagesState) -> Any:
     builder: Any = StateGraph(of)
     return builder.add_node("turn", node).add_edge(START, "turn").compile()
@@ -96,6 +128,7 @@ def graphs(gate: Gate | None = None) -> dict[str, Any]:
         "drip": _only(_drip),
         "rest": _only(_rest),
         "sum": _only(_total, Sum),
+        "now and then": _now_and_then(),
     }
 
 
@@ -128,6 +161,33 @@ async def test_a_message_is_a_run_and_its_context_a_thread(version: str) -> None
         assert (await talk.get(first["id"]))["history"][0]["parts"] == [{"text": "hello"}]
         own = await talk.task("here", context="an own name")
         assert own["contextId"] == "an own name"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@run
+async def test_a_task_has_what_it_added_itself(version: str) -> None:
+    async with (
+        serving("memory://", of=graphs()) as served,
+        talking(served.url, "now and then", version=version) as talk,
+    ):
+        silent = await talk.task("nothing")
+        assert silent["status"]["state"] == COMPLETED
+        assert silent.get("artifacts", []) == [], "the whole state is no answer"
+        first = await talk.task("hello", context=silent["contextId"])
+        assert text_of(first) == "echo hello"
+        silent = await talk.task("nothing", context=first["contextId"])
+        assert silent.get("artifacts", []) == [], "the answer before is that of another task"
+        counted = await talk.task("count", context=first["contextId"])
+        assert counted["artifacts"][0]["parts"] == [{"data": {"count": 1}}]
+        silent = await talk.task("nothing", context=first["contextId"])
+        assert silent.get("artifacts", []) == []
+        corrected = await talk.task("correct", context=first["contextId"])
+        assert text_of(corrected) == "corrected"
+        asked = await talk.task("ask", context=first["contextId"])
+        done = await talk.task("yes", task=asked["id"])
+        assert (done["status"]["state"], done.get("artifacts", [])) == (COMPLETED, [])
+        assert text_of(await talk.get(first["id"])) == "echo hello"
+        assert "s3cret" not in str([silent, counted, done])
 
 
 @pytest.mark.slow

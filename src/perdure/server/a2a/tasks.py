@@ -20,12 +20,13 @@ from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
 from perdure.server.a2a.parts import parts_of, text_of
-from perdure.server.run_values import values_of
+from perdure.server.run_values import RunResult, result_of, values_of
 
 PROTOCOL = "protocol"
 """Key of a run's data with the protocol that it was made for, and what that has to know of it."""
 A2A = "a2a"
 _PAGE = 100
+_MESSAGES = "messages"
 
 SUBMITTED, WORKING = "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"
 COMPLETED, FAILED, CANCELED = "TASK_STATE_COMPLETED", "TASK_STATE_FAILED", "TASK_STATE_CANCELED"
@@ -190,10 +191,13 @@ async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
         "history": [asked for one in task.standings if (asked := _asked(task, one)) is not None],
     }
     if state in (COMPLETED, INPUT_REQUIRED) and run is not None:
-        values = json.loads(encoded(await values_of(runtime, task.thread_id, run)))
         if state == COMPLETED:
-            shown["artifacts"] = [_artifact(task, values)]
+            begun = task.standings[0].run or run
+            result = await result_of(runtime, task.thread_id, begun, run)
+            if (artifact := _artifact(task, result)) is not None:
+                shown["artifacts"] = [artifact]
         else:
+            values = json.loads(encoded(await values_of(runtime, task.thread_id, run)))
             questions = values.get("__interrupt__", ()) if isinstance(values, dict) else ()
             parts = [_part(one.get("value")) for one in questions]
             status["message"] = _message(task, parts or [{"text": "The agent waits for a message to go on."}])
@@ -220,14 +224,29 @@ def _part(value: Any) -> JsonObject:
     return {"text": value} if isinstance(value, str) and value else {"data": value}
 
 
-def _artifact(task: DurableTask, values: Any) -> JsonObject:
-    """Return the result of a task: the agent's last message, or else the values of its graph."""
-    messages = values.get("messages") if isinstance(values, dict) else None
-    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
-        last = messages[-1]
-        if last.get("type") == "ai" and (parts := parts_of(last)):
-            return {"artifactId": last.get("id") or task.run_id, "name": "reply", "parts": parts}
-    return {"artifactId": task.run_id, "name": "values", "parts": [{"data": values}]}
+def _artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
+    """Return the result of a task: the last message that the agent has added or changed, or else the outputs
+    of its graph besides messages. None if there is neither."""
+    values, before = json.loads(encoded(result.after)), json.loads(encoded(result.before))
+    if not isinstance(values, dict):
+        return {"artifactId": task.run_id, "name": "values", "parts": [{"data": values}]}
+    known = _messages_in(before)
+    for message in reversed(_messages_in(values)):
+        if message.get("type") == "ai" and message not in known and (parts := parts_of(message)):
+            return {"artifactId": message.get("id") or task.run_id, "name": "reply", "parts": parts}
+    outputs = {name: held for name, held in values.items() if name in result.outputs and name != _MESSAGES}
+    if _MESSAGES in values:
+        # What a conversation has besides its messages is no result of a task that left it as it was.
+        held_before = before if isinstance(before, dict) else {}
+        outputs = {name: held for name, held in outputs.items() if held_before.get(name) != held}
+    if not outputs:
+        return None
+    return {"artifactId": task.run_id, "name": "values", "parts": [{"data": outputs}]}
+
+
+def _messages_in(values: Any) -> list[JsonObject]:
+    messages = values.get(_MESSAGES) if isinstance(values, dict) else None
+    return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
 
 
 def answered(standing: Standing) -> Any:

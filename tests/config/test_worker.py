@@ -47,7 +47,7 @@ def refused(environ: dict[str, str] | None = None, **flags: Any) -> str:
 def test_a_graph_and_a_database_are_enough() -> None:
     config = usable()
     assert (config.graphs, config.database_url) == ({"agent": GraphPlace("app:graph")}, URL)
-    assert (config.settings, config.store, config.channels) == (Settings(), None, None)
+    assert (config.settings, config.store, config.channels) == (runtime_settings({}), None, None)
     assert (config.webhook_hosts, config.metrics, config.development) == ((), None, False)
     assert (config.env, config.root) == ({}, Path.cwd())
     assert (config.sources, config.ignored) == (("DATABASE_URL",), ())
@@ -65,7 +65,8 @@ def test_it_reads_what_a_server_reads() -> None:
     mine, servers = told(), load_server(file=None, environ={})
     for name in ("database_url", "graphs", "store", "development", "env", "root", "sources", "ignored"):
         assert getattr(mine, name) == getattr(servers, name), name
-    assert mine.settings == Settings(**servers.runtime) == Settings(lease=9.0, debounce=2.0)
+    assert mine.settings == runtime_settings(servers.runtime)
+    assert mine.settings == Settings(lease=9.0, debounce=2.0, shared_threads=True)
     assert mine.webhook_hosts == servers.http.webhook_hosts == ("hooks.internal",)
     assert mine.env["KEY"] == "k"
 
@@ -74,7 +75,7 @@ def test_flags_win_over_variables_over_the_file() -> None:
     own(f'database_url = "{URL}"\n[graphs]\na = "a:graph"\n[runtime]\nlease = 3\npoll = 3\nattempts = 3\n')
     environ = {"PERDURE_RUNTIME_LEASE": "2", "PERDURE_RUNTIME_POLL": "2", "PERDURE_METRICS_PORT": "2"}
     config = told(environ=environ, runtime={"lease": 1.0, "deadline": None}, metrics_port=1)
-    assert config.settings == Settings(lease=1.0, poll=2.0, attempts=3)
+    assert config.settings == Settings(lease=1.0, poll=2.0, attempts=3, shared_threads=True)
     assert config.metrics == HostPort("127.0.0.1", 1)
     assert (config.database_url, list(config.graphs)) == (URL, ["a"])
     instead = told("b=b:graph", environ=environ, db="sqlite:///t.db")

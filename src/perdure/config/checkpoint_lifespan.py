@@ -28,7 +28,7 @@ from perdure.config.sources import GivenValue, value_of
 from perdure.database.opening import connect
 from perdure.errors import BadSetting
 from perdure.langgraph.saver import PerdureSaver
-from perdure.storage.url import redacted
+from perdure.storage.url import plain_url, redacted
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 Builder: TypeAlias = StateGraph[Any, Any, Any, Any]
@@ -143,14 +143,7 @@ def url_of(given: str | None = None, *, has_key: bool = False) -> str:
         )
     if url.startswith("memory:"):
         _log.warning("threads are kept in memory: a restart loses them, and no other process sees them")
-    return _without_client(url)
-
-
-def _without_client(url: str) -> str:
-    """Return SQLAlchemy's form of a URL without the driver's name: applications share their URL with it."""
-    scheme, colon, rest = url.partition("://")
-    name, plus, _ = scheme.partition("+")
-    return f"{name}{colon}{rest}" if plus and name in ("postgresql", "postgres", "sqlite") else url
+    return plain_url(url)
 
 
 def is_development(environ: Mapping[str, str] | None = None) -> bool:

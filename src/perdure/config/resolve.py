@@ -24,6 +24,7 @@ from perdure.errors import BadSetting
 from perdure.runtime.loading import named
 from perdure.runtime.module_files import names_file
 from perdure.runtime.settings import Settings
+from perdure.storage.url import plain_url
 
 DEVELOPMENT_FOLDER = ".perdure"
 DEVELOPMENT_URL = f"sqlite:///{DEVELOPMENT_FOLDER}/dev.db"
@@ -112,7 +113,7 @@ class ResolvedConfig:
                 "which database? Pass --db postgresql://user@host/database, set PERDURE_DB or DATABASE_URL, "
                 f"or write database_url in perdure.toml; in development it is {DEVELOPMENT_URL}"
             )
-        return DEVELOPMENT_URL if url is None else str(url)
+        return DEVELOPMENT_URL if url is None else plain_url(str(url))
 
     def graphs(self, command: str) -> dict[str, GraphPlace]:
         """Return the graphs by name.
@@ -211,7 +212,7 @@ class ResolvedConfig:
                         f"LANGGRAPH_STORE_TYPE={wanted}, or leave the URL out"
                     )
             own: str | None = self["store.database_url"]
-            return own
+            return None if own is None else plain_url(own)
         if "store.database_url" in self:
             raise BadSetting(
                 f"{self.name('store.type')} and {self.name('store.database_url')} both name the store's "
@@ -229,7 +230,7 @@ class ResolvedConfig:
         if key not in self:
             variables = " or ".join(SETTINGS[key].variables)
             raise BadSetting(f"{self.name('store.type')} is {kind}, and its URL is not set; set {variables}")
-        return str(self[key])
+        return plain_url(str(self[key]))
 
     def store_ttl(self) -> TTLConfig | None:
         """Return the argument for ``Database.store(ttl=…)``, or ``None``."""

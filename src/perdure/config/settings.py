@@ -54,7 +54,8 @@ _DAY_S = 86400
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """Setting with its ``key`` as in ``perdure.toml``, with dots. ``langgraph`` is True if ``langgraph.json``
-    has it under the same name; ``derived`` describes a default that depends on other settings."""
+    has it under the same name; ``derived`` describes a default that depends on other settings. A flag's
+    variables among ``set_means_on`` switch it on by any text but those that mean no."""
 
     key: str
     kind: ValueKind
@@ -65,6 +66,7 @@ class Setting:
     langgraph: bool = False
     secret: bool = False
     is_place: bool = False
+    set_means_on: tuple[str, ...] = ()
 
 
 def _conversations(value: Any) -> dict[str, Any]:
@@ -160,7 +162,14 @@ _LISTED = [
     _setting("schema", SCHEMAS, langgraph=True),
     _setting("env", ENV, variables=(), langgraph=True, secret=True),
     _setting("dependencies", WORDS, (), variables=(), langgraph=True),
-    _setting("development", FLAG, False, variables=("PERDURE_DEVELOPMENT", "LANGGRAPH_DEV"), flag="--dev"),
+    _setting(
+        "development",
+        FLAG,
+        False,
+        variables=("PERDURE_DEVELOPMENT", "LANGGRAPH_DEV"),
+        set_means_on=("LANGGRAPH_DEV",),
+        flag="--dev",
+    ),
     _setting("auth.path", PLACE, langgraph=True, is_place=True),
     _setting("auth.tenant_claims", WORDS, derived="`sub` with `auth.jwt`, else none"),
     _setting("auth.jwt.issuer", WORDS),

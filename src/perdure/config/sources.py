@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from perdure.config.settings import SETTINGS, Setting
 from perdure.config.unsupported_keys import PASSED_OVER, REFUSED
+from perdure.config.value_kinds import is_no
 from perdure.errors import BadSetting, MissingExtra
 
 OWN, LANGGRAPH = "perdure.toml", "langgraph.json"
@@ -120,6 +121,9 @@ def value_of(setting: Setting, entry: GivenValue) -> Any:
             secret.
     """
     kind = setting.kind
+    if entry.is_text and entry.source in setting.set_means_on:
+        # Its programs only look whether it is set: to "studio", for instance.
+        return not is_no(str(entry.value))
     try:
         return kind.check(kind.read(entry.value) if entry.is_text else entry.value)
     except ValueError as error:

@@ -53,6 +53,11 @@ def _flag_of(text: str) -> bool:
     return text.lower() in _YES
 
 
+def is_no(text: str) -> bool:
+    """Return True for a text that means no."""
+    return text.strip().lower() in _NO
+
+
 def _words(value: Any) -> tuple[str, ...]:
     """Return a list of texts; a single text counts as a list, as in some keys of LangGraph's files."""
     given = [value] if isinstance(value, str) else value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from perdure.errors import BadUrl, MissingExtra
 
@@ -59,6 +60,43 @@ FORMS = (
 )
 
 
+_CLIENTS = ("postgresql", "postgres", "sqlite")
+_WORDS = ("host", "hostaddr", "port", "dbname", "user", "password", "service")
+
+
+def plain_url(url: str) -> str:
+    """Return the URL of a database that is written as other libraries do: SQLAlchemy, which names a driver
+    (``postgresql+asyncpg://…``), or libpq (``host=db dbname=app``). Any other text is returned as it is."""
+    scheme, colon, rest = url.partition("://")
+    name, plus, _ = scheme.partition("+")
+    if plus and name in _CLIENTS:
+        return f"{name}{colon}{rest}"
+    return url if colon or not _is_of_words(url) else _url_of_words(url)
+
+
+def _is_of_words(text: str) -> bool:
+    return text.strip().partition("=")[0].strip() in _WORDS
+
+
+def _url_of_words(text: str) -> str:
+    try:
+        pairs = [word.partition("=") for word in shlex.split(text)]
+    except ValueError:
+        raise BadUrl("a quotation mark in the database's DSN is not closed") from None
+    words = {name: value for name, _, value in pairs}
+    login = quote(words.pop("user", ""), safe="")
+    password = words.pop("password", "")
+    if password:
+        login += f":{quote(password, safe='')}"
+    host, port = words.pop("host", ""), words.pop("port", "")
+    if host.startswith("/"):
+        host = quote(host, safe="")
+    where = f"{host}:{port}" if port else host
+    name = quote(words.pop("dbname", ""), safe="")
+    query = f"?{urlencode(words)}" if words else ""
+    return f"postgresql://{login}@{where}/{name}{query}" if login else f"postgresql://{where}/{name}{query}"
+
+
 def open_driver(url: str, *, migrate: bool = False) -> Driver:
     """Open the backend of a URL; with ``migrate`` bring its layout to this release's version first."""
     backend = backend_of(url)
@@ -77,6 +115,9 @@ def backend_of(url: str) -> BackendModule:
     scheme = _scheme_of(url)
     if url == ":memory:":
         raise BadUrl("':memory:' is no database URL; write memory:// for a database that keeps nothing")
+    if "://" not in url and _is_of_words(url):
+        # It may have a password.
+        raise BadUrl(f"the database's DSN is no URL; use {FORMS}")
     if "://" not in url and "@" not in url:
         raise BadUrl(
             f"{url!r} is no database URL; for a SQLite file write sqlite:///{url.removeprefix('sqlite:')}, "

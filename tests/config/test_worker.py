@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace
+from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace, runtime_settings
 from perdure.config.worker import HostPort, WorkerConfig, load
 from perdure.errors import BadSetting, GraphLoadError
 from perdure.runtime import Settings

@@ -1,18 +1,21 @@
 """Reads the plain layout of home-made savers, in a SQLite file or in Cloudflare D1:
 
 ``checkpoints(thread_id, checkpoint_id, parent_id, state, created_at)`` and, if it is there,
-``writes(thread_id, checkpoint_id, task_id, idx, channel, value)``. ``state`` is a JSON object as text, or
-LangGraph's MessagePack as bytes: a whole checkpoint of LangGraph's, or the values by channel. ``value`` is
-JSON as text or MessagePack as bytes.
+``writes(thread_id, checkpoint_id, task_id, idx, channel, value)``, either without its time, its task or its
+index. ``state`` is a JSON object as text, or LangGraph's MessagePack as bytes: a whole checkpoint of
+LangGraph's, or the values by channel. ``value`` is JSON as text or MessagePack as bytes.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+from uuid import UUID, uuid5
 
 from langgraph.checkpoint.base import CheckpointTuple
 
@@ -29,8 +32,10 @@ from perdure.imports.source import (
 )
 from perdure.imports.sqlite_rows import SqliteRows, is_utf8
 
-_CHECKPOINTS = {"thread_id", "checkpoint_id", "parent_id", "state", "created_at"}
-_WRITES = {"thread_id", "checkpoint_id", "task_id", "idx", "channel", "value"}
+_CHECKPOINTS = {"thread_id", "checkpoint_id", "parent_id", "state"}
+_WRITES = {"thread_id", "checkpoint_id", "channel", "value"}
+_TASKS = UUID("8a5b4b0e-4a0f-5c0b-9c9e-2f6a1d0f7c31")
+"""Namespace of the ids of tasks that a table of writes does not name."""
 _WHOLE = {"channel_values", "channel_versions"}
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
 
@@ -42,12 +47,23 @@ class PlainRows(Protocol):
     def __call__(self, query: str, *parameters: str) -> Sequence[Sequence[Any]]: ...
 
 
-class _Held:
-    """A thread's outline, with what follows from it: each checkpoint's depth, and its writes."""
+class _Row(NamedTuple):
+    """A row of writes by what it is found with: ``place`` is its place among those that are alike."""
 
-    def __init__(self, thread: str, outline: Outline) -> None:
+    checkpoint_id: str
+    channel: str
+    task: str | None
+    idx: str | None
+    place: int = 0
+
+
+class _Held:
+    """What follows from a thread's outline: each checkpoint's depth, and its writes with their rows."""
+
+    def __init__(self, thread: str, outline: Outline, rows: Sequence[_Row]) -> None:
         self.thread = thread
         self.depths = _depths(outline)
+        self.rows = dict(zip(outline.writes, rows, strict=True))
         self.slots: dict[str, list[WriteSlot]] = {}
         for slot in outline.writes:
             self.slots.setdefault(slot.checkpoint_id, []).append(slot)
@@ -75,18 +91,28 @@ class PlainSource:
                 f"{name} has not the plain layout: its table checkpoints lacks {', '.join(sorted(missing))}; "
                 "name the columns so, e.g. with a view"
             )
+        self._has_times = "created_at" in self._columns("checkpoints")
+        self._opened_at = datetime.now(UTC).isoformat()
         found = self._columns("writes")
         if found and (missing := _WRITES - found):
             raise BadUrl(
                 f"{name} has not the plain layout: its table writes lacks {', '.join(sorted(missing))}"
             )
         self._has_writes = bool(found)
+        self._task = "task_id" if "task_id" in found else "NULL"
+        self._index = "idx" if "idx" in found else "NULL"
+        self._order = "rowid" if found and self._has_row_ids("writes") else "channel, value"
         other = "typeof(thread_id) <> 'text' OR typeof(checkpoint_id) <> 'text' OR thread_id = ''"
         if self._rows(f"SELECT 1 FROM checkpoints WHERE {other} LIMIT 1"):  # noqa: S608 - a constant
             raise BadUrl(
                 f"{name} has threads or checkpoints whose ids are no text, or empty; give them as text, e.g. "
                 "with a view that has CAST(thread_id AS TEXT) AS thread_id"
             )
+
+    def _has_row_ids(self, table: str) -> bool:
+        """Return True if a table has SQLite's numbers of rows, which grow with each row; a view has none."""
+        rows = self._rows("SELECT type, sql FROM sqlite_master WHERE name = ?1", table)
+        return any(kind == "table" and "WITHOUT ROWID" not in str(sql).upper() for kind, sql in rows)
 
     def _columns(self, table: str) -> set[str]:
         return {row[0] for row in self._rows("SELECT name FROM pragma_table_info(?1)", table)}
@@ -112,12 +138,24 @@ class PlainSource:
             thread,
         )
         outline = Outline([CheckpointEntry("", name, parent or None) for name, parent in rows])
+        slots: list[_Row] = []
         if self._has_writes:
-            slots = self._rows(
-                "SELECT checkpoint_id, task_id, CAST(idx AS TEXT) FROM writes WHERE thread_id = ?1", thread
-            )
-            outline.writes = [WriteSlot("", name, task, int(idx)) for name, task, idx in slots]
-        self._held = _Held(thread, outline)
+            columns = f"checkpoint_id, channel, {self._task}, CAST({self._index} AS TEXT)"
+            order = f"WHERE thread_id = ?1 ORDER BY {self._order}"
+            alike: Counter[_Row] = Counter()
+            of_task: Counter[tuple[str, str]] = Counter()
+            for name, channel, task, idx in self._rows(f"SELECT {columns} FROM writes {order}", thread):  # noqa: S608 - constants
+                if not isinstance(channel, str):
+                    raise Unserialisable(f"a write of checkpoint {name} names no channel, but {channel!r}")
+                # A channel's writes are a task of their own: what is added later changes no other's name.
+                task_id = str(uuid5(_TASKS, f"{name} {channel}")) if task is None else task
+                number = of_task[name, task_id] if idx is None else int(idx)
+                outline.writes.append(WriteSlot("", name, task_id, number))
+                row = _Row(name, channel, task, idx)
+                slots.append(row._replace(place=alike[row]))
+                of_task[name, task_id] += 1
+                alike[row] += 1
+        self._held = _Held(thread, outline, slots)
         return outline
 
     def _held_of(self, thread: str) -> _Held:
@@ -132,6 +170,7 @@ class PlainSource:
         """Yield checkpoints in the given order. One that has only values gets what LangGraph needs to go on:
         versions that count from the thread's first checkpoint, and no task to run."""
         depths = self._held_of(thread).depths
+        time = "CAST(created_at AS TEXT)" if self._has_times else "NULL"
         for entry in wanted:
             if not _HEX.fullmatch(entry.id.replace("-", "")):
                 raise Unserialisable(
@@ -139,15 +178,16 @@ class PlainSource:
                     "could not go on from it; rename it to a UUID at the source"
                 )
             rows = self._rows(
-                "SELECT typeof(state), CASE typeof(state) WHEN 'blob' THEN hex(state) ELSE state END, "
-                "CAST(created_at AS TEXT) FROM checkpoints WHERE thread_id = ?1 AND checkpoint_id = ?2",
+                "SELECT typeof(state), CASE typeof(state) WHEN 'blob' THEN hex(state) ELSE state END, "  # noqa: S608 - constants
+                f"{time} FROM checkpoints WHERE thread_id = ?1 AND checkpoint_id = ?2",
                 thread,
                 entry.id,
             )
             if not rows:
                 raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
             kind, text, created = rows[0]
-            state = loaded(*_stored(kind, text))
+            with _naming(f"the state of checkpoint {entry.id}"):
+                state = loaded(*_stored(kind, text))
             if not isinstance(state, dict):
                 raise Unserialisable(f"the state of checkpoint {entry.id} is not an object")
             # As LangGraph counts: the ids of tasks, by which writes are found again, depend on it.
@@ -159,7 +199,7 @@ class PlainSource:
                 continue
             checkpoint: dict[str, Any] = {
                 "v": 4,
-                "ts": _time(created),
+                "ts": self._opened_at if created is None else _time(created),
                 "id": entry.id,
                 "channel_values": state,
                 "channel_versions": dict.fromkeys(state, step + 2),
@@ -169,22 +209,30 @@ class PlainSource:
             yield SourceCheckpoint(entry, checkpoint, metadata)
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
-        """Yield pending writes in the given order."""
+        """Yield pending writes in the given order. Those of a table that names no tasks belong to none that
+        LangGraph would run: they are there to be read."""
+        known = self._held_of(thread).rows
         for slot in wanted:
+            row = known[slot]
+            known_by = {"channel": row.channel, "task_id": row.task, "CAST(idx AS TEXT)": row.idx}
+            values = {name: value for name, value in known_by.items() if value is not None}
+            same = "".join(f" AND {name} = ?{number}" for number, name in enumerate(values, 4))
             rows = self._rows(
-                "SELECT channel, typeof(value), "
+                "SELECT channel, typeof(value), "  # noqa: S608 - constants
                 "CASE typeof(value) WHEN 'blob' THEN hex(value) ELSE value END "
-                "FROM writes WHERE thread_id = ?1 AND checkpoint_id = ?2 AND task_id = ?3 AND idx = "
-                "CAST(?4 AS INTEGER)",
+                f"FROM writes WHERE thread_id = ?1 AND checkpoint_id = ?2{same} "
+                f"ORDER BY {self._order} LIMIT 1 OFFSET CAST(?3 AS INTEGER)",
                 thread,
                 slot.checkpoint_id,
-                slot.task_id,
-                str(slot.idx),
+                str(row.place),
+                *values.values(),
             )
             if not rows:
                 raise Contention(f"a write of checkpoint {slot.checkpoint_id} is gone from {self.name}")
             channel, kind, text = rows[0]
-            yield SourceWrite(slot, "", channel, *payload(*_stored(kind, text)))
+            with _naming(f"the write of checkpoint {slot.checkpoint_id} to {channel!r}"):
+                found = payload(*_stored(kind, text))
+            yield SourceWrite(slot, "", channel, *found)
 
     def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as they are read here: no saver is known for this layout."""
@@ -193,18 +241,19 @@ class PlainSource:
             yield as_tuple(thread, found, self.writes(thread, slots.get(found.entry.id, [])), SERDE)
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
-        """Return the checkpoint that was created last, of several the one with the largest id."""
-        rows = self._rows(
-            "SELECT checkpoint_id FROM checkpoints WHERE thread_id = ?1 "
-            "ORDER BY created_at DESC, checkpoint_id DESC",
-            thread,
-        )
+        """Return the checkpoint that was created last; where several were, or there are no times, the one
+        with the largest id of those that are no other's parent."""
+        time = "created_at" if self._has_times else "NULL"
+        query = f"SELECT checkpoint_id, CAST({time} AS TEXT) FROM checkpoints WHERE thread_id = ?1"  # noqa: S608 - constants
+        rows = self._rows(f"{query} ORDER BY {time} DESC", thread)
         # Rows that came since the outline was read are of the next import.
         known = {entry.id for entry in outline.checkpoints}
-        found = next((name for (name,) in rows if name in known), None)
-        if found is None:
+        found = [(name, created) for name, created in rows if name in known]
+        if not found:
             raise Contention(f"thread {thread!r} was removed from {self.name} during the import")
-        return str(found)
+        newest = [name for name, created in found if created == found[0][1]]
+        parents = {entry.parent_id for entry in outline.checkpoints}
+        return str(max([name for name in newest if name not in parents] or newest))
 
     def items(self) -> Iterator[SourceItem]:
         """Return nothing: the layout has no store."""
@@ -248,6 +297,15 @@ def _opened(name: str, rows: PlainRows, close: Callable[[], None]) -> PlainSourc
         raise
 
 
+@contextmanager
+def _naming(row: str) -> Iterator[None]:
+    """Name a row in the reason why it cannot be read."""
+    try:
+        yield
+    except Unserialisable as error:
+        raise Unserialisable(f"{row}: {error}") from error
+
+
 def _stored(kind: str, text: Any) -> tuple[str, bytes]:
     """Return a column's form and bytes: text is JSON, bytes are MessagePack."""
     if kind == "blob" and text:
@@ -277,11 +335,10 @@ def _depths(outline: Outline) -> dict[str, int]:
     return depths
 
 
-def _time(created: str | None) -> str:
+def _time(created: str) -> str:
     """Return a time in ISO 8601: of text, or of seconds or milliseconds since 1970."""
-    text = created or "0"
     try:
-        number = float(text)
+        number = float(created)
     except ValueError:
-        return text
+        return created
     return datetime.fromtimestamp(number / 1000 if number > 1e11 else number, UTC).isoformat()

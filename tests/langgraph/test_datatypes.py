@@ -281,7 +281,7 @@ def test_a_class_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeNotFound, match=r"shapes\.Slim, which is not in this program.*alias"):
         Serde().unpack(body)
     monkeypatch.setattr(shapes, "Slim", Order.Line, raising=False)
-    with pytest.raises(Corrupt):
+    with pytest.raises(Unreadable, match=r"Order\.Line has no field 'text'"):
         Serde().unpack(body)
 
 

@@ -1,7 +1,10 @@
-"""Builds objects of the classes that were found for stored names, with their validators."""
+"""Builds objects of the classes that were found for stored names, with their validators, and says how a class
+differs that does not take what is stored."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import typing
 from enum import Enum
 from typing import Any
@@ -9,11 +12,14 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
-from perdure.errors import Corrupt
+from perdure.errors import Corrupt, Unreadable
 from perdure.langgraph.datatypes import OWN_TYPES, is_old_model
 
 ONE, POSITIONAL, KEYWORD, METHOD, PYDANTIC_1, PYDANTIC_2 = range(6)
 """LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus) for the ways to build an object."""
+
+_SHOWN = 80
+"""Most characters of a value in an error."""
 
 
 def model_fields(obj: Any) -> dict[str, Any] | None:
@@ -33,17 +39,38 @@ def hashable(value: Any) -> Any:
 
 
 def build(code: int, cls: Any, argument: Any) -> Any:
-    """Build an object of ``cls`` from its stored ``argument``; raise ``Corrupt`` for an unknown code."""
+    """Build an object of a class from what is stored of it.
+
+    Args:
+        code: LangGraph's extension code.
+        cls: The class.
+        argument: What is stored.
+
+    Raises:
+        Unreadable: The class does not take what is stored: it has changed since.
+        Corrupt: The code is unknown, or a value of the standard library is damaged.
+    """
+    if code not in (ONE, POSITIONAL, KEYWORD, PYDANTIC_1, PYDANTIC_2):
+        raise Corrupt(f"a stored value has the unknown extension code {code}")
+    try:
+        return _build(code, cls, argument)
+    except Exception as error:
+        if not isinstance(cls, type) or cls in OWN_TYPES:
+            raise
+        raise Unreadable(_difference(code, cls, argument, error)) from error
+
+
+def _build(code: int, cls: Any, argument: Any) -> Any:
     if isinstance(cls, type) and (Enum in cls.__mro__ or BaseModel in cls.__mro__ or is_old_model(cls)):
         return _build_data(code, cls, argument)
+    if code == ONE and dataclasses.is_dataclass(cls):
+        raise TypeError("no data class was stored")
     if code == ONE:
         # A tuple is stored as a list, which no set can hold.
         return cls(map(hashable, argument)) if cls in (set, frozenset) else cls(argument)
     if code == POSITIONAL:
         return cls(*argument)
-    if code in (KEYWORD, PYDANTIC_1, PYDANTIC_2):
-        return cls(**argument)
-    raise Corrupt(f"a stored value has the unknown extension code {code}")
+    return cls(**argument)
 
 
 def _build_data(code: int, cls: Any, argument: Any) -> Any:
@@ -51,11 +78,11 @@ def _build_data(code: int, cls: Any, argument: Any) -> Any:
     is returned without it."""
     if Enum in cls.__mro__:
         if code != ONE:
-            raise Corrupt("a stored member of an enum has the code of something else")
+            raise TypeError("no enum was stored")
         # A tuple is stored as a list, which names no member.
         return cls(hashable(argument))
     if code not in (PYDANTIC_1, PYDANTIC_2) or type(argument) is not dict:
-        raise Corrupt("a stored model has the code or the form of something else")
+        raise TypeError("no model was stored")
     if BaseModel not in cls.__mro__:
         try:
             return cls(**argument)
@@ -67,6 +94,37 @@ def _build_data(code: int, cls: Any, argument: Any) -> Any:
         return cls(**argument)
     except Exception:
         return cls.model_construct(**argument)
+
+
+def _difference(code: int, cls: type, argument: Any, error: Exception) -> str:
+    """Return how a class differs from what is stored of it."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    remedy = "take it back into the class, or declare with perdure.schema what has become of it"
+    if issubclass(cls, Enum) and code == ONE:
+        return f"{name} has no member with the value {repr(argument)[:_SHOWN]} any more: {remedy}"
+    if code == KEYWORD and isinstance(argument, dict):
+        taken = inspect.signature(cls).parameters
+        takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
+        gone = [] if takes_all else [each for each in argument if each not in taken]
+        needed = [
+            each.name
+            for each in taken.values()
+            if each.default is inspect.Parameter.empty
+            and each.name not in argument
+            and each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        ]
+        if gone:
+            return f"{name} has no field {', '.join(map(repr, gone))} any more, which is stored: {remedy}"
+        if needed:
+            return (
+                f"{name} needs the field {', '.join(map(repr, needed))}, which is not stored: give it a "
+                "default, or declare with perdure.schema what it has"
+            )
+    # The text of an exception of the class's own code may quote the value.
+    return (
+        f"{name} does not take what is stored of it ({type(error).__name__}), as it has changed since: "
+        "change it back, or declare with perdure.schema what has become of it"
+    )
 
 
 def _has_aliases(cls: type[BaseModel]) -> bool:
@@ -92,10 +150,10 @@ def unpack_array(dtype: str, shape: list[int], order: typing.Literal["C", "F"], 
         data: Their bytes.
 
     Raises:
-        Corrupt: numpy is not installed.
+        Unreadable: numpy is not installed.
     """
     try:
         import numpy
     except ImportError as error:
-        raise Corrupt("a stored value is a numpy array; install numpy to read it") from error
+        raise Unreadable("a stored value is a numpy array; install numpy to read it") from error
     return numpy.frombuffer(data, dtype=numpy.dtype(dtype)).reshape(tuple(shape), order=order)

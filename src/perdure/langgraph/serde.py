@@ -122,7 +122,8 @@ class Serde:
         return list(collecting.found)
 
     def unreadable(self, payload_type: int, body: bytes) -> list[Unreadable]:
-        """Return an error for each type in a payload that is not allowed or not found."""
+        """Return an error for each type in a payload that is not allowed or not found, or if all are found,
+        for the first that does not take what is stored of it."""
         found: dict[Any, Unreadable] = {}
 
         def look(code: int, data: bytes) -> Any:
@@ -140,6 +141,13 @@ class Serde:
             # Keys may be objects, and they all become ``None`` here: only the types matter.
             with suppress(ormsgpack.MsgpackDecodeError, TypeError):
                 ormsgpack.unpackb(body, ext_hook=look, option=_UNPACK)
+        if not found:
+            try:
+                self.value(payload_type, body)
+            except Unreadable as error:
+                return [error]
+            except Corrupt:
+                return []
         return list(found.values())
 
     def payload(self, value: Any) -> tuple[int, bytes]:
@@ -275,11 +283,12 @@ class Serde:
             is_proved = is_same(obj, self._unpack_ext(code, body))
         except Exception as error:
             _hook.failed()
-            if isinstance(error, Unreadable):
+            if isinstance(error, TypeNotAllowed | TypeNotFound):
                 raise
+            cause = error.__cause__ if isinstance(error, Unreadable) else error
             raise Unserialisable(
                 f"an object of type {cls.__module__}.{cls.__qualname__} cannot be stored: reading it back "
-                f"fails with {type(error).__name__}; {self._advice(cls)}"
+                f"fails with {type(cause).__name__}; {self._advice(cls)}"
             ) from error
         if is_proved:
             self._proved.add(cls)
@@ -394,7 +403,7 @@ class Serde:
             if code == NUMPY_EXT:
                 return unpack_array(*inner)
             if code == CODEC_EXT:
-                return self._codec(inner[0]).load(inner[1])
+                return _loaded(self._codec(inner[0]), inner[1])
             module, name, argument, *more = inner
             if code == METHOD:
                 if (module, name, *more) not in SAFE_MSGPACK_METHODS:
@@ -428,6 +437,16 @@ class _Collecting(Serde):
 
     def _prove(self, code: int, obj: Any, body: bytes, again: Callable[[], bytes]) -> None:
         """Do nothing: objects are not read back."""
+
+
+def _loaded(codec: Codec, dumped: Any) -> Any:
+    try:
+        return codec.load(dumped)
+    except Exception as error:
+        raise Unreadable(
+            f"the codec of {codec.name} does not load what it has dumped before ({type(error).__name__}): "
+            "let it read its earlier form too"
+        ) from error
 
 
 def _escape(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perdure.errors import PerdureError, TypeNotAllowed, TypeNotFound, Unreadable
+from perdure.errors import PerdureError, TypeNotAllowed, Unreadable
 from perdure.langgraph.datatypes import TypeName
 from perdure.langgraph.serde import Serde
 from perdure.model.joined_values import joined
@@ -54,13 +54,14 @@ def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unrea
             found[str(each)] = each
     if not found:
         return error
-    gone = [each for each in found.values() if isinstance(each, TypeNotFound)]
     refused = [each for each in found.values() if isinstance(each, TypeNotAllowed)]
+    others = [each for each in found.values() if not isinstance(each, TypeNotAllowed)]
     names = list(dict.fromkeys(name for each in refused for name in each.types))
-    texts = list(map(str, gone))
+    texts = list(map(str, others))
     if names:
         texts.append(str(serde.types.refusal(names)))
-    kind: type[Unreadable] = TypeNotAllowed if refused and not gone else TypeNotFound
+    kinds = {type(each) for each in others or refused}
+    kind: type[Unreadable] = kinds.pop() if len(kinds) == 1 else Unreadable
     return kind(f"{_named(channels)}: {'; '.join(texts)}")
 
 

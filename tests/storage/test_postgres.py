@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from perdure.model.ops import (
 )
 from perdure.model.records import CHUNK, GC, HEAD, TAG, Partition
 from perdure.storage.port import Driver
-from perdure.storage.postgres import backend, codec
+from perdure.storage.postgres import backend, codec, lock_waits
 from perdure.storage.postgres import driver as driver_module
 from perdure.storage.postgres.connection import ServerConnection
 from perdure.storage.postgres.url import parse_url
@@ -329,6 +330,62 @@ def test_thirty_cold_processes_migrate_one_database_at_once(url: str) -> None:
     assert done.returncode == 0, done.stderr
     outcomes = sorted(json.loads(done.stdout))
     assert outcomes == ["migrated from 0"] + [f"migrated from {backend.SCHEMA_VERSION}"] * 29
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_waits, "LOOK_S", 0.1)
+    monkeypatch.setattr(backend, "_LOCK_TIMEOUT_S", 2)
+    monkeypatch.setattr(backend, "_OTHERS_TIMEOUT_S", 2)
+
+
+def _schema_lock(schema: str) -> bytes:
+    lock = int.from_bytes(sha256(f"perdure {schema}".encode()).digest()[:8], "big", signed=True)
+    return f"SELECT pg_advisory_xact_lock({lock})".encode()
+
+
+@pytest.mark.parametrize("held", ["schema", "table", "another migration"])
+def test_a_migration_says_for_whom_it_waits_and_for_how_long(
+    url: str, admin: psycopg.Connection, hurried: None, caplog: pytest.LogCaptureFixture, held: str
+) -> None:
+    place = parse_url(url)
+    if held == "table":
+        backend.migrate(url)
+    statement = {
+        "schema": f"CREATE SCHEMA {place.schema}".encode(),
+        "table": f"LOCK TABLE {place.schema}.schema".encode(),
+        "another migration": _schema_lock(place.schema),
+    }[held]
+    with admin.transaction():
+        admin.execute(statement)
+        before = time.monotonic()
+        with pytest.raises(Unavailable) as caught:
+            backend.migrate(url)
+        assert time.monotonic() - before < 30
+        pid = admin.info.backend_pid
+        assert f"session {pid} of" in str(caught.value)
+        assert f"SELECT pg_terminate_backend({pid})" in str(caught.value)
+        assert "changed nothing" in str(caught.value)
+        waits = [record.getMessage() for record in caplog.records if record.name == "perdure.storage"]
+        assert any(f"waits for session {pid} of" in said for said in waits)
+        assert all("SCHEMA" not in said for said in waits), "a statement may quote data"
+    if held == "schema":
+        admin.execute(f"DROP SCHEMA {place.schema}".encode())
+    backend.migrate(url)
+    assert backend.schema_version(url) == backend.SCHEMA_VERSION
+
+
+def test_a_migration_goes_on_once_it_may(
+    url: str, admin: psycopg.Connection, hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_LOCK_TIMEOUT_S", 60)
+    with ThreadPoolExecutor(1) as pool:
+        with admin.transaction():
+            admin.execute(f"CREATE SCHEMA {parse_url(url).schema}".encode())
+            migrating = pool.submit(backend.migrate, url)
+            time.sleep(0.5)
+            assert not migrating.done()
+        assert migrating.result(60) == 0
 
 
 def test_pending_tells_what_migrate_does_and_changes_nothing(url: str, admin: psycopg.Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 
 import psycopg
@@ -13,6 +14,7 @@ from perdure.errors import MigrationRequired, Unavailable
 from perdure.storage.postgres import schema, vector_table
 from perdure.storage.postgres.connection import ServerConnection, translated
 from perdure.storage.postgres.driver import PostgresDriver
+from perdure.storage.postgres.lock_waits import LockWait, reported
 from perdure.storage.postgres.url import PostgresUrl, parse_url
 from perdure.storage.postgres.vector_search import VectorSearch
 from perdure.storage.postgres.vector_table import Extension
@@ -21,7 +23,10 @@ __all__ = ["SCHEMA_VERSION", "PostgresDriver", "migrate", "open_driver", "pendin
 
 SCHEMA_VERSION = schema.SCHEMA_VERSION
 
-_MIGRATION_TIMEOUT_S = 300
+_OTHERS_TIMEOUT_S = 300
+"""Seconds for which a migration waits for another one, which may have much to do."""
+_LOCK_TIMEOUT_S = 30
+"""Seconds for which it waits for each lock that a transaction of any other session holds."""
 _CANNOT_CREATE = (
     psycopg.errors.InsufficientPrivilege,
     psycopg.errors.FeatureNotSupported,
@@ -61,34 +66,63 @@ def pending(url: str) -> list[str]:
 
 
 def migrate(url: str) -> int:
-    """Create or upgrade the schema, once for all concurrent callers; return the version that it had."""
-    place = parse_url(url)
-    with _connected(place) as connection, _explained(place), connection.transaction():
-        connection.execute(f"SET LOCAL lock_timeout = '{_MIGRATION_TIMEOUT_S}s'".encode())
-        connection.execute("SET LOCAL statement_timeout = 0")
-        lock = int.from_bytes(sha256(f"perdure {place.schema}".encode()).digest()[:8], "big", signed=True)
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
-        encoding = connection.execute("SHOW server_encoding").fetchone()
-        if encoding != ("UTF8",):
-            raise Unavailable(f"{place.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
-        found = _version(connection, place)
-        if found > SCHEMA_VERSION:
-            _refuse_other(place, found)
-        there = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quoted(place.schema),))
-        has_schema = there.fetchone() == (True,)
-        for statement in schema.pending(place.schema, found):
+    """Create or upgrade the schema, once for all concurrent callers; return the version that it had.
+
+    While it waits for a lock it says so, as a warning with the session that holds it. ``Unavailable`` names
+    that session if the wait takes too long; nothing is changed then."""
+    place, wait = parse_url(url), LockWait()
+    with _connected(place) as connection, _explained(place, wait), connection.transaction():
+        # The session of the transaction: outside of one a pooler may give another.
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        pid = 0 if row is None else int(row[0])
+        with reported(partial(_connected, place), pid, f"the migration of {place.name}", wait):
+            return _migrated(connection, place)
+
+
+def _migrated(connection: psycopg.Connection, place: PostgresUrl) -> int:
+    connection.execute(f"SET LOCAL lock_timeout = '{_OTHERS_TIMEOUT_S}s'".encode())
+    connection.execute("SET LOCAL statement_timeout = 0")
+    lock = int.from_bytes(sha256(f"perdure {place.schema}".encode()).digest()[:8], "big", signed=True)
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
+    connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'".encode())
+    encoding = connection.execute("SHOW server_encoding").fetchone()
+    if encoding != ("UTF8",):
+        raise Unavailable(f"{place.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
+    found = _version(connection, place)
+    if found > SCHEMA_VERSION:
+        _refuse_other(place, found)
+    there = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quoted(place.schema),))
+    has_schema = there.fetchone() == (True,)
+    for statement in schema.pending(place.schema, found):
+        if not statement.startswith("CREATE SCHEMA "):
+            connection.execute(statement.encode())
+        elif not has_schema:
             # PostgreSQL demands CREATE on the database for this one, also if there is nothing to create.
-            if not (has_schema and statement.startswith("CREATE SCHEMA ")):
-                connection.execute(statement.encode())
-        _add_vectors(connection, place)
+            _create_schema(connection, statement)
+    _add_vectors(connection, place)
     return found
 
 
+def _create_schema(connection: psycopg.Connection, statement: str) -> None:
+    try:
+        with connection.transaction():
+            connection.execute(statement.encode())
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema):
+        # Another session has created it meanwhile, in a transaction that was still open before.
+        _log.info("the schema was created by another session")
+
+
 @contextmanager
-def _explained(place: PostgresUrl) -> Iterator[None]:
-    """Name the rights that a migration needs if one is missing; the application needs less."""
+def _explained(place: PostgresUrl, wait: LockWait) -> Iterator[None]:
+    """Name the rights that a migration needs if one is missing, as the application needs less, and the
+    session for which it has waited too long."""
     try:
         yield
+    except psycopg.errors.LockNotAvailable as error:
+        raise Unavailable(
+            f"{place.name}: the migration waited too long for {wait}, and changed nothing; let that "
+            f"transaction end, or end it with `{wait.end}`, and run `{place.migrate}` again"
+        ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise Unavailable(
             f"{place.name}: the user may not create or upgrade schema {place.schema!r} "

@@ -13,8 +13,10 @@ from typing import cast
 import httpx
 import pytest
 import uvicorn
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
@@ -472,3 +474,67 @@ def test_a_client_that_reads_slowly_gets_all_of_a_response(monkeypatch: pytest.M
                 await asyncio.sleep(0.1)
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("way", ["one after the other", "pipelined"])
+def test_after_a_500_the_connection_goes_on(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Starlette raises the error again after its response."""
+
+    async def boom(request: Request) -> PlainTextResponse:
+        raise RuntimeError("what a client sent")
+
+    async def fine(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("fine")
+
+    app = Starlette(routes=[Route("/boom", boom, methods=["GET", "POST"]), Route("/fine", fine)])
+
+    async def scenario() -> None:
+        config = uvicorn.Config(app, lifespan="off", log_level="warning")
+        config.load()
+        state, loop = ServerState(), asyncio.get_running_loop()
+        server = await loop.create_server(lambda: LimitedConnection(config, state, {}), "127.0.0.1", 0)
+        asked = [
+            b"GET /boom HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"POST /boom HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc",
+            b"GET /fine HTTP/1.1\r\nHost: x\r\n\r\n",
+        ]
+        async with server, asyncio.timeout(60):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            if way == "pipelined":
+                writer.write(b"".join(asked))
+            statuses = []
+            for request in asked:
+                if way != "pipelined":
+                    writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert b"connection: close" not in head.lower()
+                statuses.append(int(head.split()[1]))
+                (length,) = (
+                    line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+                )
+                await reader.readexactly(int(length.partition(b":")[2]))
+            assert statuses == [500, 500, 200]
+            writer.close()
+
+    asyncio.run(scenario())
+    assert "what a client sent" not in caplog.text
+
+
+def test_a_500_that_the_connection_itself_answers_says_that_it_closes() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("nothing was sent")
+
+    async def scenario() -> None:
+        config = uvicorn.Config(app, lifespan="off", log_level="critical")
+        config.load()
+        state, loop = ServerState(), asyncio.get_running_loop()
+        server = await loop.create_server(lambda: LimitedConnection(config, state, {}), "127.0.0.1", 0)
+        async with server, asyncio.timeout(60):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 500")
+            assert b"connection: close" in answer.lower()
+            writer.close()
+
+    asyncio.run(scenario())

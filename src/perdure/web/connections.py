@@ -10,6 +10,7 @@ file descriptor of the process.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sized
 from typing import cast
 
@@ -43,6 +44,9 @@ STALLED_S = 60.0
 
 PIPELINED_MAX = 100
 """Requests that may wait for the response to an earlier one on their connection."""
+
+
+_log = logging.getLogger("perdure.server")
 
 
 class _TooMany(Exception):
@@ -184,14 +188,24 @@ class LimitedConnection(HttpToolsProtocol):
             self._leave_unwatched()
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
-        super()._start_asgi_task(cycle, self._watched(app))
+        super()._start_asgi_task(cycle, self._watched(app, cycle))
 
-    def _watched(self, app: ASGI3Application) -> ASGI3Application:
-        """Return the application, after whose end the client has to take what is left of the response."""
+    def _watched(self, app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+        """Return the application, after whose end the client has to take what is left of the response.
+
+        One that fails after its response, as Starlette's do after that of a 500, has answered: the base class
+        would close the connection, without having said so, under the next request on it."""
 
         async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
             try:
                 await app(scope, receive, send)
+            except Exception as error:
+                if not cycle.response_complete:
+                    raise
+                # The application has its own log of it; the text may quote what a client sent.
+                _log.debug(
+                    "an application failed after its response: %s", type(error).__name__, exc_info=True
+                )
             finally:
                 is_watched = self._is_lost or self._stalled is not None
                 if not is_watched and self.transport.get_write_buffer_size():

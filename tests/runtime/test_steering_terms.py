@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import START, StateGraph
 from langgraph.types import StateSnapshot
+from typing_extensions import TypedDict
 
 from perdure.conversation import Conversation
+from perdure.langgraph.readable_states import aupdate_state
 from perdure.model.messages import Message
 from perdure.runtime import Agent, Options, steering
 from tests.runtime.graphs import Storage, eventually, go, spoken, values, working
@@ -239,5 +245,44 @@ def test_of_commands_that_wait_together_each_is_applied(memory: Storage) -> None
                 assert (await runtime.wait(ticket, 30)).state == "done"
         texts = await spoken(database, tools.graph, "ada")
         assert [text for text in texts if text not in ("", "found", "done")] == ["one", "two", "three"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("as_node", ["hear", None, "work"])
+def test_an_update_of_the_state_keeps_what_a_failed_run_had_taken_up(
+    memory: Storage, as_node: str | None
+) -> None:
+    arrived, gate = asyncio.Event(), asyncio.Event()
+
+    class Log(TypedDict):
+        log: Annotated[list[str], operator.add]
+
+    async def hear(state: Log) -> dict[str, Any]:
+        arrived.set()
+        await gate.wait()
+        return {"log": ["heard"]}
+
+    async def work(state: Log) -> dict[str, Any]:
+        raise RuntimeError("does not work")
+
+    async def main() -> None:
+        builder = StateGraph(Log).add_sequence([hear, work]).add_edge(START, "hear")
+        database = memory.database()
+        async with working(database, builder.compile()) as runtime:
+            kept = Options(attempts=1, on_failure="keep")
+            first = await runtime.submit("ada", {"log": ["one"]}, options=kept)
+            await arrived.wait()
+            await runtime.submit("ada", {"log": ["two"]}, strategy="steer", options=kept)
+            await eventually(lambda: wanted(runtime, "ada"))
+            gate.set()
+            run = await runtime.wait(first, 30)
+            assert (run.state, run.last) == ("failed", 2)
+        graph = builder.compile(checkpointer=database.checkpointer())
+        config: RunnableConfig = {"configurable": {"thread_id": "ada"}}
+        shown = (await graph.aget_state(config)).values["log"]
+        assert shown == ["one", "heard", "two"]
+        await aupdate_state(graph, config, {"log": ["three"]}, as_node=as_node)
+        assert (await graph.aget_state(config)).values["log"] == [*shown, "three"]
 
     go(main())

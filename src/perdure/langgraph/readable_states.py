@@ -25,7 +25,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import ERROR, TASKS
 from langgraph.errors import InvalidUpdateError
 from langgraph.pregel import Pregel
-from langgraph.types import StateSnapshot
+from langgraph.types import StateSnapshot, StateUpdate
 
 from perdure.errors import PerdureError, Unreadable
 
@@ -145,6 +145,9 @@ async def aupdate_state(
     """Write values to a state as LangGraph's method of this name does, also if the graph refuses the update
     of a task that is stored beside it, or its next tasks; these are left out of the new state.
 
+    Messages that a run had taken up after its last checkpoint are written first: the state shows them, and
+    LangGraph's method would drop them.
+
     Args:
         graph: the graph, with its saver.
         config: the thread, and optionally the checkpoint.
@@ -152,9 +155,14 @@ async def aupdate_state(
         as_node: the node whose update they are.
 
     Raises:
-        Exception: the graph refuses the values, or a stored value, which must not be lost. Nothing is stored.
+        Exception: the graph refuses the values, or a stored value, which must not be lost. Of the values
+            nothing is stored.
     """
     try:
+        taken_up = [] if values is None else await _taken_up(graph, config)
+        if taken_up:
+            steps = [[StateUpdate(update, as_node)] for update in (*taken_up, values)]
+            return await graph.abulk_update_state(config, steps)
         return await graph.aupdate_state(config, values, as_node=as_node)
     except PerdureError:
         raise
@@ -169,6 +177,23 @@ async def aupdate_state(
             raise
         partial, _ = _with_parts(graph, error, lambda part: part not in found.refused)
         return await partial.aupdate_state(config, values, as_node=as_node)
+
+
+async def _taken_up(graph: Graph, config: RunnableConfig) -> list[dict[str, Any]]:
+    """Return the updates beside a thread's latest checkpoint that no task of it made, in order. The state of
+    a checkpoint that is named does not show them."""
+    saver = graph.checkpointer
+    if not isinstance(saver, BaseCheckpointSaver) or "checkpoint_id" in config.get("configurable", {}):
+        return []
+    found = await saver.aget_tuple(config)
+    updates: list[dict[str, Any]] = []
+    for task, channel, value in (found.pending_writes or ()) if found is not None else ():
+        if task != _NULL_TASK or channel in WRITES_IDX_MAP:
+            continue
+        if not updates or channel in updates[-1]:
+            updates.append({})
+        updates[-1][channel] = value
+    return updates
 
 
 async def _afind(graph: Graph, config: RunnableConfig, subgraphs: bool, error: Exception) -> _Found:

@@ -57,6 +57,7 @@ TOLD = (
     errors.MigrationFailed,
     errors.QueueFull,
     errors.SubscriberTooSlow,
+    errors.Unserialisable,
 )
 """Whose sentences are for clients: they are of threads, runs and types. All others are not."""
 
@@ -280,7 +281,7 @@ async def test_a_body_that_cannot_be_read_is_refused_for_its_reason() -> None:
             (body.decode().encode("utf-16"), {}, 200, ""),
             (b'{"assistant_id": "\xff"}', {}, 400, "not UTF-8"),
             (b"[" * 100_000, {}, 400, "nested too deeply"),
-            (b'{"assistant_id": "turn", "input": {"a": [NaN]}}', {}, 422, "such as NaN"),
+            (b'{"assistant_id": "turn", "input": {"a": [NaN]}}', {}, 422, "['a'][0] is nan"),
         ):
             answer = await http.post("/runs/wait", content=content, headers=a_json | headers)
             assert answer.status_code == status, answer.text

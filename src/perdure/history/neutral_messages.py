@@ -25,6 +25,7 @@ from langchain_core.messages import (
 )
 
 from perdure.errors import Unserialisable
+from perdure.model.json_values import find_fault
 
 ROLES = ("user", "assistant", "system", "developer", "tool", "function")
 """Roles of neutral messages."""
@@ -295,9 +296,13 @@ def _plain(message: Mapping[str, Any], where: str) -> Any:
         text.encode()
         copy = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise Unserialisable(f"{where} has to be plain JSON data, without NaN or lone surrogates") from error
+        raise Unserialisable(
+            f"{where} has to be plain JSON data, and {find_fault(message) or error}"
+        ) from error
     if copy != message:
-        raise Unserialisable(f"{where} has to be plain JSON data: the keys of its objects have to be text")
+        raise Unserialisable(
+            f"{where} has to be plain JSON data, and {find_fault(message) or 'would come back as another'}"
+        )
     return copy
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from perdure.errors import PerdureError, TypeNotAllowed, Unreadable
 from perdure.langgraph.datatypes import TypeName
+from perdure.langgraph.object_packing import wire_form
 from perdure.langgraph.serde import Serde
 from perdure.model.joined_values import joined
 from perdure.model.tree import Tree
+
+_DEPTH_MAX = 100
+_SHOWN_MAX = 5
+_NAME_MAX = 100
 
 
 def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]]) -> PerdureError:
@@ -20,22 +26,82 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
         error: The error of the refusal.
         values: The values, by channel.
     """
+    if not isinstance(error, TypeNotAllowed):
+        texts = [
+            f"{_named([channel])}{found[0]}: {found[1]}"
+            for channel, value in values
+            if (found := _unfit_part(serde, value)) is not None
+        ]
+        return type(error)("; ".join(dict.fromkeys(texts))) if texts else error
     missing: dict[TypeName, None] = {}
     channels: dict[str, None] = {}
     for channel, value in values:
         try:
-            found = serde.missing(value) if isinstance(error, TypeNotAllowed) else []
-            if not isinstance(error, TypeNotAllowed):
-                serde.payload(value)
+            found_types = serde.missing(value)
         except PerdureError:
             channels[channel] = None
             continue
-        if found:
+        if found_types:
             channels[channel] = None
-            missing.update(dict.fromkeys(found))
+            missing.update(dict.fromkeys(found_types))
     if missing:
         return serde.types.refusal(list(missing), f"{_named(channels)}: ")
     return type(error)(f"{_named(channels)}: {error}") if channels else error
+
+
+def _unfit_part(serde: Serde, value: Any) -> tuple[str, PerdureError] | None:
+    """Return the path of the innermost part of a value that cannot be stored, and its error; ``None`` if the
+    value can be stored."""
+    error = _refusal(serde, value)
+    if error is None:
+        return None
+    path: list[str] = []
+    while len(path) < _DEPTH_MAX:
+        refusals = ((name, part, _refusal(serde, part)) for name, part in _parts(value))
+        unfit = next(((name, part, e) for name, part, e in refusals if e is not None), None)
+        if unfit is None:
+            break
+        name, value, error = unfit
+        path.append(name)
+    else:
+        # Nested without an end: its beginning says as much.
+        del path[_SHOWN_MAX:]
+    return "".join(path), error
+
+
+def _refusal(serde: Serde, value: Any) -> PerdureError | None:
+    try:
+        serde.payload(value)
+    except TypeNotAllowed:
+        return None
+    except PerdureError as error:
+        return error
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a value: the items of containers, and the fields of objects, by their paths."""
+    if isinstance(value, Mapping):
+        for name, part in tuple(value.items()):
+            yield f"[{name!r}]"[:_NAME_MAX], part
+            if not isinstance(name, str):
+                yield f".key({name!r})"[:_NAME_MAX], name
+        return
+    if isinstance(value, list | tuple | set | frozenset | deque) and not hasattr(value, "_fields"):
+        is_ordered = not isinstance(value, set | frozenset)
+        for at, part in enumerate(tuple(value)):
+            yield f"[{at}]" if is_ordered else "{…}", part
+        return
+    if isinstance(value, str | bytes | bytearray | int | float | None):
+        return
+    try:
+        form = wire_form(value)
+    except Exception:
+        # Its own code failed, which is what the error says.
+        return
+    if form is not None and isinstance(form.argument, Mapping):
+        for name, part in form.argument.items():
+            yield f".{name}", part
 
 
 def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unreadable:

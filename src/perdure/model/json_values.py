@@ -73,14 +73,8 @@ def _packed_exactly(value: object, where: str) -> bytes:
     data = plain(value, where)
     try:
         return packed(data)
-    except UnicodeEncodeError as error:
-        raise Unserialisable(
-            f"{where} holds text that is not well-formed Unicode (a lone surrogate)"
-        ) from error
     except ValueError as error:
-        raise Unserialisable(
-            f"{where} holds an integer of more than 4,300 digits; store it as text"
-        ) from error
+        raise Unserialisable(f"{where} is no plain JSON data: {find_fault(data) or error}") from error
 
 
 def packed(data: Any) -> bytes:
@@ -154,6 +148,52 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
         f"{where} is {_a(value)}; the store keeps plain JSON data: dict, list, str, int, float, bool, None. "
         "Convert it first, e.g. model_dump(mode='json') or isoformat()"
     )
+
+
+def find_fault(value: object, *, are_keys_text: bool = True) -> str | None:
+    """Return the path of the first part of a value that is not plain JSON data, and what it is; ``None`` if
+    all of it is.
+
+    Args:
+        value: the value.
+        are_keys_text: False to allow the keys that ``json.dumps`` makes text of.
+    """
+    return _fault(value, "", (str,) if are_keys_text else (str, int, float, type(None)), DEPTH)
+
+
+def _fault(value: object, where: str, keys: tuple[type, ...], depth: int) -> str | None:
+    path = where or "it"
+    match value:
+        case None | bool():
+            return None
+        case str():
+            return f"{path} holds a lone surrogate" if _is_halved(value) else None
+        case int():
+            return f"{path} is an integer of more than 4,300 digits" if abs(value) >= 10**4300 else None
+        case float():
+            return None if isfinite(value) else f"{path} is {value!r}"
+        case dict() | list() | tuple() if not depth:
+            return f"{path[:200]}… is nested too deeply, or contains itself"
+        case dict():
+            for name, part in value.items():
+                if not isinstance(name, keys):
+                    return f"{path} has the key {name!r}, {_a(name)}"
+                if isinstance(name, str) and _is_halved(name):
+                    return f"{path} has a key with a lone surrogate"
+                if (found := _fault(part, f"{where}[{name!r}]", keys, depth - 1)) is not None:
+                    return found
+            return None
+        case list() | tuple():
+            for at, part in enumerate(value):
+                if (found := _fault(part, f"{where}[{at}]", keys, depth - 1)) is not None:
+                    return found
+            return None
+        case _:
+            return f"{path} is {_a(value)}"
+
+
+def _is_halved(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _a(value: object) -> str:

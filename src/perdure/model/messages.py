@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, Literal
 
 from perdure.errors import Corrupt, TooLarge, Unserialisable
-from perdure.model.json_values import DEPTH
+from perdure.model.json_values import DEPTH, find_fault
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.payloads import can_be_joined
 from perdure.model.queue import INTERRUPT, Stop
@@ -300,8 +300,9 @@ def encode(value: Any, what: str) -> bytes:
     try:
         body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
+        fault = find_fault(value, are_keys_text=False) or error
         raise Unserialisable(
-            f"a {what} has to be plain JSON data ({error}); nothing of it was stored"
+            f"a {what} has to be plain JSON data, and {fault}; nothing of it was stored"
         ) from error
     except RecursionError as error:
         raise _too_deep(what) from error

@@ -34,7 +34,15 @@ from perdure.server.auth.identity import Refusal
 _log = logging.getLogger("perdure.server")
 _AGAIN_S = "1"
 
-_FOR_CLIENTS = (Conflict, NotFound, NotAllowed, QueueFull, SubscriberTooSlow, Unreadable)
+_FOR_CLIENTS = (
+    Conflict,
+    NotFound,
+    NotAllowed,
+    QueueFull,
+    SubscriberTooSlow,
+    Unreadable,
+    Unserialisable,
+)
 """Errors whose messages concern threads, runs and types alone. The messages of others are for the operator
 of the server: they may name the database and its user, and quote its driver."""
 
@@ -42,10 +50,6 @@ _SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
     (Unavailable, "The database does not answer; try again."),
     (EmbeddingFailed, "The embedding model does not answer; try again."),
     (TooLarge, "A value is larger than the database takes; store less, or a reference to it."),
-    (
-        Unserialisable,
-        "A value, such as NaN, cannot be stored in a form that comes back; change it and try again.",
-    ),
 )
 
 shows_texts: ContextVar[bool] = ContextVar("shows_texts", default=True)

@@ -453,9 +453,8 @@ def _raised(error: Exception, place: PostgresUrl) -> Exception:
     if isinstance(error, struct.error | OverflowError):
         new = TooLarge(f"{place.name}: a number does not fit the 64 bits that PostgreSQL keeps")
     elif isinstance(error, UnicodeEncodeError):
-        new = Unserialisable(
-            f"{place.name}: a name holds half of a character (a lone surrogate); it is no text"
-        )
+        # Clients see it, so it does not name the database.
+        new = Unserialisable("a name holds half of a character (a lone surrogate); it is no text")
     elif isinstance(error, StatementRolledBack):
         new = Unavailable(
             f"{place.name}: the write was rolled back {_ROLLBACKS} times because of others; try again"

@@ -10,9 +10,9 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.runtime import Agent, Price, effect
-from perdure.supervisor import Policy, SupervisedWorker, route_with, supervisor
+from perdure.supervisor import Policy, Summary, SupervisedWorker, route_with, supervisor
 
-from .models import Scripted, rules, written
+from .models import Scripted, rules, summarised, written
 
 PRICES = {"small": Price(input=0.1, output=0.4), "large": Price(input=3.0, output=15.0)}
 """Dollars per million tokens."""
@@ -43,5 +43,6 @@ def agent(policy: Policy | None = None) -> Agent:
     found = StateGraph(MessagesState).add_node(orders).add_edge(START, "orders").compile()
     workers = {"orders": SupervisedWorker(found, description="the state of orders and deliveries")}
     known = {name: worker.description for name, worker in workers.items()}
-    graph = supervisor(policy or route_with(small, known), large, workers).compile()
+    summary = Summary(small if "ROUTER_MODEL" in os.environ else Scripted(name="small", answer=summarised))
+    graph = supervisor(policy or route_with(small, known), large, workers, summary=summary).compile()
     return Agent(graph, prices=PRICES)

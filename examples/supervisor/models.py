@@ -50,3 +50,10 @@ def written(messages: list[BaseMessage]) -> str:
     """Return an answer that repeats what is known."""
     known = messages[0].text.partition("What is known:\n")[2]
     return f"This is what I found: {known}" if known else "I know nothing about that yet."
+
+
+def summarised(messages: list[BaseMessage]) -> str:
+    """Return the summary so far, and what the user asked since."""
+    before = messages[0].text.partition("in short:\n")[2]
+    asked = ", ".join(message.text for message in messages[1:] if message.type == "human")
+    return f"{before}; {asked}" if before else f"The user asked: {asked}"

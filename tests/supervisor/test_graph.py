@@ -13,7 +13,16 @@ import perdure
 from examples.supervisor.models import rules, written
 from perdure.langgraph.fingerprint import fingerprint
 from perdure.runtime import Agent, Price, Runtime, Settings, effect, effect_key
-from perdure.supervisor import Policy, Route, Spent, SupervisedWorker, Usage, route_with, supervisor
+from perdure.supervisor import (
+    Policy,
+    Route,
+    Spent,
+    Summary,
+    SupervisedWorker,
+    Usage,
+    route_with,
+    supervisor,
+)
 from perdure.supervisor.graph import open_questions
 from tests.supervisor.models import never, scripted
 
@@ -217,3 +226,58 @@ def test_use_is_added_up_by_hop_and_by_user() -> None:
     assert total == pytest.approx(sum(spent.cost for spent in hops.values()))
     assert usage.by_user("another tenant") == {}
     assert Spent() == Spent(0, 0, 0, 0.0, 0.0)
+
+
+def summing_up() -> tuple[Any, list[list[Any]]]:
+    """A model whose summary names what it was given."""
+
+    def answer(messages: list[Any]) -> str:
+        before = messages[0].text.partition("in short:\n")[2]
+        return ", ".join(filter(None, (before, *(m.text for m in messages[1:] if m.type == "human"))))
+
+    return scripted("small", answer)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_what_is_long_ago_is_in_the_summary_and_nothing_in_both(keep: int) -> None:
+    small, _ = scripted("small", rules)
+    large, wrote = scripted("large", written)
+    model, asked = summing_up()
+    texts = [f"hello {n}" if n % 3 == 0 else f"what is {n}?" for n in range(12)]
+    agent = Agent(supervisor(route_with(small), large, summary=Summary(model, keep=keep)).compile())
+    made, _, _ = asyncio.run(states(agent, *texts))
+    for count, state in enumerate(made, 1):
+        kept = [message.text for message in state["messages"] if message.type == "human"]
+        summed = state["summary"].split(", ") if state.get("summary") else []
+        assert [*summed, *kept] == texts[:count]
+        assert keep <= len(state["messages"]) <= 2 * keep + 1 or count * 2 <= 2 * keep
+        assert state["messages"][0].type == "human"
+    assert len(asked) < len(texts), "not for every message"
+    assert any("in short:\nhello 0" in messages[0].text for messages in wrote), "the writer is told"
+
+
+def test_a_summary_that_fails_leaves_messages_and_summary_as_they_were() -> None:
+    small, _ = scripted("small", rules)
+    model, asked = summing_up()
+    fails = [True]
+
+    def answer(messages: list[Any]) -> str:
+        if fails.pop() if fails else False:
+            raise RuntimeError("the model is away")
+        return str(model.answer(messages))
+
+    failing, _ = scripted("small", answer)
+    agent = Agent(supervisor(route_with(small), small, summary=Summary(failing, keep=1)).compile())
+    made, _, attempts = asyncio.run(states(agent, "hello 0", "hello 1", "hello 2"))
+    assert attempts == 4
+    assert made[-1]["summary"] == "hello 0, hello 1"
+    assert [m.text for m in made[-1]["messages"] if m.type == "human"] == ["hello 2"]
+    assert len(asked) == 2
+
+
+def test_a_summary_has_to_leave_a_message() -> None:
+    with pytest.raises(ValueError, match="keep is 0"):
+        Summary(AIMessage, keep=0)  # type: ignore[arg-type]
+    small, _ = scripted("small", rules)
+    with pytest.raises(ValueError, match="a node 'summarise' itself"):
+        supervisor(route_with(small), small, {"summarise": SupervisedWorker(worker(find))})

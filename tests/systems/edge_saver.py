@@ -1,7 +1,8 @@
-"""A loop of one's own over a checkpoint saver on D1: no graph, only ``put``, ``put_writes``, ``get_tuple``, ``list``.
+"""A loop of one's own over a checkpoint saver on D1: no graph, only ``put``, ``put_writes``, ``get_tuple``
+and ``list``.
 
-The state is a conversation. A step reads the latest checkpoint, adds two messages, stores its writes and then the
-next checkpoint. A cron trigger compacts.
+The state is a conversation. A step reads the latest checkpoint, adds two messages, stores its writes and then
+the next checkpoint. A cron trigger compacts.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def compact(database: perdure.SyncDatabase) -> int:
 
 
 class DurableObject:
-    """One object for each thread: requests to it are served one after the other, as a Durable Object's are."""
+    """The object of a thread: requests to it are served one after the other, as a Durable Object's are."""
 
     def __init__(self, open_saver: Callable[[], BaseCheckpointSaver[Any]], thread_id: str) -> None:
         self._gate = threading.Lock()

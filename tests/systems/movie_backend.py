@@ -1,5 +1,6 @@
-"""A FastAPI backend that owns its checkpointer: the graph is compiled once in the lifespan, over ``DATABASE_URL``,
-and the same database has the application's own tables. ``uvicorn tests.systems.movie_backend:app``."""
+"""A FastAPI backend that owns its checkpointer: the graph is compiled once in the lifespan, over
+``DATABASE_URL``, and the same database has the application's own tables.
+``uvicorn tests.systems.movie_backend:app``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from perdure.server import answer_error
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS app_users (id text PRIMARY KEY, email text UNIQUE NOT NULL);
-CREATE TABLE IF NOT EXISTS app_sessions (id text PRIMARY KEY, user_id text REFERENCES app_users ON DELETE CASCADE);
+CREATE TABLE IF NOT EXISTS app_sessions (
+    id text PRIMARY KEY,
+    user_id text REFERENCES app_users ON DELETE CASCADE
+);
 CREATE TABLE IF NOT EXISTS app_messages (
     number bigint GENERATED ALWAYS AS IDENTITY,
     id text PRIMARY KEY,

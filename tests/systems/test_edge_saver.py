@@ -1,5 +1,5 @@
-"""A saver used by plain calls on D1's engine: histories, compaction by a schedule, costs that stay flat, and one
-writer a thread."""
+"""A saver used by plain calls on D1's engine: histories, compaction by a schedule, costs that stay flat, and
+one writer a thread."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_saver_s_own_work_and_not_the_database_dominates_a_step(tmp_path: Pa
             sys.setprofile(None)
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     print({part: count // 20 for part, count in calls.counted.items()}, "calls a step")
     assert calls.counted["serialisation and saver"] > 2 * calls.counted["database"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_racing_requests_lose_nothing(call: Callable[..., Any]) -> None:
     call("s", "good on 1")
 
     async def race() -> int:
-        async with perdure.connect(worker_evaluator.os.environ["DATABASE_URL"]) as database:
+        async with perdure.connect(os.environ["DATABASE_URL"]) as database:
             histories = database.history()
 
             async def ask(n: int) -> None:

@@ -1,7 +1,8 @@
-"""A worker and an evaluator on AWS Lambda, as their author wrote them: one class, one handler, a plain history.
+"""A worker and an evaluator on AWS Lambda, as their author wrote them: one class, one handler, a plain
+history.
 
-The models answer by what they are asked, so that every process answers alike: ``good on 3`` is met by the third
-draft, ``unclear`` needs the user, anything else is never good enough.
+The models answer by what they are asked, so that every process answers alike: ``good on 3`` is met by the
+third draft, ``unclear`` needs the user, anything else is never good enough.
 """
 
 from __future__ import annotations

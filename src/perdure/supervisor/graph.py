@@ -1,8 +1,8 @@
 """The supervisor's graph: a route for every message, a worker if the route names one, and the writer.
 
-The state is thin: the conversation, the route of the last message, and the result of a worker while the
-writer needs it. A worker's own state is not part of it, so that a rewritten worker leaves stored threads as
-they are.
+The state is thin: the conversation, a summary of what was longer ago, the route of the last message, and the
+result of a worker while the writer needs it. A worker's own state is not part of it, so that a rewritten
+worker leaves stored threads as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
-from langchain_core.messages import AIMessage, AnyMessage, SystemMessage
+from langchain_core.messages import AIMessage, AnyMessage, RemoveMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
@@ -21,9 +21,14 @@ from perdure.langgraph.replaces import Replaces
 from perdure.runtime.isolated_subgraphs import isolated_subgraph
 from perdure.supervisor.routing import Policy, Route
 
-ROUTE, WRITE = "route", "write"
+ROUTE, WRITE, SUMMARISE = "route", "write", "summarise"
 _PROMPT = "Answer the last message of the user."
 _CORRECTED = "The user objects to your last answer, or changes the question: correct the answer."
+
+_SUMMARISE = (
+    "Summarise the conversation below in a few sentences. Keep names, numbers, decisions, open questions."
+)
+_SUMMARY = "The conversation before it, in short:\n"
 
 
 class SupervisorState(TypedDict):
@@ -33,6 +38,52 @@ class SupervisorState(TypedDict):
     messages: Annotated[list[AnyMessage], add_messages]
     route: Annotated[dict[str, Any], Replaces]
     result: Annotated[str, Replaces]
+
+
+class SummarisedState(SupervisorState):
+    """State of a supervisor with a summary: ``summary`` is that of the messages which are no longer there."""
+
+    summary: Annotated[str, Replaces]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Updater of a supervisor's ``summary``.
+
+    Args:
+        model: Writes the summary; a cheap model will do.
+        keep: The least number of messages that stay. Once there are more than twice as many, those before
+            the last ``keep`` become part of the summary, in the step that removes them.
+        prompt: The model's system prompt; the summary so far follows it.
+    """
+
+    model: Runnable[Any, Any]
+    keep: int = 10
+    prompt: str = _SUMMARISE
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}; at least 1 message has to stay")
+
+    def outdated(self, messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
+        """Return the messages that are due to become part of the summary. The first one that stays is a
+        user's, so that no answer is separated from what it answers."""
+        if len(messages) <= 2 * self.keep:
+            return ()
+        asked = (n for n in range(len(messages) - self.keep, 0, -1) if messages[n].type == "human")
+        return messages[: next(asked, 0)]
+
+    async def node(self, state: SummarisedState) -> dict[str, Any]:
+        """Return the next summary, and the removal of what it covers."""
+        old = self.outdated(state["messages"])
+        prompt = "\n\n".join(filter(None, (self.prompt, _known_before(state))))
+        answer = await self.model.ainvoke([SystemMessage(prompt), *old])
+        gone = [RemoveMessage(message.id) for message in old if message.id is not None]
+        return {"summary": str(answer.text), "messages": gone}
+
+
+def _known_before(state: Mapping[str, Any]) -> str:
+    return f"{_SUMMARY}{state['summary']}" if state.get("summary") else ""
 
 
 def open_questions(state: SupervisorState) -> dict[str, Any]:
@@ -92,7 +143,8 @@ def supervisor(
     workers: Mapping[str, SupervisedWorker] | None = None,
     *,
     prompt: str = _PROMPT,
-) -> StateGraph[SupervisorState, Any, Any, Any]:
+    summary: Summary | None = None,
+) -> StateGraph[Any, Any, Any, Any]:
     """Return the builder of a supervisor's graph; compile it, or give it to an ``Agent`` compiled.
 
     Args:
@@ -100,12 +152,14 @@ def supervisor(
         writer: The model that writes answers to questions and corrections.
         workers: Workers by name.
         prompt: The writer's system prompt; a worker's result follows it.
+        summary: Keeps the conversation short: what is longer ago is in the state's ``summary``, which the
+            writer is told. By default all messages stay.
 
     Raises:
         ValueError: A worker has the name of a node of the supervisor.
     """
     known = dict(workers or {})
-    if taken := sorted({ROUTE, WRITE} & set(known)):
+    if taken := sorted({ROUTE, WRITE, SUMMARISE} & set(known)):
         raise ValueError(f"the supervisor has a node {taken[0]!r} itself; give the worker another name")
 
     async def route(state: SupervisorState) -> dict[str, Any]:
@@ -127,24 +181,35 @@ def supervisor(
         found = Route.model_validate(state["route"])
         if found.kind == "chitchat":
             # A model may name the kind and leave the reply out.
-            return END if state["messages"][-1].type == "ai" else WRITE
+            return ended(state) if state["messages"][-1].type == "ai" else WRITE
         return found.worker or WRITE
 
-    builder: StateGraph[SupervisorState, Any, Any, Any] = StateGraph(SupervisorState)
+    def ended(state: SupervisorState) -> str:
+        return SUMMARISE if summary is not None and summary.outdated(state["messages"]) else END
+
+    builder: StateGraph[Any, Any, Any, Any]
+    schema = SupervisorState if summary is None else SummarisedState
+    builder = StateGraph(schema)
     builder.add_node(ROUTE, route)
-    builder.add_node(WRITE, write)
+    # By its annotation it would be given the state without the summary.
+    builder.add_node(WRITE, write, input_schema=schema)
     for name, worker in known.items():
         builder.add_node(name, worker.node(name))
         builder.add_edge(name, WRITE)
     builder.add_edge(START, ROUTE)
-    builder.add_conditional_edges(ROUTE, following, [*known, WRITE, END])
-    builder.add_edge(WRITE, END)
+    last = [END] if summary is None else [SUMMARISE, END]
+    if summary is not None:
+        builder.add_node(SUMMARISE, summary.node)
+        builder.add_edge(SUMMARISE, END)
+    builder.add_conditional_edges(ROUTE, following, [*known, WRITE, *last])
+    builder.add_conditional_edges(WRITE, ended, last)
     return builder
 
 
 def _instructions(prompt: str, state: SupervisorState) -> str:
     parts: Sequence[str] = (
         prompt,
+        _known_before(state),
         _CORRECTED if state["route"]["kind"] == "correction" else "",
         f"What is known:\n{state['result']}" if state["result"] else "",
     )

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
@@ -166,6 +167,35 @@ def http_event(method: str, path: str, body: Any = None, headers: Mapping[str, s
             "stage": "$default",
             "domainName": "f.lambda-url",
             "time": "01/Jan/2026:00:00:00 +0000",
+        },
+        "body": None if body is None else json.dumps(body),
+        "isBase64Encoded": False,
+    }
+
+
+def rest_event(method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
+    """The same as a REST API's proxy integration sends it: payload format 1.0, without a version."""
+    all_headers = {"Content-Type": "application/json", "Host": "x.execute-api.test", **(headers or {})}
+    where, _, query = path.partition("?")
+    asked = parse_qs(query, keep_blank_values=True)
+    return {
+        "resource": "/{proxy+}",
+        "path": where,
+        "httpMethod": method,
+        "headers": all_headers,
+        "multiValueHeaders": {name: [value] for name, value in all_headers.items()},
+        "queryStringParameters": {name: values[-1] for name, values in asked.items()} or None,
+        "multiValueQueryStringParameters": asked or None,
+        "pathParameters": {"proxy": where.removeprefix("/")},
+        "stageVariables": None,
+        "requestContext": {
+            "resourcePath": "/{proxy+}",
+            "httpMethod": method,
+            "path": f"/prod{where}",
+            "stage": "prod",
+            "requestId": str(uuid.uuid4()),
+            "identity": {"sourceIp": "192.0.2.1", "userAgent": "test"},
+            "apiId": "x",
         },
         "body": None if body is None else json.dumps(body),
         "isBase64Encoded": False,

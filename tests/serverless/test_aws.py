@@ -6,6 +6,7 @@ The runtime client is the genuine one; the Runtime API that it talks to is on th
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import re
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.database.opening import open_database
@@ -28,7 +30,15 @@ from perdure.server import checkpoint_lifespan
 from perdure.serverless.aws import TimeBudget, is_scheduled, lambda_handler
 from perdure.storage.url import open_driver
 from tests import backends
-from tests.serverless.lambda_api import ROOT, SCHEDULE, Died, LambdaContainer, TimedOut, http_event
+from tests.serverless.lambda_api import (
+    ROOT,
+    SCHEDULE,
+    Died,
+    LambdaContainer,
+    TimedOut,
+    http_event,
+    rest_event,
+)
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 LEASE_S = 1.0
@@ -102,13 +112,20 @@ def function(tmp_path: Path) -> Iterator[Function]:
         made.close()
 
 
-def run_event(text: str, key: str) -> Any:
+EVENTS = {
+    "an HTTP API": http_event,
+    "a REST API": rest_event,
+    "an HTTP API of format 1.0": lambda *given: {**rest_event(*given), "version": "1.0"},
+}
+
+
+def run_event(text: str, key: str, of: Callable[..., Any] = http_event) -> Any:
     body = {
         "assistant_id": "agent",
         "input": {"messages": [{"role": "user", "content": text}]},
         "if_not_exists": "create",
     }
-    return http_event("POST", "/threads/t/runs/wait", body, {"idempotency-key": key})
+    return of("POST", "/threads/t/runs/wait", body, {"idempotency-key": key})
 
 
 def said(answer: Mapping[str, Any]) -> str:
@@ -116,13 +133,16 @@ def said(answer: Mapping[str, Any]) -> str:
     return str(json.loads(answer["body"])["messages"][-1]["content"])
 
 
-def test_a_container_answers_cold_warm_and_frozen_for_longer_than_a_lease(function: Function) -> None:
-    container = function.container()
-    assert said(container.call(run_event("one", "k1"))) == "echo: one"
+@pytest.mark.parametrize("kind", EVENTS)
+def test_a_container_answers_cold_warm_and_frozen_for_longer_than_a_lease(
+    function: Function, kind: str
+) -> None:
+    container, of = function.container(), EVENTS[kind]
+    assert said(container.call(run_event("one", "k1", of))) == "echo: one"
     assert function.owner is None, "no lease is held by a frozen container"
-    assert said(container.call(run_event("two", "k2"))) == "echo: two"
+    assert said(container.call(run_event("two", "k2", of))) == "echo: two"
     time.sleep(1.5 * LEASE_S)
-    assert said(container.call(run_event("three", "k3"))) == "echo: three"
+    assert said(container.call(run_event("three", "k3", of))) == "echo: three"
     assert container.starts == 1
     assert function.calls == ["one", "two", "three"]
     assert function.messages == [t for n in ("one", "two", "three") for t in (n, f"echo: {n}")]
@@ -348,6 +368,59 @@ def test_a_database_that_is_away_is_answered_with_503(tmp_path: Path) -> None:
     answer = handler(http_event("GET", "/"), _Context(30))
     handler.close()
     assert (answer["statusCode"], answer["headers"]["retry-after"]) == (503, "1")
+
+
+def _echo() -> FastAPI:
+    app = FastAPI()
+
+    @app.api_route("/{path:path}", methods=["GET", "POST", "DELETE"])
+    async def echo(request: Request) -> Response:
+        told = {
+            "method": request.method,
+            "path": request.url.path,
+            "query": request.query_params.multi_items(),
+            "headers": [[n.decode(), v.decode("latin-1")] for n, v in request.headers.raw],
+            "body": (await request.body()).decode("latin-1"),
+            "client": request.client.host if request.client else None,
+        }
+        response = JSONResponse(told)
+        response.set_cookie("a", "1")
+        response.set_cookie("b", "2")
+        return response
+
+    return app
+
+
+@pytest.mark.parametrize("kind", ["a REST API", "an HTTP API of format 1.0"])
+def test_a_request_of_a_rest_api_is_the_one_that_was_sent(kind: str) -> None:
+    handler = lambda_handler(_echo(), base_path="/v1")
+    event = EVENTS[kind]("POST", "/v1/a%20b?x=1&x=2&y=", None, {"Authorization": "Bearer t"})
+    event["multiValueHeaders"] |= {"Authorization": ["Bearer t", "Bearer u"], "Cookie": ["c=1", "d=2"]}
+    event |= {"body": base64.b64encode(b"\xff\x00").decode(), "isBase64Encoded": True}
+    answer = handler(event, _Context(30))
+    told = json.loads(answer["body"])
+    assert (answer["statusCode"], told["method"], told["path"]) == (200, "POST", "/a b")
+    assert told["query"] == [["x", "1"], ["x", "2"], ["y", ""]]
+    assert [value for name, value in told["headers"] if name == "authorization"] == ["Bearer t", "Bearer u"]
+    assert [value for name, value in told["headers"] if name == "cookie"] == ["c=1; d=2"]
+    assert (told["body"], told["client"]) == ("\xff\x00", "192.0.2.1")
+    assert len(answer["multiValueHeaders"]["set-cookie"]) == 2
+    # The console's test sends neither headers nor a query.
+    bare = {**EVENTS[kind]("GET", "/"), "headers": None, "multiValueHeaders": None}
+    assert handler({**bare, "multiValueQueryStringParameters": None}, _Context(30))["statusCode"] == 200
+    handler.close()
+
+
+@pytest.mark.parametrize(
+    "event", [{}, {"httpMethod": "GET", "path": "/"}, {"Records": []}, {"version": "2.0"}]
+)
+def test_an_event_of_another_kind_is_named(event: dict[str, Any]) -> None:
+    handler = lambda_handler(_echo())
+    balancer = {**rest_event("GET", "/"), "requestContext": {"elb": {"targetGroupArn": "arn"}}}
+    for one in (event, balancer):
+        with pytest.raises(ValueError, match="an HTTP API or a REST API"):
+            handler(one, _Context(30))
+    handler.close()
 
 
 def test_schedules_are_recognised() -> None:

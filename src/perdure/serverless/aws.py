@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -21,7 +21,7 @@ from perdure.serverless.warm_resources import Container
 
 try:
     from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
-    from mangum.handlers import HTTPGateway
+    from mangum.handlers import APIGateway, HTTPGateway
     from mangum.protocols import HTTPCycle
     from mangum.types import LambdaConfig
 except ImportError as missing:
@@ -83,10 +83,11 @@ def lambda_handler(
 ) -> LambdaHandler:
     """Return a Lambda handler for an ASGI application.
 
-    It answers API Gateway's HTTP events and those of function URLs, and events of EventBridge's rules and
-    schedules, for which it works off everything that is due. If the application has opened a runtime with
-    ``checkpoint_lifespan(serve=True)``, a call finishes the runs and replies that it began; what does not fit
-    its time is released, and due for the next call with the same ``Idempotency-Key``, or the next schedule.
+    It answers the events of API Gateway's HTTP and REST APIs and of function URLs, and those of EventBridge's
+    rules and schedules, for which it works off everything that is due. If the application has opened a
+    runtime with ``checkpoint_lifespan(serve=True)``, a call finishes the runs and replies that it began; what
+    does not fit its time is released, and due for the next call with the same ``Idempotency-Key``, or the
+    next schedule.
 
     Args:
         app: The application. Its lifespan starts in the first call of a container, and again if that fails,
@@ -107,12 +108,7 @@ def lambda_handler(
         budget = TimeBudget.of(context, reserve)
         if is_scheduled(event):
             return container.call(lambda _: _work_off(app, budget, sweep))
-        if event.get("version") != "2.0" or "http" not in event.get("requestContext", {}):
-            raise ValueError(
-                "an event of an HTTP API (payload format 2.0), a function URL, or a schedule is expected; "
-                f"this one has the keys {', '.join(sorted(map(str, event)))}"
-            )
-        request = HTTPGateway(dict(event), context, config)
+        request = _request_of(event, context, config)
         cycle = HTTPCycle(request.scope, request.body)
         try:
             answered = container.call(lambda state: _serve(app, cycle, state, budget))
@@ -154,6 +150,40 @@ def lambda_function(
 def is_scheduled(event: Mapping[str, Any]) -> bool:
     """Return True if an event is of a rule or schedule of EventBridge."""
     return event.get("source") in _SCHEDULES or event.get("detail-type") == "Scheduled Event"
+
+
+class _RestRequest(APIGateway):
+    """A request of a REST API, or of an HTTP API with the payload format 1.0. A header that was sent several
+    times stays several headers: two credentials are not one."""
+
+    @property
+    def scope(self) -> Any:
+        scope = super().scope
+        several: Mapping[str, Any] = self.event.get("multiValueHeaders") or {}
+        if several:
+            scope["headers"] = [
+                [name.lower().encode("latin-1"), str(value).encode("latin-1", "replace")]
+                for name, values in several.items()
+                for value in _values(name, values or ())
+            ]
+        return scope
+
+
+def _values(name: str, values: Sequence[str]) -> Sequence[str]:
+    return ["; ".join(values)] if name.lower() == "cookie" else values
+
+
+def _request_of(event: Mapping[str, Any], context: Any, config: LambdaConfig) -> HTTPGateway | _RestRequest:
+    """Return the request of an event. ``ValueError`` if it has none."""
+    about = event.get("requestContext") or {}
+    if event.get("version") == "2.0" and "http" in about:
+        return HTTPGateway(dict(event), context, config)
+    if "httpMethod" in event and "path" in event and about and "elb" not in about:
+        return _RestRequest(dict(event), context, config)
+    raise ValueError(
+        "an event of an HTTP API or a REST API, a function URL, or a schedule is expected; "
+        f"this one has the keys {', '.join(sorted(map(str, event)))}"
+    )
 
 
 async def _serve(app: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budget: TimeBudget) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar, runtime_checkable
+from uuid import UUID
 
 from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchOp
 
@@ -13,7 +14,7 @@ from perdure.memory.facts import Fact, Remembered, ThreadSummary, aware
 from perdure.memory.new_fact import NewFact
 from perdure.memory.programs import Question
 from perdure.memory.steps import FactChange, Place, Steps
-from perdure.memory.users import ROOT, namespace_of, user_of_namespace
+from perdure.memory.users import ROOT, namespace_of, user_id, user_of_namespace
 
 R = TypeVar("R")
 
@@ -32,23 +33,24 @@ class Memory:
 
     Args:
         store: A store, such as ``Database.store(index=…)``; ``recall`` compares a query by the index.
-        user: The user's id.
+        user: The user's id; a number or a UUID stands for its text.
         root: The namespace that contains those of all users.
         now: Returns the current time.
 
     Raises:
+        TypeError: The user's id is no text, number or UUID.
         ValueError: The user's id is empty or too long, or has a character that stores refuse.
     """
 
     def __init__(
         self,
         store: BaseStore,
-        user: str,
+        user: str | int | UUID,
         *,
         root: Sequence[str] = ROOT,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
-        self.user = user
+        self.user = user_id(user)
         self._store = store
         self._place = Place(namespace_of(user, root), now)
 

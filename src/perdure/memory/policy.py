@@ -6,17 +6,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from perdure.conversation.counting import Counter, approximate
 from perdure.conversation.summary import Summarize
 from perdure.memory.extraction import Extract
-from perdure.memory.users import ROOT
+from perdure.memory.users import ROOT, user_id
 
 VERIFIED_USER = "langgraph_auth_user"
 """Configurable name under which a server passes the verified user to a graph."""
 
-UserOf = Callable[[Mapping[str, Any]], "str | None"]
-"""Returns the user of a run's configurable values; ``None`` for a run whose user has no memory."""
+UserOf = Callable[[Mapping[str, Any]], "str | int | UUID | None"]
+"""Returns the user of a run's configurable values; ``None`` for a run whose user has no memory. A number or a
+UUID stands for its text."""
 
 
 def verified_user(configurable: Mapping[str, Any]) -> str | None:
@@ -50,7 +52,7 @@ class MemoryPolicy:
         ValueError: A number is out of range, or the user's id is empty.
     """
 
-    user: str | UserOf = verified_user
+    user: str | int | UUID | UserOf = verified_user
     nearest: int = 5
     newest: int = 5
     tokens: int = 1_000
@@ -66,6 +68,8 @@ class MemoryPolicy:
     def __post_init__(self) -> None:
         if self.user == "":
             raise ValueError("the user's id is empty; leave user= out to take the verified user of each run")
+        if not callable(self.user):
+            user_id(self.user)
         for name in ("nearest", "newest", "known"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it cannot be less than 0")
@@ -78,5 +82,11 @@ class MemoryPolicy:
             raise ValueError("root is a namespace of at least one label, none of them empty")
 
     def user_of(self, configurable: Mapping[str, Any]) -> str | None:
-        """Return the user of a run, or ``None``."""
-        return self.user if isinstance(self.user, str) else self.user(configurable)
+        """Return the user of a run, or ``None``.
+
+        Raises:
+            TypeError: The user's id is of a type that names no user.
+            ValueError: It is empty or too long, or has a character that stores refuse.
+        """
+        user = self.user(configurable) if callable(self.user) else self.user
+        return None if user is None else user_id(user)

@@ -7,7 +7,8 @@ deletion only ends a fact, so that a model's mistake can be undone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.config import get_config, get_store
 
 from perdure.errors import Conflict, NotFound
-from perdure.memory.facts import Remembered
+from perdure.memory.facts import Fact, Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import UserOf, verified_user
 from perdure.memory.users import ROOT, add_tool_root
@@ -31,7 +32,7 @@ ManageAction = Literal["create", "update", "delete"]
 
 
 def memory_tools(
-    *, user: str | UserOf = verified_user, root: Sequence[str] = ROOT, instructions: str = ""
+    *, user: str | int | UUID | UserOf = verified_user, root: Sequence[str] = ROOT, instructions: str = ""
 ) -> list[BaseTool]:
     """Return the tools ``manage_memory`` and ``search_memory``, for graphs that run with a store.
 
@@ -45,58 +46,101 @@ def memory_tools(
 
     def memory() -> Memory:
         configurable = get_config().get("configurable") or {}
-        name = user if isinstance(user, str) else user(configurable)
+        name = user(configurable) if callable(user) else user
         if name is None:
             raise ToolException("this run has no user, so there is no memory to use")
-        return Memory(get_store(), name, root=root)
+        try:
+            return Memory(get_store(), name, root=root)
+        except (TypeError, ValueError) as error:
+            raise ToolException(f"the user of this run can have no memory: {error}") from error
 
     def thread() -> str | None:
         found = (get_config().get("configurable") or {}).get("thread_id")
         return None if found is None else str(found)
 
-    async def manage(
+    def manage(
         content: str | None = None,
         action: ManageAction = "create",
         id: UUID | None = None,  # noqa: A002 - LangMem's name
     ) -> str:
         known, key = memory(), _checked(content, action, id)
-        try:
+        with _answering():
             if action == "delete":
-                await known.aretract(key)
-                return f"Deleted memory {key}"
-            replaced = [key] if action == "update" else []
-            fact = await known.aremember(content or "", thread=thread(), supersedes=replaced)
-        except (NotFound, Conflict, ValueError) as error:
-            raise ToolException(str(error)) from error
-        return f"{action}d memory {fact.id}"
+                return _managed(action, known.retract(key))
+            return _managed(
+                action, known.remember(content or "", thread=thread(), supersedes=_old(action, key))
+            )
 
-    async def search(
+    async def amanage(
+        content: str | None = None,
+        action: ManageAction = "create",
+        id: UUID | None = None,  # noqa: A002 - LangMem's name
+    ) -> str:
+        known, key = memory(), _checked(content, action, id)
+        with _answering():
+            if action == "delete":
+                return _managed(action, await known.aretract(key))
+            supersedes = _old(action, key)
+            return _managed(
+                action, await known.aremember(content or "", thread=thread(), supersedes=supersedes)
+            )
+
+    def search(
         query: str,
         limit: int = 10,
         offset: int = 0,
         filter: dict[str, Any] | None = None,  # noqa: A002 - LangMem's name
     ) -> tuple[str, list[Remembered]]:
-        try:
-            found = await memory().arecall(query, limit, offset=offset, filter=filter)
-        except ValueError as error:
-            raise ToolException(str(error)) from error
-        return json.dumps([_shown(each) for each in found], ensure_ascii=False), found
+        with _answering():
+            return _listed(memory().recall(query, limit, offset=offset, filter=filter))
+
+    async def asearch(
+        query: str,
+        limit: int = 10,
+        offset: int = 0,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangMem's name
+    ) -> tuple[str, list[Remembered]]:
+        with _answering():
+            return _listed(await memory().arecall(query, limit, offset=offset, filter=filter))
 
     return [
         StructuredTool.from_function(
-            coroutine=manage,
+            manage,
+            amanage,
             name="manage_memory",
             description=" ".join([MANAGE_ABOUT, instructions]).strip(),
             handle_tool_error=True,
         ),
         StructuredTool.from_function(
-            coroutine=search,
+            search,
+            asearch,
             name="search_memory",
             description=SEARCH_ABOUT,
             response_format="content_and_artifact",
             handle_tool_error=True,
         ),
     ]
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Turn errors that the model can do something about into answers of the tool."""
+    try:
+        yield
+    except (NotFound, Conflict, ValueError) as error:
+        raise ToolException(str(error)) from error
+
+
+def _old(action: ManageAction, key: str) -> list[str]:
+    return [key] if action == "update" else []
+
+
+def _managed(action: ManageAction, fact: Fact) -> str:
+    return f"Deleted memory {fact.id}" if action == "delete" else f"{action}d memory {fact.id}"
+
+
+def _listed(found: list[Remembered]) -> tuple[str, list[Remembered]]:
+    return json.dumps([_shown(each) for each in found], ensure_ascii=False), found
 
 
 def _checked(content: str | None, action: ManageAction, key: UUID | None) -> str:

@@ -23,7 +23,6 @@ from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import recalled, recalled_ids
-from perdure.memory.users import namespace_of
 from perdure.runtime.failure_location import log_failure
 from perdure.runtime.memory_turns import MEMORY, WaitingTurn
 from perdure.runtime.observers import Observers
@@ -212,16 +211,12 @@ class Memories:
     def _user(self, policy: MemoryPolicy, config: RunnableConfig, held: HeldRun | None = None) -> str | None:
         """Return the user of a run, ``None`` if there is none, or one whose id no memory can have. That is
         reported if ``held`` is given."""
-        user = policy.user_of(config.get("configurable") or {})
-        if user is None:
-            return None
         try:
-            namespace_of(user)
+            return policy.user_of(config.get("configurable") or {})
         except (TypeError, ValueError) as error:
             if held is not None:
                 self._observers.run_event("memory.user_refused", held, error=str(error))
             return None
-        return user
 
     async def _within(self, held: HeldRun, recalling: Awaitable[list[Remembered]] | None) -> list[Remembered]:
         """Return what is recalled. If that fails or takes long, the reply does not wait for it."""

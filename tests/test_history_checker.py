@@ -184,6 +184,16 @@ def test_a_run_that_ends_twice_is_noticed() -> None:
     assert broken(*calls) == {"Nothing acknowledged is lost"}
 
 
+def test_a_run_that_fails_although_its_message_does_not_is_noticed() -> None:
+    def sent(fails: bool) -> Call:
+        return call("accept", 0, 1, given={"element": "a", "fails": fails}, answer={"run": "r"})
+
+    assert not broken(sent(True), status("r", 2, "error"), read(3, "m:a"))
+    assert broken(sent(False), status("r", 2, "error"), read(3, "m:a")) == {
+        "A message that always fails does not block its thread"
+    }
+
+
 def notice(run: str, began: float, key: str, ended_as: str = "success") -> Call:
     told = {"run": run, "key": key, "status": ended_as, "entries": ["m:a"]}
     return call("reply", began, began, given=told)

@@ -5,6 +5,7 @@ It is a process of its own, and may be killed at any moment.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -25,6 +26,7 @@ _PADDING = " " + "x" * 60_000
 _TURNS = 60
 """How many turns of a program go to a session before the next."""
 _PAUSE_S = (0.05, 0.4)
+_AGAIN_S = 0.5
 _THOUGHT_S = (0.0, 0.0, 0.1, 0.3)
 """How long a program works on what it has read."""
 
@@ -32,25 +34,33 @@ _THOUGHT_S = (0.0, 0.0, 0.1, 0.3)
 def take_turns(url: str, file: str, name: str, tenants: list[str]) -> None:
     """Use a database until the process is ended."""
     import perdure
+    from perdure.errors import Unavailable
 
     name = f"{name}-{os.getpid()}"
-    chance = random.Random(name)
     recorder = Recorder(Path(file), name)
-    with perdure.connect_sync(url) as database:
-        number = 0
-        while True:
-            number += 1
-            tenant = chance.choice(tenants)
-            how = chance.random()
-            if how < 0.6:
-                session = f"session-{number // _TURNS}"
-                _take_turn(database, recorder, tenant, session, f"{name}.{number}", chance)
-            elif how < 0.75:
-                session = f"expiring-{number // _TURNS // 2}"
-                _take_turn(database, recorder, tenant, session, f"{name}.{number}", chance, ttl_s=TTL_S)
-            else:
-                _exchange(database, recorder, tenant, f"{name}.{number}", chance)
-            time.sleep(chance.uniform(*_PAUSE_S))
+    while True:
+        try:
+            with perdure.connect_sync(url) as database:
+                _use(database, recorder, name, tenants)
+        except Unavailable:
+            # It is away as this process starts; the calls of one that is open say so in the record.
+            time.sleep(_AGAIN_S)
+
+
+def _use(database: SyncDatabase, recorder: Recorder, name: str, tenants: list[str]) -> None:
+    chance = random.Random(name)
+    for number in itertools.count(1):
+        tenant = chance.choice(tenants)
+        how = chance.random()
+        if how < 0.6:
+            session = f"session-{number // _TURNS}"
+            _take_turn(database, recorder, tenant, session, f"{name}.{number}", chance)
+        elif how < 0.75:
+            session = f"expiring-{number // _TURNS // 2}"
+            _take_turn(database, recorder, tenant, session, f"{name}.{number}", chance, ttl_s=TTL_S)
+        else:
+            _exchange(database, recorder, tenant, f"{name}.{number}", chance)
+        time.sleep(chance.uniform(*_PAUSE_S))
 
 
 def read_sessions(url: str, file: str, name: str, tenants: list[str]) -> None:

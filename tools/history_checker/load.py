@@ -105,7 +105,7 @@ class Load:
             await self._answer(thread)
             return
         strategy = self.chance.choices(
-            (None, "steer", "coalesce", DEBOUNCE, "interrupt", "rollback"), (16, 6, 1, 1, 1, 1)
+            (None, "steer", "coalesce", DEBOUNCE, "interrupt", "rollback"), (14, 6, 3, 3, 1, 1)
         )[0]
         for _ in range(self.chance.randrange(2, 5) if strategy in ("coalesce", DEBOUNCE) else 1):
             await self._send_one(thread, strategy)
@@ -118,7 +118,12 @@ class Load:
         body: dict[str, object] = {"input": {"log": [f"m:{element}"]}}
         wants_reply = strategy is None and self.chance.random() < 0.3
         is_delayed = strategy is None and not thread.has_one_user and self.chance.random() < _DELAYED
-        given = {"element": element, "wants_reply": wants_reply, "is_delayed": is_delayed}
+        given = {
+            "element": element,
+            "fails": kind == FAILS,
+            "wants_reply": wants_reply,
+            "is_delayed": is_delayed,
+        }
         if is_delayed:
             body["after_seconds"] = 1
         if wants_reply:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from .facts import ACCEPT, ANSWER, EMPTY, REPLY, SETTLED, ThreadFacts, read_threads
+from .facts import ACCEPT, ANSWER, EMPTY, FAILED, REPLY, SETTLED, ThreadFacts, read_threads
 from .guarantees import Guarantee
 from .recording import Call, Violation
 
@@ -15,6 +16,7 @@ def check_runs(calls: Iterable[Call]) -> list[Violation]:
     rules = (
         (Guarantee.NOT_FORGOTTEN, _unsettled),
         (Guarantee.NOTHING_LOST, _unended),
+        (Guarantee.NOT_BLOCKED, _failed_without_cause),
         (Guarantee.REPLIES, _untrue),
         (Guarantee.REPLIES, _early),
         (Guarantee.ONE_KEY, _keys),
@@ -50,6 +52,22 @@ def _unended(thread: ThreadFacts) -> Iterator[str]:
             if end is not None and call.began > end.ended and call.answer["status"] != end.answer["status"]:
                 yield f"{end} shows {end.answer}, and {call} later {call.answer}"
                 break
+
+
+def _failed_without_cause(thread: ThreadFacts) -> Iterator[str]:
+    """A run fails only if a message of it does: no outage and no end of a process fails one."""
+    parts: dict[str, list[Call]] = defaultdict(list)
+    for sent in thread.sent.values():
+        for run in sent.runs:
+            parts[thread.whole_run(run) or run] += sent.calls
+    is_certain = all(call.is_ok or call.is_refused for call in thread.of(ACCEPT) if call.given.get("fails"))
+    for run, calls in parts.items():
+        if (
+            is_certain
+            and thread.has_ended(run, FAILED)
+            and not any(c.given.get("fails", True) for c in calls)
+        ):
+            yield f"the run {run} of {calls[0]} failed, and none of its messages does"
 
 
 def _untrue(thread: ThreadFacts) -> Iterator[str]:

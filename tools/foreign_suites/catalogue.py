@@ -121,14 +121,19 @@ class Reasons:
     by_id: dict[tuple[str, str], str]
 
     def of(self, suite: str, node: str) -> str | None:
-        """Why a test may fail, or nothing when it may not. One for a class or file covers its tests."""
+        """Why a test may fail, or nothing when it may not."""
+        found = self.entry_of(suite, node)
+        return None if found is None else self.by_id[suite, found]
+
+    def entry_of(self, suite: str, node: str) -> str | None:
+        """The id of the entry for a test, or nothing. One for a class or file covers its tests."""
         name, _, parameters = node.partition("[")
-        for (of, word), why in self.by_id.items():
+        for of, word in self.by_id:
             if of == suite and word.startswith("[") and word.strip("[]") in parameters:
-                return why
+                return word
         while name:
-            if reason := self.by_id.get((suite, name)):
-                return reason
+            if (suite, name) in self.by_id:
+                return name
             name = name.rpartition("::")[0]
         return None
 

@@ -1,6 +1,7 @@
 """The suites that are run: where their text comes from, what they need, and which part is quick.
 
-Nothing of their text is in this repository. Each suite is in the source distribution of its package.
+Nothing of their text is in this repository. Each suite is in the source distribution of its package, or in
+its repository at the tag of the release.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Suite:
     """Whether its tests want a PostgreSQL of their own, whatever the savers are on."""
     checkout: str = ""
     """Where the package is below the root of its repository, for those who give a checkout."""
+    repository: str = ""
+    """Where its text is cloned from, if its source distribution holds no tests."""
 
     @property
     def requirements(self) -> tuple[str, ...]:
@@ -79,6 +82,15 @@ SUITES = (
         tests="tests/unit_tests/agents",
         requires=("langchain-tests", "langchain-openai", "pytest-socket", "toml", "blockbuster"),
         checkout="libs/langchain_v1",
+    ),
+    Suite(
+        "deepagents",
+        "deepagents",
+        "0.7.32",
+        tests="tests/unit_tests",
+        requires=("langchain-openai", "langchain-tests", "pytest-benchmark", "pytest-socket"),
+        checkout="libs/deepagents",
+        repository="https://github.com/langchain-ai/deepagents",
     ),
 )
 """Suites of graphs and agents: what they do with a saver or a store must not depend on whose it is."""

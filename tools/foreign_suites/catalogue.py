@@ -88,7 +88,7 @@ SUITES = (
         "deepagents",
         "0.7.32",
         tests="tests/unit_tests",
-        requires=("langchain-openai", "langchain-tests", "pytest-benchmark", "pytest-socket"),
+        requires=("langchain-openai", "langchain-tests", "pytest-benchmark", "pytest-cov", "pytest-socket"),
         checkout="libs/deepagents",
         repository="https://github.com/langchain-ai/deepagents",
     ),

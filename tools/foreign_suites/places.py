@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 _EXTRAS = ("encryption", "postgres", "redis", "dynamodb", "d1", "search")
 
 
+class NotRun(Exception):
+    """A suite none of whose tests passes on the stock savers: nothing is compared."""
+
+
 class Unobtainable(Exception):
     """A source or a package that cannot be had here; the message says how to get it."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -25,7 +26,7 @@ from perdure.runtime import Agent
 with warnings.catch_warnings():
     # A dependency of LangMem's imports `Send` from where LangGraph had it before.
     warnings.filterwarnings("ignore", "Importing Send from langgraph.constants", DeprecationWarning)
-    import langmem
+    langmem: Any = import_module("langmem")
 
 LIMIT = 700
 STATED = re.compile(r"(?:User|human): (I [a-z ]+)", re.IGNORECASE)

@@ -20,6 +20,7 @@ from perdure.errors import NotFound, NotWaiting
 from perdure.langgraph.readable_states import aread_state
 from perdure.model.messages import OPEN, SENDING, SENT, WAITING, Reply
 from perdure.runtime import Runtime
+from perdure.runtime.tickets import Ticket
 
 _LOOKED_AT = 100
 _PAGES = 10
@@ -48,6 +49,7 @@ class Received(NamedTuple):
 
 class _Question(NamedTuple):
     thread_id: str
+    run_id: str
     interrupt_id: str
     value: Any
 
@@ -121,6 +123,7 @@ class Receiver:
                 ticket = await self._runtime.answer(
                     asked.thread_id, value, interrupt_id=interrupt_id, dedupe_key=f"press {press.key}"
                 )
+                await self._withdraw_if_closed(press, asked, ticket)
             except questions.UnusableAnswer as error:
                 return Received(str(error))
             except NotWaiting:
@@ -158,6 +161,9 @@ class Receiver:
         if not (original := await self._accepted(message, thread_id, _key(message))).is_duplicate:
             # The original was never delivered.
             return original
+        if versions := await self._versions(message, thread_id):
+            # It was accepted meanwhile, as it was or with this change.
+            return await self._changed(message, thread_id, versions)
         is_replaced = await self._runtime.withdraw(thread_id, original.ticket_id)
         return await self._accepted(
             message, thread_id, f"edit {message.edit}", "" if is_replaced else _EDITED
@@ -194,7 +200,12 @@ class Receiver:
         for each in versions:
             if not each.message.is_withdrawn:
                 is_seen |= not await self._runtime.withdraw(thread_id, each.message.id)
-        return await self._accepted(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
+        made = await self._accepted(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
+        # Another process may have accepted another change meanwhile: the one accepted last counts.
+        for each in (await self._versions(message, thread_id))[1:]:
+            if each.run is None and not each.message.is_withdrawn:
+                await self._runtime.withdraw(thread_id, each.message.id)
+        return made
 
     # Questions
 
@@ -247,7 +258,7 @@ class Receiver:
             state = await aread_state(graph, {"configurable": {"thread_id": thread_id}})
         for interrupt in state.interrupts:
             if _is_named(interrupt, interrupt_id, asked):
-                return _Question(thread_id, interrupt.id, interrupt.value)
+                return _Question(thread_id, runs[0].id, interrupt.id, interrupt.value)
         return None
 
     async def _answered(self, message: ChatMessage, asked: _Question, sessions: SessionList) -> Received:
@@ -260,7 +271,17 @@ class Receiver:
         ticket = await self._runtime.answer(
             asked.thread_id, value, interrupt_id=asked.interrupt_id, dedupe_key=_key(message)
         )
+        await self._withdraw_if_closed(message, asked, ticket)
         return Received(is_duplicate=ticket.is_duplicate)
+
+    async def _withdraw_if_closed(
+        self, event: ChatMessage | ButtonPress, asked: _Question, ticket: Ticket
+    ) -> None:
+        """Withdraw an answer whose question was closed by a command while it was accepted: the command, in
+        another process, did not see the answer."""
+        sessions = await self._sessions.of(event.chat, event.topic)
+        if asked.run_id in sessions.closed:
+            await self._runtime.withdraw(asked.thread_id, ticket.id)
 
     # Commands
 

@@ -109,7 +109,12 @@ class Load:
         strategy = self.chance.choices(
             (None, "steer", "coalesce", DEBOUNCE, "interrupt", "rollback"), (14, 6, 3, 3, 1, 1)
         )[0]
-        for _ in range(self.chance.randrange(2, 5) if strategy in ("coalesce", DEBOUNCE) else 1):
+        if strategy == "coalesce":
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.chance.randrange(2, 5)):
+                    group.create_task(self._send_one(thread, strategy))
+            return
+        for _ in range(self.chance.randrange(2, 5) if strategy == DEBOUNCE else 1):
             await self._send_one(thread, strategy)
 
     async def _send_one(self, thread: Conversation, strategy: str | None) -> None:

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from langgraph.types import Interrupt
 
 from perdure.channels import questions
-from perdure.channels.addresses import ChatAddress
+from perdure.channels.addresses import ChatAddress, user_of
 from perdure.channels.incoming import ButtonPress, ChatMessage, edit_of, is_same, message_id_of, position_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
@@ -20,6 +20,7 @@ from perdure.errors import NotFound, NotWaiting
 from perdure.langgraph.readable_states import aread_state
 from perdure.model.messages import OPEN, SENDING, SENT, WAITING, Reply
 from perdure.runtime import Runtime
+from perdure.runtime.run_user import USER
 from perdure.runtime.tickets import Ticket
 
 _LOOKED_AT = 100
@@ -121,7 +122,11 @@ class Receiver:
                     return Received(questions.edit_prompt(asked.value))
                 value = questions.resume_value(asked.value, decision)
                 ticket = await self._runtime.answer(
-                    asked.thread_id, value, interrupt_id=interrupt_id, dedupe_key=f"press {press.key}"
+                    asked.thread_id,
+                    value,
+                    interrupt_id=interrupt_id,
+                    dedupe_key=f"press {press.key}",
+                    config=self._config(press),
                 )
                 await self._withdraw_if_closed(press, asked, ticket)
             except questions.UnusableAnswer as error:
@@ -138,6 +143,13 @@ class Receiver:
         async with lock:
             yield
 
+    def _config(self, event: ChatMessage | ButtonPress) -> dict[str, Any] | None:
+        """Return the config of a run with its user: the sender, as the provider has signed it."""
+        identity = user_of(self._channel, event.chat, event.sender)
+        return (
+            {"configurable": {USER: {"identity": identity, "is_authenticated": True}}} if identity else None
+        )
+
     def _thread_id(self, event: ChatMessage | ButtonPress, sessions: SessionList) -> str:
         session = sessions.at(event.position)
         return ChatAddress(self._channel, event.chat, event.topic, session).thread_id
@@ -151,6 +163,7 @@ class Receiver:
             channel=self._channel,
             debounce=self._options.debounce,
             max_wait=self._options.max_wait,
+            config=self._config(message),
         )
         return Received(is_duplicate=ticket.is_duplicate, ticket_id=ticket.id)
 
@@ -269,7 +282,11 @@ class Receiver:
         except questions.UnusableAnswer as error:
             return Received(str(error))
         ticket = await self._runtime.answer(
-            asked.thread_id, value, interrupt_id=asked.interrupt_id, dedupe_key=_key(message)
+            asked.thread_id,
+            value,
+            interrupt_id=asked.interrupt_id,
+            dedupe_key=_key(message),
+            config=self._config(message),
         )
         await self._withdraw_if_closed(message, asked, ticket)
         return Received(is_duplicate=ticket.is_duplicate)

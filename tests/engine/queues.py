@@ -8,13 +8,15 @@ from typing import Any
 from perdure.engine import outbox, runs
 from perdure.engine.inbox import Accept, Accepted
 from perdure.engine.outbox import DeliveryOutcome, Sending, Take
+from perdure.engine.questions import Asked
 from perdure.engine.runs import Claim, Ending, HeldRun, RememberedInbox
-from perdure.model.messages import DONE, Message, Mode, dedupe_digest
+from perdure.model.messages import DONE, Message, Mode, Run, dedupe_digest
 from perdure.model.ops import Fetch, Get, Range
-from perdure.model.program import Effect, Program
+from perdure.model.program import Effect, Program, ask
 from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import (
     LANE,
+    RUN,
     Kind,
     Partition,
     Record,
@@ -72,8 +74,16 @@ class Queue:
         debounce = Debounce(options.pop("quiet", 0), options.pop("longest", 0))
         strategy = options.pop("strategy", "enqueue")
         assert not options
-        accept = Accept(HERE, message, self.now, debounce, strategy, most, self.fresh)
+        accept = Accept(
+            HERE, message, self.now, debounce, strategy, most, self.fresh, read_asked=self.read_asked
+        )
         return self.run(accept.store(known), between)
+
+    def read_asked(self) -> Program[Asked]:
+        """Return what the run that waits has noted: these threads have no checkpoints."""
+        (found,) = yield from ask(Fetch(HERE, (Get(RUN, (self.lane().waiting or "",)),)))
+        noted = (run.note.get("interrupts", ()) for run in map(Run.read, found))
+        return Asked(None, tuple(each["id"] for interrupts in noted for each in interrupts))
 
     def claim(
         self,

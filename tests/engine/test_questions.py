@@ -1,4 +1,4 @@
-"""A question is answered once, or closed by another message, and its run's closing reply is sent then."""
+"""A question is answered once, or closed by a run that goes past it, and its closing reply is sent then."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import questions, scheduled
+from perdure.engine import questions, runs, scheduled
+from perdure.engine.runs import Ending
 from perdure.engine.transact import Budget
-from perdure.errors import NotWaiting
-from perdure.model.messages import WAITING, Message, Reply
+from perdure.errors import Corrupt, NotWaiting
+from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, WAITING, Message, Reply
 from perdure.model.ops import Commit, Put
 from perdure.model.records import OUTBOX, RUN
 from tests.engine.queues import BUDGET, HERE, Queue
@@ -37,7 +38,7 @@ def replies(queue: Queue) -> list[tuple[str, str, Any]]:
     return [(one.run_id, one.channel, one.payload) for one in map(Reply.read, queue.rows(OUTBOX))]
 
 
-def test_the_message_that_closes_a_question_stores_its_reply_in_the_same_commit(queue: Queue) -> None:
+def test_the_run_that_goes_past_a_question_stores_its_reply_with_its_own_end(queue: Queue) -> None:
     run_id = asking(queue)
     commits: list[Commit] = []
 
@@ -45,11 +46,15 @@ def test_the_message_that_closes_a_question_stores_its_reply_in_the_same_commit(
         if isinstance(effect, Commit):
             commits.append(effect)
 
-    queue.accept({"input": 2}, between=seen)
+    queue.accept({"input": 2})
+    assert replies(queue) == [], "it may be withdrawn, or fail"
+    held = queue.held()
+    queue.run(runs.finish(held, Ending(DONE, {}), queue.now, queue.fresh, BUDGET), seen)
     assert replies(queue) == [(run_id, "post", {"closed": True})]
     (commit,) = commits
-    assert {op.kind.name for op in commit.ops if isinstance(op, Put)} >= {"inbox", "outbox", "lane"}
+    assert {op.kind.name for op in commit.ops if isinstance(op, Put)} >= {"run", "outbox", "lane"}
     queue.accept({"input": 3})
+    queue.finish(queue.held())
     assert len(replies(queue)) == 1, "it is closed already"
     sending = queue.take()
     assert sending is not None
@@ -79,13 +84,27 @@ def test_an_answer_with_a_channel_of_its_own_inherits_nothing(queue: Queue) -> N
     assert "webhook" not in queue.held().messages[0].options
 
 
-def test_a_postponed_message_closes_the_question_when_it_is_due(queue: Queue) -> None:
+@pytest.mark.parametrize("state", [FAILED, INTERRUPTED, ROLLED_BACK])
+def test_a_run_that_leaves_the_question_sends_none(queue: Queue, state: str) -> None:
+    """A stop without an interrupt, as this thread has no checkpoint."""
+    queue.accept(channel="post")
+    note = questions.with_closing_reply({"interrupts": []}, {"closed": True}, INHERITED)
+    queue.finish(queue.held(), WAITING, **note)
+    queue.accept({"input": 2})
+    queue.finish(queue.held(), state)
+    assert replies(queue) == []
+    queue.accept({"resume": 1}, mode="answer")
+
+
+def test_a_postponed_message_closes_the_question_when_its_run_ends(queue: Queue) -> None:
     run_id = asking(queue)
     message = Message("later", {"input": 2}, "g", "", "enqueue")
     queue.run(scheduled.postpone(HERE, message, queue.now + 5, 10, queue.fresh, None))
     assert replies(queue) == []
     queue.now += 10
     queue.run(scheduled.bring(HERE, queue.now, Budget(BUDGET, 1 << 20), queue.fresh))
+    assert replies(queue) == []
+    queue.finish(queue.held())
     assert replies(queue) == [(run_id, "post", {"closed": True})]
 
 
@@ -95,4 +114,6 @@ def test_a_message_is_accepted_although_the_run_that_asked_is_damaged(queue: Que
     queue.memory.perform(Commit(HERE, (Put(RUN, row.key, row.fields, b"{", version=row.version + 1),)))
     accepted = queue.accept({"input": 2})
     assert (accepted.seq, accepted.is_duplicate) == (2, False)
+    with pytest.raises(Corrupt):
+        queue.held()
     assert replies(queue) == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.model.messages import Message, batch
-from perdure.model.payloads import can_be_joined
+from perdure.model.payloads import INPUT, MESSAGE, can_be_joined
 
 WHOLE: list[tuple[Any, Any, bool]] = [
     ({"messages": ["a"]}, {"messages": ["b"]}, True),
@@ -45,3 +45,23 @@ def test_a_command_is_a_run_of_its_own(kind: str) -> None:
         Message(str(n), {kind: {"update": {"n": n}}}, "agent", mode="coalesce", seq=n) for n in (1, 2, 3)
     ]
     assert batch(waiting, 50) == waiting[:1]
+
+
+@pytest.mark.parametrize(
+    "removal",
+    [
+        {"type": "remove", "id": "m0"},
+        {"role": "remove", "id": "m0"},
+        {"lc": 1, "type": "constructor", "id": ["langchain", "messages", "RemoveMessage"], "kwargs": {}},
+        ["remove", "m0"],
+    ],
+    ids=str,
+)
+def test_what_removes_messages_is_joined_with_nothing(removal: Any) -> None:
+    said = {"role": "user", "content": "hello", "id": "m0"}
+    for one, other in ((removal, said), (said, removal), (removal, removal)):
+        assert not can_be_joined([{INPUT: {"messages": [one]}}], {INPUT: {"messages": [other]}})
+        assert not can_be_joined([{INPUT: {"messages": one}}], {INPUT: {"messages": [other]}})
+    if isinstance(removal, dict):
+        assert not can_be_joined([{MESSAGE: said}], {MESSAGE: removal})
+    assert can_be_joined([{INPUT: {"messages": [said]}}], {INPUT: {"messages": [said]}})

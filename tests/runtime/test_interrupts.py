@@ -9,7 +9,7 @@ import asyncio
 import operator
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -219,21 +219,22 @@ def test_an_answer_after_a_message_is_refused(near: Storage, talk: Talk) -> None
     go(main())
 
 
-def test_an_answer_whose_run_was_given_up_is_not_asked_for_again(near: Storage, talk: Talk) -> None:
-    """The step has used the answer up; with the next message the thread starts over."""
-
+@pytest.mark.parametrize("on_failure", ["keep", "rollback"])
+def test_a_question_whose_answer_failed_is_answered_again(
+    near: Storage, talk: Talk, on_failure: Literal["keep", "rollback"]
+) -> None:
     async def main() -> None:
         database = near.database()
-        async with working(database, _fragile(talk), settings=settings(attempts=1)) as runtime:
+        terms = settings(attempts=1, on_failure=on_failure)
+        async with working(database, _fragile(talk), settings=terms) as runtime:
             before = await asked(runtime)
             ticket = await runtime.answer("ada", "boom")
             assert (await runtime.wait(ticket, 30)).state == "failed"
-            with pytest.raises(NotWaiting):
-                await runtime.answer("ada", "fine", interrupt_id=ids(before)[0])
-            again = await asked(runtime)
-            answered = await runtime.answer("ada", "fine", interrupt_id=ids(again)[0])
+            answered = await runtime.answer("ada", "fine", interrupt_id=ids(before)[0])
             assert (await runtime.wait(answered, 30)).state == "done"
             assert (await spoken(database, _fragile(talk), "ada"))[-1] == "fine"
+            with pytest.raises(NotWaiting):
+                await runtime.answer("ada", "late")
 
     go(main())
 

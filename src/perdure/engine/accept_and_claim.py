@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from perdure.engine.inbox import Accept, Accepted
+from perdure.engine.questions import leaves_question
 from perdure.engine.runs import Claim, HeldRun, PlannedClaim, RememberedInbox
 from perdure.model.ops import Commit, Committed, Get, Refused
 from perdure.model.program import Program, ask
@@ -39,22 +40,25 @@ def read(found: Sequence[tuple[Record, ...]]) -> RememberedInbox:
 
 def may_ever_begin(accept: Accept, graphs: Collection[str]) -> bool:
     """Return True if a message may be claimed by the commit that stores it, provided that its thread is idle:
-    it is due at once, and its graph is one of ``graphs``, which the caller can run."""
-    return accept.message.mode != "answer" and accept.message.graph in graphs and accept.debounce.quiet <= 0
+    it is due at once, and its graph is one of ``graphs``, which the caller can run. Not one that a question
+    of the thread may refuse."""
+    message = accept.message
+    if message.mode == "answer" or leaves_question(message.payload):
+        return False
+    return message.graph in graphs and accept.debounce.quiet <= 0
 
 
 def may_begin(accept: Accept, known: RememberedInbox, graphs: Collection[str]) -> bool:
     """Return True if a message may be claimed by the commit that stores it.
 
-    That is so if its thread is idle, as far as the caller remembers, with no question that the message would
-    close, and the message is due at once.
+    That is so if its thread is idle, as far as the caller remembers, and the message is due at once.
 
     Args:
         accept: the message and its terms.
         known: the inbox as the caller remembers it.
         graphs: the graphs that the caller can run.
     """
-    return known.is_idle and known.lane.waiting is None and may_ever_begin(accept, graphs)
+    return known.is_idle and may_ever_begin(accept, graphs)
 
 
 def plan(accept: Accept, claim: Claim, known: RememberedInbox) -> PlannedClaim:

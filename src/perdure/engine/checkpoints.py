@@ -25,10 +25,10 @@ from perdure.engine.undisturbed import is_disturbed
 from perdure.errors import Conflict, Corrupt, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range, Refused
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range, Refused
 from perdure.model.program import Effect, Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, Record
 from perdure.model.retention import ORIGIN
 from perdure.model.write_records import added_puts, held_by_record, new_puts, put_over, read_writes
 
@@ -249,6 +249,9 @@ class WritesPut:
         claim: demands that the head is as it was loaded or claimed, or has moved to the loop's own next one.
         first_version, on_older: as for ``CheckpointPut``.
         taking: messages that the run takes with these writes.
+        consumed: answers without an interrupt's id that the task has taken with these writes, by their keys:
+        they
+            are removed, as the next interrupt would take them again.
     """
 
     partition: Partition
@@ -260,6 +263,7 @@ class WritesPut:
     budget: Budget
     on_older: Callable[[Partition], None]
     taking: Taking | None = None
+    consumed: Sequence[Key] = ()
 
     known: View | None = field(default=None, init=False)
 
@@ -304,6 +308,7 @@ class WritesPut:
         checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
         if self.taking is not None:
             checks = (*checks, *(yield from self.taking.ops()))
+        checks = (*checks, *(Delete(WRITE, key) for key in self.consumed))
         ops: list[Op] = [*checks, *new_puts(draft.writes, Expect.ABSENT)]
         chunks = chunk_puts(draft.chunks, generation)
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)

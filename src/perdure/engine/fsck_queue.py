@@ -16,7 +16,7 @@ from perdure.engine.inbox import postponed
 from perdure.engine.scan import start
 from perdure.engine.scheduled import UNREADABLE
 from perdure.errors import Corrupt
-from perdure.model.messages import OPEN, WAITING, Message, Reply, Run
+from perdure.model.messages import OPEN, Message, Reply, Run
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT, Lane
@@ -104,15 +104,15 @@ def _runs(queue: _Queue) -> Iterator[str]:
     lane, stored = queue.inbox, queue.stored[RUN]
     if queue.open_run != lane.run_id:
         yield f"the epoch is held for run {queue.open_run}, and the inbox has {lane.run_id} open"
-    for run_id, state, what in (
-        (lane.run_id, OPEN, "open"),
-        (lane.waiting, WAITING, "waiting for an answer"),
+    for run_id, is_open, what in (
+        (lane.run_id, True, "open"),
+        (lane.waiting, False, "waiting for an answer"),
     ):
         if run_id is None:
             continue
         if run_id not in stored:
             yield f"the inbox has run {run_id} {what}, which is not stored"
-        elif run_id in queue.runs and queue.runs[run_id].state != state:
+        elif run_id in queue.runs and (queue.runs[run_id].state == OPEN) != is_open:
             yield f"the inbox has run {run_id} {what}, which is {queue.runs[run_id].state}"
     for run in queue.runs.values():
         if run.state != OPEN:

@@ -19,7 +19,6 @@ from perdure.model.messages import (
     OPEN,
     ROLLED_BACK,
     UNKNOWN,
-    WAITING,
     Message,
     Reply,
     Run,
@@ -39,7 +38,6 @@ _BODIES = 50
 _KEYED = 16
 """Messages due at one microsecond that are first read to find one by its key."""
 _ALONE_MAX = 64
-_RUNS = 50
 
 
 class Accepted(NamedTuple):
@@ -68,6 +66,7 @@ class Accept:
         fresh: start of the versions of a new inbox.
         precondition: a record that must exist, or is written with the message.
         cancel_pending: a message that stops the open run also withdraws those that wait.
+        read_asked: reads what the thread asks; without it nothing is asked.
     """
 
     partition: Partition
@@ -79,6 +78,7 @@ class Accept:
     fresh: int
     precondition: Precondition | None = None
     cancel_pending: bool = False
+    read_asked: questions.ReadAsked = questions.ask_nothing
 
     def store(self, known: Lane | None) -> Program[Accepted]:
         """Store the message; ``known`` is the inbox as the caller remembers it.
@@ -87,6 +87,7 @@ class Accept:
             QueueFull: too many messages wait.
             RunInProgress: the strategy is ``reject``, and a run is open or a message waits.
             NotWaiting: the message is an answer, and the thread has no such open question.
+            Conflict: the message is a command that would leave an open question.
             NotFound: the record that must exist does not.
             AlreadyCreated: the record to create exists.
         """
@@ -94,6 +95,7 @@ class Accept:
             known is None
             or self._refusal(known) is not None
             or self.message.mode == "answer"
+            or questions.leaves_question(self.message.payload)
             or (self.cancel_pending and known.pending > 0)
         )
         guess = None if refused or known is None else _Seen(known)
@@ -129,19 +131,18 @@ class Accept:
         if refusal is not None:
             raise refusal
         message = self.message
-        closing: tuple[Op, ...] = ()
         if message.mode == "answer":
-            lane, message = yield from questions.answering(self.partition, message, lane)
+            message, checks = yield from questions.address_answer(
+                self.partition, message, lane, self.read_asked
+            )
         else:
-            # A new message starts over: a later answer must not be given to the next question.
-            closing = yield from questions.closing_ops(self.partition, lane, self.now, self.fresh)
-            lane = lane._replace(waiting=None)
+            checks = yield from questions.refuse_leaving(self.partition, message, lane, self.read_asked)
             if lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
                 lane = lane.stopping(self.strategy, self.now)
         withdrawn = (yield from self._withdrawn(lane)) if self.cancel_pending else []
         lane = lane.accepted(self.now, self.debounce)
         message = replace(message, seq=lane.last, accepted_at=self.now)
-        ops = (lane.put(self.fresh), *self.ops(message), *withdrawn, *closing)
+        ops = (lane.put(self.fresh), *self.ops(message), *withdrawn, *checks)
         outcome = yield from ask(Commit(self.partition, ops))
         if not isinstance(outcome, Committed):
             check_precondition(self.partition, self.precondition, outcome)
@@ -332,7 +333,7 @@ def readable(record: Record) -> Message | None:
 
 def taken_back(lane: Lane, message: Message, how: Stop, now: int, fresh: int) -> list[Op]:
     """Return the operations that move a postponed message into the inbox as a withdrawn one."""
-    lane = lane.accepted(now, Debounce())._replace(waiting=lane.waiting)
+    lane = lane.accepted(now, Debounce())
     message = replace(message.withdrawn(how), seq=lane.last, accepted_at=now)
     lane, over = _over(lane, message, now)
     ops: list[Op] = [message.put(), lane.put(fresh), *over]
@@ -362,19 +363,13 @@ def _never_begun(message: Message, epoch: int, at: int) -> Run:
 def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Program[bool]:
     """Withdraw a message that still waits, so that its turn is skipped; ``False`` if it no longer waits.
 
-    A question that the message answered is open again, unless another message came since.
+    The thread's question is open again, unless another message waits.
     """
 
-    def load() -> Program[tuple[Lane, Message | None, Run | None, bool]]:
-        lanes, runs = yield from ask(
-            Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, limit=_RUNS)))
-        )
+    def load() -> Program[tuple[Lane, Message | None, bool]]:
+        (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
         lane = Lane.read(IN, lanes)
         message = yield from _pending(partition, lane, message_id)
-        # Runs of withdrawn messages changed nothing.
-        asks = next(
-            (run for run in read_each(partition, Run.read, runs) if run.note.get("begun", True)), None
-        )
         others: list[Record] = []
         if message is not None:
             (behind,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), bodies=False),)))
@@ -383,19 +378,14 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
                 for record in behind
                 if record.fields["mode"] != "withdrawn" and record.key[0] != message.seq
             ]
-            if any(record.key[0] > message.seq for record in others):
-                # The next message starts over and closes the question.
-                asks = None
-        return lane, message, asks, not others
+        return lane, message, not others
 
-    def attempt(seen: tuple[Lane, Message | None, Run | None, bool]) -> Program[bool | None]:
-        lane, message, asks, is_last = seen
+    def attempt(seen: tuple[Lane, Message | None, bool]) -> Program[bool | None]:
+        lane, message, is_last = seen
         if message is None:
             return False
         if message.is_withdrawn:
             return True
-        if message.mode == "answer" and asks is not None and asks.state == WAITING:
-            lane = lane._replace(waiting=asks.id)
         message = message.withdrawn(how)
         lane, over = _over(lane, message, now)
         if is_last and lane.pending:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from perdure.engine import subscribers
+from perdure.engine import questions, subscribers
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queued_records import read_queued
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, Fenced, TooLarge
-from perdure.model.messages import OPEN, WAITING, Message, Reply, Run, batch
+from perdure.model.lifecycle import Left, waiting_after
+from perdure.model.messages import DONE, OPEN, WAITING, Message, Reply, Run, batch
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import FOLLOWED, IN, OUT, Lane
@@ -27,6 +28,10 @@ EXCUSES_MOST = 20
 
 _EXCUSED = "excused"
 """In the note of an open run, the epochs of these attempts."""
+
+_ENDING_OPS = 6
+"""Operations of the commit that ends a run, without its events and its replies; one is that of a closing
+reply."""
 
 
 class HeldRun(NamedTuple):
@@ -61,7 +66,7 @@ class Claim:
 
     Attributes:
         owner: id of the claimant.
-        graphs: the graphs that the claimant can run.
+        graphs: the graphs that the claimant can run; to end a run that is stopped needs none.
         now: current time in microseconds.
         ttl: length of the lease in microseconds.
         most: most messages that one run takes.
@@ -188,9 +193,9 @@ class Claim:
             )
             rest = seen.messages[len(messages) :]
             since = rest[0].accepted_at if rest else now if lane.last > last.seq else None
-            question = lane.waiting if first.is_withdrawn else None
-            lane = lane.taken(run.id, last.seq, since)._replace(waiting=question)
-        if run.graph not in self.graphs:
+            lane = lane.taken(run.id, last.seq, since)
+        is_to_end = lane.stop is not None or messages[0].is_withdrawn
+        if run.graph not in self.graphs and not is_to_end:
             return Unserved(run.graph)
         lane = lane.held(self.owner, epoch, now, self.ttl)
         raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
@@ -266,6 +271,28 @@ def renew(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
         Fenced: another worker holds the run.
     """
     return (yield from _relane(held, lambda lane: lane.renewed(now, ttl)))
+
+
+def fence(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
+    """Raise the epoch of a held run, so that writes which it left behind are refused from now on, and renew
+    its lease.
+
+    LangGraph may leave a write under way when a call fails: it must not be stored after what the run stored
+    was taken back.
+
+    Raises:
+        Fenced: another worker holds the run.
+    """
+    epoch = successor(held.epoch, held.run.id)
+    raised = Put(EPOCH, (), {"open_run": held.run.id}, expect=held.epoch, version=epoch)
+    return (
+        yield from _relane(
+            held,
+            lambda lane: lane.renewed(now, ttl)._replace(epoch=epoch),
+            lambda run: replace(run, epoch=epoch),
+            raised,
+        )
+    )
 
 
 def put_off(
@@ -346,12 +373,17 @@ def finish(
     """
     partition, run = held.partition, held.run
     outgoing = [*((run.channel, payload) for payload in ending.replies), *ending.others]
-    if 5 + len(events) + len(outgoing) > budget:
+    if _ENDING_OPS + len(events) + len(outgoing) > budget:
         raise TooLarge(
             f"run {run.id!r} of thread {partition.thread!r} has {len(outgoing)} replies, at most "
-            f"{budget - 5 - len(events)} can be sent at once; join some of them"
+            f"{budget - _ENDING_OPS - len(events)} can be sent at once; join some of them"
         )
     over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=closed_epoch(run.epoch))
+
+    has_begun = not held.messages[0].is_withdrawn
+    # The state alone tells what the run leaves of a question.
+    is_plain = ending.state in (DONE, WAITING) or not has_begun
+    is_answer = held.messages[0].mode == "answer"
 
     def load() -> Program[_Lanes]:
         items = (Get(LANE, (IN,)), Get(RUN, (run.id,)), Get(LANE, (OUT,)), subscribers.GET)
@@ -359,20 +391,26 @@ def finish(
         inbox = Lane.read(IN, inboxes)
         _refuse_lost(held, inbox)
         current = _current(held, stored)
-        return _Lanes(inbox, current, Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed))
+        waited = None
+        if inbox.waiting is not None:
+            (asked,) = yield from ask(Fetch(partition, (Get(RUN, (inbox.waiting,)),)))
+            waited = questions.read_waited(partition, asked)
+        left = None if is_plain else (yield from questions.read_left(partition, current, waited))
+        return _Lanes(inbox, current, Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed), waited, left)
 
     def attempt(lanes: _Lanes) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
         if not events and lanes.follower is not None and subscribers.is_followed(lanes.follower, now):
             raise Followed(f"thread {partition.thread!r} is followed, and its run {run.id!r} has no events")
-        # The run of a message that was taken back leaves the thread's question open.
-        question = lanes.inbox.waiting if held.messages[0].is_withdrawn else None
-        inbox = lanes.inbox.closed(waiting=run.id if ending.state == WAITING else question)
+        before = lanes.inbox.waiting
+        waits = waiting_after(ending.state, run.id, before, lanes.left, has_begun=has_begun)
+        closing = questions.closing_reply(lanes.waited, waits, is_answer=is_answer)
+        inbox = lanes.inbox.closed(waiting=waits)
         closed = replace(lanes.run, state=ending.state, note=ending.note, updated_at=now)
         ops: list[Op] = [over, inbox.put(fresh), closed.put(), *events]
         if not events:
             ops.append(subscribers.unchanged(lanes.follower))
         replies: tuple[Reply, ...] = ()
-        if outgoing:
+        if outgoing or closing is not None:
             outbox = lanes.outbox or Lane(OUT)
             if not outbox.version:
                 # A sender of an earlier thread of this name must not match this epoch.
@@ -382,13 +420,24 @@ def finish(
                 Reply(first + n, run.id, n, channel, payload, created_at=now)
                 for n, (channel, payload) in enumerate(outgoing)
             )
+            if closing is not None and lanes.waited is not None:
+                channel, payload = closing
+                last = Reply(
+                    first + len(replies),
+                    lanes.waited.id,
+                    questions.CLOSING_ORD,
+                    channel,
+                    payload,
+                    created_at=now,
+                )
+                replies = (*replies, last)
             outbox = outbox.appended(now, len(replies))
             ops += [outbox.put(fresh), *(reply.put() for reply in replies)]
         outcome = yield from ask(Commit(partition, tuple(ops)))
         return (inbox.stored(fresh), replies) if isinstance(outcome, Committed) else None
 
     # Without replies the remembered inbox will do: the commit is refused if it has changed since.
-    known = None if outgoing else _Lanes(held.lane, held.run)
+    known = None if outgoing or not is_plain or held.lane.waiting is not None else _Lanes(held.lane, held.run)
     return (yield from retrying(partition, known, load, attempt))
 
 
@@ -397,6 +446,8 @@ class _Lanes(NamedTuple):
     run: Run
     outbox: Lane | None = None
     follower: Lane | None = None
+    waited: Run | None = None
+    left: Left | None = None
 
 
 def closed_epoch(epoch: int) -> int:
@@ -426,8 +477,13 @@ def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]
 
 
 def _relane(
-    held: HeldRun, change: Callable[[Lane], Lane], edit: Callable[[Run], Run] | None = None
+    held: HeldRun,
+    change: Callable[[Lane], Lane],
+    edit: Callable[[Run], Run] | None = None,
+    guard: Op | None = None,
 ) -> Program[HeldRun]:
+    """Store a held run's queue record, and the run itself with ``edit``, changed. ``guard`` takes the place
+    of the check of its epoch."""
     partition = held.partition
 
     def load() -> Program[tuple[Lane, Run]]:
@@ -438,7 +494,7 @@ def _relane(
 
     def attempt(seen: tuple[Lane, Run]) -> Program[HeldRun | None]:
         lane, run = change(seen[0]), seen[1]
-        ops: list[Op] = [Check(EPOCH, (), held.epoch), lane.put(0)]
+        ops: list[Op] = [guard or Check(EPOCH, (), held.epoch), lane.put(0)]
         if edit is not None:
             run = edit(run)
             ops.append(run.put())

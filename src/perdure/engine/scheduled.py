@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from perdure.engine.documents import Document
 from perdure.engine.inbox import Accepted, accepted_before, postponed, readable, taken_back
 from perdure.engine.preconditions import Precondition, check_precondition
-from perdure.engine.questions import closing_ops
 from perdure.engine.transact import Budget, retrying
 from perdure.errors import QueueFull
 from perdure.model.messages import Message, dedupe_put, encode
@@ -114,7 +113,6 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
         ops: list[Op] = []
         unreadable: list[str] = []
         gone = 0
-        before = inbox
         for record in found[:most]:
             if record.fields["updated_at"] > now:
                 break
@@ -125,9 +123,8 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
             gone, ops, inbox = gone + 1, [*ops, *moved], after
             if message is None:
                 unreadable.append(record.key[1])
-        if inbox is not before:
+        if inbox is not seen[1]:
             ops.append(inbox.put(fresh))
-            ops += yield from closing_ops(partition, before, now, fresh)
         next_due = found[gone].fields["updated_at"] if gone < len(found) else None
         ops.append(_after(later, gone, next_due))
         outcome = yield from ask(Commit(partition, tuple(ops)))
@@ -149,8 +146,7 @@ def _entering(
             *moved,
             Put(DOCUMENT, (UNREADABLE, record.key[1]), record.fields, record.body, version=fresh),
         ], inbox
-    # A new message starts over: a later answer must not be given to the next question.
-    inbox = inbox._replace(waiting=None).accepted(now, Debounce())
+    inbox = inbox.accepted(now, Debounce())
     moved.append(replace(message, seq=inbox.last, accepted_at=now).put())
     if message.dedupe:
         moved.append(dedupe_put(message.dedupe, inbox.last, Expect.ANY))

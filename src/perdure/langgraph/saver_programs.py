@@ -28,12 +28,13 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.engine import checkpoint_loading, checkpoints, copying, history, removal
 from perdure.engine import chunk_reads as engine_values
 from perdure.engine.chunk_reads import MissingChunk
+from perdure.engine.questions import Asked
 from perdure.engine.steering import Taking
 from perdure.engine.thread_state import View, is_older
 from perdure.engine.transact import Budget
 from perdure.engine.undisturbed import undisturbed
 from perdure.errors import Conflict, NotAllowed, NotFound, OtherGraph, TypeNotAllowed, Unserialisable
-from perdure.langgraph import translate
+from perdure.langgraph import open_interrupts, translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
 from perdure.langgraph.call_records import CallRecord, CallRecorder, channel_of, visible
 from perdure.langgraph.codecs import Codec
@@ -55,7 +56,8 @@ from perdure.model.joined_values import joined
 from perdure.model.ops import Fetch
 from perdure.model.program import Program
 from perdure.model.record_versions import first_version
-from perdure.model.records import Partition
+from perdure.model.records import Key, Partition
+from perdure.model.write_records import NULL_TASK, RESUME
 from perdure.schema.schema import Schema
 from perdure.storage.port import Answers, Driver
 
@@ -220,6 +222,15 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             name: [(w, self._packer.value(*joined(trees[f"{name}|{i}"]))) for i, w in enumerate(writes)]
             for name, writes in found.items()
         }
+
+    def read_asked(self, partition: Partition) -> Program[Asked]:
+        """Return what a thread's latest checkpoint asks."""
+        asked = yield from open_interrupts.read(partition, self._digest)
+        if not asked.interrupts:
+            return asked
+        at = self._address({"configurable": {"thread_id": partition.thread}})
+        moved = yield from self._migration.moved_interrupts(at)
+        return asked._replace(renamed=tuple(moved[name] for name in asked.interrupts if name in moved))
 
     def is_older(self, record: CheckpointRecord) -> bool:
         """Return True if an older schema version than this saver's has stored a checkpoint."""
@@ -426,6 +437,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             budget=self._budget,
             on_older=self._report_older,
             taking=_taken_with(at, plan),
+            consumed=_consumed(at, plan),
         )
         try:
             yield from put.store(known or self._views.get((partition, ROOT)))
@@ -479,6 +491,19 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._caches.forget(partition)
         self._loops.forget(partition)
         self._early.forget(partition)
+
+
+def _consumed(at: Address, plan: WritesPlan) -> list[Key]:
+    """Return the keys of answers without an interrupt's id that a task may have taken: beside its own
+    checkpoint, and beside that of the thread, in which a subgraph finds it. The task's own writes hold what
+    it took."""
+    if plan.task_id == NULL_TASK or not any(channel == RESUME for channel, _ in plan.writes):
+        return []
+    places = [(plan.namespace, plan.checkpoint_id)]
+    root = (at.configurable.get("checkpoint_map") or {}).get(ROOT)
+    if plan.namespace != ROOT and isinstance(root, str):
+        places.append((ROOT, root))
+    return [(*place, NULL_TASK, WRITES_IDX_MAP[RESUME]) for place in places]
 
 
 def _taken_with(at: Address, plan: WritesPlan) -> Taking | None:

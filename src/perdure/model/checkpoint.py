@@ -255,6 +255,11 @@ class CheckpointRecord(NamedTuple):
         return self._replace(**changes)
 
 
+def is_set_aside(idx: int) -> bool:
+    """Return True if a slot is that of a write which another run has overwritten."""
+    return idx < _ASIDE
+
+
 class PendingWrite(NamedTuple):
     """A write of a task. Its slot is (namespace, checkpoint, task, index).
 
@@ -284,7 +289,7 @@ class PendingWrite(NamedTuple):
 
     @property
     def is_aside(self) -> bool:
-        return self.idx < _ASIDE
+        return is_set_aside(self.idx)
 
     @property
     def aside(self) -> PendingWrite:

@@ -32,6 +32,9 @@ interrupt. A ``withdrawn`` one becomes a finished run."""
 ANSWERS = "answers"
 """Option of an answer with the ids of the interrupts it answers."""
 
+RETRY_OF = "retry_of"
+"""Option of a message that repeats a failed run, with the id of that run."""
+
 OPEN, WAITING, DONE = "open", "waiting", "done"
 FAILED, INTERRUPTED, ROLLED_BACK = "failed", "interrupted", "rolled_back"
 """States of a run. Only an ``open`` one is in progress; the answer to a ``waiting`` run is another run."""

@@ -12,6 +12,14 @@ its ``update``, ``goto`` and ``resume``."""
 _MESSAGES = "messages"
 
 
+def holds_anything(command: Mapping[str, Any]) -> bool:
+    """Return True if a command has something to do: an answer, which may be ``None``, an update or a node to
+    go to."""
+    return RESUME in command or any(
+        command.get(name) not in (None, "", [], {}, ()) for name in ("update", "goto")
+    )
+
+
 def are_alike(payload: Any, other: Any) -> bool:
     """Return True if two payloads are of one kind: mappings with the same keys, or none."""
     mine, its = (one.keys() if isinstance(one, Mapping) else None for one in (payload, other))
@@ -23,10 +31,13 @@ def can_be_joined(before: Sequence[Any], payload: Any) -> bool:
 
     Messages do, and inputs do whose lists can be concatenated. Of other values under one name a graph may
     accumulate each, so inputs that both have one are joined only if it is the same text, ``True``, ``False``
-    or ``None``, and not a message.
+    or ``None``, and not a message. What removes messages is joined with nothing: within one list it would not
+    act on what comes before it alone, and if it names no message, it fails.
     """
     if not before:
         return True
+    if removes(before[0]) or removes(payload):
+        return False
     # A whole input and a single message make no common input.
     if not are_alike(before[0], payload):
         return False
@@ -35,6 +46,30 @@ def can_be_joined(before: Sequence[Any], payload: Any) -> bool:
     if COMMAND in payload or RESUME in payload:
         return False
     return INPUT not in payload or all(_fit(one[INPUT], payload[INPUT]) for one in before)
+
+
+def removes(payload: Any) -> bool:
+    """Return True if a payload has a message that removes others, in any form that LangChain reads."""
+    if not isinstance(payload, Mapping):
+        return False
+    if MESSAGE in payload:
+        return _is_removal(payload[MESSAGE])
+    given = payload.get(INPUT)
+    parts = given.values() if isinstance(given, Mapping) else (given,)
+    return any(
+        _is_removal(part) or (isinstance(part, list) and any(map(_is_removal, part))) for part in parts
+    )
+
+
+def _is_removal(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and value[0] == "remove"
+    if not isinstance(value, Mapping):
+        return False
+    built = value.get("id") if value.get("lc") else None
+    return "remove" in (value.get("type"), value.get("role")) or (
+        isinstance(built, list) and built[-1:] == ["RemoveMessage"]
+    )
 
 
 def _fit(one: Any, other: Any) -> bool:

@@ -51,7 +51,7 @@ class Lane(NamedTuple):
         run_id: the open run.
         owner: its lease holder, until ``lease_until`` under ``epoch``.
         retry_at: time of the next attempt of an open run without a holder.
-        waiting: the run that waits for an answer.
+        waiting: the run whose question the thread's latest checkpoint asks (``model.lifecycle``).
         stop: requested end of the open run, an ``interrupt`` or a ``rollback``.
     """
 
@@ -116,7 +116,6 @@ class Lane(NamedTuple):
             bound=bound,
             since=next_since,
             ready_at=next_since,
-            waiting=None,
         )
 
     def joined(self, bound: int) -> Lane:
@@ -143,7 +142,7 @@ class Lane(NamedTuple):
         return self._replace(owner=None, lease_until=None, ready_at=ready_at)
 
     def closed(self, waiting: str | None = None) -> Lane:
-        """Return the record without the open run."""
+        """Return the record without the open run, and with the run whose question the thread waits with."""
         return self._replace(
             run_id=None, owner=None, lease_until=None, retry_at=None, stop=None, waiting=waiting
         )

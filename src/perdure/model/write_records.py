@@ -15,10 +15,17 @@ from itertools import chain
 import ormsgpack
 
 from perdure.errors import Corrupt
-from perdure.model.checkpoint import PendingWrite
+from perdure.model.checkpoint import PendingWrite, is_set_aside
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import WRITE, Key, Record
 from perdure.model.short_forms import long_name, short_name
+
+INTERRUPT, RESUME = "__interrupt__", "__resume__"
+"""LangGraph's channels of the question that a task asks, and of the answers that it was given."""
+ERROR_SOURCE = "__error_source_node__"
+"""LangGraph's channel with the node whose error a handler takes over; it is no output of the task."""
+NULL_TASK = "00000000-0000-0000-0000-000000000000"
+"""Task under which LangGraph stores what a command writes, and an answer that names no interrupt."""
 
 SHARED = 32
 """Number of successive slots of a task that share a record."""
@@ -78,6 +85,25 @@ def kept_put(record: Sequence[PendingWrite], gone: Iterable[PendingWrite]) -> Pu
 def put_over(write: PendingWrite, stored: PendingWrite) -> Put:
     """Return the operation that overwrites the stored write in a reserved slot."""
     return _put(record_key(stored), [write], stored.version, stored.version + 1)
+
+
+def asking_tasks(records: Iterable[Record]) -> set[str]:
+    """Return the tasks of a checkpoint that have an interrupt without an answer, given the records of its
+    writes, whose bodies are not needed.
+
+    LangGraph's rule: a task with any output has ended, and the latest interrupt of another one is open
+    (``langgraph.pregel._task_status``).
+    """
+    asking: set[str] = set()
+    ended: set[str] = set()
+    for record in records:
+        task_id, number = record.key[2:4]
+        if number >= 0:
+            if record.fields["channel"] != ERROR_SOURCE:
+                ended.add(task_id)
+        elif record.fields["channel"] == INTERRUPT and not is_set_aside(number):
+            asking.add(task_id)
+    return asking - ended
 
 
 def stored_bytes(writes: Iterable[PendingWrite]) -> int:

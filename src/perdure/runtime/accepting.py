@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar, cast, get_args
 
 from perdure.engine import accept_and_claim, scheduled
 from perdure.engine.inbox import Accept, Accepted, Strategy
 from perdure.engine.preconditions import AlreadyCreated, Precondition
+from perdure.engine.retries import Retry
 from perdure.engine.runs import RememberedInbox
 from perdure.engine.steering import STEER
 from perdure.errors import PerdureError, QueueFull, Unavailable
@@ -67,6 +70,7 @@ class Acceptance:
             QueueFull: Too many messages wait on the thread.
             RunInProgress: The strategy is ``"reject"``, and a run is open or a message waits.
             NotWaiting: The message is an answer that the thread does not wait for.
+            Conflict: The message is a command that would leave an open question.
             NotFound: The record that must exist does not.
             AlreadyCreated: The record to write was written meanwhile.
         """
@@ -89,6 +93,7 @@ class Acceptance:
             context.database.fresh(),
             terms.precondition,
             terms.cancel_pending,
+            partial(self._worker.runner.graphs.read_asked, partition),
         )
         known = await self._known(accept)
         if known is None or not self._may_begin(accept, known):
@@ -210,6 +215,33 @@ class Acceptance:
     def _emit_accepted(self, accept: Accept, accepted: Accepted) -> None:
         name = "message.duplicate" if accepted.is_duplicate else "message.accepted"
         self._emit(name, accept.partition, accept.message, accepted.id)
+
+    async def retry(self, partition: Partition, run_id: str) -> Ticket:
+        """Store the messages that repeat a failed run, and start it if this process works; raises as
+        ``engine.retries.Retry``."""
+        context = self._context
+        now = await context.clock.now()
+        retry = Retry(
+            partition,
+            run_id,
+            now,
+            context.settings.max_pending,
+            context.database.fresh(),
+            lambda: str(uuid.uuid4()),
+            partial(self._worker.runner.graphs.read_asked, partition),
+        )
+        try:
+            accepted = await context.database.arun(retry.store())
+        finally:
+            context.queues.forget(partition)
+        if accepted.lane is not None and accepted.message is not None:
+            self._emit("run.retried", partition, accepted.message, accepted.id)
+            context.subscriptions.changed(partition)
+            if context.works:
+                self._worker.dispatch.schedule(partition, accepted.lane, now)
+            else:
+                context.notifications.due(partition)
+        return _ticket(partition, accepted)
 
     async def postpone(
         self, partition: Partition, message: Message, delay: float, precondition: Precondition | None

@@ -28,6 +28,7 @@ class Control:
         if stopping:
             self.stop_asked(partition, how, run_id)
             self._context.notifications.due(partition)
+            self._worker.end_stopped(partition)
         return stopping
 
     def message_waits(self, partition: Partition) -> None:

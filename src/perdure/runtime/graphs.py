@@ -14,6 +14,7 @@ from langgraph.store.base import TTLConfig
 from perdure.database.asynchronous import Database
 from perdure.database.base import DatabaseBase
 from perdure.database.blocking import SyncDatabase
+from perdure.engine.questions import Asked
 from perdure.errors import GraphLoadError
 from perdure.langgraph.call_recording import recorded
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph
@@ -21,10 +22,12 @@ from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
 from perdure.langgraph.undeclared import OnUndeclared, ReportedOnce, refuse, watching
+from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.runtime.agent import Agent
 from perdure.runtime.graph_factories import Access, Factory, Use
 from perdure.runtime.run_user import GraphUser
+from perdure.schema.schema import Schema
 
 _UNNAMED = "LangGraph"
 """LangGraph's name for a graph that its author gave none."""
@@ -152,6 +155,19 @@ class Graphs:
         bound = self._bound.get((name, tenant))
         saver = None if bound is None else bound.checkpointer
         return saver if isinstance(saver, PerdureSaver) else None
+
+    def read_asked(self, partition: Partition) -> Program[Asked]:
+        """Return what a thread's latest checkpoint asks, of whichever graph it is."""
+        schemas: list[Schema | None] = []
+        for agent in self.agents.values():
+            if agent.schema is not None and agent.schema not in schemas:
+                schemas.append(agent.schema)
+        asked = Asked()
+        for schema in schemas or (None,):
+            saver = self._database.checkpointer(tenant=partition.tenant, schema=schema)
+            found = yield from saver.read_asked(partition)
+            asked = found._replace(renamed=(*asked.renamed, *found.renamed))
+        return asked
 
     @asynccontextmanager
     async def opened(

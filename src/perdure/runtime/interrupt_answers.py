@@ -1,9 +1,9 @@
 """Answers to interrupts across attempts: each is given to its own interrupt, and once.
 
-The first attempt passes the answer as it was sent. LangGraph stores it with the task that consumed it; an
-answer without an interrupt id also stays beside the checkpoint, where the task's next interrupt would find
-it. So a later attempt determines which interrupts are answered, removes the leftover, and gives the rest by
-id.
+An answer is given by the id of its interrupt. LangGraph keeps an answer without an id beside the checkpoint,
+where the task's next interrupt would find it; that form is left for a stop before or after a node, which has
+no id. A later attempt leaves out what an earlier one has stored: the answers that tasks have taken, and what
+a command writes.
 """
 
 from __future__ import annotations
@@ -17,60 +17,64 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
+from perdure.database.handle import DatabaseHandle
+from perdure.engine import questions
 from perdure.engine.runs import HeldRun
+from perdure.errors import NotAllowed
+from perdure.langgraph.early_loads import kept_for_the_next
 from perdure.langgraph.loop_state import holding
 from perdure.langgraph.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.messages import ANSWERS
+from perdure.model.write_records import NULL_TASK, RESUME
 
-_RESUME = "__resume__"
-"""Channel of the writes that hold the answers given to a task."""
-_NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""Task id under which LangGraph stores an answer without an interrupt id."""
 _ID_DIGITS = 32
 
 
 async def still_to_give(
-    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun, given: Command[Any]
+    graph: Pregel[Any, Any, Any, Any],
+    config: RunnableConfig,
+    held: HeldRun,
+    given: Command[Any],
+    database: DatabaseHandle,
 ) -> Command[Any] | None:
-    """Return a run's answering command without the answers that an earlier attempt stored.
+    """Return a run's command without what an earlier attempt stored of it.
 
     Args:
         graph: The graph of the run.
         config: The run's config.
         held: The run, with its lease.
         given: The command as it was accepted.
+        database: The handle of the database.
 
     Returns:
-        The command, or ``None`` if no answer is left.
+        The command, or ``None`` if nothing of it is left: the graph goes on without input.
+
+    Raises:
+        NotAllowed: The command goes to another node and would leave an open question.
     """
-    saver, resume = graph.checkpointer, given.resume
-    asked = held.messages[0].options.get(ANSWERS, ())
-    name = asked[0] if len(asked) == 1 and is_by_name({asked[0]: None}) else None
-    if name is not None and (resume is None or resume == {}):
-        # LangGraph ignores these values unless they are given by id.
-        resume = {name: resume}
-    if isinstance(saver, PerdureSaver) and is_by_name(resume):
-        # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
-        moved = await saver.amoved_interrupts(config)
-        resume = {moved.get(asked_as, asked_as): answer for asked_as, answer in resume.items()}
-        name = moved.get(name, name) if name is not None else None
-        given = replace(given, resume=resume)
-    if not isinstance(saver, BaseCheckpointSaver) or (held.run.is_fresh and not is_by_name(resume)):
+    saver, message = graph.checkpointer, held.messages[0]
+    if not isinstance(saver, PerdureSaver):
         return given
-    await _take_away_unnamed(saver, config, held)
-    if held.run.is_fresh:
-        return replace(given, resume=resume)
-    state = await aread_state(graph, config, subgraphs=True)
-    levels = [level async for level in _levels(saver, state)]
-    answered = {name for level in levels for name in level.answered}
-    if not is_by_name(resume):
-        if name is None or not (name in answered or any(name in level.asked for level in levels)):
-            # A pause without an interrupt, or a state that was edited since: no answer was given before.
-            return None if answered else given
-        resume = {name: resume}
-    rest = {name: answer for name, answer in resume.items() if name not in answered}
-    return replace(given, resume=rest) if rest else None
+    if not held.run.is_fresh and await database.arun(questions.has_written(held.partition, held.run)):
+        given = replace(given, update=None, goto=())
+    if message.mode != "answer":
+        if questions.leaves_question(message.payload):
+            await _refuse_leaving(graph, config, held)
+        return given if _holds_anything(given) else None
+    answers = _by_id(given.resume, message.options.get(ANSWERS, ()))
+    if answers is None:
+        return await _of_pause(graph, saver, config, held, given)
+    # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
+    moved = await saver.amoved_interrupts(config)
+    answers = {moved.get(name, name): answer for name, answer in answers.items()}
+    await _remove_unnamed(saver, config, held)
+    if not held.run.is_fresh:
+        taken = {name for level in await _levels_of(graph, saver, config) for name in level.answered}
+        answers = {name: answer for name, answer in answers.items() if name not in taken}
+    if answers:
+        return replace(given, resume=answers)
+    return replace(given, resume=None) if _holds_anything(replace(given, resume=None)) else None
 
 
 def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -85,34 +89,76 @@ def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
     )
 
 
-async def _take_away_unnamed(saver: BaseCheckpointSaver[Any], config: RunnableConfig, held: HeldRun) -> None:
+def _by_id(resume: Any, asked: Sequence[str]) -> Mapping[str, Any] | None:
+    """Return answers by the id of their interrupts; ``None`` if nothing with an id was asked."""
+    if is_by_name(resume) and set(resume) <= set(asked):
+        return resume
+    return {asked[0]: resume} if len(asked) == 1 and is_by_name({asked[0]: None}) else None
+
+
+def _holds_anything(command: Command[Any]) -> bool:
+    return command.resume is not None or bool(command.update) or bool(command.goto)
+
+
+async def _of_pause(
+    graph: Pregel[Any, Any, Any, Any],
+    saver: PerdureSaver,
+    config: RunnableConfig,
+    held: HeldRun,
+    given: Command[Any],
+) -> Command[Any] | None:
+    """Return the answer to a stop before or after a node, or to a state that was edited since: LangGraph
+    gives it to the interrupt that comes first."""
+    if not held.run.is_fresh:
+        await _remove_unnamed(saver, config, held)
+        if any(level.answered for level in await _levels_of(graph, saver, config)):
+            given = replace(given, resume=None)
+    return given if _holds_anything(given) else None
+
+
+async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> None:
+    with kept_for_the_next():
+        state = await aread_state(graph, config)
+    if state.interrupts:
+        asked = [interrupt.id for interrupt in state.interrupts]
+        raise NotAllowed(questions.leaving(held.partition.thread, asked))
+
+
+async def _remove_unnamed(saver: PerdureSaver, config: RunnableConfig, held: HeldRun) -> None:
     """Remove the answer beside the head that has no id: it was consumed, or is given by id."""
-    found = await saver.aget_tuple(config)
+    with kept_for_the_next():
+        found = await saver.aget_tuple(config)
     if found is None or not any(
-        task_id == _NULL_TASK and channel == _RESUME and value is not None
+        task_id == NULL_TASK and channel == RESUME and value is not None
         for task_id, channel, value in found.pending_writes or ()
     ):
         return
     configurable = holding(found.config.get("configurable", {}), held.epoch)
     # None counts as no answer: an answer of None has to be given by id.
-    await saver.aput_writes({"configurable": configurable}, [(_RESUME, None)], _NULL_TASK)
+    await saver.aput_writes({"configurable": configurable}, [(RESUME, None)], NULL_TASK)
 
 
 class _Level:
-    """Tasks of a graph or subgraph: ids of their open interrupts, and of those that were answered."""
+    """Tasks of a graph or subgraph: ids of those of their interrupts that were answered."""
 
     def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
         within = state.config.get("configurable", {}).get("checkpoint_ns", "")
-        self.asked = {interrupt.id for task in state.tasks for interrupt in task.interrupts}
         self.answered: set[str] = set()
         for task in state.tasks:
             place = f"{within}|{task.name}:{task.id}" if within else f"{task.name}:{task.id}"
-            answers: Any = next((v for t, channel, v in writes if t == task.id and channel == _RESUME), [])
+            answers: Any = next((v for t, channel, v in writes if t == task.id and channel == RESUME), [])
             # Old releases of LangGraph stored a single answer, not a list.
             for number in range(len(answers) if isinstance(answers, list) else 1):
                 # LangGraph's id of an interrupt includes the number of answers before it.
                 asked_at = f"{place}|{number}" if number else place
                 self.answered.add(Interrupt.from_ns(None, asked_at).id)
+
+
+async def _levels_of(
+    graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig
+) -> list[_Level]:
+    """Return the levels of a thread's state: that of the graph, and those of its subgraphs."""
+    return [level async for level in _levels(saver, await aread_state(graph, config, subgraphs=True))]
 
 
 async def _levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:

@@ -143,6 +143,7 @@ class Runtime(OnDemand, TenantRuntime):
             if self._context.works:
                 await self._worker.drain(self._context.settings.drain)
         finally:
+            await self._worker.leave_stopped()
             self._context.subscriptions.close()
             self._context.notifications.close()
 

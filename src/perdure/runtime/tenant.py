@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from langgraph.pregel import Pregel
 
-from perdure.engine import inbox, outbox, runs, scheduled
+from perdure.engine import inbox, outbox, questions, runs, scheduled
 from perdure.engine.events import Event
 from perdure.engine.inbox import Standing, Strategy
 from perdure.engine.preconditions import Precondition
+from perdure.engine.questions import OpenQuestion
 from perdure.errors import NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.model.arguments import require_text
 from perdure.model.messages import OPEN, Message, Mode, Reply, Run
-from perdure.model.payloads import COMMAND, INPUT, RESUME
+from perdure.model.payloads import COMMAND, INPUT, RESUME, holds_anything
 from perdure.model.records import Partition
 from perdure.runtime.accepting import Acceptance, AcceptanceTerms
 from perdure.runtime.agent import message_payload
@@ -160,8 +162,15 @@ class TenantRuntime:
             precondition: A record that must exist, or is written with the message.
 
         Raises:
-            ValueError: A number of seconds is negative, or more than 100 years.
+            ValueError: A number of seconds is negative, or more than 100 years; or the command holds nothing.
+            Conflict: The command goes to another node beside an open question.
         """
+        if command is not None and not holds_anything(command):
+            raise ValueError(
+                "the command holds nothing: no update, no goto and no resume; to go on without input, "
+                "leave it out "
+                "and pass None as the input"
+            )
         payload = {INPUT: input} if command is None else {COMMAND: dict(command)}
         given = options_of(config, options)
         mode: Mode = "coalesce" if coalesce else "enqueue"
@@ -186,6 +195,7 @@ class TenantRuntime:
         *,
         interrupt_id: str | None = None,
         dedupe_key: str | None = None,
+        graph: str | None = None,
         channel: str = "",
         command: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
@@ -199,6 +209,8 @@ class TenantRuntime:
         Args:
             value: The answer; for several interrupts, answers by interrupt id as LangGraph takes them.
             interrupt_id: The interrupt, if the thread waits for several.
+            graph: The graph that asked, if an application ran it itself and this runtime has several; a run
+                that asked is stored with its graph.
             channel: Another channel for replies.
             command: A LangGraph command's ``update`` and ``goto`` to apply with the answer.
 
@@ -209,8 +221,26 @@ class TenantRuntime:
         named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
         payload = {RESUME: resume} if not command else {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
-        message = message_of(_OF_THE_QUESTION, payload, "answer", dedupe_key, channel, given, answers=named)
+        alone = next(iter(self._context.agents)) if len(self._context.agents) == 1 else _OF_THE_QUESTION
+        asking = alone if graph is None else self._graph_name(graph)
+        message = message_of(asking, payload, "answer", dedupe_key, channel, given, answers=named)
         return await self._acceptance.accept(self._partition(thread_id), message, AcceptanceTerms())
+
+    async def retry(self, thread_id: str, run_id: str) -> Ticket:
+        """Run a failed run again from the last step that is stored, as a run of its own.
+
+        If that step is the thread's latest, the graph goes on from it without input. If nothing of the run is
+        stored, as after a rollback, its messages are accepted again; an answer is given again. The record of
+        the failure stays. Requested twice, it is repeated once, with the same ticket.
+
+        Raises:
+            NotFound: There is no such run, or its messages were removed.
+            Conflict: It has not failed, or the thread has gone on after it.
+            RunInProgress: Another run is open or waits, and this one would go on from the latest step.
+            NotWaiting: It was an answer, and its question is not open any more.
+            QueueFull: Too many messages wait on the thread.
+        """
+        return await self._acceptance.retry(self._partition(thread_id), run_id)
 
     # Work on demand
 
@@ -218,8 +248,7 @@ class TenantRuntime:
         """Work on a thread in this call until nothing of it is due: its runs, its replies, its scheduled
         messages. For a runtime with ``works=False`` in a process that has no worker.
 
-        When it returns or raises, this process holds no lease of the thread. Of several calls for a thread
-        at once in a process one works, and the others wait for it.
+        When it returns or raises, this process holds no lease of the thread.
 
         Args:
             thread_id: The thread.
@@ -241,6 +270,17 @@ class TenantRuntime:
         return None if later is None else max(0.0, (later - await self._context.clock.now()) / 1_000_000)
 
     # Queries
+
+    async def question(self, thread_id: str) -> OpenQuestion | None:
+        """Return the question of a thread that ``answer`` takes an answer to; ``None`` if there is none."""
+        partition = self._partition(thread_id)
+        program = questions.find(partition, partial(self._worker.runner.graphs.read_asked, partition))
+        return await self._database.arun(program)
+
+    async def waiting_run(self, thread_id: str) -> str | None:
+        """Return the run whose question a thread's latest checkpoint asks, whether or not it may be answered
+        now; ``None`` if there is none."""
+        return await self._database.arun(questions.waiting_run(self._partition(thread_id)))
 
     async def look(self, ticket: Ticket) -> Standing:
         """Return the state of an accepted message, with its run if it has one; raise ``NotFound`` if it was

@@ -16,10 +16,11 @@ from typing import Any
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
 from perdure.engine.documents import Change, Document
+from perdure.model.lifecycle import Status
 from perdure.model.ops import Expect, ListedThread
 from perdure.model.records import LISTED, Partition
 from perdure.runtime.threads.order import AT_ONCE, Order, SortedThread, count, places, rows, sort_rows
-from perdure.runtime.threads.rows import Status, ThreadRow
+from perdure.runtime.threads.rows import ThreadRow
 
 _COLLECTION = LISTED[0]
 _FIRST_BATCH, _BATCH = 32, 500

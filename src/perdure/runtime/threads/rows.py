@@ -8,9 +8,7 @@ its checkpoints, and it is interrupted if its latest checkpoint has an unanswere
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
-
-from langgraph.checkpoint.serde.types import INTERRUPT
+from typing import Any, NamedTuple
 
 from perdure.engine.documents import Document
 from perdure.engine.thread_state import refuse_headless
@@ -18,7 +16,8 @@ from perdure.errors import Corrupt
 from perdure.langgraph import plain_reading
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.checkpoint_times import read_time, time_of
-from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, Run
+from perdure.model.lifecycle import Facts, Status, thread_status
+from perdure.model.messages import DONE, FAILED, ROLLED_BACK, Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Lane
@@ -33,9 +32,8 @@ from perdure.model.records import (
     Partition,
     Record,
 )
+from perdure.model.write_records import asking_tasks
 from perdure.runtime.json_encoding import plain
-
-Status = Literal["idle", "busy", "interrupted", "error"]
 
 EDITED = ("edited", "")
 """Key of the document that records an edit of a thread's state after a run."""
@@ -161,9 +159,9 @@ def _with_state(partition: Partition, head: str, row: ThreadRow) -> Program[Thre
         if not row.has_document:
             made = time_of(records[-1].id) or _parsed(records[-1])
             row = row._replace(metadata=_metadata_of(records[0]), created_at=row.created_at or made)
-    if row.status == "idle" and (row.run is None or row.run.state == INTERRUPTED or at > row.run.updated_at):
+    if row.status == "idle" and (row.run is None or row.run.state != DONE or at > row.run.updated_at):
         (writes,) = yield from ask(Fetch(partition, (Range(WRITE, ("", head), bodies=False),)))
-        if any(write.fields["channel"] == INTERRUPT for write in writes):
+        if asking_tasks(writes):
             row = row._replace(status="interrupted")
     return row._replace(updated_at=max(row.updated_at, at))
 
@@ -213,11 +211,15 @@ def _records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ..
 
 
 def _status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None) -> Status:
-    if lane is not None and (lane.run_id is not None or lane.pending):
-        return "busy"
-    if edited is not None and edited["run_id"] == (None if run is None else run.id):
-        return "interrupted" if edited["goes_on"] else "idle"
-    if run is None or run.state in (DONE, INTERRUPTED):
-        # An interrupt of a run that was cancelled needs no answer.
-        return "idle"
-    return "error" if run.state == FAILED else "interrupted"
+    """Return the status as far as the queue tells; the checkpoint may have a question that no run asked."""
+    is_edited = edited is not None and edited["run_id"] == (None if run is None else run.id)
+    is_asking = lane is not None and lane.waiting is not None
+    if is_edited and edited is not None:
+        is_asking = bool(edited["goes_on"])
+    return thread_status(
+        Facts(
+            is_busy=lane is not None and (lane.run_id is not None or lane.pending > 0),
+            is_asking=is_asking,
+            has_failed=not is_edited and run is not None and run.state == FAILED,
+        )
+    )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from perdure.database.asynchronous import Database
-from perdure.engine import documents, history, tags
+from perdure.engine import documents, history, questions, tags
 from perdure.engine.documents import Document
 from perdure.engine.measure import Measure
 from perdure.engine.transact import ATTEMPTS
@@ -198,6 +198,8 @@ class Threads:
         fresh = self._database.fresh()
         program = documents.put(self._partition(thread_id), *EDITED, body, now, Expect.ANY, fresh=fresh)
         await self._database.arun(program)
+        await self._database.arun(questions.note_edit(self._partition(thread_id), goes_on=goes_on))
+        self._context.queues.forget(self._partition(thread_id))
         await self.reindex(thread_id)
 
     def needs_touch(self, before: ThreadRow) -> bool:

@@ -121,8 +121,8 @@ async def _attempt(
     has_begun = await _has_begun(graph, now, held)
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_once and has_begun else agent.to_input(held.messages)
-    if RESUME in held.messages[0].payload and isinstance(given, Command):
-        given = await still_to_give(graph, now, held, given)
+    if isinstance(given, Command):
+        given = await still_to_give(graph, now, held, given, views.steering.database)
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from perdure.database.asynchronous import Database
-from perdure.engine import events, queue_retention, runs
+from perdure.engine import events, questions, queue_retention, runs
 from perdure.engine.events import Event
 from perdure.engine.runs import Claim, Ending, Followed, HeldRun, Unserved
 from perdure.engine.steering import TakenBack
@@ -33,7 +33,8 @@ from perdure.errors import (
     Unserialisable,
 )
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
-from perdure.model.messages import FAILED, INTERRUPTED, ROLLED_BACK, TIMEOUT, WAITING, Run, error_note
+from perdure.model.lifecycle import stopped_state
+from perdure.model.messages import FAILED, TIMEOUT, WAITING, Run, error_note
 from perdure.model.ops import Put
 from perdure.model.queue import IN, OUT, ROLLBACK
 from perdure.model.records import Partition
@@ -85,6 +86,7 @@ class Runner:
         self._dispatch = dispatch
         self._channels = channels or {}
         self._owner = context.owner
+        self._works = context.works
         self.leases = Leases(context)
         self.excuses = Excuses(context)
         self._working = self.leases.working
@@ -193,6 +195,19 @@ class Runner:
         self.leases.starting.setdefault(partition, Starting(held.run.id))
         try:
             return await self._next(held)
+        finally:
+            self.leases.starting.pop(partition, None)
+
+    async def end_stopped(self, partition: Partition) -> None:
+        """End the thread's run if it was stopped and nobody holds it any more, or its message was withdrawn.
+        No graph is needed for that, and none is run."""
+        claim = replace(self.claim(partition, await self._clock.now()), graphs=())
+        held = await self._database.arun(claim.take(None))
+        if not isinstance(held, HeldRun):
+            return
+        self.leases.starting[partition] = Starting(held.run.id)
+        try:
+            await self._next(held)
         finally:
             self.leases.starting.pop(partition, None)
 
@@ -411,8 +426,10 @@ class Runner:
         self.conversations.after_reply(held.partition)
         if held.run.graph == MEMORY:
             await self.memories.after_lane(self.graphs.graph(MEMORY, held.partition.tenant), held)
-        if replies:
+        if replies and self._works:
             self._dispatch.soon((held.partition, OUT))
+        elif replies:
+            self._notifications.due(held.partition)
         self._queues.ended(held.partition, lane, runs.closed_epoch(held.epoch))
         if lane.due_at is not None and not lane.is_due(now):
             self._dispatch.schedule(held.partition, lane, now)
@@ -444,11 +461,12 @@ class Runner:
 
     async def _stopped(self, held: HeldRun, how: str) -> bool:
         """End a run that was asked to stop; a rollback removes what it stored."""
-        note = {"begun": False} if held.messages[0].is_withdrawn else {}
-        if how == ROLLBACK:
-            kept = await self._taken_back(held)
-            return await self._finish(held, Ending(INTERRUPTED if kept else ROLLED_BACK, {**note, **kept}))
-        return await self._finish(held, Ending(INTERRUPTED, note))
+        if held.messages[0].is_withdrawn:
+            is_kept, note = False, dict[str, Any](begun=False)
+        else:
+            held, note = await self._take_back(held, how == ROLLBACK)
+            is_kept = bool(note)
+        return await self._finish(held, Ending(stopped_state(how, is_kept=is_kept), note))
 
     def _lost(self, held: HeldRun) -> None:
         self._emit("run.lost", held)
@@ -476,23 +494,40 @@ class Runner:
 
     async def _given_up(self, held: HeldRun, why: str, kind: str = "GivenUp") -> bool:
         options = Options.read_if_readable(held.messages[0].options)
-        note = {"error": why, "kind": kind}
         asked = None if options is None else options.on_failure
-        if (asked or self._settings.on_failure) == "rollback":
-            note.update(await self._taken_back(held))
+        held, kept = await self._take_back(held, (asked or self._settings.on_failure) == "rollback")
+        note = {"error": why, "kind": kind, **kept}
         apology = self.graphs.agents[held.run.graph].apology
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
         return await self._finish(held, Ending(FAILED, note, replies))
 
-    async def _taken_back(self, held: HeldRun) -> dict[str, str]:
-        """Remove what a run stored. If that is impossible it stays, and the returned note gives the
-        reason."""
+    async def _take_back(self, held: HeldRun, whole: bool) -> tuple[HeldRun, dict[str, Any]]:
+        """Remove what a run stored, the ``whole`` of it or only the answers that it failed behind.
+
+        Returns:
+            The run, under an epoch that its own late writes do not have, and a note with the reason if the
+            whole could not be removed, and stays.
+        """
+        note: dict[str, Any] = {}
+        buffer = self._buffers.get(held.run.id)
+        if buffer is not None:
+            await buffer.flush()
+        now = await self._clock.now()
+        held = await self._database.arun(runs.fence(held, now, self._settings.lease_us))
+        if buffer is not None:
+            buffer.epoch = held.epoch
         try:
-            await self._database.take_back(held.partition, held.run.id, epoch=held.epoch)
+            if whole:
+                await self._database.take_back(held.partition, held.run.id, epoch=held.epoch)
+                return held, note
         except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
-            return {"not_taken_back": error_note(error)}
-        return {}
+            note = {"not_taken_back": error_note(error)}
+        try:
+            await self._database.arun(questions.release_answers(held.partition, held.run))
+        except Corrupt as error:
+            self._emit("run.not_taken_back", held, error=type(error).__name__)
+        return held, note
 
     def _deadline(self, held: HeldRun) -> float | None:
         """Return how many seconds the run has left, or ``None`` without a deadline."""

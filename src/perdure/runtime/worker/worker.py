@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.engine import events, scheduled, subscribers
 from perdure.engine.transact import Budget
-from perdure.errors import NotFound
+from perdure.errors import Conflict, NotFound, Unavailable
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
 from perdure.model.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, OUT, Lane
@@ -22,6 +22,7 @@ from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.runner import CANCEL_WAIT_S, Runner
 
 _MARGIN_US = 50_000
+_AGAIN_US = 1_000_000
 
 
 class Worker:
@@ -38,6 +39,7 @@ class Worker:
         self.crons = CronService(context, self.dispatch)
         self.beginning: set[asyncio.Task[Any]] = set()
         """Tasks that store and claim a message, and whose callers may leave before they end."""
+        self._ending: dict[Partition, asyncio.Task[None]] = {}
         self.is_resumed = False
         """True if this process works on what it accepts only, and does not poll."""
 
@@ -60,7 +62,7 @@ class Worker:
             self.dispatch.summons.heard, runner.leases.asked, runner.keep_buffers
         )
 
-    def _prepare(self, *, waits_for_calls: bool = False) -> None:
+    def _prepare(self) -> None:
         self.runner.sizes.start()
         self.dispatch.start(
             {
@@ -70,8 +72,7 @@ class Worker:
                 EVENTS: self._forget_events,
                 FOLLOWED: self._forget_follower,
                 CRONS: self.crons.start_due,
-            },
-            waits_for_calls=waits_for_calls,
+            }
         )
 
     async def watch(self, partition: Partition) -> None:
@@ -85,12 +86,48 @@ class Worker:
             lane = lane._replace(lease_until=lane.lease_until + _MARGIN_US)
         self.dispatch.schedule(partition, lane, now, is_known_free=False)
 
+    def end_stopped(self, partition: Partition) -> None:
+        """End the thread's run, which was stopped, once nobody holds it: the process that works on it ends it
+        sooner, unless it is gone."""
+        if partition not in self._ending:
+            task = self._ending[partition] = asyncio.create_task(self._end_stopped(partition))
+            task.add_done_callback(lambda _: self._ending.pop(partition, None))
+
+    async def _end_stopped(self, partition: Partition) -> None:
+        while True:
+            wait = _MARGIN_US
+            try:
+                now = await self._context.clock.now()
+                (found,) = await self._database.arun(ask(Fetch(partition, (Get(LANE, (IN,)),))))
+                lane = Lane.read(IN, found)
+                if lane.run_id is None or lane.stop is None:
+                    return
+                if lane.is_due(now):
+                    await self.runner.end_stopped(partition)
+                elif lane.due_at is not None:
+                    wait += lane.due_at - now
+            except (Unavailable, Conflict) as error:
+                self._context.observers.event(
+                    "worker.error",
+                    tenant=partition.tenant,
+                    thread=partition.thread,
+                    error=type(error).__name__,
+                )
+                wait = _AGAIN_US
+            await asyncio.sleep(wait / 1_000_000)
+
+    async def leave_stopped(self) -> None:
+        """Leave the runs that were stopped to other processes."""
+        for task in (ending := list(self._ending.values())):
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
     async def until_idle(self, partition: Partition, within: float | None) -> int | None:
         """Serve a thread's queues until none of them is due; see ``Runtime.run_until_idle``. Return the time
         at which one is due later, in microseconds."""
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
-        self._prepare(waits_for_calls=True)
+        self._prepare()
         beat = asyncio.create_task(self.runner.leases.beat())
         try:
             while True:
@@ -98,12 +135,7 @@ class Worker:
                 gets = tuple(Get(LANE, (name,)) for name in (IN, OUT, LATER))
                 found = await self._database.arun(ask(Fetch(partition, gets)))
                 lanes = [Lane.read(name, one) for name, one in zip((IN, OUT, LATER), found, strict=True)]
-                # One that another call in this process serves is waited for.
-                ready = [
-                    lane
-                    for lane in lanes
-                    if lane.is_due(now) or self.dispatch.is_served((partition, lane.name))
-                ]
+                ready = [lane for lane in lanes if lane.is_due(now)]
                 left = None if until is None else max(0.0, until - loop.time())
                 for lane in ready:
                     give_up = functools.partial(self.runner.release, partition)

@@ -1,0 +1,378 @@
+"""A question is shown exactly as long as it may be answered, and each answer is given to its own question.
+
+Covers perdure.engine.questions, perdure.langgraph.open_interrupts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from typing import Annotated, Any, Literal, TypedDict
+
+import pytest
+from langgraph.graph import END, START, StateGraph
+from langgraph.pregel import Pregel
+from langgraph.types import Command, interrupt
+from pydantic import BaseModel
+
+from perdure.errors import Conflict, NotWaiting
+from perdure.model.messages import Run
+from perdure.model.records import RUN
+from perdure.runtime import Options, Runtime
+from tests.runtime.graphs import Storage, eventually, go, settings, working
+
+PLACE: Any = {"configurable": {"thread_id": "ada"}}
+
+
+class State(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+class Number(BaseModel):
+    number: int
+
+
+def _twice(failures: list[str] | None = None) -> StateGraph[State]:
+    def node(state: State) -> dict[str, Any]:
+        first = interrupt("send?")
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"log": [f"{first}, {interrupt('pay?')}"]}
+
+    return StateGraph(State).add_node("node", node).add_edge(START, "node")
+
+
+def _nested(inner: Pregel[Any, Any, Any, Any], depth: int = 1) -> Pregel[Any, Any, Any, Any]:
+    for _ in range(depth):
+        inner = StateGraph(State).add_node("inner", inner).add_edge(START, "inner").compile()
+    return inner
+
+
+def _shapes() -> dict[str, Pregel[Any, Any, Any, Any]]:
+    async def called(state: State) -> Any:
+        return await flat.ainvoke({"log": []})
+
+    flat = _twice().compile()
+    return {
+        "flat": flat,
+        "nested": _nested(flat),
+        "nested twice": _nested(flat, 2),
+        "stateful": _nested(_twice().compile(checkpointer=True)),
+        "called": StateGraph(State).add_node("outer", called).add_edge(START, "outer").compile(),
+    }
+
+
+async def said(runtime: Runtime, what: Any = None, **options: Any) -> Run:
+    return await runtime.wait(await runtime.submit("ada", what, **options), 30)
+
+
+async def answered(runtime: Runtime, value: Any, **options: Any) -> Run:
+    return await runtime.wait(await runtime.answer("ada", value, **options), 30)
+
+
+async def shown(runtime: Runtime) -> list[Any]:
+    """The questions of the state; they are those that may be answered."""
+    state = await runtime.graph("agent").aget_state(PLACE)
+    asked = [(each.id, each.value) for each in state.interrupts]
+    question = await runtime.question("ada")
+    assert {name for name, _ in asked} == set(question.interrupts if question is not None else ())
+    return [value for _, value in asked]
+
+
+async def logged(runtime: Runtime) -> list[str]:
+    log: list[str] = (await runtime.graph("agent").aget_state(PLACE)).values["log"]
+    return log
+
+
+@pytest.mark.parametrize("shape", list(_shapes()))
+@pytest.mark.parametrize("between", [None, {"update": {"log": ["noted"]}}], ids=["empty run", "update"])
+def test_a_used_answer_does_not_answer_the_next_question(
+    near: Storage, shape: str, between: dict[str, Any] | None
+) -> None:
+    async def main() -> None:
+        async with working(near.database(), _shapes()[shape]) as runtime:
+            await said(runtime, {"log": []})
+            assert (await answered(runtime, "yes")).state == "waiting"
+            assert (await said(runtime, None, command=between)).state == "waiting"
+            assert await shown(runtime) == ["pay?"]
+            assert (await answered(runtime, "no")).state == "done"
+            assert (await logged(runtime))[-1] == "yes, no"
+
+    go(main())
+
+
+@pytest.mark.parametrize("on_failure", ["keep", "rollback"])
+@pytest.mark.parametrize("nests", [False, True])
+def test_a_used_answer_does_not_answer_the_next_question_after_a_failure(
+    near: Storage, nests: bool, on_failure: Literal["keep", "rollback"]
+) -> None:
+    failures = ["later", "later"]
+    graph = _twice(failures).compile()
+
+    async def main() -> None:
+        terms = settings(attempts=1, on_failure=on_failure)
+        async with working(near.database(), _nested(graph) if nests else graph, settings=terms) as runtime:
+            await said(runtime, {"log": []})
+            assert (await answered(runtime, "yes")).state == "failed"
+            assert await shown(runtime) == ["send?"]
+            assert (await said(runtime)).state == "waiting"
+            assert await shown(runtime) == ["send?"]
+            assert (await answered(runtime, "no")).state == "failed"
+            assert (await answered(runtime, "perhaps")).state == "waiting"
+            assert (await said(runtime)).state == "waiting"
+            assert await shown(runtime) == ["pay?"]
+            assert (await answered(runtime, "never")).state == "done"
+            assert await logged(runtime) == ["perhaps, never"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("shape", list(_shapes()))
+def test_a_saver_alone_does_not_give_a_used_answer_again(near: Storage, shape: str) -> None:
+    graph = _shapes()[shape]
+
+    async def main() -> None:
+        database = near.database()
+        bound = graph.copy(update={"checkpointer": database.checkpointer()})
+        await bound.ainvoke({"log": []}, PLACE)
+        await bound.ainvoke(Command(resume="yes"), PLACE)
+        for _ in range(2):
+            await bound.ainvoke(None, PLACE)
+            state = await bound.aget_state(PLACE)
+            assert [each.value for each in state.interrupts] == ["pay?"]
+        await bound.ainvoke(Command(resume="no"), PLACE)
+        assert (await bound.aget_state(PLACE)).values["log"] == ["yes, no"]
+
+    go(main())
+
+
+def _slow(gate: asyncio.Event) -> Pregel[Any, Any, Any, Any]:
+    """Asks, and does its work behind the answer until it is let go on."""
+
+    async def node(state: State) -> dict[str, Any]:
+        if state["log"][-1:] == ["new"]:
+            await gate.wait()
+        said = interrupt("send?")
+        if said == "wait":
+            await gate.wait()
+        return {"log": [said, interrupt("pay?")]}
+
+    return StateGraph(State).add_node("node", node).add_edge(START, "node").compile()
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+@pytest.mark.parametrize("by", ["answer", "message", "empty", "withdrawn"])
+def test_a_question_is_open_again_after_what_was_to_close_it_was_cancelled(
+    near: Storage, by: str, rollback: bool
+) -> None:
+    gate = asyncio.Event()
+
+    async def main() -> None:
+        async with working(near.database(), _slow(gate)) as runtime:
+            await said(runtime, {"log": []})
+            if by == "answer":
+                ticket = await runtime.answer("ada", "wait")
+            elif by == "empty":
+                ticket = await runtime.submit("ada", None)
+            else:
+                late = 600 if by == "withdrawn" else 0
+                ticket = await runtime.submit("ada", {"log": ["new"]}, debounce=late)
+            if by in ("answer", "message"):
+                await eventually(lambda: len(near.rows("ada", RUN)) == 2)
+            if by != "empty":
+                with pytest.raises(NotWaiting):
+                    await runtime.answer("ada", "too early")
+            await runtime.cancel("ada", ticket.id, rollback=rollback)
+            await runtime.wait(ticket, 30)
+            if by == "message" and not rollback:
+                assert await shown(runtime) == []
+                with pytest.raises(NotWaiting):
+                    await runtime.answer("ada", "yes")
+                return
+            assert await shown(runtime) == ["send?"]
+            assert (await answered(runtime, "yes")).state == "waiting"
+            assert (await answered(runtime, "no")).state == "done"
+            assert await logged(runtime) == ["yes", "no"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("on_failure", ["keep", "rollback"])
+@pytest.mark.parametrize(
+    "command", [{"update": {"log": "no list"}}, {"goto": "__end__", "update": {"log": 5}}], ids=str
+)
+def test_a_question_stays_after_a_command_that_fails(
+    near: Storage, command: dict[str, Any], on_failure: Literal["keep", "rollback"]
+) -> None:
+    async def main() -> None:
+        terms = settings(attempts=1, on_failure=on_failure)
+        async with working(near.database(), _twice().compile(), settings=terms) as runtime:
+            await said(runtime, {"log": []})
+            assert (await said(runtime, None, command=command)).state == "failed"
+            assert await shown(runtime) == ["send?"]
+            assert (await answered(runtime, "yes")).state == "waiting"
+            assert (await answered(runtime, "no")).state == "done"
+            assert await logged(runtime) == ["yes, no"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("on_failure", ["keep", "rollback"])
+def test_an_answer_that_does_not_fit_its_schema_is_given_anew(
+    near: Storage, on_failure: Literal["keep", "rollback"]
+) -> None:
+    def node(state: State) -> dict[str, Any]:
+        return {"log": [str(interrupt("how many?", response_schema=Number).number), interrupt("sure?")]}
+
+    graph = StateGraph(State).add_node("node", node).add_edge(START, "node").compile()
+
+    async def main() -> None:
+        terms = settings(attempts=1, on_failure=on_failure)
+        async with working(near.database(), graph, settings=terms) as runtime:
+            await said(runtime, {"log": []})
+            for wrong in ("many", {"number": "many"}, None):
+                assert (await answered(runtime, wrong)).state == "failed"
+                assert await shown(runtime) == ["how many?"]
+            assert (await answered(runtime, {"number": 3})).state == "waiting"
+            assert (await answered(runtime, "yes")).state == "done"
+            assert await logged(runtime) == ["3", "yes"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("value", [None, False, 0, "", [], {}], ids=repr)
+@pytest.mark.parametrize("shape", ["flat", "nested"])
+def test_any_value_is_an_answer(near: Storage, shape: str, value: Any) -> None:
+    async def main() -> None:
+        async with working(near.database(), _shapes()[shape]) as runtime:
+            await said(runtime, {"log": []})
+            assert (await answered(runtime, value)).state == "waiting"
+            assert await shown(runtime) == ["pay?"]
+            assert (await answered(runtime, value)).state == "done"
+            assert await logged(runtime) == [f"{value}, {value}"]
+
+    go(main())
+
+
+@pytest.mark.parametrize(
+    "command", [{}, {"update": {}}, {"goto": []}, {"update": None, "goto": None}], ids=str
+)
+def test_a_command_that_holds_nothing_is_refused(near: Storage, command: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with working(near.database(), _twice().compile()) as runtime:
+            await said(runtime, {"log": []})
+            with pytest.raises(ValueError, match="holds nothing"):
+                await runtime.submit("ada", None, command=command)
+            assert await shown(runtime) == ["send?"]
+
+    go(main())
+
+
+def _two(gate: asyncio.Event | None = None) -> Pregel[Any, Any, Any, Any]:
+    async def left(state: State) -> dict[str, Any]:
+        return {"log": [f"left {interrupt('left?')}"]}
+
+    async def right(state: State) -> dict[str, Any]:
+        if gate is not None:
+            await gate.wait()
+        return {"log": [f"right {interrupt('right?')}"]}
+
+    builder = StateGraph(State).add_node("left", left).add_node("right", right)
+    return builder.add_edge(START, "left").compile()
+
+
+def test_a_goto_beside_an_open_question_is_refused(near: Storage) -> None:
+    async def main() -> None:
+        async with working(near.database(), _two()) as runtime:
+            await said(runtime, {"log": []})
+            with pytest.raises(Conflict, match="waits for the answer"):
+                await runtime.submit("ada", None, command={"goto": "right"})
+            assert await shown(runtime) == ["left?"]
+            # Accepted while the thread asked nothing yet, it fails when it meets the question.
+            assert (await answered(runtime, "yes")).state == "done"
+            first = await runtime.submit("ada", {"log": ["again"]})
+            second = await runtime.submit("ada", None, command={"goto": "right"})
+            assert (await runtime.wait(first, 30)).state == "waiting"
+            assert (await runtime.wait(second, 30)).state == "failed"
+            assert await shown(runtime) == ["left?"]
+            assert (await answered(runtime, "no")).state == "done"
+            assert await logged(runtime) == ["left yes", "again", "left no"]
+            # Without a question it goes where it is sent.
+            assert (await said(runtime, None, command={"goto": "right"})).state == "waiting"
+            # LangGraph's state does not list a task that a command has added to a step.
+            question = await runtime.question("ada")
+            assert question is not None
+            assert len(question.interrupts) == 1
+            assert (await said(runtime, None, command={"goto": "__end__"})).state == "done"
+            assert await shown(runtime) == []
+
+    go(main())
+
+
+def test_a_question_that_a_failed_run_left_may_be_answered(near: Storage) -> None:
+    """One task of a step asks, and another fails."""
+    failures = ["boom"]
+
+    def ask(state: State) -> dict[str, Any]:
+        return {"log": [f"asked {interrupt('well?')}"]}
+
+    async def fail(state: State) -> dict[str, Any]:
+        await asyncio.sleep(0.2)
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"log": ["done"]}
+
+    builder = StateGraph(State).add_node("ask", ask).add_node("fail", fail)
+    graph = builder.add_edge(START, "ask").add_edge(START, "fail").add_edge("ask", END).compile()
+
+    async def main() -> None:
+        terms = settings(attempts=1, on_failure="keep")
+        async with working(near.database(), graph, settings=terms) as runtime:
+            assert (await said(runtime, {"log": []})).state == "failed"
+            assert await shown(runtime) == ["well?"]
+            assert (await answered(runtime, "yes")).state == "done"
+            assert sorted(await logged(runtime)) == ["asked yes", "done"]
+
+    go(main())
+
+
+def test_a_question_of_an_application_without_a_runtime_may_be_answered(near: Storage) -> None:
+    async def main() -> None:
+        database = near.database()
+        graph = _twice().compile()
+        bound = graph.copy(update={"checkpointer": database.checkpointer()})
+        await bound.ainvoke({"log": []}, PLACE)
+        async with working(database, graph) as runtime:
+            assert await shown(runtime) == ["send?"]
+            assert (await answered(runtime, "yes")).state == "waiting"
+            assert (await answered(runtime, "no")).state == "done"
+            assert await logged(runtime) == ["yes, no"]
+
+    go(main())
+
+
+def test_an_answer_given_by_a_run_that_is_removed_is_asked_for_again(near: Storage) -> None:
+    async def main() -> None:
+        async with working(near.database(), _twice().compile()) as runtime:
+            await said(runtime, {"log": []})
+            run = await answered(runtime, "yes")
+            assert await shown(runtime) == ["pay?"]
+            await runtime.remove_run("ada", run, rollback=True)
+            assert await shown(runtime) == ["send?"]
+            assert (await answered(runtime, "perhaps")).state == "waiting"
+            assert (await answered(runtime, "no")).state == "done"
+            assert await logged(runtime) == ["perhaps, no"]
+
+    go(main())
+
+
+def test_options_of_an_answer_at_an_older_checkpoint_are_kept(near: Storage) -> None:
+    async def main() -> None:
+        async with working(near.database(), _twice().compile()) as runtime:
+            await said(runtime, {"log": []})
+            head = (await runtime.graph("agent").aget_state(PLACE)).config["configurable"]["checkpoint_id"]
+            run = await answered(runtime, "yes", options=Options(checkpoint_id=head))
+            assert run.state == "waiting"
+            assert await shown(runtime) == ["pay?"]
+
+    go(main())

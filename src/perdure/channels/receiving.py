@@ -8,20 +8,16 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from langgraph.types import Interrupt
-
 from perdure.channels import questions
-from perdure.channels.addresses import ChatAddress, user_of
+from perdure.channels.addresses import ChatAddress
 from perdure.channels.incoming import ButtonPress, ChatMessage, edit_of, is_same, message_id_of, position_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
 from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, NotWaiting
 from perdure.langgraph.readable_states import aread_state
-from perdure.model.messages import OPEN, SENDING, SENT, WAITING, Reply
+from perdure.model.messages import OPEN, SENDING, SENT, Reply
 from perdure.runtime import Runtime
-from perdure.runtime.run_user import USER
-from perdure.runtime.tickets import Ticket
 
 _LOOKED_AT = 100
 _PAGES = 10
@@ -50,7 +46,6 @@ class Received(NamedTuple):
 
 class _Question(NamedTuple):
     thread_id: str
-    run_id: str
     interrupt_id: str
     value: Any
 
@@ -122,13 +117,8 @@ class Receiver:
                     return Received(questions.edit_prompt(asked.value))
                 value = questions.resume_value(asked.value, decision)
                 ticket = await self._runtime.answer(
-                    asked.thread_id,
-                    value,
-                    interrupt_id=interrupt_id,
-                    dedupe_key=f"press {press.key}",
-                    config=self._config(press),
+                    asked.thread_id, value, interrupt_id=interrupt_id, dedupe_key=f"press {press.key}"
                 )
-                await self._withdraw_if_closed(press, asked, ticket)
             except questions.UnusableAnswer as error:
                 return Received(str(error))
             except NotWaiting:
@@ -143,13 +133,6 @@ class Receiver:
         async with lock:
             yield
 
-    def _config(self, event: ChatMessage | ButtonPress) -> dict[str, Any] | None:
-        """Return the config of a run with its user: the sender, as the provider has signed it."""
-        identity = user_of(self._channel, event.chat, event.sender)
-        return (
-            {"configurable": {USER: {"identity": identity, "is_authenticated": True}}} if identity else None
-        )
-
     def _thread_id(self, event: ChatMessage | ButtonPress, sessions: SessionList) -> str:
         session = sessions.at(event.position)
         return ChatAddress(self._channel, event.chat, event.topic, session).thread_id
@@ -163,7 +146,6 @@ class Receiver:
             channel=self._channel,
             debounce=self._options.debounce,
             max_wait=self._options.max_wait,
-            config=self._config(message),
         )
         return Received(is_duplicate=ticket.is_duplicate, ticket_id=ticket.id)
 
@@ -174,9 +156,6 @@ class Receiver:
         if not (original := await self._accepted(message, thread_id, _key(message))).is_duplicate:
             # The original was never delivered.
             return original
-        if versions := await self._versions(message, thread_id):
-            # It was accepted meanwhile, as it was or with this change.
-            return await self._changed(message, thread_id, versions)
         is_replaced = await self._runtime.withdraw(thread_id, original.ticket_id)
         return await self._accepted(
             message, thread_id, f"edit {message.edit}", "" if is_replaced else _EDITED
@@ -213,12 +192,7 @@ class Receiver:
         for each in versions:
             if not each.message.is_withdrawn:
                 is_seen |= not await self._runtime.withdraw(thread_id, each.message.id)
-        made = await self._accepted(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
-        # Another process may have accepted another change meanwhile: the one accepted last counts.
-        for each in (await self._versions(message, thread_id))[1:]:
-            if each.run is None and not each.message.is_withdrawn:
-                await self._runtime.withdraw(thread_id, each.message.id)
-        return made
+        return await self._accepted(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
 
     # Questions
 
@@ -256,22 +230,21 @@ class Receiver:
         self, thread_id: str, sessions: SessionList, interrupt_id: str | None = None
     ) -> _Question | None:
         """Return the open question for which a thread waits: the named one, or the first."""
-        runs = await self._runtime.runs(thread_id, limit=1)
-        if not runs or runs[0].state != WAITING or runs[0].id in sessions.closed:
+        question = await self._runtime.question(thread_id)
+        if question is None or question.run is None or question.run.id in sessions.closed:
             return None
-        asked = [each["id"] for each in runs[0].note.get("interrupts", ())]
-        if interrupt_id is not None and interrupt_id not in asked:
+        if interrupt_id is not None and not question.knows(interrupt_id):
             return None
         try:
-            opening = self._runtime.opened(runs[0].graph, "threads.read")
+            opening = self._runtime.opened(question.run.graph, "threads.read")
         except NotFound:
             # The graph that asked is not served any more, so no answer can reach it.
             return None
         async with opening as graph:
             state = await aread_state(graph, {"configurable": {"thread_id": thread_id}})
         for interrupt in state.interrupts:
-            if _is_named(interrupt, interrupt_id, asked):
-                return _Question(thread_id, runs[0].id, interrupt.id, interrupt.value)
+            if interrupt.id == interrupt_id or (interrupt_id is None and question.knows(interrupt.id)):
+                return _Question(thread_id, interrupt.id, interrupt.value)
         return None
 
     async def _answered(self, message: ChatMessage, asked: _Question, sessions: SessionList) -> Received:
@@ -282,23 +255,9 @@ class Receiver:
         except questions.UnusableAnswer as error:
             return Received(str(error))
         ticket = await self._runtime.answer(
-            asked.thread_id,
-            value,
-            interrupt_id=asked.interrupt_id,
-            dedupe_key=_key(message),
-            config=self._config(message),
+            asked.thread_id, value, interrupt_id=asked.interrupt_id, dedupe_key=_key(message)
         )
-        await self._withdraw_if_closed(message, asked, ticket)
         return Received(is_duplicate=ticket.is_duplicate)
-
-    async def _withdraw_if_closed(
-        self, event: ChatMessage | ButtonPress, asked: _Question, ticket: Ticket
-    ) -> None:
-        """Withdraw an answer whose question was closed by a command while it was accepted: the command, in
-        another process, did not see the answer."""
-        sessions = await self._sessions.of(event.chat, event.topic)
-        if asked.run_id in sessions.closed:
-            await self._runtime.withdraw(asked.thread_id, ticket.id)
 
     # Commands
 
@@ -344,20 +303,18 @@ class Receiver:
         """Close the questions of a thread that are older than a command."""
         runs = await self._runtime.runs(thread_id, limit=1)
         # A run that is being stopped may still come to a question.
-        if not runs or runs[0].state not in (OPEN, WAITING) or runs[0].id in newer:
+        is_open = bool(runs) and runs[0].state == OPEN
+        asks = runs[0].id if is_open else await self._runtime.waiting_run(thread_id)
+        if asks is None or asks in newer:
             return
         for reply in await self._runtime.replies(thread_id, limit=_LOOKED_AT):
-            if reply.run_id != runs[0].id or reply.provider_id is None:
+            if reply.run_id != asks or reply.provider_id is None:
                 continue
             at = self._position(reply.provider_id)
             if at is not None and at > message.position:
                 return
-        await self._sessions.close(message.chat, message.topic, runs[0].id)
+        await self._sessions.close(message.chat, message.topic, asks)
 
 
 def _key(message: ChatMessage) -> str:
     return f"message {message.key}"
-
-
-def _is_named(interrupt: Interrupt, interrupt_id: str | None, asked: list[str]) -> bool:
-    return interrupt.id == interrupt_id if interrupt_id is not None else interrupt.id in asked

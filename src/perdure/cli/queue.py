@@ -1,4 +1,4 @@
-"""Commands on a thread's queue: messages, runs and replies, failures, and sending a reply again.
+"""Commands on a thread's queue: messages, runs and replies, failures, and trying what failed again.
 
 Content that people wrote is shown only on request.
 """
@@ -34,7 +34,7 @@ from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.engine.inbox import Standing
+    from perdure.engine.inbox import Accepted, Standing
     from perdure.model.messages import Reply, Run
     from perdure.model.program import Program
 
@@ -133,7 +133,7 @@ def dead(
 ) -> None:
     """List failed runs, and replies that are dead or held in doubt.
 
-    Send a reply again with `perdure threads retry`; the inbox has the messages of a failed run.
+    Send a reply again, or run a run again, with `perdure threads retry`.
     """
     from rich.progress import track
 
@@ -205,28 +205,108 @@ def stuck(
 
 
 def retry(
-    thread_id: ThreadId,
+    thread_id: Annotated[
+        str | None, typer.Argument(help="The thread's id; with --failed, all threads of the tenant without")
+    ] = None,
     reply: Annotated[
-        int, typer.Option(metavar="NUMBER", help="The reply's number, as `perdure threads outbox` lists it")
-    ],
+        int | None,
+        typer.Option(metavar="NUMBER", help="The reply's number, as `perdure threads outbox` lists it"),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="The failed run's id, as `perdure threads dead` has it"),
+    ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Run every failed run again, the oldest of a thread first")
+    ] = False,
+    *,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
 ) -> None:
-    """Send a reply again that is dead or held in doubt.
+    """Send a reply again that is dead or held in doubt, or run a failed run again.
 
-    It is sent after all others of its thread, under the same key, so that a provider that recognises the key
-    delivers it once. A worker with its channel sends it.
+    A reply is sent after all others of its thread, under the same key, so that a provider that recognises the
+    key delivers it once. A run goes on from its last stored step; if nothing of it is stored, its messages
+    are accepted again. The record of the failure stays, and each run is repeated once. A worker with the
+    channel or graph does the work.
     """
+    if [reply is not None, run is not None, failed].count(True) != 1 or (thread_id is None and not failed):
+        raise typer.BadParameter("name a thread with --reply NUMBER or --run RUN, or pass --failed")
+    with opened(db, tenant, key_file) as database:
+        if reply is not None and thread_id is not None:
+            _resend(database, Partition(tenant, thread_id), reply)
+        elif run is not None and thread_id is not None:
+            again = _run_again(database, Partition(tenant, thread_id), run)
+            out.print(escape(_again_line(thread_id, run, again)), soft_wrap=True)
+        else:
+            _run_all_again(database, tenant, thread_id)
+
+
+def _resend(database: SyncDatabase, partition: Partition, reply: int) -> None:
     from perdure.engine import outbox as outboxes
     from perdure.model.ops import Now
     from perdure.model.program import ask
 
-    with opened(db, tenant, key_file) as database:
-        now = handle_in(database).run(ask(Now()))
-        again = handle_in(database).run(outboxes.retry(Partition(tenant, thread_id), reply, now))
-    line = f"{printable(thread_id)}: reply {reply} is to be sent again, as number {again.seq} under the key "
-    out.print(escape(line + printable(again.id)), soft_wrap=True)
+    now = handle_in(database).run(ask(Now()))
+    again = handle_in(database).run(outboxes.retry(partition, reply, now))
+    line = f"{printable(partition.thread)}: reply {reply} is to be sent again, as number {again.seq} under "
+    out.print(escape(f"{line}the key {printable(again.id)}"), soft_wrap=True)
+
+
+def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -> None:
+    """Run failed runs again; one that cannot be does not stop the others."""
+    from perdure import admin
+    from perdure.engine import inbox as inboxes
+    from perdure.errors import PerdureError, Unavailable
+
+    tried = refused = 0
+    partitions = (
+        [p for p in admin.partitions(database, tenant) if p.space == THREADS]
+        if thread_id is None
+        else [Partition(tenant, thread_id)]
+    )
+    for partition in partitions:
+        found = handle_in(database).run(inboxes.given_up(partition))
+        if thread_id is not None:
+            _known(database, partition, found.runs)
+        for run in reversed(found.runs):
+            try:
+                again = _run_again(database, partition, run.id)
+            except Unavailable:
+                raise
+            except PerdureError as error:
+                refused += 1
+                err.print(
+                    escape(f"{printable(partition.thread)}: run {run.id} stays: {error}"), soft_wrap=True
+                )
+                continue
+            tried += not again.is_duplicate
+            out.print(escape(_again_line(partition.thread, run.id, again)), soft_wrap=True)
+    out.print(f"{tried} runs are repeated, {refused} stay.")
+    if refused:
+        raise typer.Exit(1)
+
+
+def _run_again(database: SyncDatabase, partition: Partition, run_id: str) -> Accepted:
+    import uuid
+    from functools import partial
+
+    from perdure.engine.retries import Retry
+    from perdure.model.ops import Now
+    from perdure.model.program import ask
+    from perdure.runtime.settings import Settings
+
+    handle = handle_in(database)
+    read_asked = partial(database.checkpointer(tenant=partition.tenant).read_asked, partition)
+    now, most = handle.run(ask(Now())), Settings().max_pending
+    retry = Retry(partition, run_id, now, most, handle.fresh(), lambda: str(uuid.uuid4()), read_asked)
+    return handle.run(retry.store())
+
+
+def _again_line(thread_id: str, run_id: str, again: Accepted) -> str:
+    how = "was to be run again before" if again.is_duplicate else "is to be run again"
+    return f"{printable(thread_id)}: run {printable(run_id)} {how}, as {printable(again.id)}"
 
 
 def _newest(

@@ -108,6 +108,12 @@ async def _retry(deed: Deed) -> dict[str, Any]:
     return {"number": again.seq}
 
 
+async def _rerun(deed: Deed) -> dict[str, Any]:
+    """Run a failed run again from its last stored step."""
+    ticket = await deed.runtime.retry(deed.thread_id, _text(deed.given, "run_id"))
+    return {"run_id": ticket.id}
+
+
 async def _discard(deed: Deed) -> dict[str, Any]:
     """Remove the records of a failed run; what it stored in the thread stays."""
     run_id = _text(deed.given, "run_id")
@@ -153,6 +159,7 @@ ACTIONS: Mapping[str, Action] = {
     "answer": Action("answer", _answer, ("interrupt_id",)),
     "cancel": Action("cancel", _cancel, ("run_id", "rollback")),
     "retry": Action("retry", _retry, ("reply",)),
+    "rerun": Action("retry", _rerun, ("run_id",)),
     "discard": Action("retry", _discard, ("run_id",)),
     "delete": Action("delete", _delete),
     "export": Action("export", _export),

@@ -17,12 +17,13 @@ from perdure.engine.measure import measure
 from perdure.errors import BadSetting, PerdureError, Unavailable
 from perdure.inspector.access import Access
 from perdure.inspector.visible_threads import WalkPlace, WalkStep, number, walk
+from perdure.model.lifecycle import Status
 from perdure.model.messages import Run
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
-from perdure.runtime.threads.rows import Status, ThreadRow
+from perdure.runtime.threads.rows import ThreadRow
 
 Wanted = Callable[[ThreadRow], bool]
 """Predicate over a thread as it is now."""

@@ -119,7 +119,7 @@ def lane_shown(lane: Lane) -> dict[str, Any]:
         "epoch": lane.epoch,
         "lease_until": lane.lease_until,
         "retry_at": lane.retry_at,
-        "waiting": lane.waiting,
+        "waiting": None if lane.run_id is not None or lane.pending else lane.waiting,
         "stop": lane.stop,
     }
 

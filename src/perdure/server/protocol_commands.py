@@ -165,8 +165,7 @@ async def _waits(caller: Caller, thread_id: str) -> bool:
         (standing,) = await caller.runtime.messages(thread_id, limit=1)
         if asked - set(standing.message.options.get(ANSWERS, ())):
             await _until_stopped(caller, row, row.run.id)
-            row = await caller.threads.look(thread_id)
-    return row is not None and row.status == "interrupted"
+    return await caller.runtime.question(thread_id) is not None
 
 
 async def _started(caller: Caller, headers: Headers, thread_id: str, params: Params) -> str:
@@ -208,11 +207,9 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
     row = await _row(caller, thread_id, "update", "no_such_interrupt")
     if row.run is not None and row.run.state == OPEN:
         row = await _stopped(caller, row, row.run.id)
-    asked: list[str] = []
-    if row.run is not None and row.run.state == WAITING and row.status == "interrupted":
-        asked = [one["id"] for one in row.run.note.get("interrupts", ())]
+    question = await caller.runtime.question(thread_id)
     for answer in answers:
-        if answer.interrupt_id not in asked:
+        if question is None or not question.knows(answer.interrupt_id):
             _no_question(thread_id, answer.interrupt_id)
     is_one = len(answers) == 1
     resume = answers[0].response if is_one else {one.interrupt_id: one.response for one in answers}

@@ -6,8 +6,18 @@ from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
 import ormsgpack
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from perdure.model.payloads import holds_anything
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce", "steer"]
 RunMode = Literal[
@@ -166,11 +176,31 @@ class Ref(Body):
 
 
 class Command(Body):
-    """LangGraph's ``Command``."""
+    """LangGraph's ``Command``: it holds what was given. Null is an answer, and no update or node to go to."""
 
     update: Any = None
     resume: Any = None
     goto: Any = None
+
+    @property
+    def is_answer(self) -> bool:
+        """True if it resumes."""
+        return "resume" in self.model_fields_set
+
+    @model_validator(mode="after")
+    def _holds_anything(self) -> Command:
+        if not holds_anything(self.given()):
+            raise ValueError(
+                "the command holds nothing: no resume, no update and no goto; leave it out to go on"
+            )
+        return self
+
+    @model_serializer
+    def given(self) -> dict[str, Any]:
+        """Return what was given."""
+        parts = {"update": self.update, "goto": self.goto}
+        held = {name: part for name, part in parts.items() if part is not None}
+        return {**held, "resume": self.resume} if self.is_answer else held
 
 
 class NewRun(Body):

@@ -11,7 +11,17 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from perdure.errors import Corrupt, Unreadable
 from perdure.langgraph.readable_states import refusals
-from perdure.model.messages import DONE, FAILED, INTERRUPTED, OPEN, ROLLED_BACK, TIMEOUT, WAITING, Run
+from perdure.model.messages import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    OPEN,
+    RETRY_OF,
+    ROLLED_BACK,
+    TIMEOUT,
+    WAITING,
+    Run,
+)
 from perdure.model.payloads import COMMAND, INPUT, RESUME
 from perdure.model.queue import INTERRUPT
 from perdure.runtime import Standing, json_encoding
@@ -300,6 +310,7 @@ def run(standing: Standing, thread_id: str) -> dict[str, Any]:
         "metadata": about.get("metadata", {}),
         "kwargs": {**given(message.payload), **about.get("kwargs", {})},
         "multitask_strategy": about.get("multitask_strategy", "enqueue"),
+        **({"retry_of": message.options[RETRY_OF]} if RETRY_OF in message.options else {}),
         **({"taken_up_by": standing.run.id} if is_taken and standing.run is not None else {}),
     }
 

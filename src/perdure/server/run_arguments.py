@@ -57,9 +57,10 @@ def _argument(new: NewRun, name: str) -> Any:
 
 
 def _check(new: NewRun, *, is_stateless: bool) -> None:
-    if is_stateless and new.command is not None and new.command.resume is not None:
+    is_answer = new.command is not None and new.command.is_answer
+    if is_stateless and is_answer:
         raise Refusal(400, "a command that resumes needs a thread; send it to /threads/{thread_id}/runs")
-    if new.after_seconds and new.command is not None and new.command.resume is not None:
+    if new.after_seconds and is_answer:
         raise Refusal(422, "an answer is given now; after_seconds does not go with a command that resumes")
     if new.after_seconds and new.multitask_strategy not in (None, "enqueue"):
         raise Refusal(422, "a run that comes later is enqueued; leave multitask_strategy out")

@@ -226,7 +226,7 @@ async def check(
 def require_storable(run: CheckedRun) -> None:
     """Raise the error of a run whose input cannot be stored, which its acceptance would raise."""
     new = run.invocation.new
-    encode([new.input, None if new.command is None else new.command.model_dump()], "message")
+    encode([new.input, None if new.command is None else new.command.given()], "message")
 
 
 async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
@@ -417,13 +417,14 @@ async def _submitted(
 ) -> Ticket:
     new, thread_id = invocation.new, invocation.thread_id
     channel = "" if options.webhook is None else WEBHOOK
-    command = None if new.command is None else new.command.model_dump(exclude_none=True)
-    is_answer = terms.interrupt_id is not None or bool(command and "resume" in command)
+    command = None if new.command is None else new.command.given()
+    is_answer = new.command is not None and (terms.interrupt_id is not None or new.command.is_answer)
     if new.command is not None and command is not None and is_answer and options.checkpoint_id is None:
         return await caller.runtime.answer(
             thread_id,
             new.command.resume,
             interrupt_id=terms.interrupt_id,
+            graph=invocation.assistant.graph_id,
             command={name: held for name, held in command.items() if name != "resume"},
             dedupe_key=terms.key,
             channel=channel,
@@ -452,8 +453,8 @@ async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: 
         # It was coalesced with others, under the id of the first.
         standing = await caller.runtime.look(ticket)
     before = standing.message
-    command = None if new.command is None else new.command.model_dump(exclude_none=True)
-    payload = {"input": new.input if command is None else None, "command": command or None}
+    command = None if new.command is None else new.command.given()
+    payload = {"input": new.input if command is None else None, "command": command}
     if (given(before.payload), _undelayed(before.options.get("about"))) != (
         payload,
         _undelayed(plain(options.about)),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import StateSnapshot
 
 from perdure.errors import MigrationRequired, Unavailable
+from perdure.langgraph import open_interrupts
 from perdure.langgraph.readable_states import aread_state
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests
@@ -60,6 +62,42 @@ async def snapshot(
         return StateSnapshot({}, (), config or config_of(row.thread_id), None, None, None, (), ())
     async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
         return await aread_state(graph, config or config_of(row.thread_id), subgraphs=subgraphs)
+
+
+async def shown_snapshot(
+    caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
+) -> StateSnapshot:
+    """Return the same as ``snapshot``, of the latest state with the interrupts that may be answered: none
+    while the thread is busy, and also those of a task that a command has added to the step, which LangGraph
+    leaves out.
+    """
+    config = config or config_of(row.thread_id)
+    state = await snapshot(caller, row, config, subgraphs=subgraphs)
+    configurable = config.get("configurable", {})
+    if "checkpoint_id" in configurable or configurable.get("checkpoint_ns"):
+        return state
+    if row.status == "busy":
+        return _without_questions(state)
+    graph_id = graph_id_of(caller, row)
+    if row.status not in ("interrupted", "error") or state.interrupts or graph_id is None:
+        return state
+    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+        saver = graph.checkpointer
+        found = await saver.aget_tuple(config) if isinstance(saver, BaseCheckpointSaver) else None
+    return (
+        state if found is None else state._replace(interrupts=open_interrupts.of_writes(found.pending_writes))
+    )
+
+
+def _without_questions(state: StateSnapshot) -> StateSnapshot:
+    tasks = [
+        task._replace(
+            interrupts=(),
+            state=_without_questions(task.state) if isinstance(task.state, StateSnapshot) else task.state,
+        )
+        for task in state.tasks
+    ]
+    return state._replace(tasks=tuple(tasks), interrupts=())
 
 
 def is_of_thread(error: Exception) -> bool:

@@ -17,6 +17,7 @@ export function actions(about, where, done) {
     may.has("cancel") && open ? panel("Cancel the run", [check("rollback", "Remove what it stored")], "Cancel", (form) => act("cancel", { id, run_id: open, rollback: form.elements.rollback.checked })) : null,
     may.has("tag") ? tag() : null,
     may.has("retry") ? panel("Send a reply again", [field("Number of the reply", make("input", { name: "reply", type: "number", min: "1", required: true }))], "Send", (form) => act("retry", { id, reply: Number(form.elements.reply.value) })) : null,
+    may.has("retry") && failed.length ? panel("Run a failed run again", [field("Run", make("select", { name: "run" }, failed.map((run) => make("option", { value: run.run_id }, run.run_id))))], "Run again", (form) => act("rerun", { id, run_id: form.elements.run.value })) : null,
     may.has("retry") && failed.length ? panel("Discard a failed run", [field("Run", make("select", { name: "run" }, failed.map((run) => make("option", { value: run.run_id }, run.run_id))))], "Discard", (form) => act("discard", { id, run_id: form.elements.run.value })) : null,
     may.has("export") ? panel("Export", [], "Download as JSON", download) : null,
     may.has("delete") ? remove() : null,

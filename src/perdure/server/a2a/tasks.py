@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perdure.model.messages import WAITING
+from perdure.model.messages import DONE, OPEN, WAITING
 from perdure.model.payloads import COMMAND, INPUT, RESUME
 from perdure.runtime import Standing
 from perdure.runtime.interrupt_answers import is_by_name
@@ -68,11 +68,15 @@ def protocol_of(standing: Standing) -> Mapping[str, Any]:
 class DurableTask:
     """A task: the message that began it, those that answered its questions, and the standing of each.
 
-    ``is_superseded`` is True if a later message of the context came in place of an answer to its question."""
+    Attributes:
+        asked: ids of the interrupts that wait for an answer, ``None`` if nothing of the task does.
+        is_held: True if a later message of the context may go past its question, which takes no answer then.
+    """
 
     thread_id: str
     standings: tuple[Standing, ...]
-    is_superseded: bool = False
+    asked: tuple[str, ...] | None = None
+    is_held: bool = False
 
     @property
     def id(self) -> str:
@@ -96,8 +100,12 @@ class DurableTask:
     def state(self) -> str:
         """State in the terms of the protocol."""
         run = self.current.run
-        if run is not None and run.state == WAITING:
-            return CANCELED if self.is_superseded else INPUT_REQUIRED
+        if self.asked is not None:
+            return INPUT_REQUIRED
+        if self.is_held:
+            return WORKING
+        if self.is_superseded:
+            return CANCELED
         if protocol_of(self.current).get("ends") and run is not None:
             return CANCELED
         return _STATES.get(responses.run_status(self.current), FAILED)
@@ -105,15 +113,21 @@ class DurableTask:
     @property
     def question(self) -> str | None:
         """The id of the interrupt for whose answer the task waits, if there is exactly one."""
+        return self.asked[0] if self.asked is not None and len(self.asked) == 1 else None
+
+    @property
+    def is_superseded(self) -> bool:
+        """True if a later message of the context came in place of an answer to its question."""
         run = self.current.run
-        if run is None or self.state != INPUT_REQUIRED:
-            return None
-        asked = run.note.get("interrupts", ())
-        return str(asked[0]["id"]) if len(asked) == 1 else None
+        return run is not None and run.state == WAITING and self.asked is None and not self.is_held
 
     def after(self, standing: Standing) -> DurableTask:
-        """Return the task with another standing of its current run."""
-        return replace(self, standings=(*self.standings[:-1], standing))
+        """Return the task with another standing of its current run, which has just been read."""
+        run = standing.run
+        asked = None
+        if run is not None and run.state == WAITING:
+            asked = tuple(str(each["id"]) for each in run.note.get("interrupts", ()))
+        return replace(self, standings=(*self.standings[:-1], standing), asked=asked)
 
 
 def run_id_of(standing: Standing) -> str:
@@ -136,23 +150,35 @@ async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTa
         if len(found) < _PAGE:
             break
         before = page[-1].message.seq
-    return _continued(thread_id, first, reversed(newer))
+    return await _with_question(runtime, _continued(thread_id, first, reversed(newer)))
+
+
+async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTask:
+    """Return a task with the question that the thread waits with, if a run of the task asked it. An answer
+    that failed leaves the question open."""
+    waits = await runtime.waiting_run(task.thread_id)
+    if waits is None or all(run_id_of(one) != waits for one in task.standings):
+        return task
+    if (run := task.current.run) is None or run.state == OPEN:
+        return task
+    question = await runtime.question(task.thread_id)
+    return replace(task, asked=None if question is None else question.interrupts, is_held=question is None)
 
 
 def _continued(thread_id: str, first: Standing, newer: Iterable[Standing]) -> DurableTask:
-    """Return a task that has asked a question, with the answers among the messages after it, oldest first.
-    Any other message closes the question, as the queue does: a later answer is not for this task."""
+    """Return a task that has asked a question, with the answers among the messages after it, oldest first."""
     task, task_run = [first], run_id_of(first)
     for one in newer:
-        waits = task[-1].run
-        if waits is None or waits.state != WAITING or (one.run is not None and one.run.id == waits.id):
+        last = task[-1].run
+        if last is None or last.state in (OPEN, DONE) or (one.run is not None and one.run.id == last.id):
             continue
         protocol = protocol_of(one)
         # An answer that came by another way, such as the API of threads, continues the task as well.
         if protocol.get("task") == task_run or (not protocol and one.message.mode == "answer"):
             task.append(one)
-        elif one.run is not None or one.message.accepted_at >= waits.updated_at:
-            return DurableTask(thread_id, tuple(task), is_superseded=True)
+        elif one.run is not None and one.run.state in (DONE, WAITING):
+            # What answers come now are for what it asks.
+            break
     return DurableTask(thread_id, tuple(task))
 
 

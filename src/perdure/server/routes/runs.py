@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from perdure.errors import Conflict, NotFound, RunInProgress
+from perdure.errors import Conflict, NotFound, PerdureError, RunInProgress, Unavailable
 from perdure.langgraph.readable_states import aread_history
 from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
@@ -20,6 +20,7 @@ from perdure.runtime.options import StreamMode
 from perdure.server import responses, streams, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
+from perdure.server.error_handlers import sentence
 from perdure.server.late_response import LateResponse
 from perdure.server.requests import RUN_MODES, Body, NewRun, Page
 from perdure.server.resources import Caller, CallerNow, ThreadId
@@ -42,6 +43,15 @@ class _CancelMany(Body):
     context_id: str | None = None
     run_ids: list[str] = Field(default_factory=list[str])
     status: Literal["pending", "running", "all"] | None = None
+
+
+class _RetryMany(Body):
+    thread_id: str | None = None
+    context_id: str | None = None
+    run_ids: list[str] = Field(default_factory=list[str], max_length=1000)
+    status: Literal["error"] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    limit: int = Field(default=100, ge=1, le=1000)
 
 
 def path_of(thread_id: str, run_id: str) -> str:
@@ -322,6 +332,50 @@ async def cancel_many(
                 run_id = standing.message.id if standing.run is None else standing.run.id
                 await _cancelled(caller, row.thread_id, run_id, action)
     return Response(status_code=204)
+
+
+@router.post("/threads/{thread_id}/runs/{run_id}/retry")
+async def retry(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
+    """Run a failed run again from its last stored step, as a run of its own. The record of the failure
+    stays."""
+    await caller.thread(thread_id, "create_run", run_id=run_id)
+    return Json(await _retried(caller, thread_id, run_id))
+
+
+@router.post("/runs/retry")
+async def retry_many(caller: CallerNow, request: Request, asked: _RetryMany) -> Json:
+    """Run failed runs again: those of a thread by their ids, or the latest one of each thread in error."""
+    thread_id = thread_ids.only(await thread_ids.in_request(request))
+    if (thread_id is None) == (asked.status is None):
+        raise Refusal(422, "name a thread_id and its run_ids, or the status 'error'")
+    failed: list[tuple[str, str]] = []
+    if thread_id is not None:
+        await caller.thread(thread_id, "create_run")
+        failed = [(thread_id, run_id) for run_id in asked.run_ids]
+    else:
+        conditions = await caller.may("threads", "create_run", {})
+        async for row in caller.threads.index.search(status="error", metadata=asked.metadata):
+            if row.run is not None and row.run.state == FAILED and caller.sees(conditions, row.metadata):
+                failed.append((row.thread_id, row.run.id))
+            if len(failed) == asked.limit:
+                break
+    return Json([await _tried(caller, *each) for each in failed])
+
+
+async def _tried(caller: Caller, thread_id: str, run_id: str) -> dict[str, Any]:
+    """Run a run of several again; an error is the run's own."""
+    of = {"thread_id": thread_id, "retry_of": run_id}
+    try:
+        return {**of, "run_id": (await caller.runtime.retry(thread_id, run_id)).id, "error": None}
+    except Unavailable:
+        raise
+    except PerdureError as error:
+        return {**of, "run_id": None, "error": {"error": type(error).__name__, "message": sentence(error)}}
+
+
+async def _retried(caller: Caller, thread_id: str, run_id: str) -> dict[str, Any]:
+    ticket = await caller.runtime.retry(thread_id, run_id)
+    return responses.run(await caller.runtime.look(ticket), thread_id)
 
 
 @router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)

@@ -16,7 +16,7 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoint_references import NoCheckpoint, require
 from perdure.server.resources import CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.state_snapshots import config_of, graph_id_of, snapshot
+from perdure.server.state_snapshots import config_of, graph_id_of, shown_snapshot
 
 router = APIRouter(tags=["threads"])
 
@@ -26,7 +26,7 @@ Select = Annotated[list[str] | None, Query()]
 async def _shown(
     caller: CallerNow, row: ThreadRow, config: RunnableConfig, subgraphs: bool, select: list[str] | None
 ) -> Json:
-    found = await snapshot(caller, row, config, subgraphs=subgraphs)
+    found = await shown_snapshot(caller, row, config, subgraphs=subgraphs)
     asked = config.get("configurable", {}).get("checkpoint_id")
     if found.created_at is None and asked is not None:
         raise NoCheckpoint(row.thread_id, asked)

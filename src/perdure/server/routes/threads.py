@@ -25,7 +25,7 @@ from perdure.server.auth.reserved_names import with_verified
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, ThreadId
 from perdure.server.responses import Json
-from perdure.server.state_snapshots import graph_id_of, is_of_thread, snapshot
+from perdure.server.state_snapshots import graph_id_of, is_of_thread, shown_snapshot, snapshot
 from perdure.server.thread_graphs import keeps_apart, require_owner_kept
 
 router = APIRouter(tags=["threads"])
@@ -310,7 +310,7 @@ async def _shown(caller: Caller, row: ThreadRow) -> dict[str, Any]:
 async def _state(caller: Caller, row: ThreadRow) -> StateSnapshot | None:
     if not row.has_state:
         return None
-    found = await snapshot(caller, row)
+    found = await shown_snapshot(caller, row)
     if found.created_at is None and graph_id_of(caller, row) is not None:
         # Either removed meanwhile, or its head names a checkpoint that is not stored.
         again = await caller.threads.look(row.thread_id)

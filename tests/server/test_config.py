@@ -398,7 +398,6 @@ def test_a_setting_that_cannot_work_is_named_with_the_mend(text: str, said: str)
         ("PERDURE_RUNTIME_LEASE", "long", "is 'long'; it has to be a number"),
         ("PERDURE_RUNTIME_LEASE", "-1", ": lease is -1.0 s; it has to be more than 0"),
         ("PERDURE_DEVELOPMENT", "maybe", "is 'maybe'; it has to be true or false"),
-        ("LANGGRAPH_DEV", "maybe", "is 'maybe'; it has to be true or false"),
         ("PERDURE_HTTP_DISABLE_RUNS", "2", "is '2'; it has to be true or false"),
     ],
 )

@@ -39,7 +39,7 @@ example: $(OWN_UV) ## Run an example over a database of its own: make example NA
 test: $(OWN_UV) ## Run the tests, in random order, but for the slow ones
 	$(RUN) --group test --all-extras pytest $(SPREAD) -m "not slow" $(ARGS)
 
-test-all: $(OWN_UV) ## Run every test and, without ARGS, the suites of LangGraph and LangChain
+test-all: $(OWN_UV) ## Run every test and, without ARGS, the suites of LangGraph, LangChain and deepagents
 	$(RUN) --group test --all-extras pytest $(SPREAD) $(ARGS)
 	$(if $(strip $(ARGS)),,$(MAKE) suites)
 
@@ -49,7 +49,7 @@ chaos: $(OWN_UV) ## Every test at full size: all kill points, mutants, races; ov
 	$(UV) run --no-sync python tools/write_figures.py "$$PERDURE_FIGURES"; \
 	code=$$?; rm -f "$$PERDURE_FIGURES"; exit $$code
 
-suites: $(OWN_UV) ## Run the test suites of LangGraph and LangChain on Perdure's savers; about an hour
+suites: $(OWN_UV) ## Run the suites of LangGraph, LangChain and deepagents on Perdure's savers; about an hour
 	$(RUN) --group test --all-extras python -m tools.foreign_suites $(ARGS)
 
 clients: $(OWN_UV) ## Run suites of clients and other servers on Perdure's; ARGS=--reference asks LangGraph's, too

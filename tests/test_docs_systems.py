@@ -12,7 +12,7 @@ LINE = re.compile(r"^\| ([A-Z]\d+) \| .+? \| (.+?) \| (.+) \|$", re.MULTILINE)
 ROWS = LINE.findall((ROOT / "docs" / "systems.md").read_text("utf-8"))
 OPEN = [(row, reason) for row, state, reason in ROWS if state == "open"]
 SHOWN = [(row, state, proof) for row, state, proof in ROWS if state != "open"]
-LAST = {"W": 14, "S": 19, "C": 17, "D": 17, "M": 8}
+LAST = {"W": 15, "S": 20, "C": 18, "D": 18, "M": 8}
 
 
 def test_every_row_is_there_once() -> None:

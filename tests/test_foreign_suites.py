@@ -104,6 +104,14 @@ def test_what_passes_when_it_is_run_again_alone_is_told_apart() -> None:
     assert "s on memory, failed, but passed when run again alone:" in "\n".join(lines([again]))
 
 
+def test_an_exclusion_whose_tests_all_pass_is_named() -> None:
+    reasons = Reasons({("s", "f::a"): "reads rows", ("s", "f::b"): "reads rows", ("s", "f::c"): "reads rows"})
+    stock = {"f::a[1]": PASSED, "f::a[2]": PASSED, "f::b[1]": PASSED, "f::b[2]": PASSED}
+    found = compare("s", "memory", stock, {**stock, "f::b[2]": FAILED}, reasons)
+    assert found.stale == ("f::a",)
+    assert list(lines([found]))[-1] == "  f::a"
+
+
 def test_a_reason_covers_tests_by_a_word_of_their_parameters() -> None:
     reasons = Reasons({("a", "[l2]"): "another measure"})
     assert reasons.of("a", "tests/test_a.py::test_it[vector-l2]") == "another measure"

@@ -194,6 +194,12 @@ def test_a_run_that_fails_although_its_message_does_not_is_noticed() -> None:
     }
 
 
+def test_a_failed_run_that_is_tried_again_has_another_end() -> None:
+    ends = (accept("a", 0, 1), status("run-a", 2, "error"), status("run-a", 5), read(6, "m:a"))
+    assert broken(*ends)
+    assert not broken(*ends, call("retry", 3, 4, given={"run": "run-a"}))
+
+
 def notice(run: str, began: float, key: str, ended_as: str = "success") -> Call:
     told = {"run": run, "key": key, "status": ended_as, "entries": ["m:a"]}
     return call("reply", began, began, given=told)

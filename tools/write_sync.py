@@ -21,7 +21,7 @@ Generated from ``perdure.database.asynchronous`` by ``python -m tools.write_sync
 REPLACEMENTS = [
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
-    (r"\.a(run|examine|close)\(", r".\1("),
+    (r"\.a(run|examine|settle|close)\(", r".\1("),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bclass Database\b", "class SyncDatabase"),
     (r"\bstore_for_event_loops\b", "store"),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.channels import ChatAddress
+from perdure.channels.addresses import user_of
 
 part = st.text(max_size=8) | st.sampled_from(["", ":", "%", "%3A", "a:b", "a%3Ab", "-100", "\ud800"])
 address = st.builds(ChatAddress, part, part, part, part)
@@ -27,3 +28,14 @@ def test_an_address_comes_back_from_its_thread_id(one: ChatAddress) -> None:
 def test_other_threads_are_no_conversations(thread_id: str) -> None:
     with pytest.raises(ValueError, match="no conversation"):
         ChatAddress.of(thread_id)
+
+
+@given(st.tuples(part, part, part), st.tuples(part, part, part))
+def test_two_users_never_share_an_id(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
+    (channel, chat, sender), same = one, user_of(*one) == user_of(*other)
+    if not sender or not other[2]:
+        assert same == (not sender and not other[2])
+    elif chat == sender:
+        assert same == (other == (channel, sender, sender))
+    else:
+        assert same == (one == other)

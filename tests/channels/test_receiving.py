@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 from perdure.channels import ChatAddress
+from perdure.memory import RECALL_ID, Memory, MemoryPolicy
+from perdure.runtime import Agent
 from perdure.testing.channels import ProviderFault
 from tests.channels.serving import QUICK, WINDOW, echo, telegram_at_work
 from tests.runtime.graphs import Storage, advance, eventually_stored, go, stored
@@ -229,5 +232,51 @@ def test_a_question_of_a_graph_that_is_not_served_any_more_blocks_no_message(mem
             update = double.update(message={**double.message(1, "hello"), "message_id": 1000})
             assert await double.post(update) == 200
             assert (await line.runtime.messages(thread(1)))[0].message.graph == "new"
+
+    go(main())
+
+
+def test_the_sender_is_the_user_of_the_run_with_costs_and_memory(memory: Storage) -> None:
+    def who(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+        user = config["configurable"].get("langgraph_auth_user")
+        recalled = [each.text for each in state["messages"] if each.id == RECALL_ID]
+        return {"messages": [AIMessage(f"{user and user['identity']} {'knows' if recalled else ''}".strip())]}
+
+    def person(number: int) -> dict[str, Any]:
+        return {"from": {"id": number, "is_bot": False, "first_name": "Ada"}}
+
+    graph = StateGraph(MessagesState).add_node(who).add_edge(START, "who").compile()
+    agent = Agent(graph, memory=MemoryPolicy())
+
+    async def main() -> None:
+        async with telegram_at_work(memory.database(), agent) as (double, line):
+            await Memory(line.runtime.store(), "telegram:7").aremember("Sings.")
+            for count, (chat, sender) in enumerate([(7, 7), (5, 7), (5, 8), (8, 8)], 1):
+                await double.say(chat, "hello", **person(sender))
+                await double.until_shown(count)
+            texts = [shown.text for shown in double.shown]
+            assert texts == ["telegram:7 knows", "telegram:5:7", "telegram:5:8", "telegram:8"]
+
+    go(main())
+
+
+def test_people_who_write_in_one_chat_at_once_are_answered_each_as_a_user(memory: Storage) -> None:
+    def who(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+        return {"messages": [AIMessage(config["configurable"]["langgraph_auth_user"]["identity"])]}
+
+    graph = StateGraph(MessagesState).add_node(who).add_edge(START, "who").compile()
+
+    async def main() -> None:
+        async with telegram_at_work(memory.database(), graph) as (double, _):
+            for sender in (7, 7, 8):
+                more: Any = {"from": {"id": sender, "is_bot": False, "first_name": "Ada"}}
+                await double.say(5, "hello", **more)
+            await double.until_shown(2)
+            if double.shown[-1].text != "telegram:5:8":
+                await double.until_shown(3)
+            assert list(dict.fromkeys(shown.text for shown in double.shown)) == [
+                "telegram:5:7",
+                "telegram:5:8",
+            ]
 
     go(main())

@@ -10,6 +10,7 @@ from perdure.engine.fsck import check, repair
 from perdure.engine.fsck_queue import check_queue
 from perdure.engine.fsck_report import Damage, Finding
 from perdure.engine.outbox import DeliveryOutcome
+from perdure.engine.transact import Budget
 from perdure.errors import Contention
 from perdure.model.chunks import Digester
 from perdure.model.messages import DEAD, SENT, WAITING
@@ -175,7 +176,7 @@ def test_a_queue_that_moves_while_it_is_read_is_read_again(queue: Queue) -> None
 def test_a_repair_leaves_a_queue_as_it_is(queue: Queue) -> None:
     queue.accept()
     commit(queue, Delete(INBOX, (1,)))
-    repaired = queue.run(repair(HERE, Digester()))
+    repaired = queue.run(repair(HERE, Digester(), Budget(1000, 1 << 20)))
     assert repaired.fixed == ()
     assert [finding.kind for finding in repaired.left] == [Damage.QUEUE]
     assert queue.memory.perform(Find("due", None, until=queue.now + 1)) != ()

@@ -243,7 +243,8 @@ GOOD: list[Any] = [
 """What has to come back as it was, but for what MessagePack itself changes."""
 
 REFUSED: list[Any] = [
-    Hashed(secret="x"), Derived(1), Counted(1), Odd.LIST, Moment(2020, 1, 1), lying(),
-    renamed(), local(), object(), Slim, Order.Status,
+    Hashed(secret="x"), Derived(1), Counted(1), Odd.LIST, Moment(2020, 1, 1), object(), Slim, Order.Status,
 ]  # fmt: skip
 """What would not come back."""
+UNFINDABLE: list[Any] = [lying(), renamed(), local()]
+"""Objects of classes to which no name leads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from perdure.langgraph.roundtrip import is_same
 from perdure.langgraph.serde import Serde
 from perdure.model import refs
 from tests.langgraph import shapes
-from tests.langgraph.shapes import GOOD, REFUSED, Colour, Order, Slim
+from tests.langgraph.shapes import GOOD, REFUSED, UNFINDABLE, Colour, Order, Slim
 
 OWN = [cls for cls in vars(shapes).values() if isinstance(cls, type) and cls.__module__ == shapes.__name__]
 
@@ -46,9 +47,17 @@ def test_what_would_not_come_back_is_refused_before_it_is_stored(value: Any, wra
     assert any(text in str(caught.value) for text in ("perdure.Codec(", "top level", "under that name"))
 
 
-def test_a_class_made_in_a_function_is_refused_with_what_to_do() -> None:
+@pytest.mark.parametrize("value", UNFINDABLE, ids=named)
+def test_an_object_of_a_class_to_which_no_name_leads_comes_back_as_plain_data(value: Any) -> None:
+    fields = {name: getattr(value, name) for name in inspect.get_annotations(type(value))}
+    assert Serde().value(*Serde().payload({"deep": [value]})) == {"deep": [fields]}
+    with pytest.raises(TypeNotAllowed):
+        Serde("listed").payload([value])
+
+
+def test_the_name_of_a_class_made_in_a_function_is_refused_with_what_to_do() -> None:
     with pytest.raises(Unserialisable, match=r"Local.*is made inside a function; move it to the top level"):
-        Serde().payload({"x": shapes.local()})
+        Serde().types.name(type(shapes.local()))
 
 
 def test_only_the_first_object_of_a_type_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,3 +97,21 @@ def test_the_threads_that_it_knows_are_bounded(
 def test_a_subgraph_is_named_by_its_nodes() -> None:
     assert path_of("") == ""
     assert path_of("work:1f0|inner:2|3") == "work/inner/"
+
+
+def test_a_state_of_many_middling_channels_is_named_once_with_the_largest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    large = LargeChannels(10_000)
+    sizes = {f"note_{number}": 1000 + number for number in range(12)}
+    partition = Partition("", "ada")
+    for _ in range(3):
+        large.stored(partition, "research:1", sizes)
+    (warning,) = warnings(caplog)
+    assert "12,066 bytes" in warning
+    assert [f"research/note_{number} " in warning for number in (11, 7, 6)] == [True, True, False]
+    large.stored(Partition("", "bob"), "", {"small": 10, "other": 20})
+    large.stored(Partition("", "bob"), "", {"one": 11_000, "other": 20})
+    assert len(warnings(caplog)) == 2
+    assert "'one'" in warnings(caplog)[1]

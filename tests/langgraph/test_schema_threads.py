@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 import perdure
 from perdure.database.base import handle_of
 from perdure.engine import schema_pin
-from perdure.errors import MigrationFailed, NotFound, ThreadPinned
+from perdure.errors import Conflict, MigrationFailed, NotFound, ThreadPinned
 from perdure.model.records import Partition
 from perdure.schema import Schema, convert, rename_channel, rename_node, rename_type
 from perdure.schema.steps import Step
@@ -358,3 +358,19 @@ def test_an_input_that_was_accepted_before_a_deploy_runs_under_the_present_names
     assert new.invoke(None, CONFIG) == {"heard": ["hello", "hello"], "done": 2}
     assert new.invoke(None, first.config) == {"heard": ["hello", "hello"], "done": 2}
     assert db.fsck("t") == []
+
+
+def test_a_thread_with_a_part_of_a_newer_step_is_not_pinned_below_it(db: perdure.SyncDatabase) -> None:
+    talk(db, "lines").invoke({"lines": ["a"]}, CONFIG)
+    saver = db.checkpointer(schema=Schema(2))
+    found = saver.get_tuple(CONFIG)
+    assert found is not None
+    saver.put_writes(found.config, [("lines", ["half"])], "a task")
+    for earlier in (None, 3):
+        if earlier is not None:
+            handle_of(db).run(schema_pin.pin(Partition("", "t"), earlier, now=1))
+        with pytest.raises(Conflict, match="schema version 2; it was not pinned to version 1"):
+            handle_of(db).run(schema_pin.pin(Partition("", "t"), 1, now=2))
+        assert handle_of(db).run(schema_pin.pinned(Partition("", "t"))) == earlier
+    assert saver.get_tuple(CONFIG) is not None, "the newer version goes on"
+    handle_of(db).run(schema_pin.pin(Partition("", "t"), 2, now=3))

@@ -14,6 +14,7 @@ import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from prometheus_client import CollectorRegistry
+from typing_extensions import TypedDict
 
 from perdure.langgraph.serde import Serde
 from perdure.runtime import Agent, Logs
@@ -232,3 +233,35 @@ def test_no_end_of_channels_is_an_end_of_series() -> None:
         metrics.event("checkpoint.stored", {"graph": "g", "channels": {f"channel {number}": 1}})
     labels = {"graph": "g", "channel": "other"}
     assert registry.get_sample_value("perdure_checkpoint_bytes_count", labels) == 50
+
+
+def test_a_large_state_of_many_middling_channels_is_told_once_a_run_and_counted(memory: Storage) -> None:
+    fields: Any = {f"note_{number:02}": str for number in range(20)}
+    builder: Any = StateGraph(TypedDict("Notes", {"messages": list, **fields}, total=False))  # type: ignore[operator]
+    builder.add_node("note", lambda state: dict.fromkeys(fields, SECRET + "x" * 4000))
+    builder.add_node("again", lambda state: {"note_07": "y" * 5_000})
+    builder.add_edge(START, "note")
+    builder.add_edge("note", "again")
+    heard, registry = Heard(), CollectorRegistry()
+    go(turns(memory, {"noting": builder.compile()}, 2, heard, Metrics(registry)))
+    told = [fields for name, fields in heard.events if name == "state.large"]
+    assert len({each["run"] for each in told}) == len(told) == 2
+    assert all(each["bytes"] > 50 * 1024 and len(each["channels"]) == 5 for each in told)
+    assert large(heard) == []
+    assert registry.get_sample_value("perdure_states_large_total", {"graph": "noting"}) == 2
+    assert SECRET not in str(told)
+
+
+@pytest.mark.parametrize(
+    ("event", "metric"),
+    [
+        ("memory.recalled", "perdure_memory_recalls_total"),
+        ("memory.kept", "perdure_memory_turns_total"),
+        ("conversation.summary_made", "perdure_summaries_total"),
+        ("state.large", "perdure_states_large_total"),
+    ],
+)
+def test_an_event_with_a_metric_of_its_own_is_counted(event: str, metric: str) -> None:
+    registry = CollectorRegistry()
+    Metrics(registry).event(event, {"graph": "g", "tenant": "", "thread": "t"})
+    assert registry.get_sample_value(metric, {"graph": "g"}) == 1

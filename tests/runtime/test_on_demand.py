@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from perdure.errors import NotFound, Unavailable
-from perdure.model.messages import DONE
+from perdure.model.messages import DONE, Reply
 from perdure.model.queue import IN, Lane
 from perdure.model.records import LANE
-from perdure.runtime import Runtime
-from tests.runtime.graphs import Post, Storage, Talk, eventually, go, settings, spoken, working
+from perdure.runtime import Runtime, Ticket
+from tests.runtime.graphs import Post, Storage, Talk, eventually, go, settings, spoken, stored, working
 
 
 def lane(storage: Storage, thread: str) -> Lane:
@@ -156,5 +157,118 @@ def test_a_database_that_is_away_after_a_pause_is_noticed(memory: Storage, talk:
             await runtime.resume()
             ticket = await runtime.accept("t", "hi")
             assert (await runtime.wait(ticket, 30)).state == DONE
+
+    go(main())
+
+
+class SlowPost(Post):
+    """A provider that is being called for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way = 0
+
+    async def send(self, thread: str, reply: Reply) -> str:
+        self.under_way += 1
+        try:
+            await asyncio.sleep(0.03)
+            return await super().send(thread, reply)
+        finally:
+            self.under_way -= 1
+
+
+def assert_at_rest(storage: Storage, post: SlowPost, talk: Talk) -> None:
+    """Nothing of the thread is under way, and nobody holds a lease of it."""
+    owners = {record.key[0]: record.fields["owner"] for record in storage.rows("t", LANE)}
+    assert (set(owners.values()), post.under_way, talk.under_way) == ({None}, 0, 0), owners
+
+
+@pytest.mark.parametrize("by", ["this process", "another"])
+def test_what_is_accepted_at_any_moment_of_it_is_done_when_it_returns(by: str, talk: Talk) -> None:
+    """Before each request of the call in turn, a message is accepted."""
+
+    async def once(at: int) -> bool:
+        with stored("memory") as storage:
+            database, line = storage.open()
+            count, later, post = 0, list[Ticket](), SlowPost()
+            options: Any = {"works": False, "channels": {"c": post.channel()}}
+            async with (
+                working(database, talk.graph, **options) as runtime,
+                working(storage.database(), talk.graph, **options) as other,
+            ):
+                speaker = runtime if by == "this process" else other
+                tickets = [await speaker.accept("t", f"m{n}", channel="c", coalesce=False) for n in range(2)]
+
+                async def reached(_: Any) -> None:
+                    nonlocal count
+                    count += 1
+                    if count == at:
+                        later.append(await speaker.accept("t", "late", channel="c", coalesce=False))
+                    await asyncio.sleep(0.001)
+
+                line.before = reached
+                left = await runtime.run_until_idle("t", within=20)
+                assert_at_rest(storage, post, talk)
+                line.before = None
+                await asyncio.sleep(0.01)
+                assert_at_rest(storage, post, talk)
+                assert post.texts[:2] == ["echo: m0", "echo: m1"]
+                assert [(await runtime.look(t)).run.state for t in tickets] == [DONE, DONE]  # type: ignore[union-attr]
+                # What came after the last look is told, or found at once.
+                assert left is None or left < 1
+                await runtime.run_until_idle("t")
+                assert_at_rest(storage, post, talk)
+                assert post.texts[2:] == ["echo: late"] * len(later)
+            return bool(later)
+
+    async def main() -> None:
+        at = 1
+        while await once(at):
+            at += 1
+        assert at > 10
+
+    go(main())
+
+
+def test_of_two_calls_at_once_neither_returns_while_this_process_works_on_the_thread(
+    memory: Storage, talk: Talk
+) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph, works=False) as runtime:
+            await runtime.accept("t", "hold on")
+            first = asyncio.create_task(runtime.run_until_idle("t", within=60))
+            await eventually(lambda: talk.under_way)
+            second = asyncio.create_task(runtime.run_until_idle("t"))
+            with pytest.raises(TimeoutError):
+                await runtime.run_until_idle("t", within=0.2)
+            assert talk.under_way == 1, "the other call's work goes on"
+            assert not second.done()
+            talk.gate.set()
+            assert (await first, await second) == (None, None)
+            assert lane(memory, "t").owner is None
+
+    go(main())
+
+
+def test_no_message_of_many_leaves_its_reply_to_be_sent_later(memory: Storage, talk: Talk) -> None:
+    """What is out of date is removed after some of the runs, while their replies are due."""
+
+    async def main() -> None:
+        post = SlowPost()
+        database, line = memory.open()
+        brief = settings(keep=1)
+
+        async def slowly(_: Any) -> None:
+            await asyncio.sleep(0.001)
+
+        async with working(
+            database, talk.graph, works=False, channels={"c": post.channel()}, settings=brief
+        ) as runtime:
+            for n in range(24):
+                await runtime.accept("t", f"m{n}", channel="c")
+                line.before = slowly
+                assert await asyncio.wait_for(runtime.run_until_idle("t", within=60), 20) is None
+                assert_at_rest(memory, post, talk)
+                assert len(post.texts) == n + 1
 
     go(main())

@@ -17,7 +17,8 @@ from urllib.request import urlopen
 from tools.foreign_suites.running import own_variables
 
 _READY_S = 90
-_STOP_S = 20
+# Longer than a server gives its runs to end.
+_STOP_S = 40
 _PERDURE = "import sys; from perdure.cli import main; sys.exit(main())"
 
 

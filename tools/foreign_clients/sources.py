@@ -49,18 +49,10 @@ def checkout(suite: Checkout, work: Path, given: Path | None) -> Path:
     if (root / ".complete").exists():
         return root
     shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True)
-    for command in (
-        ["init", "--quiet"],
-        ["fetch", "--quiet", "--depth", "1", suite.repository, suite.commit],
-        ["checkout", "--quiet", "FETCH_HEAD"],
-    ):
-        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True)
-        if done.returncode:
-            raise Unobtainable(
-                f"{suite.repository} cannot be cloned: {last_line(done.stderr)}; check it out at "
-                f"{suite.commit} into FOLDER/{name} and pass --sources FOLDER"
-            )
+    try:
+        places.clone(suite.repository, suite.commit, root)
+    except Unobtainable as error:
+        raise Unobtainable(f"{error}; check it out into FOLDER/{name} and pass --sources FOLDER") from error
     (root / ".complete").touch()
     return root
 

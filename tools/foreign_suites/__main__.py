@@ -32,6 +32,9 @@ def main(arguments: list[str]) -> int:
     try:
         for suite in suites:
             comparisons += _compared(suite, options, work)
+    except places.NotRun as error:
+        print(error, file=sys.stderr)
+        return 1
     except places.Unobtainable as error:
         print(error, file=sys.stderr)
         return 2
@@ -54,8 +57,11 @@ def _compared(suite: Suite, options: argparse.Namespace, work: Path) -> list[Com
         if missing:
             backend = running.opened(running.STOCK, stack, needs_postgres=suite.needs_postgres)
             stock = {**stock, **running.run_files(python, folder, missing, backend, options.jobs)}
-            running.keep(held, stock)
+            if any(outcome.result == "passed" for outcome in stock.values()):
+                running.keep(held, stock)
         names = {str(file.relative_to(folder)) for file in files}
+        if not any(outcome.result == "passed" for outcome in stock.values()):
+            raise places.NotRun(f"no test of {suite.name} passes on stock; see {folder / '.outcomes'}")
         expected = {node: outcome for node, outcome in stock.items() if node.partition("::")[0] in names}
         for name in options.backends:
             backend = running.opened(name, stack, needs_postgres=suite.needs_postgres)

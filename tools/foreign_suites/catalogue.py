@@ -1,6 +1,7 @@
 """The suites that are run: where their text comes from, what they need, and which part is quick.
 
-Nothing of their text is in this repository. Each suite is in the source distribution of its package.
+Nothing of their text is in this repository. Each suite is in the source distribution of its package, or in
+its repository at the tag of the release.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Suite:
     """Whether its tests want a PostgreSQL of their own, whatever the savers are on."""
     checkout: str = ""
     """Where the package is below the root of its repository, for those who give a checkout."""
+    repository: str = ""
+    """Where its text is cloned from, if its source distribution holds no tests."""
 
     @property
     def requirements(self) -> tuple[str, ...]:
@@ -79,6 +82,15 @@ SUITES = (
         tests="tests/unit_tests/agents",
         requires=("langchain-tests", "langchain-openai", "pytest-socket", "toml", "blockbuster"),
         checkout="libs/langchain_v1",
+    ),
+    Suite(
+        "deepagents",
+        "deepagents",
+        "0.7.32",
+        tests="tests/unit_tests",
+        requires=("langchain-openai", "langchain-tests", "pytest-benchmark", "pytest-cov", "pytest-socket"),
+        checkout="libs/deepagents",
+        repository="https://github.com/langchain-ai/deepagents",
     ),
 )
 """Suites of graphs and agents: what they do with a saver or a store must not depend on whose it is."""
@@ -121,14 +133,19 @@ class Reasons:
     by_id: dict[tuple[str, str], str]
 
     def of(self, suite: str, node: str) -> str | None:
-        """Why a test may fail, or nothing when it may not. One for a class or file covers its tests."""
+        """Why a test may fail, or nothing when it may not."""
+        found = self.entry_of(suite, node)
+        return None if found is None else self.by_id[suite, found]
+
+    def entry_of(self, suite: str, node: str) -> str | None:
+        """The id of the entry for a test, or nothing. One for a class or file covers its tests."""
         name, _, parameters = node.partition("[")
-        for (of, word), why in self.by_id.items():
+        for of, word in self.by_id:
             if of == suite and word.startswith("[") and word.strip("[]") in parameters:
-                return why
+                return word
         while name:
-            if reason := self.by_id.get((suite, name)):
-                return reason
+            if (suite, name) in self.by_id:
+                return name
             name = name.rpartition("::")[0]
         return None
 

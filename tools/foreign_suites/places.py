@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 _EXTRAS = ("encryption", "postgres", "redis", "dynamodb", "d1", "search")
 
 
+class NotRun(Exception):
+    """A suite none of whose tests passes on the stock savers: nothing is compared."""
+
+
 class Unobtainable(Exception):
     """A source or a package that cannot be had here; the message says how to get it."""
 
@@ -49,11 +53,15 @@ def source_of(suite: Suite, work: Path, given: Path | None) -> Path:
     if not root.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root.parent) as folder:
-            _download(suite, work, Path(folder))
-            (archive,) = Path(folder).glob("*.tar.gz")
-            with tarfile.open(archive) as packed:
-                packed.extractall(folder, filter="data")
-            (unpacked,) = [path for path in Path(folder).iterdir() if path.is_dir()]
+            if suite.repository:
+                clone(suite.repository, f"{suite.package}=={suite.version}", Path(folder) / "clone")
+                unpacked = Path(folder) / "clone" / suite.checkout
+            else:
+                _download(suite, work, Path(folder))
+                (archive,) = Path(folder).glob("*.tar.gz")
+                with tarfile.open(archive) as packed:
+                    packed.extractall(folder, filter="data")
+                (unpacked,) = [path for path in Path(folder).iterdir() if path.is_dir()]
             unpacked.rename(root)
     if not (root / suite.tests).is_dir():
         raise Unobtainable(
@@ -61,6 +69,23 @@ def source_of(suite: Suite, work: Path, given: Path | None) -> Path:
             "its repository at that release and pass it: --source FOLDER"
         )
     return root
+
+
+def clone(repository: str, revision: str, folder: Path) -> None:
+    """Check out a tag or a commit of a repository into a folder that is not there.
+
+    Raises:
+        Unobtainable: It cannot be cloned.
+    """
+    folder.mkdir(parents=True)
+    for command in (
+        ["init", "--quiet"],
+        ["fetch", "--quiet", "--depth", "1", repository, revision],
+        ["checkout", "--quiet", "FETCH_HEAD"],
+    ):
+        done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True)
+        if done.returncode:
+            raise Unobtainable(f"{repository} cannot be cloned at {revision}: {last_line(done.stderr)}")
 
 
 def _download(suite: Suite, work: Path, folder: Path) -> None:

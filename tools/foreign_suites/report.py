@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .catalogue import Reasons
 from .running import Outcomes
@@ -23,13 +23,14 @@ class Comparison:
     unsteady: dict[str, str] = field(default_factory=dict)
     """Node id of a test that failed and passed when it was run again alone, to its error. They count as
     passed: suites time what they do, which other work on the machine upsets."""
+    stale: tuple[str, ...] = ()
+    """Ids of the entries whose tests all pass."""
 
     def after(self, alone: Outcomes) -> Comparison:
         """This with the outcomes of failed tests that were run again alone."""
         steady = {n: e for n, e in self.failed.items() if n not in alone or alone[n].result != "passed"}
         unsteady = {node: error for node, error in self.failed.items() if node not in steady}
-        passed = self.passed + len(unsteady)
-        return Comparison(self.suite, self.backend, passed, self.excluded, steady, unsteady)
+        return replace(self, passed=self.passed + len(unsteady), failed=steady, unsteady=unsteady)
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -45,19 +46,23 @@ HEADER = ("suite", "backend", "stock passes", "passed", "excluded", "failed")
 def compare(suite: str, backend: str, stock: Outcomes, ours: Outcomes, reasons: Reasons) -> Comparison:
     """Hold a backend to every test that stock passes. One that was not run, or was skipped, has failed."""
     passed = 0
+    needed: dict[str, bool] = {}
     excluded: dict[str, str] = {}
     failed: dict[str, str] = {}
     for node, expected in stock.items():
         if expected.result != "passed":
             continue
         found = ours.get(node)
+        if (entry := reasons.entry_of(suite, node)) is not None:
+            needed[entry] = needed.get(entry, False) or found is None or found.result != "passed"
         if found is not None and found.result == "passed":
             passed += 1
         elif reason := reasons.of(suite, node):
             excluded[node] = reason
         else:
             failed[node] = _error(node, ours)
-    return Comparison(suite, backend, passed, excluded, failed)
+    stale = tuple(entry for entry, is_needed in needed.items() if not is_needed)
+    return Comparison(suite, backend, passed, excluded, failed, stale=stale)
 
 
 def _error(node: str, ours: Outcomes) -> str:
@@ -82,3 +87,6 @@ def lines(comparisons: list[Comparison]) -> Iterator[str]:
             if found:
                 yield f"\n{comparison.suite} on {comparison.backend}, {title}:"
                 yield from (f"  {node}: {reason}" for node, reason in sorted(found.items()))
+        if comparison.stale:
+            yield f"\n{comparison.suite} on {comparison.backend}, pass and need not be excluded any more:"
+            yield from (f"  {entry}" for entry in sorted(comparison.stale))

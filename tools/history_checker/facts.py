@@ -134,8 +134,15 @@ class ThreadFacts:
         return found
 
     def end_of(self, run: str) -> Call | None:
-        """Return the first call that showed the end of a run, if one did."""
-        return next((call for call in self.statuses.get(run, ()) if call.answer["status"] in ENDS), None)
+        """Return the first call that showed the end of a run, if one did; the last, if the run was tried
+        again after it had failed."""
+        ends = [call for call in self.statuses.get(run, ()) if call.answer["status"] in ENDS]
+        return None if not ends else ends[-1] if run in self.retried else ends[0]
+
+    @cached_property
+    def retried(self) -> frozenset[str]:
+        """Runs that may have been tried again."""
+        return frozenset(call.given["run"] for call in self.of(RETRY) if not call.is_refused)
 
     def has_ended(self, run: str, status: str) -> bool:
         end = self.end_of(run)

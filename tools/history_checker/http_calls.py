@@ -17,7 +17,7 @@ from .recording import OK, REFUSED, UNKNOWN, Recorder
 
 DEBOUNCE = "debounce"
 """How a message is sent that waits for more of them."""
-_DEBOUNCE_MS = "400"
+_DEBOUNCE_MS = "5000"
 _AGAIN = (408, 429)
 Thread = tuple[str, str]
 """A tenant, and the name of a thread within it."""

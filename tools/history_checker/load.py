@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .deployment import Server
+from .facts import SETTLED
 from .http_calls import DEBOUNCE, Caller
-from .recording import OK, REFUSED, UNKNOWN
+from .recording import OK, UNKNOWN
 from .served_agents import ASKS, FAILS
 
 PAUSE_S = (0.05, 0.6)
@@ -30,6 +31,7 @@ class Conversation:
     name: str
     has_one_user: bool = False
     runs: list[str] = field(default_factory=list[str])
+    ended: set[str] = field(default_factory=set[str])
     questions: dict[str, str] = field(default_factory=dict[str, str])
     asks: bool = False
     sent: int = 0
@@ -107,7 +109,12 @@ class Load:
         strategy = self.chance.choices(
             (None, "steer", "coalesce", DEBOUNCE, "interrupt", "rollback"), (14, 6, 3, 3, 1, 1)
         )[0]
-        for _ in range(self.chance.randrange(2, 5) if strategy in ("coalesce", DEBOUNCE) else 1):
+        if strategy == "coalesce":
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.chance.randrange(2, 5)):
+                    group.create_task(self._send_one(thread, strategy))
+            return
+        for _ in range(self.chance.randrange(2, 5) if strategy == DEBOUNCE else 1):
             await self._send_one(thread, strategy)
 
     async def _send_one(self, thread: Conversation, strategy: str | None) -> None:
@@ -131,20 +138,26 @@ class Load:
         await self._start(thread, "accept", body, element, strategy, given)
 
     async def _answer(self, thread: Conversation) -> None:
+        # An answer without a name is for whatever is asked when it arrives: nothing may be under way then.
+        if thread.has_one_user and not await self._has_settled(thread):
+            return
         await self._read(thread)
         if not thread.questions:
             return
         question, interrupt_id = self.chance.choice(sorted(thread.questions.items()))
         senders = 1 if thread.has_one_user else self.chance.choice((1, 1, 1, 2))
         async with asyncio.TaskGroup() as group:
-            answers = [
-                group.create_task(self._answer_with(thread, question, interrupt_id)) for _ in range(senders)
-            ]
-        if thread.has_one_user and answers[0].result() == REFUSED:
-            # If everything has ended and the question is still shown, it has to take an answer.
-            for run in thread.runs:
-                await self.caller.read_run(self._server(), thread.name, run)
-            await self.answer_all(thread)
+            for _ in range(senders):
+                group.create_task(self._answer_with(thread, question, interrupt_id))
+
+    async def _has_settled(self, thread: Conversation) -> bool:
+        """Return True if every run of a thread has been seen to have ended."""
+        for run in thread.runs:
+            if run not in thread.ended:
+                if await self.caller.read_run(self._server(), thread.name, run) not in SETTLED:
+                    return False
+                thread.ended.add(run)
+        return True
 
     async def answer_all(self, thread: Conversation) -> bool:
         """Answer every question of a thread that is at rest; false if it has none."""
@@ -154,18 +167,16 @@ class Load:
             await self._answer_with(thread, question, interrupt_id)
         return bool(questions)
 
-    async def _answer_with(self, thread: Conversation, question: str, interrupt_id: str) -> str:
+    async def _answer_with(self, thread: Conversation, question: str, interrupt_id: str) -> None:
         thread.given += 1
         value = f"{question}#{thread.given}"
         given = {"element": value, "question": question, "interrupt": interrupt_id}
         # Nobody else can have answered the only question of a thread with one user: it needs no name.
         resume = value if thread.has_one_user else {interrupt_id: value}
         body: dict[str, object] = {"command": {"resume": resume}}
-        outcome = await self._start(thread, "answer", body, value, None, given)
-        if outcome == OK:
+        if await self._start(thread, "answer", body, value, None, given) == OK:
             thread.questions.pop(question, None)
             thread.asks = False
-        return outcome
 
     async def _start_empty(self, thread: Conversation) -> None:
         """Start a run without an input: it goes on where the thread is, and asks again what was asked."""

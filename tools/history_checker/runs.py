@@ -44,10 +44,8 @@ def _unsettled(thread: ThreadFacts) -> Iterator[str]:
 
 def _unended(thread: ThreadFacts) -> Iterator[str]:
     """A run that has ended is not otherwise later."""
-    if thread.of("retry"):
-        return
     for run, seen in thread.statuses.items():
-        end = thread.end_of(run)
+        end = None if run in thread.retried else thread.end_of(run)
         for call in seen:
             if end is not None and call.began > end.ended and call.answer["status"] != end.answer["status"]:
                 yield f"{end} shows {end.answer}, and {call} later {call.answer}"

@@ -1,4 +1,4 @@
-"""Addresses of conversations: channel, chat, topic and session, as the id of a thread and back."""
+"""Addresses of conversations: channel, chat, topic and session, as the id of a thread and back, and users."""
 
 from __future__ import annotations
 
@@ -42,3 +42,13 @@ class ChatAddress(NamedTuple):
         if len(parts) != len(cls._fields) or cls(*parts).thread_id != thread_id:
             raise ValueError("the thread is no conversation of a chat channel")
         return cls(*parts)
+
+
+def user_of(channel: str, chat: str, sender: str) -> str:
+    """Return the id of the user who writes in a chat, empty for a sender who is not known.
+
+    Somebody is one user in a private chat, whose id is the sender's at most providers, and another in each
+    other chat, so that what was said in private is recalled in no group. Two users never have the same id.
+    """
+    parts = (channel, sender) if chat == sender else (channel, chat, sender)
+    return _SEPARATOR.join(quote(part, safe="", errors="surrogatepass") for part in parts) if sender else ""

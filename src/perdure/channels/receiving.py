@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from perdure.channels import questions
-from perdure.channels.addresses import ChatAddress
+from perdure.channels.addresses import ChatAddress, user_of
 from perdure.channels.incoming import ButtonPress, ChatMessage, edit_of, is_same, message_id_of, position_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
@@ -18,6 +18,8 @@ from perdure.errors import NotFound, NotWaiting
 from perdure.langgraph.readable_states import aread_state
 from perdure.model.messages import OPEN, SENDING, SENT, Reply
 from perdure.runtime import Runtime
+from perdure.runtime.run_user import USER
+from perdure.runtime.tickets import Ticket
 
 _LOOKED_AT = 100
 _PAGES = 10
@@ -46,6 +48,7 @@ class Received(NamedTuple):
 
 class _Question(NamedTuple):
     thread_id: str
+    run_id: str
     interrupt_id: str
     value: Any
 
@@ -117,8 +120,13 @@ class Receiver:
                     return Received(questions.edit_prompt(asked.value))
                 value = questions.resume_value(asked.value, decision)
                 ticket = await self._runtime.answer(
-                    asked.thread_id, value, interrupt_id=interrupt_id, dedupe_key=f"press {press.key}"
+                    asked.thread_id,
+                    value,
+                    interrupt_id=interrupt_id,
+                    dedupe_key=f"press {press.key}",
+                    config=self._config(press),
                 )
+                await self._withdraw_if_closed(press, asked, ticket)
             except questions.UnusableAnswer as error:
                 return Received(str(error))
             except NotWaiting:
@@ -133,6 +141,13 @@ class Receiver:
         async with lock:
             yield
 
+    def _config(self, event: ChatMessage | ButtonPress) -> dict[str, Any] | None:
+        """Return the config of a run with its user: the sender, as the provider has signed it."""
+        identity = user_of(self._channel, event.chat, event.sender)
+        return (
+            {"configurable": {USER: {"identity": identity, "is_authenticated": True}}} if identity else None
+        )
+
     def _thread_id(self, event: ChatMessage | ButtonPress, sessions: SessionList) -> str:
         session = sessions.at(event.position)
         return ChatAddress(self._channel, event.chat, event.topic, session).thread_id
@@ -146,6 +161,7 @@ class Receiver:
             channel=self._channel,
             debounce=self._options.debounce,
             max_wait=self._options.max_wait,
+            config=self._config(message),
         )
         return Received(is_duplicate=ticket.is_duplicate, ticket_id=ticket.id)
 
@@ -156,6 +172,9 @@ class Receiver:
         if not (original := await self._accepted(message, thread_id, _key(message))).is_duplicate:
             # The original was never delivered.
             return original
+        if versions := await self._versions(message, thread_id):
+            # It was accepted meanwhile, as it was or with this change.
+            return await self._changed(message, thread_id, versions)
         is_replaced = await self._runtime.withdraw(thread_id, original.ticket_id)
         return await self._accepted(
             message, thread_id, f"edit {message.edit}", "" if is_replaced else _EDITED
@@ -192,7 +211,12 @@ class Receiver:
         for each in versions:
             if not each.message.is_withdrawn:
                 is_seen |= not await self._runtime.withdraw(thread_id, each.message.id)
-        return await self._accepted(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
+        made = await self._accepted(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
+        # Another process may have accepted another change meanwhile: the one accepted last counts.
+        for each in (await self._versions(message, thread_id))[1:]:
+            if each.run is None and not each.message.is_withdrawn:
+                await self._runtime.withdraw(thread_id, each.message.id)
+        return made
 
     # Questions
 
@@ -244,7 +268,7 @@ class Receiver:
             state = await aread_state(graph, {"configurable": {"thread_id": thread_id}})
         for interrupt in state.interrupts:
             if interrupt.id == interrupt_id or (interrupt_id is None and question.knows(interrupt.id)):
-                return _Question(thread_id, interrupt.id, interrupt.value)
+                return _Question(thread_id, question.run.id, interrupt.id, interrupt.value)
         return None
 
     async def _answered(self, message: ChatMessage, asked: _Question, sessions: SessionList) -> Received:
@@ -255,9 +279,23 @@ class Receiver:
         except questions.UnusableAnswer as error:
             return Received(str(error))
         ticket = await self._runtime.answer(
-            asked.thread_id, value, interrupt_id=asked.interrupt_id, dedupe_key=_key(message)
+            asked.thread_id,
+            value,
+            interrupt_id=asked.interrupt_id,
+            dedupe_key=_key(message),
+            config=self._config(message),
         )
+        await self._withdraw_if_closed(message, asked, ticket)
         return Received(is_duplicate=ticket.is_duplicate)
+
+    async def _withdraw_if_closed(
+        self, event: ChatMessage | ButtonPress, asked: _Question, ticket: Ticket
+    ) -> None:
+        """Withdraw an answer whose question was closed by a command while it was accepted: the command, in
+        another process, did not see the answer."""
+        sessions = await self._sessions.of(event.chat, event.topic)
+        if asked.run_id in sessions.closed:
+            await self._runtime.withdraw(asked.thread_id, ticket.id)
 
     # Commands
 

@@ -23,6 +23,7 @@ from perdure.cli.app import (
     print_json,
     printable,
 )
+from perdure.cli.sessions import export_sessions
 from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
@@ -37,10 +38,13 @@ class ExportForm(StrEnum):
 
     JSON = "json"
     HISTORY = "history"
+    SESSIONS = "sessions"
 
 
 def export(
-    thread_ids: Annotated[list[str] | None, typer.Argument(help="The threads' ids")] = None,
+    thread_ids: Annotated[
+        list[str] | None, typer.Argument(help="The threads' ids, or those of sessions")
+    ] = None,
     *,
     output: Annotated[
         Path | None,
@@ -54,7 +58,8 @@ def export(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there")] = False,
     form: Annotated[
-        ExportForm, typer.Option("--as", help="What is printed without --output: everything, or the messages")
+        ExportForm,
+        typer.Option("--as", help="What is printed without --output: everything, the messages, or sessions"),
     ] = ExportForm.JSON,
     db: Db = None,
     tenant: Tenant = "",
@@ -72,15 +77,21 @@ def export(
 
     --as history prints the messages of a thread's latest state as neutral JSON, `[{role, content, …}]`; for
     several threads, or --all, a line each. `perdure import --from history` reads both.
+
+    --as sessions prints histories without checkpoints, `{session_id, messages}` on a line each, with the
+    budget of its task where one was used. `perdure import --from sessions` reads it, into any backend.
     """
     from perdure import admin
     from perdure.model.ops import Drop
     from perdure.model.program import ask
 
     key = key_of(key_file)
-    if form is ExportForm.HISTORY and (output is not None or clear):
-        raise NotAllowed("--as history is printed; redirect it to a file instead of --output")
+    if form is not ExportForm.JSON and (output is not None or clear):
+        raise NotAllowed(f"--as {form} is printed; redirect it to a file instead of --output")
     with opened(db, tenant, key) as database:
+        if form is ExportForm.SESSIONS:
+            export_sessions(database, thread_ids, everything)
+            return
         if form is ExportForm.HISTORY:
             _export_history(database, tenant, thread_ids, everything)
             return

@@ -61,6 +61,8 @@ def fsck(
         raise typer.BadParameter("checks all threads of all tenants: leave out --tenant and the threads' ids")
     with opened(db, tenant, key_file) as database:
         report = _Report(as_json, names_tenants=all_tenants)
+        if repair and not thread_ids:
+            _accept_losses(database, None if all_tenants else tenant, report)
         for detail in [] if thread_ids else admin.examine(database, all_tenants=all_tenants):
             report.add_damage_of_database(detail)
         places = [] if thread_ids else admin.partitions(database, None if all_tenants else tenant)
@@ -109,6 +111,10 @@ class _Report:
     def add_finding(self, place: Partition, finding: Finding, *, is_repaired: bool = False) -> None:
         entry = {**asdict(finding), "kind": finding.kind.value, "repaired": is_repaired}
         self._print(f"repaired: {finding}" if is_repaired else str(finding), entry, place, on_out=is_repaired)
+
+    def add_accepted(self, place: Partition, detail: str) -> None:
+        entry = {"thread_id": None, "kind": "changed", "detail": detail, "repaired": True}
+        self._print(f"repaired: {detail}", entry, place, on_out=True)
 
     def add_history(self, place: Partition, detail: str) -> None:
         self._print(detail, {"session_id": place.thread, "kind": "history", "detail": detail}, place)
@@ -179,6 +185,18 @@ def _findings(database: SyncDatabase, partition: Partition, *, is_named: bool) -
     if is_named and not findings and partition not in admin.partitions(database, partition.tenant):
         raise missing_thread(partition)
     return findings
+
+
+def _accept_losses(database: SyncDatabase, tenant: str | None, report: _Report) -> None:
+    """Take what is left of stores, histories and a server's records for all of it."""
+    from perdure import admin
+    from perdure.cli.copy import label
+    from perdure.database.base import handle_of
+    from perdure.storage.port import NOT_LATEST
+
+    for place in admin.partitions(database, tenant):
+        if place.space != THREADS and handle_of(database).settle(place):
+            report.add_accepted(place, f"{label(place)}: {NOT_LATEST}; what is left counts from now on")
 
 
 def _check_history(database: SyncDatabase, place: Partition, report: _Report) -> None:

@@ -26,6 +26,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.copy import INTERRUPTED
 from perdure.cli.export import ArchiveOptions, import_archive
+from perdure.cli.sessions import SessionOptions, import_sessions
 from perdure.errors import NotAllowed, NotFound, Unavailable
 from perdure.imports.kinds import SourceKind, open_source
 from perdure.storage.url import redacted
@@ -47,7 +48,8 @@ def import_(
         typer.Option("--from", metavar="KIND", help="What the source is, see above"),
     ],
     threads: Annotated[
-        list[str] | None, typer.Option("--thread", help="Only this thread; may be repeated")
+        list[str] | None,
+        typer.Option("--thread", "--session", help="Only this thread, or session; may be repeated"),
     ] = None,
     store: Annotated[bool, typer.Option(help="Import the items of the store as well")] = True,
     dry_run: Annotated[
@@ -60,11 +62,23 @@ def import_(
         str | None, typer.Option("--rename", help="Archive: another id for the one thread")
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Archive: replace threads of the same id that differ")
+        bool,
+        typer.Option("--replace", help="Archive, sessions: replace those of the same id that differ"),
     ] = False,
     file_key_file: Annotated[
         typer.FileBinaryRead | None,
         typer.Option(help="Archive: the key that it is sealed with; the database's key without"),
+    ] = None,
+    table: Annotated[str, typer.Option("--table", help="Sessions: the table of a SQL database")] = "sessions",
+    key: Annotated[
+        str, typer.Option("--key", help="Sessions: the column, or the key, of a session's id")
+    ] = "session_id",
+    column: Annotated[
+        str | None,
+        typer.Option(
+            "--column",
+            help="Sessions: the column of its messages; else history or messages",
+        ),
     ] = None,
     db: Db = None,
     tenant: Tenant = "",
@@ -74,7 +88,9 @@ def import_(
     """Import threads and the store from another saver, or from an archive of Perdure's.
 
     KIND is archive, langgraph-sqlite, langgraph-postgres, langgraph-redis, aws-dynamodb, plain (the simple
-    tables of home-made savers, on SQLite or D1) or history (messages as JSON).
+    tables of home-made savers, on SQLite or D1), history (messages as JSON, which become threads) or sessions
+    (histories without checkpoints, out of a file of `perdure export --as sessions`, or of a table on SQLite,
+    PostgreSQL or DynamoDB with a history of {role, content} for each session_id).
 
     Every checkpoint, pending write, parent, namespace and metadata is read directly from the source, which is
     not changed; ids stay the same. No stored object is built, so nothing that a row names is imported or run.
@@ -92,8 +108,18 @@ def import_(
             ArchiveOptions(threads, rename, replace, dry_run, file_key_file, db, tenant, key_file),
         )
         return
-    if rename is not None or replace or file_key_file is not None:
-        raise NotAllowed("--rename, --replace and --file-key-file belong to --from archive")
+    if rename is not None or file_key_file is not None:
+        raise NotAllowed("--rename and --file-key-file belong to --from archive")
+    if kind is SourceKind.SESSIONS:
+        from perdure.imports.session_tables import SessionTable
+
+        names = SessionTable(table, key, column)
+        import_sessions(
+            source, SessionOptions(names, threads, replace, dry_run, db, tenant, key_file, as_json)
+        )
+        return
+    if replace:
+        raise NotAllowed("--replace belongs to --from archive and --from sessions")
     from perdure.imports.importer import ImportCounts, Importer, ImportOptions
 
     opened_source = open_source(kind, source)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from perdure.care.sweeper import RetentionSweeper, SweepOptions
-from perdure.database import thread_entries
+from perdure.database import backend_check, thread_entries
 from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
 from perdure.engine import forking, fsck, fsck_report, removal, tags, thread_digest
@@ -143,20 +144,26 @@ class Database(DatabaseBase[AsyncPerdureStore]):
 
     async def _check(self, at: Partition) -> list[Finding]:
         found = await self._handle.arun(fsck.check(at, self._handle.digest))
-        for detail in await self._handle.aexamine(at):
-            found.append(Finding(at.thread, "", None, Damage.CHANGED, detail, fsck_report.RESTORE))
-        return found
+        return [*found, *backend_check.changed(at, await self._handle.aexamine(at))]
 
     async def repair(self, thread_id: str) -> Repaired:
         """Repair the holes and heads of a thread that ``fsck`` finds.
 
-        Nothing is invented: lost bytes stay lost and are reported.
+        Nothing is invented: lost bytes stay lost. What is left of the thread is reported if it is damaged,
+        and is the thread from now on if it is sound.
 
         Raises:
             Fenced: A run is open.
         """
         at = self._handle.partition(thread_id)
-        return await self._handle.arun(fsck.repair(at, self._handle.digest))
+        program = partial(fsck.repair, at, self._handle.digest, self._handle.budget)
+        changed = backend_check.changed(at, await self._handle.aexamine(at))
+        repaired = await self._handle.arun(program())
+        if not await self._handle.asettle(at):
+            return Repaired(repaired.fixed, (*repaired.left, *changed))
+        # A head that was not the one that was written last is readable now.
+        again = await self._handle.arun(program())
+        return Repaired((*repaired.fixed, *again.fixed, *changed), again.left)
 
     async def stuck(self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000) -> Survey:
         """Count, by graph or channel, work that no worker has taken or that fails again and again.

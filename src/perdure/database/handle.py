@@ -33,6 +33,7 @@ from perdure.storage.port import (
     has_listing,
     has_threads,
     run,
+    settle,
 )
 
 R = TypeVar("R")
@@ -97,6 +98,16 @@ class DatabaseHandle:
         if not has_threads(self.driver):
             return examine(self.driver, partition)
         return await asyncio.to_thread(examine, self.driver, partition)
+
+    def settle(self, partition: Partition) -> bool:
+        """Take the records of a partition for the ones that were written last; see ``port.settle``."""
+        return settle(self.driver, partition)
+
+    async def asettle(self, partition: Partition) -> bool:
+        """Do the same as ``settle``, without blocking the event loop."""
+        if not has_threads(self.driver):
+            return settle(self.driver, partition)
+        return await asyncio.to_thread(settle, self.driver, partition)
 
     @property
     def limits(self) -> CommitLimits:

@@ -16,7 +16,7 @@ from perdure.engine.fsck_queue import check_queue
 from perdure.engine.fsck_report import ARRIVE, REPAIR, RESTORE, Damage, Finding, Repaired
 from perdure.engine.scan import Walk, start
 from perdure.engine.thread_state import guards, load_view
-from perdure.engine.transact import ATTEMPTS
+from perdure.engine.transact import ATTEMPTS, Budget, batches
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
@@ -59,40 +59,41 @@ def check(partition: Partition, digest: Digester) -> Program[list[Finding]]:
     return findings
 
 
-def repair(partition: Partition, digest: Digester) -> Program[Repaired]:
-    """Repair what can be repaired without inventing data, in one commit.
+def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Repaired]:
+    """Repair what can be repaired without inventing data.
 
     A hole is closed with the nearest stored ancestor if the sequence proves which one that is; otherwise
     the history ends there, marked as a cut. A head that is missing or names nothing stored is set to the
-    newest checkpoint of its namespace by sequence.
+    newest checkpoint of its namespace by sequence. It is one commit if that holds all of it.
 
     Raises:
         Fenced: a run is open on the thread.
         Contention: the thread is written to all the time.
     """
-    for _ in range(ATTEMPTS):
+    wanted: list[Finding] = []
+    refusals = 0
+    while refusals < ATTEMPTS:
         try:
             contents, findings = yield from _settled(partition, digest)
             view = yield from load_view(partition, "")
         except Corrupt as error:
             # The records that a repair would build on are themselves damaged.
             return Repaired((), (_found(partition, error),))
+        wanted += [f for f in findings if f.repairable and f not in wanted]
         ops = [*_fixed_links(contents, findings), *_fixed_heads(contents, findings)]
         if not ops:
-            return Repaired((), tuple(findings))
+            return Repaired(tuple(f for f in wanted if f not in findings), tuple(findings))
+        some = next(batches(ops, budget, reserve=2))
         fence, _ = guards(partition, view, None)
         # A new generation makes every writer, and every prune, plan again on the repaired thread.
         generation = Put(
             GC,
             (),
             expect=view.generation or Expect.ABSENT,
-            version=successor(view.generation, *(str(op.key) for op in ops)),
+            version=successor(view.generation, *(str(op.key) for op in some)),
         )
-        outcome = yield from ask(Commit(partition, (fence, generation, *ops)))
-        if isinstance(outcome, Committed):
-            left = yield from check(partition, digest)
-            fixed = tuple(f for f in findings if f.repairable)
-            return Repaired(fixed, tuple(left))
+        outcome = yield from ask(Commit(partition, (fence, generation, *some)))
+        refusals += not isinstance(outcome, Committed)
     raise Contention(f"thread {partition.thread!r} is written to all the time; repair it later")
 
 

@@ -24,13 +24,14 @@ class SourceKind(StrEnum):
     AWS_DYNAMODB = "aws-dynamodb"
     PLAIN = "plain"
     HISTORY = "history"
+    SESSIONS = "sessions"
 
 
 def open_source(kind: SourceKind, where: str) -> Source:
     """Open a source for reading; the caller closes it.
 
     Args:
-        kind: Its kind, any but an archive.
+        kind: Its kind, any of threads but an archive.
         where: Its path or URL.
 
     Raises:

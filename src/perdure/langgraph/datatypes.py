@@ -134,7 +134,7 @@ class Types:
 
         Raises:
             TypeNotAllowed: The class is not allowed.
-            Unserialisable: The name leads to something else.
+            Unfindable: The name leads to something else.
         """
         known = self._checked.get(cls)
         if known is not None:
@@ -144,7 +144,7 @@ class Types:
                 if self.find(*key) is cls:
                     self._checked[cls] = key
                     return key
-        raise Unserialisable(_unfindable(cls))
+        raise Unfindable(_unfindable(cls))
 
     def refusal(self, missing: Sequence[TypeName], where: str = "") -> TypeNotAllowed:
         """Return the error that names all missing types and the option to pass; ``where`` is its prefix."""
@@ -181,6 +181,10 @@ class Types:
                 "renamed, keep an alias under the old name"
             )
         return found
+
+
+class Unfindable(Unserialisable):
+    """A class that was made while the program runs: no name leads to it."""
 
 
 def _split(dotted: str) -> TypeName:

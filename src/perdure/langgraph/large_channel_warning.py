@@ -18,12 +18,14 @@ WARN_BYTES = 50 * 1024
 """Size from which a channel is large, unless another is given."""
 
 _THREADS_MOST = 4096
+_NAMED_MOST = 5
 _log = logging.getLogger("perdure.langgraph")
 
 
 class LargeChannels:
-    """Logs a channel whose serialised value is larger than ``warn_bytes``, once for each thread while it is
-    known; safe in many threads. Raises ``ValueError`` unless that is an integer above 0."""
+    """Logs a channel whose serialised value is larger than ``warn_bytes``, or a state that is larger without
+    such a channel, once for each thread while it is known; safe in many threads. Raises ``ValueError`` unless
+    that is an integer above 0."""
 
     def __init__(self, warn_bytes: int = WARN_BYTES) -> None:
         self._warn_bytes = _checked(warn_bytes)
@@ -38,8 +40,19 @@ class LargeChannels:
             namespace: The namespace of the checkpoint.
             sizes: The serialised sizes of its channels, as far as they are known.
         """
-        for channel, size in sizes.items():
-            if size > self._warn_bytes and channel != START:
+        kept = {channel: size for channel, size in sizes.items() if channel != START}
+        if is_large_in_sum(kept, self._warn_bytes) and self._is_news(partition, path_of(namespace)):
+            _log.warning(
+                "the state of thread %r has grown to %s bytes, more than %s, in many channels, and every "
+                "turn loads it whole; the largest are %s; keep large values out of the state, or pass "
+                "checkpointer(warn_bytes=…)",
+                partition.thread,
+                f"{sum(kept.values()):,}",
+                f"{self._warn_bytes:,}",
+                ", ".join(f"{path_of(namespace)}{name} ({size:,})" for name, size in largest(kept)),
+            )
+        for channel, size in kept.items():
+            if size > self._warn_bytes:
                 name = path_of(namespace) + channel
                 if self._is_news(partition, name):
                     _log.warning(
@@ -67,6 +80,16 @@ def _checked(warn_bytes: object) -> int:
     if isinstance(warn_bytes, bool) or not isinstance(warn_bytes, int) or warn_bytes < 1:
         raise ValueError(f"warn_bytes is a number of bytes from 1 on, or None, not {warn_bytes!r}")
     return warn_bytes
+
+
+def is_large_in_sum(sizes: Mapping[str, int], warn_bytes: int) -> bool:
+    """Return True if channels are large together, and none of them is by itself."""
+    return sum(sizes.values()) > warn_bytes >= max(sizes.values(), default=0)
+
+
+def largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the largest channels with their sizes, the largest first."""
+    return sorted(sizes.items(), key=lambda each: (-each[1], each[0]))[:_NAMED_MOST]
 
 
 def path_of(namespace: str) -> str:

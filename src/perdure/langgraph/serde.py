@@ -10,6 +10,7 @@ keeps its own type; and strings with lone surrogates keep them.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -26,7 +27,7 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS
 
 from perdure.errors import Corrupt, TypeNotAllowed, TypeNotFound, Unreadable, Unserialisable
 from perdure.langgraph.codecs import Codec
-from perdure.langgraph.datatypes import OWN_TYPES, Allow, TypeName, Types, name_of
+from perdure.langgraph.datatypes import OWN_TYPES, Allow, TypeName, Types, Unfindable, is_data, name_of
 from perdure.langgraph.object_building import (
     METHOD,
     POSITIONAL,
@@ -71,9 +72,11 @@ class _Surrogates:
 
 
 class _Hook(local):
-    """The error of a hook, by thread: MessagePack reports that a hook failed, but not its exception."""
+    """What happened in hooks, by thread: MessagePack reports that a hook failed, but not its exception."""
 
     error: Exception | None = None
+    simplified: int = 0
+    """Number of objects of which plain data was packed."""
 
     def failed(self) -> Exception | None:
         """Return the last failure and forget it."""
@@ -82,6 +85,9 @@ class _Hook(local):
 
 
 _hook = _Hook()
+_log = logging.getLogger("perdure.langgraph")
+_warned: set[TypeName] = set()
+_WARNED_MOST = 1000
 
 
 def is_snapshot(value: object) -> bool:
@@ -267,8 +273,17 @@ class Serde:
 
     def _ext(self, code: int, obj: object, argument: Any, *more: str) -> Any:
         cls = type(obj)
-        body = self.pack((*self._name(cls), argument, *more))
-        if cls not in OWN_TYPES and cls not in self._proved:
+        try:
+            name = self._name(cls)
+        except Unfindable:
+            if not is_data(cls):
+                raise
+            _warn_of(cls)
+            _hook.simplified += 1
+            return argument
+        simplified = _hook.simplified
+        body = self.pack((*name, argument, *more))
+        if cls not in OWN_TYPES and cls not in self._proved and simplified == _hook.simplified:
             self._prove(code, obj, body, lambda: self.pack((*self._name(cls), argument, *more)))
         return ormsgpack.Ext(code, body)
 
@@ -478,6 +493,20 @@ def _plain_ext(code: int, data: bytes) -> Any:
 
 def _has_surrogate(text: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _warn_of(cls: type) -> None:
+    name = name_of(cls)
+    if name in _warned:
+        return
+    if len(_warned) < _WARNED_MOST:
+        _warned.add(name)
+    _log.warning(
+        "%s.%s is made while the program runs, so that no other process finds it: its objects are stored as "
+        "plain data, and are read back as dicts; move the class to the top level of its module, or store "
+        "model_dump() of its objects",
+        *name,
+    )
 
 
 def _too_deep(value: Any) -> Unserialisable:

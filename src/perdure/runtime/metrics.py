@@ -135,6 +135,11 @@ class Metrics:
                     "perdure_memory_users_refused",
                     "Runs without a memory, as none can have their user's id.",
                 ),
+                (
+                    "state.large",
+                    "perdure_states_large",
+                    "Runs whose state was too large in sum, without a channel that was.",
+                ),
                 ("memory.kept", "perdure_memory_turns", "Extracted turns whose facts are stored."),
             )
         }
@@ -230,7 +235,7 @@ class Metrics:
                 self._run_event(name, state, fields)
             case ["model", "called"]:
                 self._called(fields)
-            case ["conversation", _]:
+            case ["conversation" | "memory" | "state", _]:
                 if name in self._by_event:
                     self._by_event[name].labels(self._graph(fields)).inc()
             case ["checkpoint", "stored"]:

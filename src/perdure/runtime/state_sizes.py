@@ -17,7 +17,7 @@ from typing import Any
 
 from langgraph.constants import START
 
-from perdure.langgraph.large_channel_warning import path_of
+from perdure.langgraph.large_channel_warning import is_large_in_sum, largest, path_of
 from perdure.model.records import Partition
 from perdure.runtime.observers import Observers
 
@@ -72,6 +72,9 @@ class Sizes:
         # Triggers of a step are channels without a value; a run's input is gone after its first one.
         channels = {place + name: size for name, size in sizes.items() if size and name != START}
         self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
+        if is_large_in_sum(channels, self._warn_bytes) and self._is_news(partition, fields["run"], place):
+            names = [name for name, _ in largest(channels)]
+            self._observers.event("state.large", **fields, bytes=sum(channels.values()), channels=names)
         for channel, size in channels.items():
             if size > self._warn_bytes and self._is_news(partition, fields["run"], channel):
                 self._observers.event("checkpoint.large", **fields, channel=channel, bytes=size)

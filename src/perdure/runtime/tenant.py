@@ -248,7 +248,8 @@ class TenantRuntime:
         """Work on a thread in this call until nothing of it is due: its runs, its replies, its scheduled
         messages. For a runtime with ``works=False`` in a process that has no worker.
 
-        When it returns or raises, this process holds no lease of the thread.
+        When it returns or raises, this process holds no lease of the thread. Of several calls for a thread
+        at once in a process one works, and the others wait for it.
 
         Args:
             thread_id: The thread.

@@ -77,6 +77,18 @@ def examine(driver: Driver, partition: Partition | None) -> list[str]:
     return [] if own is None else cast("list[str]", own(partition))
 
 
+NOT_LATEST = "records are missing, or are not the ones that were written last"
+"""What ``examine`` returns of a partition whose records are sound one by one; ``settle`` ends it."""
+
+
+def settle(driver: Driver, partition: Partition) -> bool:
+    """Take the records of a partition for the ones that were written last, from now on; return True if the
+    backend knew otherwise. Nothing is changed if a record is itself damaged, and by backends without such
+    knowledge."""
+    own = getattr(driver, "settle", None)
+    return False if own is None else cast("bool", own(partition))
+
+
 def searches_items(driver: Driver) -> bool:
     """Return True if a driver orders and searches the store's items itself, by ``Find("items")``."""
     return getattr(driver, "searches_items", False)
@@ -215,6 +227,9 @@ class WrappingDriver:
 
     def examine(self, partition: Partition | None) -> list[str]:
         return examine(self._inner, partition)
+
+    def settle(self, partition: Partition) -> bool:
+        return settle(self._inner, partition)
 
     def close(self) -> None:
         self._inner.close()

@@ -47,6 +47,7 @@ class Dispatch:
         self._reported: dict[Reason, int] = {}
         self._logged: dict[Reason, tuple[float, int]] = {}
         self._work: Mapping[str, Serve] = {}
+        self._waits_for_calls = False
         self._serving: dict[Due, asyncio.Task[None]] = {}
         self._again: set[Due] = set()
         self._reserved: set[Due] = set()
@@ -57,9 +58,15 @@ class Dispatch:
         self.is_stopping = False
         self.summons = PollDelay(self._wake.set)
 
-    def start(self, work: Mapping[str, Serve]) -> None:
-        """Serve queues by their name from now on, in the context of the caller."""
+    def start(self, work: Mapping[str, Serve], *, waits_for_calls: bool = False) -> None:
+        """Serve queues by their name from now on, in the context of the caller.
+
+        Args:
+            work: The function for each kind of queue.
+            waits_for_calls: Serve a queue only within a call of ``serve``, and begin nothing beside one.
+        """
         self._work = work
+        self._waits_for_calls = waits_for_calls
         self._context = copy_context()
         self.is_stopping = False
 
@@ -113,9 +120,11 @@ class Dispatch:
     ) -> bool | Foreign | None:
         """Serve a queue now, and wait for it.
 
+        One that is served already is waited for, and served then.
+
         Args:
             due: The queue.
-            give_up: Called after ``within`` seconds, to release what is under way.
+            give_up: Called after ``within`` seconds, to release what this call has under way.
             within: Seconds to wait at most.
 
         Returns:
@@ -125,9 +134,14 @@ class Dispatch:
             TimeoutError: It took longer; what was under way is released.
             PerdureError: What stopped it.
         """
+        loop = asyncio.get_running_loop()
+        until = None if within is None else loop.time() + within
         while (other := self._serving.get(due)) is not None:
-            await asyncio.wait([other])
+            await asyncio.wait([other], timeout=within)
             await asyncio.sleep(0)
+            within = None if until is None else max(0.0, until - loop.time())
+            if within == 0.0 and due in self._serving:
+                raise TimeoutError
         serving: asyncio.Task[bool | Foreign | None] = asyncio.ensure_future(self._work[due[1]](due[0]))
         mark = self._serving[due] = asyncio.create_task(_ended(serving))
         try:
@@ -168,9 +182,15 @@ class Dispatch:
         """Serve a queue in ``delay`` seconds, as soon as there is a free slot then."""
         if self.is_stopping:
             return
+        if self._waits_for_calls:
+            return
         loop = asyncio.get_running_loop()
         self._timers = {t for t in self._timers if not t.cancelled() and t.when() > loop.time()}
         self._timers.add(loop.call_later(delay, self.soon, due))
+
+    def is_served(self, due: Due) -> bool:
+        """Return True if this process serves a queue now."""
+        return due in self._serving
 
     def serves(self, partition: Partition) -> bool:
         """Return True if this process works on a thread's inbox now."""
@@ -206,6 +226,9 @@ class Dispatch:
     def soon(self, due: Due) -> None:
         """Serve a queue as soon as there is a free slot."""
         if self.is_stopping:
+            return
+        if self._waits_for_calls:
+            # The call looks at all queues of its thread before it returns.
             return
         if not self._work:
             # A runtime that was not entered accepts messages, too; the next worker finds them.

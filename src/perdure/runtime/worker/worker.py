@@ -62,7 +62,7 @@ class Worker:
             self.dispatch.summons.heard, runner.leases.asked, runner.keep_buffers
         )
 
-    def _prepare(self) -> None:
+    def _prepare(self, *, waits_for_calls: bool = False) -> None:
         self.runner.sizes.start()
         self.dispatch.start(
             {
@@ -72,7 +72,8 @@ class Worker:
                 EVENTS: self._forget_events,
                 FOLLOWED: self._forget_follower,
                 CRONS: self.crons.start_due,
-            }
+            },
+            waits_for_calls=waits_for_calls,
         )
 
     async def watch(self, partition: Partition) -> None:
@@ -127,7 +128,7 @@ class Worker:
         at which one is due later, in microseconds."""
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
-        self._prepare()
+        self._prepare(waits_for_calls=True)
         beat = asyncio.create_task(self.runner.leases.beat())
         try:
             while True:
@@ -135,7 +136,12 @@ class Worker:
                 gets = tuple(Get(LANE, (name,)) for name in (IN, OUT, LATER))
                 found = await self._database.arun(ask(Fetch(partition, gets)))
                 lanes = [Lane.read(name, one) for name, one in zip((IN, OUT, LATER), found, strict=True)]
-                ready = [lane for lane in lanes if lane.is_due(now)]
+                # One that another call in this process serves is waited for.
+                ready = [
+                    lane
+                    for lane in lanes
+                    if lane.is_due(now) or self.dispatch.is_served((partition, lane.name))
+                ]
                 left = None if until is None else max(0.0, until - loop.time())
                 for lane in ready:
                     give_up = functools.partial(self.runner.release, partition)

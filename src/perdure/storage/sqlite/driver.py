@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -59,6 +60,13 @@ _PAGE_BYTES = 1024
 _LOG_BYTES = 4 << 20
 _GROUP_MAX = 512
 _INLINE_ITEMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Settle(Effect[bool]):
+    """See ``port.settle``: a request of this driver to itself, as it writes."""
+
+    partition: Partition
 
 
 class SqliteDriver:
@@ -134,6 +142,10 @@ class SqliteDriver:
         with self._reader(partition) as reader:
             return integrity.examine_partition(reader, partition)
 
+    def settle(self, partition: Partition) -> bool:
+        """See ``port.settle``."""
+        return self._commits.perform(_Settle(partition))
+
     # Writing
 
     def _write_group(self, group: Sequence[PendingRequest]) -> None:
@@ -183,7 +195,9 @@ class SqliteDriver:
 
     def _apply(self, effect: Effect[Any], trusting: bool) -> Any:
         writer = self._writer
-        partition = effect.partition if isinstance(effect, Commit | Stage | Drop) else RESERVED
+        partition = _partition(effect) or RESERVED
+        if isinstance(effect, _Settle):
+            return integrity.settle_partition(writer, partition)
         thread = rows.look_up(writer, partition)
         if isinstance(effect, Drop):
             known = {} if thread is None else rows.known(writer, thread.pk, effect.checks, trusting=False)

@@ -10,9 +10,10 @@ import apsw
 
 from perdure.errors import Corrupt
 from perdure.model.records import KINDS, Partition
+from perdure.storage.port import NOT_LATEST
 from perdure.storage.sql import checksums, schema
 from perdure.storage.sql import compile as sql
-from perdure.storage.sqlite.rows import look_up
+from perdure.storage.sqlite.rows import CatalogueRow, look_up
 
 _SHOWN = 20
 
@@ -42,24 +43,49 @@ def examine_file(connection: apsw.Connection) -> list[str]:
 
 def examine_partition(connection: apsw.Connection, partition: Partition) -> list[str]:
     """Return the damage found in the records of a partition as a whole."""
-    out: list[str] = []
     connection.execute("BEGIN")
     try:
-        found = look_up(connection, partition)
-        if found is None:
+        thread = look_up(connection, partition)
+        if thread is None:
             return []
-        total = 0
-        for kind in KINDS:
-            if kind.grows is not None:
-                continue
-            for row in connection.execute(sql.select_all(kind), (found.pk,)):
-                total = checksums.added(total, row[-1] if isinstance(row[-1], int) else 0)
-                try:
-                    sql.record(kind, row, partition, required=found.total is not None)
-                except Corrupt as error:
-                    out.append(str(error))
+        total, head, out = _survey(connection, thread, partition)
     finally:
         connection.execute("COMMIT")
-    if found.total not in (None, total):
-        out.append("records are missing, or are not the ones that were written last")
+    if thread.total not in (None, total) or thread.head not in (None, head):
+        out.append(NOT_LATEST)
     return out
+
+
+def settle_partition(connection: apsw.Connection, partition: Partition) -> bool:
+    """Set the sums of a partition's records to those of the stored ones; return True if that changed them.
+    Nothing is changed if a record is damaged. Called within a transaction that writes."""
+    thread = look_up(connection, partition)
+    if thread is None or thread.total is None:
+        return False
+    total, head, damaged = _survey(connection, thread, partition)
+    if damaged or (thread.total == total and thread.head in (None, head)):
+        return False
+    connection.execute(sql.THREAD_SUM, (total, head, thread.commits, thread.pk))
+    return True
+
+
+def _survey(
+    connection: apsw.Connection, thread: CatalogueRow, partition: Partition
+) -> tuple[int, int, list[str]]:
+    """Return the sum of the checksums of a partition's records, that of the root's head, 0 without one, and
+    the damage found in single records."""
+    out: list[str] = []
+    total = head = 0
+    for kind in KINDS:
+        if kind.grows is not None:
+            continue
+        for row in connection.execute(sql.select_all(kind), (thread.pk,)):
+            found = row[-1] if isinstance(row[-1], int) else 0
+            total = checksums.added(total, found)
+            if (kind, row[: len(kind.key)]) == checksums.ROOT_HEAD:
+                head = found
+            try:
+                sql.record(kind, row, partition, required=thread.total is not None)
+            except Corrupt as error:
+                out.append(str(error))
+    return total, head, out

@@ -45,6 +45,17 @@ async def threads(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
     return {"owner": ctx.user.identity}
 
 
+@auth.on.store
+async def store(ctx: Auth.types.AuthContext, value: Any) -> bool:
+    """What is below "orgs" is the team's, as Aegra has it where it is configured so."""
+    first, *rest = value.get("namespace") or ("",)
+    if first != "orgs":
+        return True
+    team = ctx.user["team_id"]
+    value["namespace"] = (first, team, *(rest[1:] if rest[:1] == [team] else rest))
+    return bool(team)
+
+
 @auth.on.assistants.create
 async def new_assistant(ctx: Auth.types.AuthContext, value: Any) -> None:
     _marked(value, created_by=ctx.user.identity, team_id=ctx.user["team_id"])

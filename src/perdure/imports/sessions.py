@@ -1,0 +1,183 @@
+"""Import of histories of sessions, from a source that may still be written to, and their export.
+
+A session at the source is a list of messages, at the target a history of ``Database.history``. What the
+source has beyond the target's messages is added in one conditional write, so an import can be stopped at any
+time and repeated, and a later one brings what came since. A session that differs is left as it is at the
+target.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from perdure.errors import Conflict, PerdureError, Unavailable, Unserialisable
+from perdure.history.histories import SyncHistories, TaskBudget
+from perdure.history.neutral_messages import NeutralMessage, to_neutral
+from perdure.imports.source import DAMAGED
+
+_ATTEMPTS = 5
+
+SessionState = Literal["imported", "extended", "replaced", "unchanged", "skipped"]
+
+
+class SourceSession(NamedTuple):
+    """A session as a source has it: ``messages`` may be of any content, and ``budget`` is that of its task.
+    One that cannot be read has the reason ``why``."""
+
+    id: str
+    messages: Any = None
+    budget: Mapping[str, Any] | None = None
+    why: str = ""
+
+
+class SessionSource(Protocol):
+    """Sessions, opened for reading only."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages, without secrets."""
+        ...
+
+    def sessions(self) -> Iterator[SourceSession]:
+        """Yield every session, as it is when it is yielded."""
+        ...
+
+    def close(self) -> None:
+        """Release the source."""
+        ...
+
+
+class SessionReport(NamedTuple):
+    """The result of a session's import: how many messages were added, and why it was skipped."""
+
+    session: str
+    state: SessionState
+    messages: int = 0
+    why: str = ""
+
+
+@dataclass
+class SessionCounts:
+    """The results of the sessions of an import."""
+
+    states: Counter[SessionState] = field(default_factory=Counter)
+    messages: int = 0
+    skipped: list[SessionReport] = field(default_factory=list)
+
+    def add(self, report: SessionReport) -> None:
+        """Count a session."""
+        self.states[report.state] += 1
+        self.messages += report.messages
+        if report.state == "skipped":
+            self.skipped.append(report)
+
+
+class SessionImporter:
+    """Brings sessions to a database.
+
+    Args:
+        histories: The histories of the target's tenant.
+        replaces: True to replace a session that differs from the source's, instead of skipping it.
+        dry_run: True to change nothing.
+    """
+
+    def __init__(self, histories: SyncHistories, *, replaces: bool = False, dry_run: bool = False) -> None:
+        self._histories = histories
+        self._replaces = replaces
+        self._dry_run = dry_run
+
+    def run(self, sessions: Iterable[SourceSession]) -> Iterator[SessionReport]:
+        """Import sessions one after the other, and yield what became of each.
+
+        Raises:
+            Unavailable: The source or the target does not answer.
+        """
+        for session in sessions:
+            yield self._session(session)
+
+    def _session(self, session: SourceSession) -> SessionReport:
+        if session.why:
+            return SessionReport(session.id, "skipped", why=session.why)
+        try:
+            messages, budget = _read(session)
+            for left in reversed(range(_ATTEMPTS)):
+                try:
+                    return self._brought(session.id, messages, budget)
+                except Conflict:
+                    if not left:
+                        raise
+        except Unavailable:
+            raise
+        except PerdureError as error:
+            return SessionReport(session.id, "skipped", why=str(error))
+        except DAMAGED as error:
+            why = f"its messages cannot be read ({type(error).__name__}); the source is damaged"
+            return SessionReport(session.id, "skipped", why=why)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _brought(
+        self, session_id: str, messages: list[NeutralMessage], budget: TaskBudget | None
+    ) -> SessionReport:
+        there = self._histories.load(session_id)
+        known = len(there.messages)
+        alike = _alike(there.messages, messages)
+        if there.version and alike == len(messages):
+            # The target has it all, and may have gone on.
+            return SessionReport(session_id, "unchanged")
+        state: SessionState = "extended" if there.version else "imported"
+        if alike < known:
+            if not self._replaces:
+                raise Conflict(
+                    f"message {alike + 1} differs from the one at the target, which went on by itself or was "
+                    "written otherwise; what is there stays as it is (--replace replaces it)"
+                )
+            state, alike = "replaced", 0
+        if not self._dry_run:
+            if state == "replaced":
+                self._histories.delete(session_id, version=there.version)
+                there = self._histories.load(session_id)
+            self._histories.commit(there, messages[alike:], budget=budget)
+        return SessionReport(session_id, state, len(messages) - alike)
+
+
+def exported(histories: SyncHistories, session_id: str) -> dict[str, Any] | None:
+    """Return a session as a line of a file has it, ``None`` if there is none."""
+    found = histories.load(session_id)
+    if not found.version:
+        return None
+    line: dict[str, Any] = {"session_id": session_id, "messages": found.messages}
+    if found.budget != TaskBudget():
+        line["budget"] = {"task": found.budget.task, "used": found.budget.used}
+    return line
+
+
+def _read(session: SourceSession) -> tuple[list[NeutralMessage], TaskBudget | None]:
+    messages = session.messages
+    if isinstance(messages, str | bytes):
+        try:
+            messages = json.loads(messages)
+        except ValueError as error:
+            raise Unserialisable("its history is text, and not JSON") from error
+    if not isinstance(messages, list):
+        raise Unserialisable(f"its history is {type(messages).__name__}, not a list of messages")
+    given: object = session.budget
+    if given is None:
+        return to_neutral(messages), None
+    task, used = (given.get("task"), given.get("used")) if isinstance(given, Mapping) else (None, None)
+    if not isinstance(task, str) or isinstance(used, bool) or not isinstance(used, int) or used < 0:
+        raise Unserialisable("its budget is not an object with a task and the number used")
+    return to_neutral(messages), TaskBudget(task, used)
+
+
+def _alike(one: list[NeutralMessage], other: list[NeutralMessage]) -> int:
+    """Return how many messages at the start of two histories are the same."""
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

@@ -55,7 +55,7 @@ def _compared(suite: Suite, options: argparse.Namespace, work: Path) -> list[Com
         have = {node.partition("::")[0] for node in stock}
         missing = [file for file in files if str(file.relative_to(folder)) not in have]
         if missing:
-            backend = running.opened(running.STOCK, stack, needs_postgres=suite.needs_postgres)
+            backend = running.opened(running.STOCK, stack, suite)
             stock = {**stock, **running.run_files(python, folder, missing, backend, options.jobs)}
             if any(outcome.result == "passed" for outcome in stock.values()):
                 running.keep(held, stock)
@@ -64,7 +64,7 @@ def _compared(suite: Suite, options: argparse.Namespace, work: Path) -> list[Com
             raise places.NotRun(f"no test of {suite.name} passes on stock; see {folder / '.outcomes'}")
         expected = {node: outcome for node, outcome in stock.items() if node.partition("::")[0] in names}
         for name in options.backends:
-            backend = running.opened(name, stack, needs_postgres=suite.needs_postgres)
+            backend = running.opened(name, stack, suite)
             ours = running.run_files(python, folder, files, backend, options.jobs)
             compared = compare(suite.name, name, expected, ours, reasons)
             if 0 < len(compared.failed) <= _MAX_AGAIN:

@@ -50,6 +50,8 @@ class Suite:
     """Whether its tests want a PostgreSQL of their own, whatever the savers are on."""
     checkout: str = ""
     """Where the package is below the root of its repository, for those who give a checkout."""
+    settings: tuple[str, ...] = ()
+    """Settings of pytest that its own lack."""
     repository: str = ""
     """Where its text is cloned from, if its source distribution holds no tests."""
 
@@ -90,6 +92,8 @@ SUITES = (
         tests="tests/unit_tests",
         requires=("langchain-openai", "langchain-tests", "pytest-benchmark", "pytest-cov", "pytest-socket"),
         checkout="libs/deepagents",
+        # Its warnings are errors, and pytest-asyncio has a new one.
+        settings=("asyncio_default_fixture_loop_scope=function",),
         repository="https://github.com/langchain-ai/deepagents",
     ),
 )

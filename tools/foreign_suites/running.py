@@ -50,14 +50,15 @@ def backends() -> tuple[str, ...]:
     return names
 
 
-def opened(name: str, stack: ExitStack, *, needs_postgres: bool = False) -> Backend:
-    """A backend by its name, with a server where it needs one; its databases are removed with the stack."""
+def opened(name: str, stack: ExitStack, suite: Suite) -> Backend:
+    """A suite's backend by its name, with a server where it needs one; its databases end with the stack."""
     # The servers of our own tests, which are no package that could be imported from here by type.
     backends = import_module("tests.backends")
     postgres = import_module("tests.servers.postgres")
 
     variables = {"NO_DOCKER": "true", "LANGGRAPH_TEST_FAST": "true"}
-    if needs_postgres:
+    variables["PYTEST_ADDOPTS"] = " ".join(f"-o {setting}" for setting in suite.settings)
+    if suite.needs_postgres:
         variables["PERDURE_SUITE_POSTGRES"] = postgres.shared().url("")
     if name != STOCK:
         variables["PERDURE_SUITE_URL"] = stack.enter_context(backends.EMPTY[name]())

@@ -73,18 +73,18 @@ class Pages:
         }
 
 
-_LANGCHAIN = {"@langchain/core": "1.4.0", "@langchain/langgraph-sdk": "1.9.31"}
+_LANGCHAIN = {"@langchain/core": "1.4.0", "@langchain/langgraph-sdk": "1.15.0"}
 
 ASSISTANT_UI = Pages(
     name="assistant-ui",
     folder="assistant_ui",
     packages={
         **_LANGCHAIN,
-        "@assistant-ui/core": "0.3.17",
-        "@assistant-ui/react": "0.15.18",
-        "@assistant-ui/react-langgraph": "0.14.24",
-        "@assistant-ui/store": "0.3.12",
-        "@assistant-ui/tap": "0.9.16",
+        "@assistant-ui/core": "0.3.35",
+        "@assistant-ui/react": "0.15.22",
+        "@assistant-ui/react-langgraph": "0.14.25",
+        "@assistant-ui/store": "0.3.23",
+        "@assistant-ui/tap": "0.9.25",
     },
     pinned=("@assistant-ui/core", "@assistant-ui/store", "@assistant-ui/tap"),
 )
@@ -99,7 +99,7 @@ COPILOTKIT = Pages(
         "@ag-ui/langgraph": "0.0.43",
         "@copilotkit/react-core": "1.74.0",
         "@copilotkit/react-ui": "1.74.0",
-        "@copilotkit/runtime": "1.74.0",
+        "@copilotkit/runtime": "1.75.0",
         "zod": "^3.25",
     },
 )

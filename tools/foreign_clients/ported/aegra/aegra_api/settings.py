@@ -11,5 +11,7 @@ settings = SimpleNamespace(
         # As often as Aegra does.
         KEEPALIVE_INTERVAL_SECS=5.0,
     ),
+    # Seconds in a schedule are Aegra's own.
+    cron=SimpleNamespace(CRON_ALLOW_SECONDS_SCHEDULE=False, CRON_POLL_INTERVAL_SECONDS=1),
     observability=SimpleNamespace(ENABLE_PROMETHEUS_METRICS=False),
 )

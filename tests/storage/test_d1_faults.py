@@ -29,7 +29,7 @@ from perdure.storage.d1.url import D1Url
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.conformance.rows import HERE
-from tests.servers import d1
+from tests.servers import d1, postgres
 from tests.servers.d1_proxy import Change, Fault, Instead, Lose, Proxy, Request, proxy
 
 DAY = 86_400
@@ -301,6 +301,29 @@ def test_a_service_that_asks_for_too_much_patience_is_given_up(bench: Bench) -> 
     with pytest.raises(Unavailable, match="too many requests; nothing of the request was stored"):
         rows.commit(bench.driver, rows.tag("t"))
     assert bench.naps == []
+
+
+def test_a_service_without_a_connection_is_waited_for_no_longer_than_the_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CLOUDFLARE_API_TOKEN", "token")
+    endpoint = f"http://127.0.0.1:{postgres.free_port()}/client/v4"
+    target = D1Url.of(f"d1://account/database?patience=0.5&endpoint={endpoint}")
+    with closing(target.connect()) as transport:
+        naps: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            naps.append(seconds)
+            time.sleep(seconds)
+
+        with (
+            closing(
+                backend.D1Driver(transport, target.name, sleep=sleep, patience_s=target.patience)
+            ) as driver,
+            pytest.raises(Unavailable, match="no connection"),
+        ):
+            rows.commit(driver, rows.tag("t"))
+    assert sum(naps) <= 0.5
 
 
 def edited(edit: Callable[[dict[str, object]], object]) -> Change:

@@ -4,18 +4,23 @@ variables."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 import perdure
 from perdure.config.stores import store_of_environment
 from perdure.conversation import approximate
 from perdure.memory import Memory
 from perdure.runtime import Runtime, Settings
+from perdure.server import checkpoint_lifespan, perdure_app
 from tests.backends import EMPTY
 from tests.runtime.graphs import Heard, eventually_stored
+from tests.server.applications import listening
+from tests.server.talking import talking, text_of
 from tests.systems import platform_agents as program
 from tests.systems.platform_agents import LIMIT, platform, sub_agent
 
@@ -94,6 +99,34 @@ def test_agents_that_are_no_subgraphs_have_a_state_each_on_one_context_under_ten
                         state["messages"][-1].text == f"{name} heard {number + 1}, lastly '{name} {number}'"
                     )
             assert len((await agents["travel"].aget_state(at)).values["messages"]) == 6
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_agents_of_one_database_behind_a2a_have_a_state_each_on_one_context(tmp_path: Path) -> None:
+    """Each agent is a server of its own, as on the author's platform, and all share one database."""
+    url = f"sqlite:///{tmp_path / 'platform.db'}"
+
+    def served(name: str) -> FastAPI:
+        graphs = {name: sub_agent(name).builder.compile()}
+        app = FastAPI(lifespan=checkpoint_lifespan(url, graphs=graphs, serve=True, tenant=name))
+        app.mount("", perdure_app(app))
+        return app
+
+    async def main() -> None:
+        async with perdure.connect(url, migrate=True):
+            """Only its schema is wanted."""
+        async with AsyncExitStack() as stack:
+            talks = {}
+            for name in ("travel", "weather"):
+                base = await stack.enter_async_context(listening(served(name)))
+                talks[name] = await stack.enter_async_context(talking(base, name))
+            for number in range(2):
+                for name, talk in talks.items():
+                    task = await talk.task(f"{name} {number}", context="ctx-1")
+                    assert task["contextId"] == "ctx-1"
+                    assert text_of(task) == f"{name} heard {number + 1}, lastly '{name} {number}'"
 
     asyncio.run(main())
 

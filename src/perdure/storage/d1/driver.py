@@ -24,6 +24,7 @@ from perdure.storage.d1.columns import Rows, Statement, weight
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, gave_up, translated
 from perdure.storage.d1.url import D1Url
+from perdure.storage.outage import PATIENCE_S
 from perdure.storage.port import CommitLimits
 
 R = TypeVar("R")
@@ -49,10 +50,12 @@ class D1Driver:
         *,
         sleep: Callable[[float], object] = time.sleep,
         has_threads: bool = True,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._transport = transport
         self._name = name
         self._sleep = sleep
+        self._patience_s = patience_s
         self.has_threads = has_threads
         self._limits = CommitLimits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
@@ -124,7 +127,7 @@ class D1Driver:
         n = slot.next() if commits else 0
         ids = [slot.receipt(place) for place in range(len(commits))]
         given = dict(zip(map(id, commits), ids, strict=True))
-        tries = Tries(sleep=self._sleep)
+        tries = Tries(sleep=self._sleep, patience_s=self._patience_s)
         left = list(parts)
         while left:
             statements = [writing.forget_receipts()] if commits and slot.is_new else []
@@ -323,7 +326,9 @@ def open_driver(url: str) -> D1Driver:
     except BaseException:
         transport.close()
         raise
-    return D1Driver(transport, target.name, has_threads=isinstance(target, D1Url))
+    is_remote = isinstance(target, D1Url)
+    patience_s = target.patience if isinstance(target, D1Url) else PATIENCE_S
+    return D1Driver(transport, target.name, has_threads=is_remote, patience_s=patience_s)
 
 
 def _target(url: str) -> D1Url | BindingUrl:

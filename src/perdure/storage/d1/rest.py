@@ -47,12 +47,13 @@ class Rejected(Exception):
 
 class AnswerLost(Exception):
     """No answer, or none that shows the outcome. ``sent`` is True if the batch may have been carried out,
-    ``after`` the seconds for which the service asked to wait."""
+    ``after`` the seconds for which the service asked to wait, ``is_away`` True if there was no connection."""
 
-    def __init__(self, reason: str, *, sent: bool = True, after: float = 0.0) -> None:
+    def __init__(self, reason: str, *, sent: bool = True, after: float = 0.0, is_away: bool = False) -> None:
         super().__init__(reason)
         self.sent = sent
         self.after = after
+        self.is_away = is_away
 
 
 PASSING = re.compile(
@@ -72,14 +73,22 @@ class RestTransport:
     """A database of an account, behind an endpoint. ``name`` is used in messages."""
 
     def __init__(
-        self, endpoint: str, account: str, database: str, token: str, *, name: str, env: str
+        self,
+        endpoint: str,
+        account: str,
+        database: str,
+        token: str,
+        *,
+        name: str,
+        env: str,
+        connecting_s: float = CONNECT_SECONDS,
     ) -> None:
         self._name = name
         self._env = env
         self._url = f"{endpoint}/accounts/{account}/d1/database/{database}/raw"
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-            timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+            timeout=httpx.Timeout(ANSWER_SECONDS, connect=connecting_s),
             limits=httpx.Limits(max_connections=16, keepalive_expiry=55),
             verify=_certificates(),
             # The environment's proxy is for remote hosts, not for this machine.
@@ -100,7 +109,7 @@ class RestTransport:
         try:
             response = self._client.post(self._url, content=body)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
-            raise AnswerLost(f"no connection ({_reason(error)})", sent=False) from error
+            raise AnswerLost(f"no connection ({_reason(error)})", sent=False, is_away=True) from error
         except httpx.TimeoutException as error:
             raise AnswerLost(f"no answer within {ANSWER_SECONDS:.0f} s") from error
         except (httpx.TransportError, httpx.DecodingError) as error:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from perdure.errors import BadUrl
-from perdure.storage.d1.rest import RestTransport, is_local
+from perdure.storage.d1.rest import CONNECT_SECONDS, RestTransport, is_local
+from perdure.storage.outage import PATIENCE_S, patience_of
 from perdure.storage.url import redacted
 
 ENDPOINT = "https://api.cloudflare.com/client/v4"
 TOKEN_ENV = "CLOUDFLARE_API_TOKEN"  # noqa: S105 - the name of a variable
 
+_CONNECT_LEAST_S = 2.0
 _ID = re.compile(r"[A-Za-z0-9_-]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FORM = "d1://ACCOUNT_ID/DATABASE_ID"
@@ -30,13 +32,15 @@ def _parts(url: str) -> SplitResult | None:
 
 @dataclass(frozen=True, slots=True)
 class D1Url:
-    """A database, the endpoint it is behind, and the variable that holds the token."""
+    """A database, the endpoint it is behind, the variable that holds the token, and the seconds for which a
+    service to which there is no connection is waited for."""
 
     name: str
     account: str
     database: str
     endpoint: str
     token_env: str
+    patience: float = PATIENCE_S
 
     @classmethod
     def of(cls, url: str) -> D1Url:
@@ -52,8 +56,10 @@ class D1Url:
         if not _ID.fullmatch(account) or not _ID.fullmatch(database) or parts.fragment:
             raise BadUrl(f"{name}: a D1 URL is {_FORM}; `wrangler d1 list` shows the database's id")
         given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        if unknown := sorted(given.keys() - {"endpoint", "token_env"}):
-            raise BadUrl(f"{name}: unknown parameter {unknown[0]!r}; a D1 URL takes endpoint and token_env")
+        if unknown := sorted(given.keys() - {"endpoint", "token_env", "patience"}):
+            raise BadUrl(
+                f"{name}: unknown parameter {unknown[0]!r}; a D1 URL takes endpoint, token_env and patience"
+            )
         endpoint = given.get("endpoint", ENDPOINT).rstrip("/")
         where = _parts(endpoint)
         if (
@@ -68,7 +74,8 @@ class D1Url:
         token_env = given.get("token_env", TOKEN_ENV)
         if not _NAME.fullmatch(token_env):
             raise BadUrl(f"{name}: token_env has to be the name of an environment variable, e.g. {TOKEN_ENV}")
-        return cls(name, account, database, endpoint, token_env)
+        patience = patience_of(name, given.get("patience"))
+        return cls(name, account, database, endpoint, token_env, patience)
 
     def connect(self) -> RestTransport:
         """Return a transport to the database; nothing is sent yet. ``BadUrl`` is raised without a token."""
@@ -81,7 +88,13 @@ class D1Url:
         if not token.isascii() or not token.isprintable() or " " in token:
             raise BadUrl(f"{self.name}: ${self.token_env} does not hold an API token; copy it there again")
         return RestTransport(
-            self.endpoint, self.account, self.database, token, name=self.name, env=self.token_env
+            self.endpoint,
+            self.account,
+            self.database,
+            token,
+            name=self.name,
+            env=self.token_env,
+            connecting_s=min(CONNECT_SECONDS, max(_CONNECT_LEAST_S, self.patience)),
         )
 
     @contextmanager

@@ -149,7 +149,9 @@ class Receiver:
         )
 
     def _thread_id(self, event: ChatMessage | ButtonPress, sessions: SessionList) -> str:
-        session = sessions.at(event.position)
+        return self._thread_of(event, sessions.at(event.position))
+
+    def _thread_of(self, event: ChatMessage | ButtonPress, session: str) -> str:
         return ChatAddress(self._channel, event.chat, event.topic, session).thread_id
 
     async def _accepted(self, message: ChatMessage, thread_id: str, key: str, prefix: str = "") -> Received:
@@ -291,36 +293,51 @@ class Receiver:
     async def _withdraw_if_closed(
         self, event: ChatMessage | ButtonPress, asked: _Question, ticket: Ticket
     ) -> None:
-        """Withdraw an answer whose question was closed by a command while it was accepted: the command, in
-        another process, did not see the answer."""
+        """Withdraw an answer whose question or session was closed by a command while it was accepted: the
+        command, in another process, did not see the answer."""
         sessions = await self._sessions.of(event.chat, event.topic)
-        if asked.run_id in sessions.closed:
+        if asked.run_id in sessions.closed or self._thread_id(event, sessions) != asked.thread_id:
             await self._runtime.withdraw(asked.thread_id, ticket.id)
 
     # Commands
 
     async def _command(self, message: ChatMessage, sessions: SessionList) -> Received:
         begun = sessions.until(message.position)
-        if message.command == "stop":
-            # A provider's times may be too coarse to tell a message after a /new from one before it.
-            for session in begun[-2:]:
-                await self._stop(message, session)
-            return Received(self._options.stop_notice)
-        start = max(message.position, await self._stop(message, begun[-1]))
-        is_new = await self._sessions.begin(message.chat, message.topic, message.position, start)
-        return Received(self._options.new_notice) if is_new else Received(is_duplicate=True)
+        is_new = message.command == "new"
+        # A provider's times may be too coarse to tell a message after a /new from one before it.
+        ended = begun[-1:] if is_new else begun[-2:]
+        last = [await self._stop(message, session) for session in ended]
+        if is_new:
+            start = max(message.position, *last)
+            is_new = await self._sessions.begin(message.chat, message.topic, message.position, start)
+            received = Received(self._options.new_notice) if is_new else Received(is_duplicate=True)
+        else:
+            received = Received(self._options.stop_notice)
+        for session in ended:
+            # Another process may have accepted an answer before its question was closed.
+            await self._end_older(message, self._thread_of(message, session), only_answers=True)
+        return received
 
     async def _stop(self, message: ChatMessage, session: str) -> int:
         """End the run of a session, close its questions and withdraw what waits, as far as its messages are
         older than the command. Return the greatest position of the messages that were looked at."""
-        thread_id = ChatAddress(self._channel, message.chat, message.topic, session).thread_id
+        thread_id = self._thread_of(message, session)
+        last, newer = await self._end_older(message, thread_id)
+        await self._close(message, thread_id, newer)
+        return last
+
+    async def _end_older(
+        self, message: ChatMessage, thread_id: str, *, only_answers: bool = False
+    ) -> tuple[int, set[str]]:
+        """End the run of a thread and withdraw what waits, as far as its messages are older than a command.
+        Return the greatest position of the messages that were looked at, and the runs of newer ones."""
         last, before, newer = 0, None, set[str]()
         while page := await self._runtime.messages(thread_id, limit=_LOOKED_AT, before=before):
             for standing in page:
                 at = position_of(standing.message.payload)
                 last = max(last, at or 0)
                 # An answer has no position: its run continues an older question.
-                if at is None or at <= message.position:
+                if at is None or (at <= message.position and not only_answers):
                     await self._end(thread_id, standing)
                 elif standing.run is not None:
                     newer.add(standing.run.id)
@@ -328,8 +345,7 @@ class Receiver:
                 # What is older has ended before.
                 break
             before = page[-1].message.seq
-        await self._close(message, thread_id, newer)
-        return last
+        return last, newer
 
     async def _end(self, thread_id: str, standing: Standing) -> None:
         if standing.run is None and not standing.message.is_withdrawn:

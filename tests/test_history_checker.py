@@ -194,10 +194,15 @@ def test_a_run_that_fails_although_its_message_does_not_is_noticed() -> None:
     }
 
 
-def test_a_failed_run_that_is_tried_again_has_another_end() -> None:
-    ends = (accept("a", 0, 1), status("run-a", 2, "error"), status("run-a", 5), read(6, "m:a"))
-    assert broken(*ends)
-    assert not broken(*ends, call("retry", 3, 4, given={"run": "run-a"}))
+def test_a_failed_run_that_is_run_again_twice_is_noticed() -> None:
+    def again(began: float, run: str) -> Call:
+        return call("retry", began, began + 0.5, given={"run": "run-a"}, answer={"run": run})
+
+    calls = (accept("a", 0, 1), status("run-a", 2, "error"), read(9, "m:a"))
+    assert not broken(*calls, again(3, "r"), again(4, "r"))
+    assert broken(*calls, again(3, "r"), again(4, "q")) == {
+        "A message that always fails does not block its thread"
+    }
 
 
 def notice(run: str, began: float, key: str, ended_as: str = "success") -> Call:

@@ -94,6 +94,11 @@ class ThreadFacts:
         return _sent(self.of(ANSWER), "")
 
     @cached_property
+    def retries(self) -> dict[str, Sent]:
+        """Requests to run a failed run again, by the run that failed."""
+        return _sent(self.of(RETRY), "", by="run")
+
+    @cached_property
     def observations(self) -> list[Observation]:
         """All that was read of the thread, in the order of the beginnings of the reads."""
         found: list[Observation] = []
@@ -134,15 +139,8 @@ class ThreadFacts:
         return found
 
     def end_of(self, run: str) -> Call | None:
-        """Return the first call that showed the end of a run, if one did; the last, if the run was tried
-        again after it had failed."""
-        ends = [call for call in self.statuses.get(run, ()) if call.answer["status"] in ENDS]
-        return None if not ends else ends[-1] if run in self.retried else ends[0]
-
-    @cached_property
-    def retried(self) -> frozenset[str]:
-        """Runs that may have been tried again."""
-        return frozenset(call.given["run"] for call in self.of(RETRY) if not call.is_refused)
+        """Return the first call that showed the end of a run, if one did."""
+        return next((call for call in self.statuses.get(run, ()) if call.answer["status"] in ENDS), None)
 
     def has_ended(self, run: str, status: str) -> bool:
         end = self.end_of(run)
@@ -165,7 +163,7 @@ class ThreadFacts:
 
     @property
     def _others(self) -> list[Sent]:
-        return [Sent(call.id, (call,)) for call in self.of(EMPTY, CANCEL, RETRY, DELETE)]
+        return [Sent(call.id, (call,)) for call in self.of(EMPTY, CANCEL, DELETE)] + [*self.retries.values()]
 
     def _was_seen_ended(self, run: str, by: float) -> bool:
         return any(
@@ -201,8 +199,8 @@ def run_of_step(entry: str) -> str:
     return entry.removeprefix(STEP).split(":", 1)[0]
 
 
-def _sent(calls: Sequence[Call], prefix: str) -> dict[str, Sent]:
+def _sent(calls: Sequence[Call], prefix: str, by: str = "element") -> dict[str, Sent]:
     found: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
-        found[prefix + call.given["element"]].append(call)
+        found[prefix + call.given[by]].append(call)
     return {entry: Sent(entry, tuple(each)) for entry, each in found.items()}

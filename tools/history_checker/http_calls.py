@@ -115,6 +115,14 @@ class Caller:
         )  # fmt: skip
         return str(answer.get("status", ""))
 
+    async def retry(self, server: Server, thread: str, run: str) -> tuple[str, str]:
+        """Run a failed run again; the outcome and the new run's id."""
+        outcome, answer = await self._call(
+            server, "POST", f"/threads/{thread}/runs/{run}/retry", "retry", (self.tenant, thread),
+            given={"run": run}, read=lambda found: {"run": found["run_id"]},
+        )  # fmt: skip
+        return outcome, answer.get("run", "")
+
     async def cancel(self, server: Server, thread: str, run: str, action: str) -> None:
         path = f"/threads/{thread}/runs/{run}/cancel?action={action}"
         given = {"run": run, "action": action}

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .deployment import Server
-from .facts import SETTLED
+from .facts import FAILED, SETTLED
 from .http_calls import DEBOUNCE, Caller
 from .recording import OK, UNKNOWN
 from .served_agents import ASKS, FAILS
@@ -19,6 +19,8 @@ _ATTEMPTS = 20
 _HELD_BACK = 0.85
 """How often users answer a question that they wait for instead of saying something else."""
 _DELAYED = 0.06
+_AGAIN = 0.15
+"""How often a call is repeated although it was answered."""
 _ITEMS = 3
 _ITEM_CALLS = 120
 """How many calls an item gets before another takes its place, so that its orders can be followed."""
@@ -66,6 +68,7 @@ class Load:
             (self._join, 4),
             (self._prune, 2),
             (self._cancel, 3),
+            (self._retry, 6),
             (self._update, 3),
             (self._start_empty, 4),
             (self._use_item, 25),
@@ -200,7 +203,7 @@ class Load:
             )
             if outcome == OK:
                 thread.runs.append(run)
-            if outcome != UNKNOWN and self.chance.random() > 0.15:
+            if outcome != UNKNOWN and self.chance.random() > _AGAIN:
                 break
             await asyncio.sleep(AGAIN_S)
         return outcome
@@ -230,6 +233,21 @@ class Load:
         if thread.runs:
             action = self.chance.choice(("interrupt", "rollback"))
             await self.caller.cancel(self._server(), thread.name, thread.runs[-1], action)
+
+    async def _retry(self, thread: Conversation) -> None:
+        """Run the latest run again if it has failed, before anything else is sent."""
+        if not thread.has_one_user or not thread.runs or not await self._has_settled(thread):
+            return
+        failed = thread.runs[-1]
+        if await self.caller.read_run(self._server(), thread.name, failed) != FAILED:
+            return
+        for _ in range(_ATTEMPTS):
+            outcome, run = await self.caller.retry(self._server(), thread.name, failed)
+            if outcome == OK:
+                thread.runs.append(run)
+            if outcome != UNKNOWN and self.chance.random() > _AGAIN:
+                break
+            await asyncio.sleep(AGAIN_S)
 
     async def _update(self, thread: Conversation) -> None:
         thread.sent += 1

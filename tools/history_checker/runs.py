@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from .facts import ACCEPT, ANSWER, EMPTY, FAILED, REPLY, SETTLED, ThreadFacts, read_threads
+from .facts import ACCEPT, ANSWER, EMPTY, FAILED, REPLY, RETRY, SETTLED, ThreadFacts, read_threads
 from .guarantees import Guarantee
 from .recording import Call, Violation
 
@@ -17,6 +17,7 @@ def check_runs(calls: Iterable[Call]) -> list[Violation]:
         (Guarantee.NOT_FORGOTTEN, _unsettled),
         (Guarantee.NOTHING_LOST, _unended),
         (Guarantee.NOT_BLOCKED, _failed_without_cause),
+        (Guarantee.NOT_BLOCKED, _retried_twice),
         (Guarantee.REPLIES, _untrue),
         (Guarantee.REPLIES, _early),
         (Guarantee.ONE_KEY, _keys),
@@ -34,7 +35,7 @@ def check_runs(calls: Iterable[Call]) -> list[Violation]:
 
 def _unsettled(thread: ThreadFacts) -> Iterator[str]:
     """Every acknowledged run has an end when the history has."""
-    for call in thread.of(ACCEPT, ANSWER, EMPTY):
+    for call in thread.of(ACCEPT, ANSWER, EMPTY, RETRY):
         if not call.is_ok:
             continue
         seen = thread.statuses.get(call.answer["run"], [])
@@ -45,7 +46,7 @@ def _unsettled(thread: ThreadFacts) -> Iterator[str]:
 def _unended(thread: ThreadFacts) -> Iterator[str]:
     """A run that has ended is not otherwise later."""
     for run, seen in thread.statuses.items():
-        end = None if run in thread.retried else thread.end_of(run)
+        end = thread.end_of(run)
         for call in seen:
             if end is not None and call.began > end.ended and call.answer["status"] != end.answer["status"]:
                 yield f"{end} shows {end.answer}, and {call} later {call.answer}"
@@ -66,6 +67,13 @@ def _failed_without_cause(thread: ThreadFacts) -> Iterator[str]:
             and not any(c.given.get("fails", True) for c in calls)
         ):
             yield f"the run {run} of {calls[0]} failed, and none of its messages does"
+
+
+def _retried_twice(thread: ThreadFacts) -> Iterator[str]:
+    """A failed run is run again once, however often that is asked for."""
+    for run, sent in thread.retries.items():
+        if len(sent.runs) > 1:
+            yield f"the failed run {run} was run again as {sorted(sent.runs)}"
 
 
 def _untrue(thread: ThreadFacts) -> Iterator[str]:

@@ -17,7 +17,8 @@ VERSION = 1
 """Raised by each deployment."""
 PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.6)
 FAILS, ASKS = "!", "?"
-"""How an element ends whose run fails, and one whose run asks a question for each mark."""
+"""How an element ends whose run may fail, and one whose run asks a question for each mark."""
+FAILING = 0.7
 
 auth = Auth()
 
@@ -50,7 +51,7 @@ async def hear(state: Log, config: RunnableConfig) -> dict[str, Any]:
 
 async def work(state: Log, config: RunnableConfig) -> dict[str, Any]:
     await asyncio.sleep(random.choice(PAUSES_S))
-    if _element(state).endswith(FAILS):
+    if _element(state).endswith(FAILS) and random.random() < FAILING:
         raise RuntimeError("this message fails")
     return {"log": [_step(config, "work")]}
 

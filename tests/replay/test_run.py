@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, RemoveMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
@@ -189,6 +189,19 @@ def test_an_error_of_the_changed_graph_is_a_difference_and_a_recorded_one_is_not
     with pytest.raises(ValueError, match="no"):
         graph.invoke({"messages": [("user", "hello")]}, {"configurable": {"thread_id": "failed"}})
     assert replay_sync(db, simple(fail).compile(), "failed").is_same
+
+
+def test_an_update_that_was_refused_and_is_again_is_no_difference(db: perdure.SyncDatabase) -> None:
+    def remove(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [RemoveMessage(id="nobody")]}
+
+    with pytest.raises(ValueError, match="nobody"):
+        converse(db, simple(remove))
+    assert replay_sync(db, simple(remove).compile(), THREAD).is_same
+    report = replay_sync(db, simple(lambda state: {"messages": [AIMessage("hello")]}).compile(), THREAD)
+    assert not report.is_same
+    converse(db, simple(lambda state: {"messages": [AIMessage("hello")]}))
+    assert not replay_sync(db, simple(remove).compile(), THREAD).is_same
 
 
 def test_ignored_channels_and_noise_do_not_count(db: perdure.SyncDatabase) -> None:

@@ -36,7 +36,7 @@ from perdure.replay.answering import Answering, answering
 from perdure.replay.comparison import Comparison, Difference, leads_on
 from perdure.replay.interception import RefusingStore, everywhere, install
 from perdure.replay.plain_values import snapshot
-from perdure.replay.recording import Recording, Step, by_key, config_of, name_sent
+from perdure.replay.recording import Recording, Step, TaskKey, TaskRecord, by_key, config_of, name_sent
 from perdure.replay.step_saver import StepSaver
 from perdure.runtime.agent import Agent
 from perdure.runtime.effects import ReplayedEffects
@@ -329,6 +329,8 @@ class Replayer:
         name_sent(found, sends)
         for refused in answers.refused:
             comparison.refused(refused)
+        if error is not None and _was_refused(step.tasks, found, is_followed=after is not None):
+            error = None
         if error is not None and not answers.refused and not any(task.error for task in found.values()):
             comparison.failed(error)
         if error is None:
@@ -406,3 +408,13 @@ class Replayer:
                 return None
             command = Command(resume=resume) if resume else None
         return None
+
+
+def _was_refused(
+    recorded: Mapping[TaskKey, TaskRecord], found: Mapping[TaskKey, TaskRecord], *, is_followed: bool
+) -> bool:
+    """Return True if a step failed when it was recorded, too, once all of its tasks had ended: its graph
+    refused what they returned, so that no checkpoint followed."""
+    own = {key: task for key, task in recorded.items() if len(key) == 1}
+    ended = {key for key, task in found.items() if len(key) == 1 and task.is_finished}
+    return not is_followed and bool(own) and all(t.is_finished for t in own.values()) and own.keys() <= ended

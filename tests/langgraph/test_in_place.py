@@ -279,7 +279,8 @@ def test_a_put_on_what_another_process_stored_keeps_its_references(db: Any) -> N
         "v": 1, "id": "c2", "ts": "", "channel_values": {"facts": facts, "new": facts},
         "channel_versions": {"facts": 1, "new": 1}, "versions_seen": {}, "updated_channels": None,
     }  # fmt: skip
-    saver.put(at, checkpoint, {"source": "loop", "step": 2, "parents": {}}, {"new": 1})
+    of_a_run: Any = {"configurable": {**at["configurable"], "__pregel_runtime": None}}
+    saver.put(of_a_run, checkpoint, {"source": "loop", "step": 2, "parents": {}}, {"new": 1})
     assert values(db) == {"facts": {"a": 1}, "new": {"a": 2}}
 
 

@@ -109,6 +109,7 @@ class CheckpointPlan:
     new_versions: ChannelVersions
     migration: Migration
     beside: CheckpointRecord | None = None
+    is_by_hand: bool = False
     stored: Callable[[], None] | None = None
     _is_frozen: bool = False
 
@@ -121,13 +122,20 @@ class CheckpointPlan:
         values = self.checkpoint["channel_values"]
         frozen = {channel: value for (_, channel), value in self.encoder.frozen().items()}
         try:
-            for channel in values.keys() & self.new_versions.keys() - frozen.keys():
+            unchanged = self.checkpoint["channel_versions"].keys() - self.new_versions.keys()
+            for channel in values.keys() - (unchanged if self._follows_load else set()) - frozen.keys():
                 if type(values[channel]) is not Frozen:
                     frozen[channel] = Frozen.of(self.encoder.serde, values[channel])
         except (TypeNotAllowed, Unserialisable):
             # Left unfrozen, so that the draft raises the error with its context.
             return
         self.checkpoint = cast(Checkpoint, {**self.checkpoint, "channel_values": {**values, **frozen}})
+
+    @property
+    def _follows_load(self) -> bool:
+        """True if the channels without a new version have the values that were loaded or stored last: then
+        they are not encoded again if the base is found."""
+        return self.is_copy or not self.is_by_hand
 
     def draft(self, view: View, generation: int, seq: int) -> Program[Draft]:
         """Return the draft of the checkpoint.
@@ -160,6 +168,7 @@ class CheckpointPlan:
                         self.metadata,
                         self.new_versions,
                         base=base,
+                        are_unchanged=self._follows_load,
                         schema=self.migration.schema.version,
                     )
                     return record if carried is None else record.moved(carried=carried(encoding.write))

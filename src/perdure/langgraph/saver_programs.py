@@ -65,6 +65,8 @@ OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
 """Arguments: the thread, the namespace, and the known serialised sizes of channel values in bytes."""
 _VIEWS_MAX = 20_000
+_OF_RUNS = "__pregel_"
+"""Beginning of the configurable keys that only runs of graphs have."""
 GRAPH_ID = "graph_id"
 """Name in a checkpoint's metadata of the graph that made it."""
 _log = logging.getLogger("perdure.langgraph")
@@ -332,7 +334,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             loop.child = checkpoint["id"]
         plan = CheckpointPlan(
             self._encoder(partition), loop, namespace, parent, is_copy, checkpoint, full, new_versions,
-            self._migration, beside,
+            self._migration, beside, not any(key.startswith(_OF_RUNS) for key in at.configurable),
         )  # fmt: skip
         if at.thread is not None and at.thread.stored is not None:
             plan.stored = partial(at.thread.stored.note, at.named or ROOT, checkpoint["id"])

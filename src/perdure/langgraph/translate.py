@@ -17,7 +17,7 @@ from langgraph.checkpoint.base import (
 
 from perdure.engine import chunk_reads as engine_values
 from perdure.engine.thread_state import View
-from perdure.errors import PerdureError, Unreadable, Unserialisable
+from perdure.errors import PerdureError, Unreadable
 from perdure.langgraph import value_errors
 from perdure.langgraph.cache.decoding import ListingDecoder, recall, take
 from perdure.langgraph.cache.encoding import Encoding
@@ -26,6 +26,7 @@ from perdure.langgraph.cache.known_chunks import HeadRefs
 from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.loop_state import ThreadId, carried, plain
 from perdure.langgraph.serde import Serde
+from perdure.model import well_formed
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, UNVERSIONED
@@ -73,14 +74,7 @@ def run_of(config: RunnableConfig) -> object:
 
 def require_text(*names: str) -> None:
     """Refuse names with lone surrogates, which some databases cannot hold, on every backend."""
-    try:
-        "".join(names).encode()
-    except UnicodeEncodeError as error:
-        name = next(n for n in names if any("\ud800" <= c <= "\udfff" for c in n))
-        raise Unserialisable(
-            f"the name {name!r} holds a lone surrogate, half of a character, and cannot be stored; names of "
-            "threads, namespaces, checkpoints, channels, nodes, tasks and runs have to be well-formed text"
-        ) from error
+    well_formed.require_text(names)
 
 
 def stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
@@ -163,9 +157,12 @@ def to_record(
     new_versions: ChannelVersions,
     *,
     base: CheckpointRecord | None,
+    are_unchanged: bool = True,
     schema: int = UNVERSIONED,
 ) -> CheckpointRecord:
     """Return the record of a checkpoint. Channels that ``base`` has at the same version keep its references.
+
+    A value without a version is kept, too: the stock savers that store whole checkpoints do so.
 
     A DeltaChannel's value is passed only if it is a snapshot; until the channel's version changes it is
     also the value of the checkpoints after that one.
@@ -178,18 +175,22 @@ def to_record(
         full: The metadata to persist.
         new_versions: The channels with new versions.
         base: The checkpoint whose references may be reused.
+        are_unchanged: The values of channels without new versions are those of ``base``; otherwise only
+            channels without a value keep its references.
         schema: The schema version of the application.
     """
     values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
     deltas = delta_channels(full)
     references: dict[str, bytes] = {}
-    for channel, version in versions.items():
+    for channel in (*versions, *(c for c in values if c not in versions)):
         if channel not in values and channel not in deltas:
             continue
         if (
             base is not None
+            and channel in versions
             and channel not in new_versions
-            and base.versions.get(channel) == version
+            and (are_unchanged or channel not in values)
+            and base.versions.get(channel) == versions[channel]
             and (ref := base.refs.get(channel)) is not None
         ):
             references[channel] = ref
@@ -201,7 +202,12 @@ def to_record(
     clear_run = run_id if isinstance(run_id, str) else None
     clear = {"source": clear_source, "step": clear_step, "run_id": clear_run}
     require_text(
-        checkpoint["id"], clear_source or "", clear_run or "", *versions, *checkpoint["versions_seen"]
+        checkpoint["id"],
+        clear_source or "",
+        clear_run or "",
+        *versions,
+        *values,
+        *checkpoint["versions_seen"],
     )
     rest = {k: v for k, v in full.items() if clear.get(k) is None}
     extra = {k: v for k, v in checkpoint.items() if k not in _CHECKPOINT_KEYS and v}

@@ -22,6 +22,7 @@ from perdure.model.short_forms import (
     short_nonce,
     short_time,
 )
+from perdure.model.well_formed import ill_formed
 
 FORMAT = 2
 """Version of the body's layout, its first element. Format 1 had no short forms, and another order."""
@@ -125,27 +126,32 @@ class CheckpointRecord(NamedTuple):
 
     def put(self, expect: Expectation = Expect.ANY) -> Put:
         """Return the operation that stores it. A checkpoint stored again under its id replaces the first."""
-        names = list(self.versions)
+        # Channels without a version come last.
+        names = [*self.versions, *(name for name in self.refs if name not in self.versions)]
         place = {name: i for i, name in enumerate(names)}
         nodes = {node: i for i, node in enumerate(self.versions_seen)}
-        body = ormsgpack.packb(
+        parts = [
+            FORMAT,
+            self.v,
+            short_time(self.ts),
+            [short_name(name, nodes) for name in names],
+            list(self.versions.values()),
+            [self.refs.get(name) for name in names],
             [
-                FORMAT,
-                self.v,
-                short_time(self.ts),
-                [short_name(name, nodes) for name in names],
-                list(self.versions.values()),
-                [self.refs.get(name) for name in names],
-                [
-                    [short_name(node, {}), [place.get(ch, ch) for ch in seen], list(seen.values())]
-                    for node, seen in self.versions_seen.items()
-                ],
-                None if self.updated is None else [place.get(ch, ch) for ch in self.updated],
-                None if self.metadata == PLAIN_METADATA else self.metadata,
-                short_nonce(self.nonce),
-                *self.last_elements(),
-            ]
-        )
+                [short_name(node, {}), [place.get(ch, ch) for ch in seen], list(seen.values())]
+                for node, seen in self.versions_seen.items()
+            ],
+            None if self.updated is None else [place.get(ch, ch) for ch in self.updated],
+            None if self.metadata == PLAIN_METADATA else self.metadata,
+            short_nonce(self.nonce),
+            *self.last_elements(),
+        ]
+        try:
+            body = ormsgpack.packb(parts)
+        except TypeError as error:
+            if "surrogates" in str(error):
+                raise ill_formed(f"of a channel, node, version or parent of checkpoint {self.id}") from error
+            raise
         return Put(
             CHECKPOINT,
             (self.namespace, self.id),
@@ -218,7 +224,7 @@ class CheckpointRecord(NamedTuple):
             step=fields["step"],
             v=v,
             ts=ts,
-            versions=dict(zip(names, versions, strict=True)),
+            versions=dict(zip(names[: len(versions)], versions, strict=True)),
             refs={n: ref for n, ref in zip(names, found, strict=True) if ref is not None},
             versions_seen={
                 node: dict(zip(map(name, chs), vers, strict=True)) for node, chs, vers in seen_nodes

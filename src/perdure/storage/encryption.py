@@ -35,6 +35,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.model.store_items import labels_of
+from perdure.model.well_formed import require_names, require_text
 from perdure.storage.port import (
     Answers,
     CommitLimits,
@@ -223,7 +224,16 @@ class EncryptedDriver(WrappingDriver):
             # A caller that reads it by itself gets the error.
             return outcome, None
 
+    def examine(self, partition: Partition | None) -> list[str]:
+        require_text(partition or ())
+        return super().examine(partition)
+
+    def settle(self, partition: Partition) -> bool:
+        require_text(partition)
+        return super().settle(partition)
+
     def _down(self, effect: Effect[R]) -> Effect[R]:
+        require_names(effect)
         if self._keyring is None:
             return effect
         if isinstance(effect, Commit):

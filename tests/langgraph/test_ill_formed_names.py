@@ -1,0 +1,136 @@
+"""A name with half of a character is refused in the same way on every backend, whatever it names and whoever
+passes it, and nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.base import empty_checkpoint
+
+import perdure
+from perdure import admin
+from perdure.errors import Unserialisable
+from perdure.history import NewTurn
+from perdure.runtime import Runtime
+from tests import backends
+from tests.runtime.graphs import Talk, go
+
+BAD = "a\ud800b"
+ROW = {"role": "user", "content": "x"}
+
+
+def at(**given: Any) -> Any:
+    return {"configurable": {"thread_id": "t", "checkpoint_ns": "", **given}}
+
+
+def made(**given: Any) -> Any:
+    return {**empty_checkpoint(), **given}
+
+
+def acts(db: perdure.SyncDatabase) -> Iterator[tuple[str, Callable[[], object]]]:
+    saver, store, histories = db.checkpointer(), db.store(), db.history()
+    there = saver.put(at(), made(channel_values={"x": 1}, channel_versions={"x": 1}), {}, {"x": 1})
+    checkpoint_id = there["configurable"]["checkpoint_id"]
+    own: dict[str, tuple[Any, Any, Any]] = {
+        "thread": (at(thread_id=BAD), made(), {}),
+        "namespace": (at(checkpoint_ns=BAD), made(), {}),
+        "checkpoint": (at(), made(id=BAD), {}),
+        "parent": (at(checkpoint_id=BAD), made(), {}),
+        "channel": (at(), made(channel_values={BAD: 1}, channel_versions={BAD: 1}), {}),
+        "channel without a version": (at(), made(channel_values={BAD: 1}), {}),
+        "channel without a value": (at(), made(channel_versions={BAD: 1}), {}),
+        "version": (at(), made(channel_versions={"x": BAD}), {}),
+        "node": (at(), made(versions_seen={BAD: {"x": 1}}), {}),
+        "channel seen": (at(), made(versions_seen={"n": {BAD: 1}}), {}),
+        "version seen": (at(), made(versions_seen={"n": {"x": BAD}}), {}),
+        "channel updated": (at(), made(updated_channels=[BAD]), {}),
+        "time": (at(), made(ts=BAD), {}),
+        "run": (at(), made(), {"run_id": BAD}),
+        "source": (at(), made(), {"source": BAD}),
+        "root": (at(checkpoint_ns="n"), made(), {"parents": {"": BAD}}),
+    }
+    for name, (config, checkpoint, metadata) in own.items():
+        new = dict(checkpoint["channel_versions"])
+        yield f"put: {name}", lambda c=config, k=checkpoint, m=metadata, n=new: saver.put(c, k, m, n)
+    for name, config, channel, task, path in (
+        ("thread", at(thread_id=BAD, checkpoint_id=checkpoint_id), "x", "t", ""),
+        ("namespace", at(checkpoint_ns=BAD, checkpoint_id=checkpoint_id), "x", "t", ""),
+        ("checkpoint", at(checkpoint_id=BAD), "x", "t", ""),
+        ("channel", there, BAD, "t", ""),
+        ("task", there, "x", BAD, ""),
+        ("path", there, "x", "t", BAD),
+    ):
+        yield (
+            f"write: {name}",
+            lambda c=config, ch=channel, t=task, p=path: saver.put_writes(c, [(ch, 1)], t, p),
+        )
+    for name in ("thread_id", "checkpoint_ns", "checkpoint_id"):
+        yield f"get: {name}", lambda n=name: saver.get_tuple(at(**{n: BAD}))
+        yield f"list: {name}", lambda n=name: list(saver.list(at(**{n: BAD})))
+    yield "list: before", lambda: list(saver.list(at(), before=at(checkpoint_id=BAD)))
+    yield "delete", lambda: saver.delete_thread(BAD)
+    yield "delete a run", lambda: saver.delete_for_runs([BAD])
+    yield "prune", lambda: saver.prune([BAD])
+    yield "copy from", lambda: saver.copy_thread(BAD, "z")
+    yield "copy to", lambda: saver.copy_thread("t", BAD)
+    yield "tenant", lambda: db.checkpointer(tenant=BAD).get_tuple(at())
+    yield "tenant of a put", lambda: db.checkpointer(tenant=BAD).put(at(), made(), {}, {})
+    yield "tenant of a store", lambda: db.store(tenant=BAD).put(("a",), "k", {})
+    yield "tenant of a history", lambda: db.history(tenant=BAD).load("s")
+    yield "tenant of a check", lambda: admin.partitions(db, BAD)
+    yield "key", lambda: store.put(("a",), BAD, {})
+    yield "key to get", lambda: store.get(("a",), BAD)
+    yield "key to delete", lambda: store.delete(("a",), BAD)
+    yield "session", lambda: histories.load(BAD)
+    yield "session of a turn", lambda: histories.update(BAD, lambda _: NewTurn([ROW]))
+    yield "session to delete", lambda: histories.delete(BAD)
+    yield "tag: thread", lambda: db.tag(BAD, "n")
+    yield "tag: name", lambda: db.tag("t", BAD)
+    yield "tag: checkpoint", lambda: db.tag("t", "n", checkpoint_id=BAD)
+    yield "untag", lambda: db.untag("t", BAD)
+    yield "tags", lambda: db.tags(BAD)
+    yield "fork: checkpoint", lambda: db.fork("t", BAD)
+    yield "fork: thread", lambda: db.fork(BAD, checkpoint_id)
+    yield "timeline", lambda: db.timeline("t", namespace=BAD)
+    for name in ("fsck", "repair", "export", "show", "timeline", "measure", "digest"):
+        yield name, lambda n=name: getattr(db, n)(BAD)
+
+
+def contents(db: perdure.SyncDatabase) -> Any:
+    return {p: admin.digest_of(db, p).hex for p in admin.partitions(db, None)}
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_it_is_refused_by_name_and_changes_nothing(backend: str) -> None:
+    with backends.EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
+        taken, refusals, before = list[str](), dict[str, str](), None
+        for name, act in acts(db):
+            before = before or contents(db)
+            try:
+                act()
+            except Unserialisable as error:
+                refusals[name] = str(error)
+            else:
+                taken.append(name)
+        assert taken == []
+        assert [name for name, told in refusals.items() if "lone surrogate" not in told] == []
+        assert contents(db) == before
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_a_runtime_refuses_it(backend: str) -> None:
+    async def main() -> None:
+        with backends.EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
+            async with Runtime(db, Talk().graph, works=False, observers=[]) as runtime:
+                for act in (
+                    lambda: runtime.accept(BAD, "x"),
+                    lambda: runtime.submit(BAD, {"messages": []}),
+                    lambda: runtime.run_until_idle(BAD),
+                ):
+                    with pytest.raises(Unserialisable, match="lone surrogate"):
+                        await act()
+            assert contents(db) == {}
+
+    go(main())

@@ -1,5 +1,8 @@
 """A name with half of a character is refused in the same way on every backend, whatever it names and whoever
-passes it, and nothing is stored."""
+passes it, and nothing is stored.
+
+Covers perdure.model.well_formed.
+"""
 
 from __future__ import annotations
 

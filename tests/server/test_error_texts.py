@@ -56,7 +56,9 @@ async def test_what_failed_is_told_by_its_kind_and_in_development_by_its_text(
 ) -> None:
     module = f"fails_{graph}_{development}".lower()
     (tmp_path / f"{module}.py").write_text(GRAPH)
-    (tmp_path / "perdure.toml").write_text(f'[graphs]\nit = "./{module}.py:{graph}"\n')
+    (tmp_path / "perdure.toml").write_text(
+        f'[graphs]\nit = "./{module}.py:{graph}"\n[http]\ninspector = true\n'
+    )
     database = f"sqlite:///{tmp_path / 'threads.db'}"
     async with perdure.connect(database, migrate=True):
         pass
@@ -90,6 +92,10 @@ async def test_what_failed_is_told_by_its_kind_and_in_development_by_its_text(
             told["join"] = (await http.get(f"/threads/b/runs/{run_id}/join")).text
             joined = await http.get(f"/threads/b/runs/{run_id}/stream", headers={"Last-Event-ID": "-1"})
             told["joined"] = joined.text
+            for view in ("threads", "thread", "timeline", "checkpoint", "messages", "queue"):
+                answer = await http.get(f"/inspect/api/{view}", params={"id": "a"})
+                assert answer.status_code == 200, (view, answer.text)
+                told[f"inspect {view}"] = answer.text
         return told
 
     told = await asyncio.create_task(asked())
@@ -97,7 +103,8 @@ async def test_what_failed_is_told_by_its_kind_and_in_development_by_its_text(
         "ConnectionError" in told[name] for name in ("wait", "stream", "events", "", "join", "/history")
     )
     if development:
-        assert all(SECRET in told[name] for name in ("wait", "stream", "events", "", "join"))
+        shown = ("wait", "stream", "events", "", "join", "inspect timeline", "inspect checkpoint")
+        assert [name for name in shown if SECRET not in told[name]] == []
     else:
         assert [name for name, text in told.items() if SECRET in text] == []
         assert "The graph failed (ConnectionError); the server's log says where." in told["wait"]

@@ -188,7 +188,7 @@ def _webhooks(config: WorkerConfig) -> Webhooks | None:
     if config.webhook_hosts is None:
         return None
     try:
-        from perdure.server.error_handlers import shows_texts
+        from perdure.runtime.failure_location import shows_texts
         from perdure.server.outbound_policy import OutboundPolicy
         from perdure.server.webhooks import Webhooks
     except MissingExtra as error:

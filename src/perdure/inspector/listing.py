@@ -20,6 +20,7 @@ from perdure.inspector.visible_threads import WalkPlace, WalkStep, number, walk
 from perdure.model.lifecycle import Status
 from perdure.model.messages import Run
 from perdure.model.records import Partition
+from perdure.runtime.failure_location import text_for_clients
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
@@ -126,6 +127,14 @@ def shown(row: ThreadRow) -> dict[str, Any]:
     }
 
 
+def _error(run: Run) -> str | None:
+    text, kind = run.note.get("error"), str(run.note.get("kind", ""))
+    if not isinstance(text, str):
+        return None
+    told = text_for_clients(kind, text)
+    return told if told == text or not kind else f"{kind}: {told}"
+
+
 def run_shown(run: Run) -> dict[str, Any]:
     """Return a run as JSON data, without what it was given."""
     return {
@@ -140,7 +149,7 @@ def run_shown(run: Run) -> dict[str, Any]:
         "base": run.base,
         "started_at": run.started_at,
         "updated_at": run.updated_at,
-        "error": run.note.get("error"),
+        "error": _error(run),
     }
 
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from langgraph.checkpoint.serde.types import ERROR
+
 from perdure.errors import NotFound
 from perdure.inspector import diff
 from perdure.inspector.access import Access
@@ -14,6 +16,7 @@ from perdure.langgraph import plain_reading
 from perdure.langgraph.large_channel_warning import WARN_BYTES
 from perdure.langgraph.plain_reading import ChannelView, CheckpointView
 from perdure.model.records import Partition
+from perdure.runtime.failure_location import text_for_clients
 from perdure.runtime.json_encoding import plain
 
 ITEMS = 40
@@ -123,9 +126,19 @@ def _shown(view: CheckpointView) -> dict[str, Any]:
         "alert_bytes": WARN_BYTES,
         "channels": [_channel(each) for each in view.channels],
         "writes": [
-            {"task_id": task, "channel": name, **_value(plain(value))} for task, name, value in view.pending
+            {"task_id": task, "channel": name, **_value(_written(name, plain(value)))}
+            for task, name, value in view.pending
         ],
     }
+
+
+def _written(channel: str, value: Any) -> Any:
+    """Return the value of a write; of one that is an error, what clients are told of it."""
+    if channel != ERROR:
+        return value
+    if isinstance(value, dict):
+        return {**value, "message": text_for_clients(str(value.get("error")), str(value.get("message")))}
+    return text_for_clients(str(value).partition("(")[0], str(value))
 
 
 def _channel(view: ChannelView) -> dict[str, Any]:

@@ -1,15 +1,40 @@
-"""Failures of graphs: their place in the graph's own code, without anything that a user wrote."""
+"""Failures of graphs: their place in the graph's own code, without anything that a user wrote, and the
+text of them that clients are told."""
 
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from pathlib import Path
+
+from perdure.model.messages import TIMEOUT
 
 _LIBRARIES = {"perdure", "langgraph", "langchain_core", "asyncio", "concurrent", "threading", "contextvars"}
 _log = logging.getLogger("perdure.failures")
 if _log.level == logging.NOTSET:
     # Messages and tracebacks may quote users, so a lower level of the root logger must not include them.
     _log.setLevel(logging.INFO)
+
+
+shows_texts: ContextVar[bool] = ContextVar("shows_texts", default=True)
+"""True if clients are told the text of a graph's exception, which may quote what is secret. A process that
+serves without ``--dev`` sets it to False when it starts, for all that it does."""
+
+_OWN_KINDS = frozenset({TIMEOUT, "GivenUp", "GraphRecursionError"})
+"""Recorded kinds of errors whose texts are not an application's."""
+
+
+def text_for_clients(kind: str, text: str) -> str:
+    """Return the text of an exception, or a sentence in its place unless ``shows_texts``.
+
+    Args:
+        kind: the name of its type, or "" if that is not known.
+        text: its text as it was recorded.
+    """
+    if shows_texts.get() or kind in _OWN_KINDS:
+        return text
+    named = f" ({kind})" if kind.isidentifier() else ""
+    return f"The graph failed{named}; the server's log says where."
 
 
 def show_failures() -> None:

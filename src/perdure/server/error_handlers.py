@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from contextvars import ContextVar
 from traceback import walk_tb
 from typing import Any
 
@@ -27,7 +26,7 @@ from perdure.errors import (
     Unreadable,
     Unserialisable,
 )
-from perdure.model.messages import TIMEOUT
+from perdure.runtime.failure_location import shows_texts, text_for_clients
 from perdure.runtime.json_encoding import encoded
 from perdure.server.auth.identity import Refusal
 
@@ -51,13 +50,6 @@ _SENTENCES: tuple[tuple[type[PerdureError], str], ...] = (
     (EmbeddingFailed, "The embedding model does not answer; try again."),
     (TooLarge, "A value is larger than the database takes; store less, or a reference to it."),
 )
-
-shows_texts: ContextVar[bool] = ContextVar("shows_texts", default=True)
-"""True if clients are told the text of a graph's exception, which may quote what is secret. A process that
-serves without ``--dev`` sets it to False when it starts, for all that it does."""
-
-_OWN_KINDS = frozenset({TIMEOUT, "GivenUp", "GraphRecursionError"})
-"""Recorded kinds of errors whose texts are not an application's."""
 
 KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEncodeError)
 """Errors that describe what is wrong with a request, or why it cannot be carried out now."""
@@ -134,13 +126,8 @@ def sentence_of(kind: str, text: str) -> str:
     its text. That of an exception of an application is replaced unless ``shows_texts``."""
     known = _kinds(PerdureError).get(kind)
     if known is None:
-        return text if shows_texts.get() or kind in _OWN_KINDS else _of_graph(kind)
+        return text_for_clients(kind, text)
     return text if issubclass(known, _FOR_CLIENTS) else _plain(known)
-
-
-def _of_graph(kind: str) -> str:
-    named = f" ({kind})" if kind.isidentifier() else ""
-    return f"The graph failed{named}; the server's log says where."
 
 
 _WITHIN = ("payload", "data", "chunk", "tasks")

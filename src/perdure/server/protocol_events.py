@@ -14,8 +14,9 @@ from perdure.model.messages import DONE, FAILED
 from perdure.runtime import Event
 from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN, QUESTIONS, reference
+from perdure.runtime.failure_location import shows_texts
 from perdure.runtime.json_encoding import encoded
-from perdure.server.error_handlers import event_data, sentence_of, shows_texts
+from perdure.server.error_handlers import event_data, sentence_of
 
 CHANNELS = (
     "values",

@@ -25,6 +25,7 @@ from perdure.database.opening import connect
 from perdure.errors import BadSetting, GraphLoadError, MissingExtra
 from perdure.memory.policy import verified_user
 from perdure.runtime import Agent, Runtime, Settings
+from perdure.runtime.failure_location import shows_texts
 from perdure.runtime.loading import LoadedGraph, find, load_agent
 from perdure.runtime.observers import Logs, Observer, Observers
 from perdure.runtime.retention_sweep import RetentionLoop
@@ -34,7 +35,6 @@ from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Config
 from perdure.server.configurable_headers import NO_HEADERS, Headers
 from perdure.server.crons import CronStarter
-from perdure.server.error_handlers import shows_texts
 from perdure.server.hosting.loopback import DEFER
 from perdure.server.resources import ServerState
 from perdure.server.webhooks import Webhooks, webhooks

@@ -60,16 +60,20 @@ def _change_claimed(runs: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ..
 
 
 def answer_twice() -> None:
-    """An accepted answer leaves its question open."""
+    """A question takes answers although one is on its way."""
     from perdure.engine import questions
 
-    whole = questions.answering
+    whole = questions.look
 
-    def answering(partition: Any, message: Any, lane: Any) -> Any:
-        after, answer = yield from whole(partition, message, lane)
-        return after._replace(waiting=lane.waiting), answer
+    def look(partition: Any, lane: Any, read_asked: Any) -> Any:
+        return (yield from whole(partition, lane._replace(run_id=None), read_asked))
 
-    questions.answering = answering
+    def has_live_message(partition: Any, lane: Any) -> Any:
+        yield from ()
+        return False
+
+    questions.look = look
+    questions.has_live_message = has_live_message
 
 
 def remember_items() -> None:

@@ -1,4 +1,7 @@
-"""A state is read without what its graph refuses, and says what that is."""
+"""A state is read without what its graph refuses, and says what that is.
+
+Covers perdure.langgraph.partial_saver.
+"""
 
 from __future__ import annotations
 

@@ -10,52 +10,32 @@ more and more of them: only the graph knows what it refuses.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
     BaseCheckpointSaver,
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTuple,
-    DeltaChannelHistory,
 )
-from langgraph.checkpoint.serde.types import ERROR, TASKS
-from langgraph.errors import InvalidUpdateError
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot, StateUpdate
 
 from perdure.errors import PerdureError, Unreadable
+from perdure.langgraph.partial_saver import NULL_TASK, Part, PartialSaver, update_refused
 
 REFUSED = "refused"
 """Key of a state's metadata with the list of what was left out: objects with ``message``, ``error``, the name
 of the exception's type, ``channels``, ``namespace``, and for an update ``node`` and ``task_id``."""
 
-_NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""Task id under which LangGraph stores updates of commands."""
-
-_INTERNAL = ("__", "branch:")
-"""Prefixes of LangGraph's own channels."""
 
 Graph = Pregel[Any, Any, Any, Any]
-
-
-class _Part(NamedTuple):
-    """A part of a checkpoint: the value of a channel, the tasks that come next, or the update of a task."""
-
-    namespace: str
-    checkpoint_id: str
-    kind: Literal["value", "tasks", "update"]
-    name: str
 
 
 class _Found(NamedTuple):
     """A state without the parts that the graph refuses, and the error that each of them raises."""
 
     state: StateSnapshot
-    refused: Mapping[_Part, Exception]
+    refused: Mapping[Part, Exception]
 
 
 async def aread_state(graph: Graph, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
@@ -188,12 +168,33 @@ async def _taken_up(graph: Graph, config: RunnableConfig) -> list[dict[str, Any]
     found = await saver.aget_tuple(config)
     updates: list[dict[str, Any]] = []
     for task, channel, value in (found.pending_writes or ()) if found is not None else ():
-        if task != _NULL_TASK or channel in WRITES_IDX_MAP:
+        if task != NULL_TASK or channel in WRITES_IDX_MAP:
             continue
         if not updates or channel in updates[-1]:
             updates.append({})
         updates[-1][channel] = value
     return updates
+
+
+async def awithout_refused(graph: Graph, config: RunnableConfig) -> Graph:
+    """Return a graph that goes on from a state without the stored updates that it refuses: their tasks run
+    again instead of failing for good; the graph itself if it refuses none.
+
+    Args:
+        graph: the graph, with its saver.
+        config: the thread, and optionally the checkpoint.
+    """
+    try:
+        await graph.aget_state(config)
+        return graph
+    except PerdureError:
+        raise
+    except Exception as error:
+        found = await _afind(graph, config, False, error)
+        if any(part.kind != "update" for part in found.refused):
+            return graph
+        partial, _ = _with_parts(graph, error, lambda part: part not in found.refused)
+        return partial
 
 
 async def _afind(graph: Graph, config: RunnableConfig, subgraphs: bool, error: Exception) -> _Found:
@@ -221,8 +222,8 @@ def _search(graph: Graph, error: Exception) -> Generator[Graph, StateSnapshot | 
         graph: the graph, with its saver.
         error: the error that reading all of the state raised; raised again if no part is the cause.
     """
-    admitted: set[_Part] = set()
-    refused: dict[_Part, Exception] = {}
+    admitted: set[Part] = set()
+    refused: dict[Part, Exception] = {}
     outcome, saver = yield from _attempt(graph, error, admitted)
     if not saver.parts:
         raise error
@@ -256,14 +257,14 @@ def _search(graph: Graph, error: Exception) -> Generator[Graph, StateSnapshot | 
 
 def refusals(state: StateSnapshot) -> Sequence[Mapping[str, Any]]:
     """Return the descriptions of what was left out of a state."""
-    metadata: Mapping[str, Any] = state.metadata or {}  # type: ignore[assignment]
+    metadata: Mapping[str, Any] = state.metadata or {}
     marks: Sequence[Mapping[str, Any]] = metadata.get(REFUSED, ())
     return marks
 
 
 def _attempt(
-    graph: Graph, error: Exception, admitted: set[_Part], refused: Mapping[_Part, Exception] | None = None
-) -> Generator[Graph, StateSnapshot | Exception, tuple[StateSnapshot | Exception, _PartialSaver]]:
+    graph: Graph, error: Exception, admitted: set[Part], refused: Mapping[Part, Exception] | None = None
+) -> Generator[Graph, StateSnapshot | Exception, tuple[StateSnapshot | Exception, PartialSaver]]:
     partial, saver = _with_parts(graph, error, admitted.__contains__, refused)
     outcome = yield partial
     return outcome, saver
@@ -276,7 +277,7 @@ def _unreadable(error: Exception) -> Unreadable:
     )
 
 
-def _mark(part: _Part, error: Exception, channels: Sequence[str], nodes: Mapping[str, str]) -> dict[str, Any]:
+def _mark(part: Part, error: Exception, channels: Sequence[str], nodes: Mapping[str, str]) -> dict[str, Any]:
     """Return the description of a part that was left out, without the error's text, which may quote users."""
     kind = type(error).__name__
     mark: dict[str, Any] = {"error": kind, "channels": list(channels), "namespace": part.namespace}
@@ -288,13 +289,8 @@ def _mark(part: _Part, error: Exception, channels: Sequence[str], nodes: Mapping
         case "update":
             node = nodes.get(part.name)
             by = "a command" if node is None else f"node {node!r}"
-            mark |= {"node": node, "task_id": part.name, "message": _update_refused(by, channels, kind)}
+            mark |= {"node": node, "task_id": part.name, "message": update_refused(by, channels, kind)}
     return mark
-
-
-def _update_refused(by: str, channels: Sequence[str], kind: str) -> str:
-    of = f" of {', '.join(channels)}" if channels else ""
-    return f"The graph refused the update{of} by {by} ({kind}); it is left out."
 
 
 def _tasks_of(state: StateSnapshot) -> Iterable[Any]:
@@ -311,140 +307,14 @@ def _id_of(state: StateSnapshot) -> str:
 def _with_parts(
     graph: Graph,
     error: Exception,
-    admits: Callable[[_Part], bool],
-    refused: Mapping[_Part, Exception] | None = None,
-) -> tuple[Graph, _PartialSaver]:
+    admits: Callable[[Part], bool],
+    refused: Mapping[Part, Exception] | None = None,
+) -> tuple[Graph, PartialSaver]:
     """Return a graph that loads only some parts of what is stored, and its saver. Raises the error if the
     graph has no saver of its own."""
     if not isinstance(graph.checkpointer, BaseCheckpointSaver):
         raise error
     graphs = [graph, *(below for _, below in graph.get_subgraphs(recurse=True) if isinstance(below, Pregel))]
     nodes = {name for each in graphs for name in each.nodes}
-    saver = _PartialSaver(graph.checkpointer, nodes, admits, refused or {})
+    saver = PartialSaver(graph.checkpointer, nodes, admits, refused or {})
     return graph.copy({"checkpointer": saver}), saver
-
-
-class _PartialSaver(BaseCheckpointSaver[Any]):
-    """A view of a saver: of the checkpoints that are loaded it shows only the parts that are admitted.
-
-    Attributes:
-        parts: the parts of what was loaded, in the order in which a graph uses them.
-        channels: the channels of each value and update.
-
-    Args:
-        saver: the saver.
-        nodes: the nodes of the graph and its subgraphs.
-        admits: returns True for a part that is shown.
-        refused: the parts that the graph refuses, with the error of each. A task whose update is refused is
-            shown as failed.
-    """
-
-    def __init__(
-        self,
-        saver: BaseCheckpointSaver[Any],
-        nodes: Iterable[str],
-        admits: Callable[[_Part], bool],
-        refused: Mapping[_Part, Exception],
-    ) -> None:
-        super().__init__()
-        self._saver, self._nodes, self._admits, self._refused = saver, tuple(nodes), admits, refused
-        self.parts: list[_Part] = []
-        self.channels: dict[_Part, Sequence[str]] = {}
-
-    def get_next_version(self, current: Any, channel: None) -> Any:
-        """See the base class."""
-        return self._saver.get_next_version(current, channel)
-
-    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """See the base class."""
-        found = self._saver.get_tuple(config)
-        return None if found is None else self._partial(found)
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """See the base class."""
-        found = await self._saver.aget_tuple(config)
-        return None if found is None else self._partial(found)
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """See the base class."""
-        async for found in self._saver.alist(config, filter=filter, before=before, limit=limit):
-            yield self._partial(found)
-
-    def get_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """See the base class."""
-        return self._saver.get_delta_channel_history(config=config, channels=self._replayed(config, channels))
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """See the base class."""
-        names = self._replayed(config, channels)
-        return await self._saver.aget_delta_channel_history(config=config, channels=names)
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """See the base class."""
-        return await self._saver.aput(config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """See the base class."""
-        await self._saver.aput_writes(config, writes, task_id, task_path)
-
-    def _partial(self, found: CheckpointTuple) -> CheckpointTuple:
-        configurable = found.config.get("configurable") or {}
-        namespace, at = configurable.get("checkpoint_ns", ""), found.checkpoint["id"]
-        values = {
-            name: value
-            for name, value in found.checkpoint["channel_values"].items()
-            if name == TASKS or self._shows(_Part(namespace, at, "value", name), [name])
-        }
-        checkpoint = Checkpoint(**{**found.checkpoint, "channel_values": values})
-        if not self._shows(_Part(namespace, at, "tasks", "")):
-            values.pop(TASKS, None)
-            # All nodes have seen all channels.
-            checkpoint["versions_seen"] = {name: dict(checkpoint["channel_versions"]) for name in self._nodes}
-        pending = list(found.pending_writes or ())
-        updates: dict[str, list[str]] = {}
-        for task_id, channel, _ in pending:
-            if channel not in WRITES_IDX_MAP:
-                named = updates.setdefault(task_id, [])
-                named += [] if channel.startswith(_INTERNAL) else [channel]
-        hidden: dict[str, Exception | None] = {}
-        for task_id, channels in updates.items():
-            part = _Part(namespace, at, "update", task_id)
-            if not self._shows(part, channels):
-                hidden[task_id] = self._refused.get(part)
-        shown = [each for each in pending if each[0] not in hidden or each[1] in WRITES_IDX_MAP]
-        for task_id, error in hidden.items():
-            if error is not None and task_id != _NULL_TASK:
-                text = _update_refused("this task", updates[task_id], type(error).__name__)
-                shown.append((task_id, ERROR, InvalidUpdateError(text)))
-        return found._replace(checkpoint=checkpoint, pending_writes=shown)
-
-    def _replayed(self, config: RunnableConfig, channels: Sequence[str]) -> list[str]:
-        """Return the channels whose values are admitted, of those that are replayed from writes."""
-        configurable = config.get("configurable") or {}
-        place = configurable.get("checkpoint_ns", ""), configurable.get("checkpoint_id", "")
-        return [name for name in channels if self._shows(_Part(*place, "value", name), [name])]
-
-    def _shows(self, part: _Part, channels: Sequence[str] = ()) -> bool:
-        if part not in self.channels:
-            self.parts.append(part)
-        self.channels[part] = channels
-        return self._admits(part)

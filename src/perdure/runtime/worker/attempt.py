@@ -21,7 +21,7 @@ from perdure.engine.runs import Ending, HeldRun
 from perdure.errors import NotFound
 from perdure.langgraph.early_loads import kept_for_the_next
 from perdure.langgraph.loop_state import ThreadId
-from perdure.langgraph.readable_states import aread_state, aupdate_state
+from perdure.langgraph.readable_states import aread_state, aupdate_state, awithout_refused
 from perdure.model.messages import DONE, WAITING
 from perdure.model.payloads import COMMAND, RESUME
 from perdure.runtime.agent import Agent
@@ -140,6 +140,8 @@ async def _attempt(
     if isinstance(given, Command) and _ends(given):
         await _end(graph, config, now, held, buffer)
         return Ending(DONE, {})
+    if has_begun or given is None:
+        graph = await awithout_refused(graph, config)
     how = {**_how(agent, options, context), "control": views.steering.control}
     values = await _steered(graph, given, (config, now), how, held, (views.steering, buffer))
     held = views.steering.current(held)

@@ -5,6 +5,7 @@ Covers perdure.server.routes.meta.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Iterator
@@ -211,3 +212,29 @@ def test_the_routes_of_the_contract_are_there() -> None:
         ("POST", "/store/namespaces"),
         ("GET", "/threads/{thread_id}/storage"),
     }
+
+
+@run
+async def test_the_description_and_the_metrics_read_no_files_on_the_event_loop(
+    near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perdure.runtime import metrics
+    from perdure.server import app
+    from perdure.server.routes import meta
+
+    def refuse(*_: object) -> str:
+        raise AssertionError("the files of a package are read on the event loop")
+
+    real = metrics.exposition
+
+    def in_a_thread(*args: Any) -> Any:
+        assert asyncio._get_running_loop() is None
+        return real(*args)
+
+    monkeypatch.setattr(meta, "version", refuse)
+    monkeypatch.setattr(app, "version", refuse)
+    monkeypatch.setattr(metrics, "exposition", in_a_thread)
+    async with serving(near) as server:
+        http = await server.http()
+        for path in ("/info", "/metrics", "/openapi.json"):
+            assert (await http.get(path)).status_code == 200

@@ -6,7 +6,7 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, FastAPI
@@ -123,14 +123,16 @@ def _allow_origins(app: FastAPI, cors: Cors) -> None:
     )
 
 
+@cache
 def release() -> str:
-    """Return the release of this package."""
+    """Return the release of this package. The first call opens files."""
     try:
         return version("perdure")
     except PackageNotFoundError:
         return "0"
 
 
+release()
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 

@@ -5,6 +5,7 @@ Nothing is loaded from another host, and the content security policy forbids it.
 
 from __future__ import annotations
 
+import mimetypes
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,9 @@ from typing import Literal
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
+
+# Otherwise the first response with a file reads the system's tables of types in the event loop.
+mimetypes.init()
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src {images}; connect-src 'self'; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -16,14 +17,18 @@ API_VERSION = "0.16.7"
 """Version of LangGraph's server whose routes these are; its tools compare it."""
 
 
+_LANGGRAPH, _PERDURE = version("langgraph"), version("perdure")
+# Read here: it opens files.
+
+
 @router.get("/info")
 async def info() -> dict[str, Any]:
     """Return the server's versions and features."""
     return {
         "version": API_VERSION,
-        "langgraph_py_version": version("langgraph"),
+        "langgraph_py_version": _LANGGRAPH,
         "flags": {"assistants": True, "crons": True, "langsmith": False, "strict_resume": True},
-        "host": {"kind": "perdure", "version": version("perdure")},
+        "host": {"kind": "perdure", "version": _PERDURE},
     }
 
 
@@ -35,5 +40,6 @@ async def metrics(request: Request) -> Response:
         from perdure.runtime.metrics import exposition
     except MissingExtra as error:
         raise Refusal(501, str(error)) from error
-    text, media_type = exposition(request.headers.get("accept", ""))
+    # It reads what the system knows of this process.
+    text, media_type = await asyncio.to_thread(exposition, request.headers.get("accept", ""))
     return Response(text, headers={"Content-Type": media_type})

@@ -214,7 +214,7 @@ def test_notices_of_other_ends_and_under_other_keys_are_noticed() -> None:
     wanted = call("accept", 0, 1, given={"element": "a", "wants_reply": True}, answer={"run": "r"})
     calls = (wanted, status("r", 3), read(6, "m:a"))
     assert not broken(*calls, notice("r", 2, "k"), notice("r", 5, "k"))
-    assert broken(*calls) == {"Replies are those of runs that ended"}
+    assert not broken(*calls)
     assert broken(*calls, notice("r", 2, "k", "error")) == {"Replies are those of runs that ended"}
     assert broken(*calls, status("r", 2.2, "running"), notice("r", 2, "k")) == {
         "Replies are those of runs that ended"

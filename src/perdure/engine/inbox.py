@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -335,22 +336,24 @@ def taken_back(lane: Lane, message: Message, how: Stop, now: int, fresh: int) ->
     """Return the operations that move a postponed message into the inbox as a withdrawn one."""
     lane = lane.accepted(now, Debounce())
     message = replace(message.withdrawn(how), seq=lane.last, accepted_at=now)
-    lane, over = _over(lane, message, now)
+    lane, over = _over(lane, [message], now)
     ops: list[Op] = [message.put(), lane.put(fresh), *over]
     if message.dedupe:
         ops.append(dedupe_put(message.dedupe, message.seq, Expect.ANY))
     return ops
 
 
-def _over(lane: Lane, message: Message, now: int) -> tuple[Lane, list[Op]]:
-    """Return the inbox after a message was withdrawn, and the operations for the message's run.
+def _over(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, list[Op]]:
+    """Return the inbox after messages were withdrawn, and the operations for their runs.
 
-    If the message is the only pending one, no run is open and no channel awaits a reply, its run is recorded
-    as over at once and needs no worker.
+    If nothing else is pending, no run is open and no channel awaits a reply, their runs are recorded as over
+    at once and need no worker.
     """
-    if lane.run_id is not None or lane.pending != 1 or message.seq != lane.last or message.channel:
+    if lane.run_id is not None or lane.pending != len(withdrawn) or len(withdrawn) > _ALONE_MAX:
         return lane, []
-    return lane.passed(lane.last), [_never_begun(message, lane.epoch, now).put()]
+    if any(message.channel for message in withdrawn):
+        return lane, []
+    return lane.passed(lane.last), [_never_begun(message, lane.epoch, now).put() for message in withdrawn]
 
 
 def _never_begun(message: Message, epoch: int, at: int) -> Run:
@@ -366,31 +369,26 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
     The thread's question is open again, unless another message waits.
     """
 
-    def load() -> Program[tuple[Lane, Message | None, bool]]:
+    def load() -> Program[tuple[Lane, tuple[Message, ...]]]:
         (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
         lane = Lane.read(IN, lanes)
-        message = yield from _pending(partition, lane, message_id)
-        others: list[Record] = []
-        if message is not None:
-            (behind,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), bodies=False),)))
-            others = [
-                record
-                for record in behind
-                if record.fields["mode"] != "withdrawn" and record.key[0] != message.seq
-            ]
-        return lane, message, not others
+        (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,)),)))
+        return lane, tuple(read_each(partition, Message.read, found))
 
-    def attempt(seen: tuple[Lane, Message | None, bool]) -> Program[bool | None]:
-        lane, message, is_last = seen
+    def attempt(seen: tuple[Lane, tuple[Message, ...]]) -> Program[bool | None]:
+        lane, pending = seen
+        message = next((each for each in pending if each.id == message_id), None)
         if message is None:
             return False
         if message.is_withdrawn:
             return True
         message = message.withdrawn(how)
-        lane, over = _over(lane, message, now)
-        if is_last and lane.pending:
-            # No message is left to wait for more.
-            lane = lane._replace(ready_at=now)
+        over: list[Op] = []
+        if all(each.is_withdrawn for each in pending if each.seq != message.seq):
+            lane, over = _over(lane, [message if each.seq == message.seq else each for each in pending], now)
+            if lane.pending:
+                # No message is left to wait for more.
+                lane = lane._replace(ready_at=now)
         # The inbox is stored again, so that a claim based on the old message is refused.
         ops = (lane.put(0), message.put(Expect.PRESENT), *over)
         outcome = yield from ask(Commit(partition, ops))

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
-from perdure.engine.range_reads import PAGE
 from perdure.engine.thread_state import guards, load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Corrupt, NotWaiting
@@ -26,7 +25,7 @@ from perdure.model.payloads import RESUME as ANSWER
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Lane
 from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, GC, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
+from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.write_records import INTERRUPT, NULL_TASK, RESUME, asking_tasks, put_over, read_writes
 
 _CLOSED = "if_closed"
@@ -99,7 +98,7 @@ def look(
         lane: its inbox.
         read_asked: reads what it asks.
     """
-    if lane.run_id is not None or (yield from has_live_message(partition, lane)):
+    if lane.run_id is not None or lane.pending:
         return None, ()
     asked = yield from read_asked()
     unchanged = (Check(HEAD, (ROOT,), Expect.ABSENT if asked.head is None else asked.head),)
@@ -125,20 +124,6 @@ def waiting_run(partition: Partition) -> Program[str | None]:
     none."""
     (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
     return Lane.read(IN, found).waiting
-
-
-def has_live_message(partition: Partition, lane: Lane) -> Program[bool]:
-    """Return True if a message waits in the inbox that was not withdrawn."""
-    after = lane.bound
-    while after < lane.last:
-        page = Range(INBOX, after=(after,), limit=PAGE, bodies=False)
-        (found,) = yield from ask(Fetch(partition, (page,)))
-        if any(record.fields["mode"] != "withdrawn" for record in found):
-            return True
-        if len(found) < PAGE:
-            return False
-        after = found[-1].key[0]
-    return False
 
 
 def address_answer(

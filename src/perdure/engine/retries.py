@@ -9,13 +9,14 @@ from typing import NamedTuple
 from perdure.engine import questions
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.inbox import Accepted, accepted_before
+from perdure.engine.range_reads import PAGE
 from perdure.engine.transact import retrying
 from perdure.errors import Conflict, NotFound, QueueFull, RunInProgress
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT
 from perdure.model.lifecycle import may_retry
 from perdure.model.messages import ANSWERS, RETRY_OF, Message, Run, dedupe_digest, dedupe_put
-from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Find, Get, Op, Range
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Range
 from perdure.model.payloads import INPUT
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Debounce, Lane
@@ -145,7 +146,7 @@ class Retry:
         options = {**first.options, RETRY_OF: run.id}
         unmoved = Check(HEAD, (ROOT,), Expect.ABSENT if head is None else head.version)
         if seen.is_last:
-            if lane.run_id is not None or (yield from questions.has_live_message(self.partition, lane)):
+            if lane.run_id is not None or lane.pending:
                 raise RunInProgress(
                     f"thread {self.partition.thread!r} has an open run or messages that wait, and run "
                     f"{run.id!r} "
@@ -167,13 +168,17 @@ class Retry:
         ], (unmoved,)
 
     def _has_stored(self) -> Program[bool]:
-        """Return True if a checkpoint of the run is stored in the thread."""
-        found = yield from ask(Find("runs", self.partition.tenant, self.run_id, limit=_THREADS_OF_A_RUN))
-        return any(hit.partition == self.partition for hit in found)
-
-
-_THREADS_OF_A_RUN = 16
-"""Threads that have checkpoints of one run: its own, and copies of it."""
+        """Return True if a checkpoint of the run is stored. Those of its subgraphs alone belong to a step
+        that is not done."""
+        after: int | None = None
+        while True:
+            page = Range(CHECKPOINT, (ROOT,), by="seq", reverse=True, after=after, limit=PAGE, bodies=False)
+            (found,) = yield from ask(Fetch(self.partition, (page,)))
+            if any(record.fields["run_id"] == self.run_id for record in found):
+                return True
+            if len(found) < PAGE:
+                return False
+            after = found[-1].fields["seq"]
 
 
 class _Seen(NamedTuple):

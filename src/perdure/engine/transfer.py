@@ -263,6 +263,7 @@ def _bring(
             Side.TARGET, thread_digest.digest_thread(target, terms.target, arriving=reading)
         )
         if not arrived.agrees(digest):
+            yield from at(Side.TARGET, _refuse_foreign(target, _rows(reading, terms), terms.first_version))
             raise Corrupt(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
@@ -500,10 +501,23 @@ def _is_same(stored: Record | None, put: Put) -> bool:
     return stored is not None and stored.body == put.body and dict(stored.fields) == dict(put.fields)
 
 
+def _refuse_foreign(target: Partition, wanted: Iterable[Put], version: int) -> Program[None]:
+    """Raise ``Conflict`` if the target was removed meanwhile, or has rows that were not sent: the writes of a
+    task, of a run that began on the thread before, check no claim."""
+    yield from _commit(target, transfer_claim.checks(version))
+    held = yield from _hold(target)
+    if held.rows.keys() - {(put.kind.name, put.key) for put in wanted}:
+        raise _written_to(target)
+
+
 def _commit(target: Partition, ops: Iterable[Op]) -> Program[None]:
     outcome = yield from ask(Commit(target, tuple(ops)))
     if not isinstance(outcome, Committed):
-        raise Conflict(
-            f"thread {target.thread!r} is written to at the target while it arrives; it was not put in "
-            "place. Stop its writers there, delete it there, and move it again"
-        )
+        raise _written_to(target)
+
+
+def _written_to(target: Partition) -> Conflict:
+    return Conflict(
+        f"thread {target.thread!r} is written to at the target while it arrives; it was not put in place. "
+        "Stop its writers there, delete it there, and move it again"
+    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -20,7 +20,6 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
 from perdure.database.blocking import SyncDatabase
-from perdure.database.handle import DatabaseHandle
 from perdure.errors import Conflict, NotFound, PerdureError
 from perdure.model import lifecycle
 from perdure.model.lifecycle import Facts, QuestionState
@@ -28,6 +27,7 @@ from perdure.runtime import Options, Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.resources import ServerState
+from tests.runtime.graphs import Line, Storage
 
 OnFailure = Literal["keep", "rollback"]
 THREAD = "ada"
@@ -192,11 +192,20 @@ class Model:
         return replace(self, asks=None, rests=rests, is_last=False)
 
 
+OpenWorker = Callable[[], tuple[Runtime, Line]]
+"""Opens another process, and its line to the storage."""
+
+
 class World:
     """The product: a runtime and a server over one database. ``shown`` has all of its views."""
 
-    def __init__(self, runtime: Runtime, http: httpx.AsyncClient, database: SyncDatabase) -> None:
+    def __init__(
+        self, runtime: Runtime, http: httpx.AsyncClient, database: SyncDatabase, open_worker: OpenWorker
+    ) -> None:
         self.runtime, self.http, self.database = runtime, http, database
+        self._open_worker = open_worker
+        self.kills: Iterator[tuple[int, str] | None] = itertools.repeat(None)
+        """Commits before or after which the worker dies, for each time that there is work."""
         self._ids = itertools.count()
         self._last: list[str] = []
 
@@ -225,7 +234,21 @@ class World:
         assert await self.runtime.withdraw(THREAD, self._last.pop())
 
     async def work(self) -> None:
-        await self.runtime.run_until_idle(THREAD)
+        kill = next(self.kills)
+        if kill is not None:
+            await self._work_until_killed(*kill)
+        # Another attempt is due a moment after the one before.
+        await self.runtime.run_until_idle(THREAD, within=20)
+
+    async def _work_until_killed(self, number: int, when: str) -> None:
+        """Let a process work that dies at a commit, and end its lease, as its supervisor would."""
+        worker, line = self._open_worker()
+        line.die_at(number, when)
+        async with worker:
+            with suppress(Exception):
+                await worker.run_until_idle(THREAD, within=20)
+            line.is_dead = True
+        await self.runtime.end_leases_of([worker.name])
 
     async def retry(self) -> None:
         runs = [run for run in await self.runtime.runs(THREAD) if run.note.get("begun", True)]
@@ -274,15 +297,24 @@ class World:
 
 
 @asynccontextmanager
-async def world(handle: DatabaseHandle, shape: str, on_failure: OnFailure) -> AsyncIterator[World]:
-    """Open the product over a database."""
-    settings = Settings(attempts=1, on_failure=on_failure, backoff=0.001, shared_threads=True)
-    database = SyncDatabase(handle)
+async def world(
+    storage: Storage, shape: str, on_failure: OnFailure, attempts: int = 1
+) -> AsyncIterator[World]:
+    """Open the product over a database; with several ``attempts`` its workers may be killed."""
+    settings = Settings(
+        attempts=attempts, on_failure=on_failure, backoff=0.001, max_backoff=0.002, shared_threads=True
+    )
+
+    def open_worker() -> tuple[Runtime, Line]:
+        database, line = storage.open()
+        return Runtime(database, {"agent": GRAPHS[shape]}, works=False, settings=settings), line
+
+    database = storage.database()
     runtime = Runtime(database, {"agent": GRAPHS[shape]}, works=False, settings=settings)
     _app().state.perdure = ServerState.over(runtime, Open())
     transport = httpx.ASGITransport(app=_app(), client=("127.0.0.1", 1))
     async with runtime, httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-        yield World(runtime, http, database)
+        yield World(runtime, http, database, open_worker)
 
 
 @cache

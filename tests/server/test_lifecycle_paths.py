@@ -10,34 +10,31 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from perdure.database.handle import DatabaseHandle
-from perdure.model.chunks import Digester
-from perdure.storage.encryption import EncryptedDriver
-from perdure.storage.memory import MemoryDriver
+from perdure.model import lifecycle
+from perdure.model.messages import WAITING
+from tests.runtime.graphs import Storage, stored
 from tests.server.lifecycle_worlds import EVENTS, Event, OnFailure, walk, world
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 SECONDS = 1200 if FULL else 25
 DEPTH = 4 if FULL else 2
-
-
-def _memory() -> DatabaseHandle:
-    return DatabaseHandle(EncryptedDriver(MemoryDriver(), None), tenant="", digest=Digester())
+WORK = next(event for event in EVENTS if event.act == "work")
+FAILURES: tuple[OnFailure, ...] = ("rollback", "keep")
 
 
 def _paths(seed: int) -> Iterator[tuple[Event, ...]]:
     """Yield all short paths that begin with a question, then longer ones by chance."""
-    ask, work = EVENTS[0], next(event for event in EVENTS if event.act == "work")
+    ask = EVENTS[0]
     for length in range(1, DEPTH + 1):
         for path in itertools.product(EVENTS, repeat=length):
-            yield (ask, work, *path)
+            yield (ask, WORK, *path)
     chance = random.Random(seed)
     while True:
-        yield tuple(chance.choices((*EVENTS, work, work), k=chance.randint(4, 14)))
+        yield tuple(chance.choices((*EVENTS, WORK, WORK), k=chance.randint(4, 14)))
 
 
 def _explore(seconds: float, shape: str, on_failure: OnFailure, seed: int = 0) -> tuple[int, str | None]:
@@ -49,7 +46,7 @@ def _explore(seconds: float, shape: str, on_failure: OnFailure, seed: int = 0) -
             if time.monotonic() > until:
                 break
             count += 1
-            async with world(_memory(), shape, on_failure) as place:
+            async with world(Storage("memory", ""), shape, on_failure) as place:
                 if (found := await walk(place, path, on_failure)) is not None:
                     return count, found
         return count, None
@@ -63,3 +60,62 @@ def test_every_view_of_a_path_is_what_the_tables_say(shape: str, on_failure: OnF
     count, found = _explore(SECONDS / 4, shape, on_failure, seed=random.randrange(1 << 30))
     assert found is None, found
     assert count > 3
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def test_a_path_is_the_same_with_kills(backend: str) -> None:
+    """Workers die before and after any of their commits, and others go on."""
+    chance = random.Random(random.randrange(1 << 30))
+
+    def draw_kill() -> tuple[int, str] | None:
+        return (chance.randint(1, 7), chance.choice(["before", "after"])) if chance.random() < 0.7 else None
+
+    async def main() -> str | None:
+        until = time.monotonic() + SECONDS / 5
+        while time.monotonic() < until:
+            path = tuple(chance.choices((*EVENTS, *[WORK] * 5), k=chance.randint(4, 12)))
+            shape, on_failure = chance.choice(["flat", "nested"]), chance.choice(FAILURES)
+            with stored(backend) as storage:
+                async with world(storage, shape, on_failure, attempts=5) as place:
+                    place.kills = iter(draw_kill, object())
+                    if (found := await walk(place, path, on_failure)) is not None:
+                        return f"{shape}, {on_failure}: {found}"
+        return None
+
+    assert (found := asyncio.run(main())) is None, found
+
+
+def _forgets_what_failed_runs_leave(
+    state: str, run_id: str, before: str | None, left: object, **how: bool
+) -> str | None:
+    return run_id if state == WAITING else None
+
+
+def _answers_when_nothing_is_asked(facts: lifecycle.Facts) -> lifecycle.QuestionState:
+    return lifecycle.QuestionState.OPEN
+
+
+def _hides_failures(facts: lifecycle.Facts) -> lifecycle.Status:
+    return lifecycle.thread_status(facts._replace(has_failed=False))
+
+
+def _repeats_anything(state: str) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("place", "mutant"),
+    [
+        ("perdure.engine.runs.waiting_after", _forgets_what_failed_runs_leave),
+        ("perdure.engine.questions.question_state", _answers_when_nothing_is_asked),
+        ("perdure.runtime.threads.rows.thread_status", _hides_failures),
+        ("perdure.engine.retries.may_retry", _repeats_anything),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_table_that_is_wrong_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, place: str, mutant: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(place, mutant)
+    _, found = _explore(60, "flat", "rollback")
+    assert found is not None

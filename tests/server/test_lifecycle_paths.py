@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from perdure.model import lifecycle
-from perdure.model.messages import WAITING
 from tests.runtime.graphs import Storage, stored
 from tests.server.lifecycle_worlds import EVENTS, Event, OnFailure, walk, world
 
@@ -85,10 +84,8 @@ def test_a_path_is_the_same_with_kills(backend: str) -> None:
     assert (found := asyncio.run(main())) is None, found
 
 
-def _forgets_what_failed_runs_leave(
-    state: str, run_id: str, before: str | None, left: object, **how: bool
-) -> str | None:
-    return run_id if state == WAITING else None
+def _hides_work(facts: lifecycle.Facts) -> lifecycle.Status:
+    return lifecycle.thread_status(facts._replace(is_busy=False))
 
 
 def _answers_when_nothing_is_asked(facts: lifecycle.Facts) -> lifecycle.QuestionState:
@@ -106,7 +103,7 @@ def _repeats_anything(state: str) -> bool:
 @pytest.mark.parametrize(
     ("place", "mutant"),
     [
-        ("perdure.engine.runs.waiting_after", _forgets_what_failed_runs_leave),
+        ("perdure.runtime.threads.rows.thread_status", _hides_work),
         ("perdure.engine.questions.question_state", _answers_when_nothing_is_asked),
         ("perdure.runtime.threads.rows.thread_status", _hides_failures),
         ("perdure.engine.retries.may_retry", _repeats_anything),

@@ -7,12 +7,16 @@ from perdure.engine.thread_state import HeadView, guards, load_view, missing_hea
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, NotFound
 from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.checkpoint_times import read_time
 from perdure.model.heads import ROOT
+from perdure.model.messages import ROLLED_BACK, Run, encode
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Lane
 from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
+from perdure.model.records import CHECKPOINT, DOCUMENT, EDITED, HEAD, INBOX, LANE, RUN, Partition
+
+_NEWEST_RUNS = Range(RUN, by="first", reverse=True, limit=10)
 
 
 def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> Program[str]:
@@ -58,19 +62,22 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
             version=successor(view.head.version, record.id),
         )
         original = Check(CHECKPOINT, (ROOT, checkpoint_id), Expect.PRESENT)
-        question = yield from _closed_question(partition)
+        question = yield from _closed_question(partition, now)
         rewound = yield from _rewound_subgraphs(partition, checkpoint_id)
         copy = record.put(Expect.ABSENT)
-        ops = (*guards(partition, view, None), original, question, moved, copy, *rewound)
+        ops = (*guards(partition, view, None), original, *question, moved, copy, *rewound)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return record.id
     raise Contention(f"thread {partition.thread!r} is written to all the time; fork it again later")
 
 
-def _closed_question(partition: Partition) -> Program[Op]:
-    """Return the operation that closes a thread's open question, on condition that no other message comes."""
-    (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
-    lane = Lane.read(IN, found)
+def _closed_question(partition: Partition, now: str) -> Program[list[Op]]:
+    """Return the operations that close a thread's question, on condition that no other message comes. A
+    listing shows the status of the run that asked, unless it is told of the fork."""
+    lanes, notes, runs = yield from ask(
+        Fetch(partition, (Get(LANE, (IN,)), Get(DOCUMENT, EDITED), _NEWEST_RUNS))
+    )
+    lane = Lane.read(IN, lanes)
     if lane.pending:
         (pending,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), bodies=False),)))
         if any(record.fields["mode"] == "answer" for record in pending):
@@ -79,8 +86,23 @@ def _closed_question(partition: Partition) -> Program[Op]:
                 "fork asks again; it was not forked. Let a worker run the answer, or cancel it, and fork then"
             )
     if lane.waiting is None:
-        return Check(LANE, (IN,), lane.version or Expect.ABSENT)
-    return lane._replace(waiting=None).put(0)
+        return [Check(LANE, (IN,), lane.version or Expect.ABSENT)]
+    latest = next(
+        (r for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)), None
+    )
+    body = encode(
+        {"run_id": None if latest is None else latest.id, "goes_on": False, "is_fork": True}, "document"
+    )
+    before = notes[0].version if notes else 0
+    noted = Put(
+        DOCUMENT,
+        EDITED,
+        {"updated_at": read_time(now)},
+        body,
+        expect=before or Expect.ABSENT,
+        version=successor(before, now),
+    )
+    return [lane._replace(waiting=None).put(0), noted]
 
 
 def _rewound_subgraphs(partition: Partition, checkpoint_id: str) -> Program[list[Op]]:

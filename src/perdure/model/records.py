@@ -284,6 +284,9 @@ name, or newest first. ``updated_at`` is in microseconds since the epoch."""
 OF_THREAD = ("thread", "")
 """Key of the document in a thread's own partition that describes the thread to its clients."""
 
+EDITED = ("edited", "")
+"""Key of the document that records an edit or a fork of a thread's state after a run."""
+
 LISTED = ("threads", SERVER)
 """Name and space of the partition with a server's index of a tenant's threads. Its documents, of the
 collection of that name, are copies of those of the threads, by the threads' names."""

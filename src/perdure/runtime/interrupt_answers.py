@@ -2,8 +2,9 @@
 
 An answer is given by the id of its interrupt. LangGraph keeps an answer without an id beside the checkpoint,
 where the task's next interrupt would find it; that form is left for a stop before or after a node, which has
-no id. A later attempt leaves out what an earlier one has stored: the answers that tasks have taken, and what
-a command writes.
+no id, and for a task that is not stored and has another id each time. What is left of it is removed when the
+run asks again. A later attempt leaves out what an earlier one has stored: the answers that tasks have taken,
+and what a command writes.
 """
 
 from __future__ import annotations
@@ -68,10 +69,15 @@ async def still_to_give(
     # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
     moved = await saver.amoved_interrupts(config)
     answers = {moved.get(name, name): answer for name, answer in answers.items()}
-    await _remove_unnamed(saver, config, held)
-    if not held.run.is_fresh:
-        taken = {name for level in await _levels_of(graph, saver, config) for name in level.answered}
-        answers = {name: answer for name, answer in answers.items() if name not in taken}
+    alone = next(iter(answers.values())) if len(answers) == 1 else None
+    if alone is not None or not held.run.is_fresh:
+        levels = await _levels_of(graph, saver, config)
+        if held.run.is_fresh and not any(name in level.asked for level in levels for name in answers):
+            return replace(given, resume=alone)
+        if not held.run.is_fresh:
+            taken = {name for level in levels for name in level.answered}
+            answers = {name: answer for name, answer in answers.items() if name not in taken}
+    await remove_unnamed(saver, config, held)
     if answers:
         return replace(given, resume=answers)
     return replace(given, resume=None) if _holds_anything(replace(given, resume=None)) else None
@@ -110,7 +116,7 @@ async def _of_pause(
     """Return the answer to a stop before or after a node, or to a state that was edited since: LangGraph
     gives it to the interrupt that comes first."""
     if not held.run.is_fresh:
-        await _remove_unnamed(saver, config, held)
+        await remove_unnamed(saver, config, held)
         if any(level.answered for level in await _levels_of(graph, saver, config)):
             given = replace(given, resume=None)
     return given if _holds_anything(given) else None
@@ -124,8 +130,12 @@ async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableCon
         raise NotAllowed(questions.leaving(held.partition.thread, asked))
 
 
-async def _remove_unnamed(saver: PerdureSaver, config: RunnableConfig, held: HeldRun) -> None:
+async def remove_unnamed(
+    saver: BaseCheckpointSaver[Any] | bool | None, config: RunnableConfig, held: HeldRun
+) -> None:
     """Remove the answer beside the head that has no id: it was consumed, or is given by id."""
+    if not isinstance(saver, PerdureSaver):
+        return
     with kept_for_the_next():
         found = await saver.aget_tuple(config)
     if found is None or not any(
@@ -139,19 +149,25 @@ async def _remove_unnamed(saver: PerdureSaver, config: RunnableConfig, held: Hel
 
 
 class _Level:
-    """Tasks of a graph or subgraph: ids of those of their interrupts that were answered."""
+    """Tasks of a graph or subgraph: ids of their interrupts that come next, and of those that were
+    answered."""
 
     def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
         within = state.config.get("configurable", {}).get("checkpoint_ns", "")
+        self.asked: set[str] = set()
         self.answered: set[str] = set()
         for task in state.tasks:
             place = f"{within}|{task.name}:{task.id}" if within else f"{task.name}:{task.id}"
             answers: Any = next((v for t, channel, v in writes if t == task.id and channel == RESUME), [])
             # Old releases of LangGraph stored a single answer, not a list.
-            for number in range(len(answers) if isinstance(answers, list) else 1):
-                # LangGraph's id of an interrupt includes the number of answers before it.
-                asked_at = f"{place}|{number}" if number else place
-                self.answered.add(Interrupt.from_ns(None, asked_at).id)
+            count = len(answers) if isinstance(answers, list) else 1
+            self.answered.update(_id_at(place, number) for number in range(count))
+            self.asked.add(_id_at(place, count))
+
+
+def _id_at(place: str, number: int) -> str:
+    """Return LangGraph's id of a task's interrupt, which includes the number of answers before it."""
+    return Interrupt.from_ns(None, f"{place}|{number}" if number else place).id
 
 
 async def _levels_of(

@@ -24,6 +24,7 @@ from perdure.model.queue import IN, Lane
 from perdure.model.records import (
     CHECKPOINT,
     DOCUMENT,
+    EDITED,
     HEAD,
     LANE,
     OF_THREAD,
@@ -34,9 +35,6 @@ from perdure.model.records import (
 )
 from perdure.model.write_records import asking_tasks
 from perdure.runtime.json_encoding import plain
-
-EDITED = ("edited", "")
-"""Key of the document that records an edit of a thread's state after a run."""
 
 _RUNS = 10
 _LOOKS = (
@@ -212,6 +210,7 @@ def _records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ..
 
 def _status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None) -> Status:
     """Return the status as far as the queue tells; the checkpoint may have a question that no run asked."""
+    is_fork = edited is not None and edited.get("is_fork", False)
     is_edited = edited is not None and edited["run_id"] == (None if run is None else run.id)
     is_asking = lane is not None and lane.waiting is not None
     if is_edited and edited is not None:
@@ -220,6 +219,6 @@ def _status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None
         Facts(
             is_busy=lane is not None and (lane.run_id is not None or lane.pending > 0),
             is_asking=is_asking,
-            has_failed=not is_edited and run is not None and run.state == FAILED,
+            has_failed=run is not None and run.state == FAILED and not (is_edited and not is_fork),
         )
     )

@@ -18,12 +18,12 @@ from perdure.errors import Contention, NotFound
 from perdure.model.messages import dedupe_digest
 from perdure.model.ops import Check, Expect, Fetch, Get, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import DEDUPE, DOCUMENT, OF_THREAD, Partition
+from perdure.model.records import DEDUPE, DOCUMENT, EDITED, OF_THREAD, Partition
 from perdure.model.thread_ttl import stored_ttl
 from perdure.runtime.control import Control
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.index import ThreadIndex
-from perdure.runtime.threads.rows import EDITED, ThreadRow, look, row_of
+from perdure.runtime.threads.rows import ThreadRow, look, row_of
 
 _TOUCHED_US = 3600 * 1_000_000
 """Longest time for which records of runs alone show that a thread is in use."""

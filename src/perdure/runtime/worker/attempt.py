@@ -32,7 +32,7 @@ from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.graph_factories import Factory
 from perdure.runtime.graphs import Graphs
-from perdure.runtime.interrupt_answers import still_to_give
+from perdure.runtime.interrupt_answers import is_by_name, remove_unnamed, still_to_give
 from perdure.runtime.model_calls import Emit, ModelCalls
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
 from perdure.runtime.repeatable_task_names import with_places
@@ -142,6 +142,7 @@ async def _attempt(
         return Ending(DONE, {})
     if has_begun or given is None:
         graph = await awithout_refused(graph, config)
+    is_unnamed = isinstance(given, Command) and given.resume is not None and not is_by_name(given.resume)
     how = {**_how(agent, options, context), "control": views.steering.control}
     values = await _steered(graph, given, (config, now), how, held, (views.steering, buffer))
     held = views.steering.current(held)
@@ -154,6 +155,8 @@ async def _attempt(
     if agent.memory is not None:
         # A run that waits hands its turn over, too: the run of the answer has only what it added itself.
         others = await views.memories.ended(agent.memory, graph, now, held, (before, values))
+    if interrupts and is_unnamed:
+        await remove_unnamed(graph.checkpointer, now, held)
     if interrupts or (snapshot is not None and snapshot.next):
         note = {"interrupts": [_shown(interrupt) for interrupt in interrupts]}
         asked = [_asked(interrupt) for interrupt in interrupts] if is_answered else ()

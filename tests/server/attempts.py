@@ -168,6 +168,7 @@ def _runs(names: Names) -> Iterator[Attempt]:
         yield Attempt("GET", f"{each}/join", ids)
         yield Attempt("GET", f"{each}/stream", ids, headers={"Last-Event-ID": "-1"})
         yield Attempt("POST", f"{each}/cancel", ids, query={"action": "rollback"})
+        yield Attempt("POST", f"{each}/retry", ids)
         yield Attempt("DELETE", each, ids, query={"checkpoints": "delete"})
     ids = {"thread_id": names.busy, "run_id": names.running}
     yield Attempt("GET", f"{each}/stream", ids, query={"cancel_on_disconnect": "1", "stream_mode": "values"})
@@ -180,6 +181,10 @@ def _runs(names: Names) -> Iterator[Attempt]:
     yield Attempt("POST", "/runs/cancel", body=chosen)
     yield Attempt("POST", "/runs/cancel", body={"context_id": names.busy, "run_ids": [names.running]})
     yield Attempt("POST", "/runs/cancel", body={**chosen, "thread_id": OWN}, kind="empty")
+    failed = {"thread_id": names.failed, "run_ids": [names.failed_run]}
+    yield Attempt("POST", "/runs/retry", body=failed)
+    yield Attempt("POST", "/runs/retry", body={**failed, "thread_id": OWN}, kind="empty")
+    yield Attempt("POST", "/runs/retry", body={"status": "error"}, kind="empty")
     for status in ("all", "running", "pending"):
         yield Attempt("POST", "/runs/cancel", body={"status": status}, kind="empty")
 

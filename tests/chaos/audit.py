@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 
 from perdure.model.ops import Fetch, Range
 from perdure.model.records import WRITE, Partition
@@ -18,6 +18,8 @@ from perdure.testing.faults import faulty
 from tests.chaos.client import THREAD, Job, Journal, as_text
 
 _NULL_TASK = "00000000-0000-0000-0000-000000000000"
+
+_RESUME = WRITES_IDX_MAP["__resume__"]
 
 
 def violations(job: Job, undisturbed: str) -> list[str]:
@@ -111,6 +113,9 @@ def _lost(
         elif line[0] == "writes":
             _, namespace, checkpoint_id, task, places = line
             missing = [i for i in places if (namespace, checkpoint_id, task, i) not in slots]
+            if task == _NULL_TASK and any(slot[2] != _NULL_TASK and slot[3] == _RESUME for slot in slots):
+                # An answer without an interrupt's id is removed by the commit with which a task has taken it.
+                missing = [i for i in missing if i != _RESUME]
             if missing:
                 yield f"acknowledged writes {missing} of task {task} of {checkpoint_id} are not stored"
 

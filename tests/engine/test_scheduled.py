@@ -213,7 +213,7 @@ def test_one_message_that_waits_for_more_and_is_taken_back_leaves_its_thread_idl
     assert queue.run(inbox.withdraw(HERE, one.id, "interrupt", queue.now))
     assert queue.lane().due_at == queue.now + 5000, "the other one still waits for more"
     assert queue.run(inbox.withdraw(HERE, two.id, "interrupt", queue.now))
-    assert (queue.lane().due_at, queue.lane().pending) == (None, 0), "nothing is left, and no worker is needed"
+    assert (queue.lane().due_at, queue.lane().pending) == (None, 0), "no worker is needed"
     assert {row.fields["state"] for row in queue.rows(RUN)} == {"interrupted"}
     # Of one with a channel the end is to be told: a worker ends its run.
     three, four = (queue.accept(quiet=5000, longest=9000, channel="post") for _ in range(2))

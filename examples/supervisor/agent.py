@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.runtime import Agent, Price, effect
-from perdure.supervisor import Policy, Summary, SupervisedWorker, route_with, supervisor
+from perdure.supervisor import Policy, RollingSummary, SupervisedWorker, route_with, supervisor
 
 from .models import Scripted, rules, summarised, written
 
@@ -43,6 +43,8 @@ def agent(policy: Policy | None = None) -> Agent:
     found = StateGraph(MessagesState).add_node(orders).add_edge(START, "orders").compile()
     workers = {"orders": SupervisedWorker(found, description="the state of orders and deliveries")}
     known = {name: worker.description for name, worker in workers.items()}
-    summary = Summary(small if "ROUTER_MODEL" in os.environ else Scripted(name="small", answer=summarised))
-    graph = supervisor(policy or route_with(small, known), large, workers, summary=summary).compile()
+    summing = small if "ROUTER_MODEL" in os.environ else Scripted(name="small", answer=summarised)
+    graph = supervisor(
+        policy or route_with(small, known), large, workers, summary=RollingSummary(summing)
+    ).compile()
     return Agent(graph, prices=PRICES)

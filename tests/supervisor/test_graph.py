@@ -15,9 +15,9 @@ from perdure.langgraph.fingerprint import fingerprint
 from perdure.runtime import Agent, Price, Runtime, Settings, effect, effect_key
 from perdure.supervisor import (
     Policy,
+    RollingSummary,
     Route,
     Spent,
-    Summary,
     SupervisedWorker,
     Usage,
     route_with,
@@ -244,7 +244,7 @@ def test_what_is_long_ago_is_in_the_summary_and_nothing_in_both(keep: int) -> No
     large, wrote = scripted("large", written)
     model, asked = summing_up()
     texts = [f"hello {n}" if n % 3 == 0 else f"what is {n}?" for n in range(12)]
-    agent = Agent(supervisor(route_with(small), large, summary=Summary(model, keep=keep)).compile())
+    agent = Agent(supervisor(route_with(small), large, summary=RollingSummary(model, keep=keep)).compile())
     made, _, _ = asyncio.run(states(agent, *texts))
     for count, state in enumerate(made, 1):
         kept = [message.text for message in state["messages"] if message.type == "human"]
@@ -267,7 +267,7 @@ def test_a_summary_that_fails_leaves_messages_and_summary_as_they_were() -> None
         return str(model.answer(messages))
 
     failing, _ = scripted("small", answer)
-    agent = Agent(supervisor(route_with(small), small, summary=Summary(failing, keep=1)).compile())
+    agent = Agent(supervisor(route_with(small), small, summary=RollingSummary(failing, keep=1)).compile())
     made, _, attempts = asyncio.run(states(agent, "hello 0", "hello 1", "hello 2"))
     assert attempts == 4
     assert made[-1]["summary"] == "hello 0, hello 1"
@@ -277,7 +277,7 @@ def test_a_summary_that_fails_leaves_messages_and_summary_as_they_were() -> None
 
 def test_a_summary_has_to_leave_a_message() -> None:
     with pytest.raises(ValueError, match="keep is 0"):
-        Summary(AIMessage, keep=0)  # type: ignore[arg-type]
+        RollingSummary(AIMessage, keep=0)  # type: ignore[arg-type]
     small, _ = scripted("small", rules)
     with pytest.raises(ValueError, match="a node 'summarise' itself"):
         supervisor(route_with(small), small, {"summarise": SupervisedWorker(worker(find))})

@@ -47,7 +47,7 @@ class SummarisedState(SupervisorState):
 
 
 @dataclass(frozen=True)
-class Summary:
+class RollingSummary:
     """Updater of a supervisor's ``summary``.
 
     Args:
@@ -143,7 +143,7 @@ def supervisor(
     workers: Mapping[str, SupervisedWorker] | None = None,
     *,
     prompt: str = _PROMPT,
-    summary: Summary | None = None,
+    summary: RollingSummary | None = None,
 ) -> StateGraph[Any, Any, Any, Any]:
     """Return the builder of a supervisor's graph; compile it, or give it to an ``Agent`` compiled.
 

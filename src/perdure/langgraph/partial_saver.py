@@ -25,7 +25,7 @@ _INTERNAL = ("__", "branch:")
 """Prefixes of LangGraph's own channels."""
 
 
-class Part(NamedTuple):
+class StatePart(NamedTuple):
     """A part of a checkpoint: the value of a channel, the tasks that come next, or the update of a task."""
 
     namespace: str
@@ -59,13 +59,13 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         self,
         saver: BaseCheckpointSaver[Any],
         nodes: Iterable[str],
-        admits: Callable[[Part], bool],
-        refused: Mapping[Part, Exception],
+        admits: Callable[[StatePart], bool],
+        refused: Mapping[StatePart, Exception],
     ) -> None:
         super().__init__()
         self._saver, self._nodes, self._admits, self._refused = saver, tuple(nodes), admits, refused
-        self.parts: builtins.list[Part] = []
-        self.channels: dict[Part, Sequence[str]] = {}
+        self.parts: builtins.list[StatePart] = []
+        self.channels: dict[StatePart, Sequence[str]] = {}
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """See the base class."""
@@ -155,10 +155,10 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         values = {
             name: value
             for name, value in found.checkpoint["channel_values"].items()
-            if name == TASKS or self._shows(Part(namespace, at, "value", name), [name])
+            if name == TASKS or self._shows(StatePart(namespace, at, "value", name), [name])
         }
         checkpoint = Checkpoint(**{**found.checkpoint, "channel_values": values})
-        if not self._shows(Part(namespace, at, "tasks", "")):
+        if not self._shows(StatePart(namespace, at, "tasks", "")):
             values.pop(TASKS, None)
             # All nodes have seen all channels.
             checkpoint["versions_seen"] = {name: dict(checkpoint["channel_versions"]) for name in self._nodes}
@@ -170,7 +170,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
                 named += [] if channel.startswith(_INTERNAL) else [channel]
         hidden: dict[str, Exception | None] = {}
         for task_id, channels in updates.items():
-            part = Part(namespace, at, "update", task_id)
+            part = StatePart(namespace, at, "update", task_id)
             if not self._shows(part, channels):
                 hidden[task_id] = self._refused.get(part)
         shown = [each for each in pending if each[0] not in hidden or each[1] in WRITES_IDX_MAP]
@@ -184,9 +184,9 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         """Return the channels whose values are admitted, of those that are replayed from writes."""
         configurable = config.get("configurable") or {}
         place = configurable.get("checkpoint_ns", ""), configurable.get("checkpoint_id", "")
-        return [name for name in channels if self._shows(Part(*place, "value", name), [name])]
+        return [name for name in channels if self._shows(StatePart(*place, "value", name), [name])]
 
-    def _shows(self, part: Part, channels: Sequence[str] = ()) -> bool:
+    def _shows(self, part: StatePart, channels: Sequence[str] = ()) -> bool:
         if part not in self.channels:
             self.parts.append(part)
         self.channels[part] = channels

@@ -21,7 +21,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot, StateUpdate
 
 from perdure.errors import PerdureError, Unreadable
-from perdure.langgraph.partial_saver import NULL_TASK, Part, PartialSaver, update_refused
+from perdure.langgraph.partial_saver import NULL_TASK, PartialSaver, StatePart, update_refused
 
 REFUSED = "refused"
 """Key of a state's metadata with the list of what was left out: objects with ``message``, ``error``, the name
@@ -35,7 +35,7 @@ class _Found(NamedTuple):
     """A state without the parts that the graph refuses, and the error that each of them raises."""
 
     state: StateSnapshot
-    refused: Mapping[Part, Exception]
+    refused: Mapping[StatePart, Exception]
 
 
 async def aread_state(graph: Graph, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
@@ -222,8 +222,8 @@ def _search(graph: Graph, error: Exception) -> Generator[Graph, StateSnapshot | 
         graph: the graph, with its saver.
         error: the error that reading all of the state raised; raised again if no part is the cause.
     """
-    admitted: set[Part] = set()
-    refused: dict[Part, Exception] = {}
+    admitted: set[StatePart] = set()
+    refused: dict[StatePart, Exception] = {}
     outcome, saver = yield from _attempt(graph, error, admitted)
     if not saver.parts:
         raise error
@@ -263,7 +263,10 @@ def refusals(state: StateSnapshot) -> Sequence[Mapping[str, Any]]:
 
 
 def _attempt(
-    graph: Graph, error: Exception, admitted: set[Part], refused: Mapping[Part, Exception] | None = None
+    graph: Graph,
+    error: Exception,
+    admitted: set[StatePart],
+    refused: Mapping[StatePart, Exception] | None = None,
 ) -> Generator[Graph, StateSnapshot | Exception, tuple[StateSnapshot | Exception, PartialSaver]]:
     partial, saver = _with_parts(graph, error, admitted.__contains__, refused)
     outcome = yield partial
@@ -277,7 +280,9 @@ def _unreadable(error: Exception) -> Unreadable:
     )
 
 
-def _mark(part: Part, error: Exception, channels: Sequence[str], nodes: Mapping[str, str]) -> dict[str, Any]:
+def _mark(
+    part: StatePart, error: Exception, channels: Sequence[str], nodes: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the description of a part that was left out, without the error's text, which may quote users."""
     kind = type(error).__name__
     mark: dict[str, Any] = {"error": kind, "channels": list(channels), "namespace": part.namespace}
@@ -307,8 +312,8 @@ def _id_of(state: StateSnapshot) -> str:
 def _with_parts(
     graph: Graph,
     error: Exception,
-    admits: Callable[[Part], bool],
-    refused: Mapping[Part, Exception] | None = None,
+    admits: Callable[[StatePart], bool],
+    refused: Mapping[StatePart, Exception] | None = None,
 ) -> tuple[Graph, PartialSaver]:
     """Return a graph that loads only some parts of what is stored, and its saver. Raises the error if the
     graph has no saver of its own."""

@@ -88,6 +88,7 @@ def deeds(names: Names) -> Iterator[tuple[str, dict[str, Any]]]:
         "cancel": {"run_id": names.running},
         "retry": {"reply": 1},
         "discard": {"run_id": names.failed_run},
+        "rerun": {"run_id": names.failed_run},
         "delete": {},
         "export": {},
     }

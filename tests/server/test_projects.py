@@ -235,7 +235,7 @@ async def test_a_graph_is_made_for_each_use_by_a_function_of_its_config_and_runt
             told = await answer(http, "of_config", config={"configurable": configurable})
             assert told == f"model={model}"
         told = await answer(http, "of_runtime", context={"a": 1})
-        assert told == "threads.create_run acme {'a': 1} PerdureStore"
+        assert told == "threads.create_run acme {'a': 1} AsyncPerdureStore"
         assert await answer(http, "of_both", thread_id="t/1") == "threads.create_run t/1"
         assert await answer(http, "of_any") == "[]"
         assert await answer(http, "within") == "open"

@@ -233,6 +233,14 @@ def read_left(partition: Partition, run: Run, waited: Run | None) -> Program[Lef
         run: the run.
         waited: the run with whose question the thread waited when it began, if any.
     """
+    try:
+        return (yield from _read_left(partition, run, waited))
+    except Corrupt:
+        # The run ends all the same: whoever reads the thread meets the damage.
+        return Left(is_unmoved=False, has_interrupt=False)
+
+
+def _read_left(partition: Partition, run: Run, waited: Run | None) -> Program[Left]:
     was_paused = waited is not None and not waited.note.get("interrupts")
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
     if not heads:

@@ -239,6 +239,27 @@ def test_a_reply_that_was_given_up_is_sent_again_under_its_key(shell: Shell) -> 
         assert said in refused.stderr
 
 
+def test_failed_runs_are_run_again_one_or_all(shell: Shell) -> None:
+    talk(("ada", "fail"), ("bob", "fail"), ("bob", "fail"), ("eve", "hello"))
+    (run,) = (row["run"] for row in shell("runs", "ada", "--json").rows)
+    done = shell("retry", "ada", "--run", run)
+    assert (done.returncode, f"run {run} is to be run again, as" in done.stdout) == (0, True)
+    assert "was to be run again before" in shell("retry", "ada", "--run", run).stdout
+    everything = shell("retry", "--failed")
+    assert everything.returncode == 0
+    assert everything.stdout.splitlines()[-1] == "2 runs are repeated, 0 stay."
+    assert [row["run"] for row in shell("inbox", "bob", "--json").rows][:2] == [None, None]
+    for words, said in (
+        (("ada", "--run", "none"), "has no run 'none'"),
+        (("eve", "--run", shell("runs", "eve", "--json").rows[0]["run"]), "only one that failed"),
+        (("eve",), "name a thread with --reply NUMBER or --run RUN"),
+        (("--run", run), "name a thread with --reply NUMBER or --run RUN"),
+    ):
+        refused = shell("retry", *words)
+        assert refused.returncode in (1, 2)
+        assert said in " ".join(refused.stderr.split())
+
+
 @pytest.mark.parametrize("command", ["inbox", "runs", "outbox", "dead"])
 def test_an_empty_list_is_told_from_a_thread_that_is_not_there(shell: Shell, command: str) -> None:
     def fill(state: MessagesState) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""Commands of runs over HTTP: null is an answer, nothing is refused, and failed runs are run again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from tests.runtime.graphs import Storage
+from tests.server.lifecycle_worlds import THREAD, World, world
+
+
+def in_world(test: Any, *args: Any) -> None:
+    async def main() -> None:
+        async with world(Storage("memory", ""), "flat", "keep") as place:
+            await test(place, *args)
+
+    made: Coroutine[Any, Any, None] = main()
+    asyncio.run(asyncio.wait_for(made, 60))
+
+
+async def started(place: World, **body: Any) -> Any:
+    sent = {"assistant_id": "agent", "if_not_exists": "create", **body}
+    return await place.http.post(f"/threads/{THREAD}/runs", json=sent)
+
+
+async def _nothing(place: World, command: dict[str, Any]) -> None:
+    assert (await started(place, input={"log": ["ask"]})).status_code == 200
+    await place.work()
+    refused = await started(place, command=command)
+    assert refused.status_code == 422, refused.text
+    assert (await place.shown())["thread"] == ["send?"]
+
+
+@pytest.mark.parametrize(
+    "command", [{}, {"update": {}}, {"goto": []}, {"update": None}, {"goto": None, "update": []}], ids=str
+)
+def test_a_command_that_holds_nothing_is_refused(command: dict[str, Any]) -> None:
+    in_world(_nothing, command)
+
+
+async def _null(place: World) -> None:
+    await started(place, input={"log": ["ask"]})
+    await place.work()
+    for _ in range(2):
+        assert (await started(place, command={"resume": None})).status_code == 200
+        await place.work()
+    shown = await place.shown()
+    assert (shown["log"], shown["status"]) == (["ask", "None None"], "idle")
+    assert (await started(place, command={"resume": None})).status_code == 409
+
+
+def test_null_is_an_answer() -> None:
+    in_world(_null)
+
+
+async def _leaving(place: World) -> None:
+    await started(place, input={"log": ["ask"]})
+    await place.work()
+    assert (await started(place, command={"goto": "node"})).status_code == 409
+    assert (await place.shown())["state"] == ["send?"]
+    assert (await started(place, command={"goto": "__end__"})).status_code == 200
+    await place.work()
+    assert (await place.shown())["state"] == []
+
+
+def test_a_goto_beside_an_open_question_is_a_conflict() -> None:
+    in_world(_leaving)
+
+
+async def _again(place: World) -> None:
+    run = (await started(place, input={"log": ["boom"]})).json()["run_id"]
+    await place.work()
+    assert (await place.shown())["status"] == "error"
+    again = await place.http.post(f"/threads/{THREAD}/runs/{run}/retry")
+    assert again.status_code == 200, again.text
+    assert again.json()["retry_of"] == run
+    assert again.json()["status"] == "pending"
+    same = await place.http.post(f"/threads/{THREAD}/runs/{run}/retry")
+    assert same.json()["run_id"] == again.json()["run_id"]
+    await place.work()
+    many = (await place.http.post("/runs/retry", json={"status": "error"})).json()
+    assert [(one["retry_of"], one["error"]) for one in many] == [(again.json()["run_id"], None)]
+    await place.work()
+    listed = (await place.http.get(f"/threads/{THREAD}/runs")).json()
+    assert [one["status"] for one in listed] == ["error"] * 3
+    none = await place.http.post("/runs/retry", json={"thread_id": THREAD, "run_ids": ["none"]})
+    assert none.json()[0]["error"]["error"] == "NotFound"
+    assert (await place.http.post(f"/threads/{THREAD}/runs/none/retry")).status_code == 404
+    assert (await place.http.post("/runs/retry", json={})).status_code == 422
+
+
+def test_failed_runs_are_run_again() -> None:
+    in_world(_again)

@@ -161,7 +161,9 @@ class Machine:
         )
         new = {channel: self.versions[channel] for channel in returned}
         first = adversary.at
-        stored = self._call("put", self.head, checkpoint, {"source": "loop", "step": 1, "parents": {}}, new)
+        # Runs alone promise that a channel that is not returned is unchanged.
+        of_a_run = {"configurable": {**self.head["configurable"], "__pregel_runtime": None}}
+        stored = self._call("put", of_a_run, checkpoint, {"source": "loop", "step": 1, "parents": {}}, new)
         out = [(returned, first, adversary.at)]
         self.head = {"configurable": {**self.head["configurable"], **stored["configurable"]}}
         channel, first = rng.choice(CHANNELS), adversary.at

@@ -123,7 +123,8 @@ def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unrea
     refused = [each for each in found.values() if isinstance(each, TypeNotAllowed)]
     others = [each for each in found.values() if not isinstance(each, TypeNotAllowed)]
     names = list(dict.fromkeys(name for each in refused for name in each.types))
-    texts = list(map(str, others))
+    # What names no type, as a stored call, has no option that allows it.
+    texts = [str(each) for each in (*others, *refused) if not getattr(each, "types", ())]
     if names:
         texts.append(str(serde.types.refusal(names)))
     kinds = {type(each) for each in others or refused}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from langgraph.store.base import (
@@ -219,6 +220,9 @@ class Operations:
             ({"tags": ["x"]}, ""),
             ({"kind": None}, "3"),
             ({"missing": 1}, ""),
+            ({"kind": {"$in": ["task", None]}}, "23"),
+            ({"kind": {"$nin": ["task", None]}}, "01"),
+            ({"$or": [{"kind": "task"}, {"score": {"$not": {"$gt": 1}}}]}, "023"),
             ({}, "0123"),
             ({"score": {"$lt": float("inf"), "$gt": float("-inf")}}, "012"),
             ({"score": {"$gt": float("inf")}}, ""),
@@ -229,8 +233,12 @@ class Operations:
         ):
             found = keys(store.search(HOME, filter=conditions))
             assert "".join(reversed(found)) == expected, conditions
-        refused(ValueError, lambda: store.search(HOME, filter={"kind": {"$in": ["note"]}}))
-        assert "index" in refused(ValueError, lambda: store.search(HOME, query="what is there?"))
+        for wrong in ({"kind": {"$like": "note"}}, {"kind": {"$in": "note"}}, {"$gt": 1}):
+            refused(ValueError, partial(store.search, HOME, filter=wrong))
+        found = store.search(HOME, query="what is there?")
+        assert [(item.key, item.score) for item in found] == [(key, None) for key in "3210"], (
+            "without an index a query is ignored"
+        )
         assert len(store.search(HOME, query="", limit=2)) == 2
 
     def test_namespaces_are_listed_in_order(self, backend: Backend) -> None:

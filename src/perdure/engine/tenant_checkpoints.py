@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from perdure.engine import history
+from perdure.engine.thread_state import refuse_headless
 from perdure.model.heads import ROOT
-from perdure.model.ops import Fetch, Find, Range
+from perdure.model.ops import Fetch, Find, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, HEAD, Partition
+from perdure.model.records import CHECKPOINT, GC, HEAD, Partition
 
 _AHEAD = 16
 _THREADS = 1000
@@ -61,7 +62,7 @@ class Merge:
         """Return the next ``size`` entries, or fewer at the end.
 
         Raises:
-            Corrupt: the head of a thread names a checkpoint that is not stored.
+            Corrupt: the head of a thread is missing, or names a checkpoint that is not stored.
         """
         if not self._started:
             yield from self._start()
@@ -95,8 +96,14 @@ class Merge:
             after = page[-1].partition
 
     def _lines_of(self, partition: Partition) -> Program[Sequence[_Line]]:
-        heads, records = yield from ask(Fetch(partition, (Range(HEAD), _ids(ROOT, self.before, 1))))
+        heads, records, generations = yield from ask(
+            Fetch(partition, (Range(HEAD), _ids(ROOT, self.before, 1), Get(GC, ())))
+        )
         others = [head.key[0] for head in heads if head.key[0] != ROOT]
+        if len(others) == len(heads):
+            if not generations:
+                return []  # it arrives, and nothing of it is there yet
+            yield from refuse_headless(partition, ROOT)
         found = {ROOT: records}
         if others:
             wanted = tuple(_ids(namespace, self.before, 1) for namespace in others)

@@ -149,7 +149,7 @@ class Answer(BaseModel):
 def tools_in_a_loop() -> Graph:
     builder: Any = StateGraph(MessagesState)
     builder.add_node("chat", lambda state: {"messages": [AIMessage("hello")]})
-    builder.add_node("tools", ToolNode([weather, ask_a_person]))
+    builder.add_node("tools", ToolNode([weather]))
     builder.add_edge(START, "chat")
     builder.add_conditional_edges("chat", tools_condition)
     builder.add_edge("tools", "chat")

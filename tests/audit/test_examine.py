@@ -1,7 +1,7 @@
 """The audit finds each fault of the faulty graphs, at its place, and nothing in the sound ones.
 
 Covers perdure.audit.declarations, perdure.audit.interrupts, perdure.audit.node_updates,
-perdure.audit.reducers, perdure.audit.stored_types, perdure.audit.subgraphs.
+perdure.audit.parallel_tools, perdure.audit.reducers, perdure.audit.stored_types, perdure.audit.subgraphs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pydantic import BaseModel
 from perdure import Codec
 from perdure.audit import CHECKS, audit
 from perdure.audit.findings import Ignore
-from tests.audit import faulty, faulty_reducers
+from tests.audit import faulty, faulty_reducers, faulty_tools, sound_tools
 from tests.audit.building import FAULTY, state
 from tests.audit.sound import SOUND
 
-_FILLED_BY = (faulty, faulty_reducers)
+_FILLED_BY = (faulty, faulty_reducers, faulty_tools, sound_tools)
 
 EXAMPLES = {
     "not-associative",

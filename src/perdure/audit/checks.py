@@ -105,6 +105,15 @@ INTERRUPT_ORDER = AuditCheck(
     "Let only the state decide which questions are asked: compute the rest in an earlier node or in a task, "
     "sort sets, or ask in nodes of their own.",
 )
+PARALLEL_QUESTIONS = AuditCheck(
+    "parallel-questions",
+    "a tool node that gets all calls of a message at once, with a tool that asks",
+    "The calls run in parallel in one task, and answers belong to its interrupts by position: with two calls "
+    "that ask, the quicker one takes the answer to the other one's question.",
+    "Send each call to the node on its own, as langchain.agents.create_agent does: return "
+    '[Send("tools", [call]) for call in message.tool_calls] from a conditional edge. If the model calls one '
+    "tool in a message, ignore the finding.",
+)
 UNSERIALISABLE = AuditCheck(
     "unserialisable",
     "a field of a type that cannot be stored",
@@ -171,6 +180,7 @@ CHECKS = {
         SWALLOWED_INTERRUPT,
         INTERRUPT_IN_LOOP,
         INTERRUPT_ORDER,
+        PARALLEL_QUESTIONS,
         UNSERIALISABLE,
         NOT_ALLOWED,
         CHANGED_BY_STORAGE,

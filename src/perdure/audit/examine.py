@@ -11,6 +11,7 @@ from perdure.audit.declarations import declarations
 from perdure.audit.findings import AuditFinding, AuditReport, Ignore, without
 from perdure.audit.interrupts import interrupts
 from perdure.audit.node_updates import updates
+from perdure.audit.parallel_tools import parallel_tools
 from perdure.audit.stored_types import storage
 from perdure.audit.subgraphs import subgraphs
 from perdure.langgraph.codecs import Codec
@@ -59,4 +60,5 @@ def _of(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
     yield from storage(facts, serde)
     yield from updates(facts)
     yield from interrupts(facts)
+    yield from parallel_tools(facts)
     yield from subgraphs(facts)

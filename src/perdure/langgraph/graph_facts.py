@@ -16,6 +16,7 @@ from typing import Any, NotRequired, Required
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import run_in_executor
+from langchain_core.tools import BaseTool
 from langgraph._internal._runnable import RunnableCallable, RunnableSeq
 from langgraph.channels import BinaryOperatorAggregate, DeltaChannel, LastValue
 from langgraph.channels.base import BaseChannel
@@ -158,10 +159,21 @@ def unwrapped(function: Any) -> Callable[..., Any]:
     while True:
         if isinstance(function, functools.partial):
             function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
         elif not inspect.isroutine(function) and not isinstance(function, type):
             function = type(function).__call__ if callable(function) else function
         else:
             return typing.cast("Callable[..., Any]", inspect.unwrap(function))
+
+
+def tool_functions(tool: Any) -> list[Callable[..., Any]]:
+    """Return the functions of a tool, or the methods of a class of tools."""
+    own = _functions_of(tool, ("func", "coroutine"))
+    if own or not isinstance(tool, BaseTool):
+        return own
+    methods = (getattr(type(tool), name) for name in ("_run", "_arun"))
+    return [unwrapped(each) for each in methods if each not in (BaseTool._run, BaseTool._arun)]
 
 
 def _channel(
@@ -205,7 +217,7 @@ def _node(name: str, bound: Runnable[Any, Any]) -> NodeFacts:
         if isinstance(step, Pregel):
             graphs.append(step)
         elif by_name := getattr(step, "tools_by_name", None):
-            tools += [f for tool in by_name.values() for f in _functions_of(tool, ("func", "coroutine"))]
+            tools += [function for tool in by_name.values() for function in tool_functions(tool)]
         elif isinstance(step, RunnableCallable | RunnableLambda):
             functions += _functions_of(step, ("func", "afunc"))
     return NodeFacts(name, bound, tuple(functions), tuple(tools), tuple(graphs))

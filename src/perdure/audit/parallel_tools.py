@@ -1,0 +1,220 @@
+"""Check of tools that ask in a ``ToolNode``: answers belong to the interrupts of a task by their position.
+
+A ``ToolNode`` that is given a message runs all of its calls at once, in one task. Which of them asks first,
+and so which answer each gets, depends on their speed. With a ``Send`` for each call, each has a task and a
+question of its own. How calls reach a node is read from edges, and from the source of the functions that
+choose the next node; where it cannot be read, nothing is reported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, Send
+
+from perdure.audit import checks
+from perdure.audit.findings import AuditFinding, Spot
+from perdure.audit.interrupts import asks
+from perdure.audit.source import FunctionSource, function_spot, is_library, source_of
+from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, steps, tool_functions, unwrapped
+
+_DEEP = 3
+_CALLS = frozenset({"invoke", "ainvoke"})
+
+
+def parallel_tools(facts: GraphFacts) -> Iterator[AuditFinding]:
+    """Yield the nodes that run all tool calls of a message in one task although a tool of theirs asks."""
+    for node in facts.nodes:
+        asking = next((found for each in _tool_nodes(node) if (found := _asking(each)) is not None), None)
+        way = None if asking is None else _way_of_messages(facts, node.name)
+        if asking is not None and way is not None:
+            who, spot = asking
+            detail = f"{who} asks, and all calls of a message reach the node at once, {way}"
+            place = "/".join((*facts.path, node.name))
+            yield AuditFinding(checks.PARALLEL_QUESTIONS, "node", place, spot, detail)
+
+
+def _tool_nodes(node: NodeFacts) -> Iterator[ToolNode]:
+    """Yield the tool nodes that a node is or has as a step, and those that its functions give messages to."""
+    yield from (step for step in steps(node.bound) if isinstance(step, ToolNode))
+    for function in node.functions:
+        source = source_of(function)
+        for call in () if source is None else source.walk():
+            if (
+                source is not None
+                and isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr in _CALLS
+                and isinstance(called := source.resolve(call.func.value), ToolNode)
+                and call.args
+                and not _is_one_call(source, call.args[0])
+            ):
+                yield called
+
+
+def _is_one_call(source: FunctionSource, given: ast.expr) -> bool:
+    """Return True for a list of one item that is not the last of something, as the last message is."""
+    if not isinstance(given, ast.List) or len(given.elts) != 1:
+        return False
+    item = given.elts[0]
+    values = [item, *_assigned(source, item.id)] if isinstance(item, ast.Name) else [item]
+    return not any(isinstance(each, ast.Subscript) and ast.unparse(each.slice) == "-1" for each in values)
+
+
+def _asking(node: ToolNode) -> tuple[str, Spot] | None:
+    """Return what asks in a tool node, the first tool or the function around its tools, with its place."""
+    for name, tool in node.tools_by_name.items():
+        for function in tool_functions(tool):
+            if asks(function):
+                return f"the tool {name!r}", function_spot(function)
+    for wrapper in (getattr(node, name, None) for name in ("_wrap_tool_call", "_awrap_tool_call")):
+        if wrapper is not None and asks(function := unwrapped(wrapper)):
+            return "the function that wraps its tool calls", function_spot(function)
+    return None
+
+
+def _way_of_messages(facts: GraphFacts, name: str) -> str | None:
+    """Return a way by which a node gets the state, in words, and ``None`` if none is found."""
+    builder = getattr(facts.graph, "builder", None)
+    if builder is None:
+        return "as its function calls the tool node"
+    joined = ((start, end) for starts, end in builder.waiting_edges for start in starts)
+    for start, end in sorted({*builder.edges, *joined}):
+        if end == name:
+            return f"by the edge from {start!r}"
+    for start, branches in builder.branches.items():
+        for branch in branches.values():
+            given = getattr(branch.path, "func", None) or getattr(branch.path, "afunc", None)
+            route = None if given is None else _Route.of(given)
+            if route is not None and route.leads_to(name, branch.ends):
+                return f"by the conditional edge from {start!r}"
+    for node in facts.nodes:
+        declared = getattr(builder.nodes.get(node.name), "ends", None) or ()
+        for function in (*node.functions, *node.tools):
+            route = None if is_library(function) else _Route.of(function, of_commands=True)
+            if route is not None and route.leads_to(name, {end: end for end in declared}):
+                return f"by a Command of {node.name!r}"
+    return None
+
+
+class _Route:
+    """Where a function leads to: the names of nodes that it returns, which get the state. ``sends`` is true
+    if it makes a ``Send``, ``is_unread`` if it returns something else that cannot be read.
+
+    Args:
+        source: The function.
+        of_commands: Read the ``goto`` of its commands instead of its results.
+    """
+
+    def __init__(self, source: FunctionSource, *, of_commands: bool = False, depth: int = 0) -> None:
+        self.names: set[str] = set()
+        self.is_unread = False
+        self._source = source
+        self._depth = depth
+        nodes = list(_live(source, *source.body))
+        calls = [(source.resolve(node.func), node) for node in nodes if isinstance(node, ast.Call)]
+        self.sends = any(made is Send for made, _ in calls)
+        if of_commands:
+            for made, call in calls:
+                arguments = {each.arg: each.value for each in call.keywords}
+                if made is Command and "graph" not in arguments and "goto" in arguments:
+                    self._read(arguments["goto"], frozenset())
+        elif isinstance(source.tree, ast.Lambda):
+            self._read(source.tree.body, frozenset())
+        else:
+            for node in nodes:
+                if isinstance(node, ast.Return) and node.value is not None:
+                    self._read(node.value, frozenset())
+
+    @classmethod
+    def of(cls, function: Any, *, of_commands: bool = False) -> _Route | None:
+        """Return the route of a function, ``None`` if its source is not available."""
+        source = source_of(unwrapped(function))
+        return None if source is None else cls(source, of_commands=of_commands)
+
+    def leads_to(self, name: str, ends: Any) -> bool:
+        """Return True if the node gets the state by its name, ``ends`` being what results stand for, if that
+        is declared."""
+        if any((ends.get(each) if ends else each) == name for each in self.names):
+            return True
+        return self.is_unread and not self.sends and name in (ends or {}).values()
+
+    def _read(self, value: ast.AST, via: frozenset[str]) -> None:
+        if isinstance(value, ast.Constant):
+            self.names.update([value.value] if isinstance(value.value, str) else [])
+        elif isinstance(value, ast.IfExp):
+            self._read(value.body, via)
+            self._read(value.orelse, via)
+        elif isinstance(value, ast.BoolOp | ast.List | ast.Tuple):
+            for part in value.values if isinstance(value, ast.BoolOp) else value.elts:
+                self._read(part, via)
+        elif isinstance(value, ast.ListComp | ast.GeneratorExp):
+            self._read(value.elt, via)
+        elif isinstance(value, ast.NamedExpr | ast.Await | ast.Starred):
+            self._read(value.value, via)
+        elif isinstance(value, ast.Call):
+            self._read_call(value, via)
+        elif isinstance(held := self._source.resolve(value), str):
+            self.names.add(held)
+        elif isinstance(value, ast.Name) and value.id not in via:
+            found = list(_assigned(self._source, value.id))
+            self.is_unread |= not found
+            for each in found:
+                self._read(each, via | {value.id})
+        else:
+            self.is_unread = True
+
+    def _read_call(self, call: ast.Call, via: frozenset[str]) -> None:
+        called = self._source.resolve(call.func)
+        if called is Send:
+            given = [*call.args, *(each.value for each in call.keywords)]
+            if len(given) == 2 and isinstance(given[1], ast.Name) and given[1].id in self._source.parameters:
+                self._read(given[0], via)  # the whole state is sent
+            return
+        source = source_of(called) if self._depth < _DEEP else None
+        if source is None:
+            self.sends = True  # for all that is known
+        elif not self.sends:
+            inner = _Route(source, depth=self._depth + 1)
+            self.names |= inner.names
+            self.sends |= inner.sends
+            self.is_unread |= inner.is_unread
+
+
+def _assigned(source: FunctionSource, name: str) -> Iterator[ast.expr]:
+    """Yield the values that a function assigns to a variable."""
+    for node in source.walk():
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.expr) and any(isinstance(t, ast.Name) and t.id == name for t in targets):
+            yield value
+
+
+def _live(source: FunctionSource, *nodes: ast.AST) -> Iterator[ast.AST]:
+    """Yield nodes and those inside them, without inner functions and the branches that a value from outside
+    the function rules out: one source may serve several kinds of graphs."""
+    for node in nodes:
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        if isinstance(node, ast.If) and (is_taken := _decided(source, node.test)) is not None:
+            yield from _live(source, *(node.body if is_taken else node.orelse))
+        else:
+            yield from _live(source, *ast.iter_child_nodes(node))
+
+
+def _decided(source: FunctionSource, test: ast.expr) -> bool | None:
+    """Return the result of a test that compares a string from outside the function, ``None`` for others."""
+    if (
+        isinstance(test, ast.Compare)
+        and isinstance(test.left, ast.Name)
+        and isinstance(test.ops[0], ast.Eq)
+        and len(test.comparators) == 1
+        and isinstance(right := test.comparators[0], ast.Constant)
+        and isinstance(held := source.resolve(test.left), str)
+    ):
+        return held == right.value
+    return None

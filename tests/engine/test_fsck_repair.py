@@ -16,7 +16,7 @@ from langgraph.types import Command, interrupt
 from typer.testing import CliRunner
 
 import perdure
-from perdure.cli import app
+from perdure.cli.app import app
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine.fsck_report import Repaired

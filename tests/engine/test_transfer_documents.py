@@ -5,7 +5,7 @@ Covers perdure.engine.thread_digest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -118,15 +118,17 @@ def test_a_threads_own_document_arrives_with_its_head() -> None:
         assert (bool(found), has_head) == (not stopped, not stopped)
 
 
+def _numbered(n: int) -> Callable[[object], dict[str, Any]]:
+    return lambda _: {"n": n}
+
+
 def test_a_document_arrives_after_all_its_versions() -> None:
     source, partition = opened(), Partition("", "assistants", SERVER)
     handle = handle_of(source)
     for name in ("a", "b"):
         handle.run(versioned_documents.create(partition, "assistant", name, {"n": 0}, 7, 1 << 30))
         for n in range(1, 5):
-            handle.run(
-                versioned_documents.revise(partition, "assistant", name, lambda _, n=n: {"n": n}, 7, n << 30)
-            )
+            handle.run(versioned_documents.revise(partition, "assistant", name, _numbered(n), 7, n << 30))
     counts = set[int]()
     for target, stopped in stopped_at_each_write(source, partition):
         there = handle_of(target)

@@ -168,7 +168,7 @@ def test_an_item_that_is_written_at_the_target_meanwhile_stays() -> None:
 @pytest.mark.parametrize("replaced", [False, True], ids=["new", "replaced"])
 def test_a_session_is_as_it_was_until_its_head_arrives(replaced: bool) -> None:
     def texts(db: perdure.SyncDatabase) -> list[str]:
-        return [m["content"][:2] for m in db.history().load("s1").messages]
+        return [str(m["content"])[:2] for m in db.history().load("s1").messages]
 
     source = in_memory()
     histories = source.history()

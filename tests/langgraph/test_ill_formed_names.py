@@ -7,6 +7,7 @@ Covers perdure.model.well_formed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,10 @@ def made(**given: Any) -> Any:
 
 def acts(db: perdure.SyncDatabase) -> Iterator[tuple[str, Callable[[], object]]]:
     saver, store, histories = db.checkpointer(), db.store(), db.history()
+
+    def listed(config: Any) -> object:
+        return list(saver.list(config))
+
     there = saver.put(at(), made(channel_values={"x": 1}, channel_versions={"x": 1}), {}, {"x": 1})
     checkpoint_id = there["configurable"]["checkpoint_id"]
     own: dict[str, tuple[Any, Any, Any]] = {
@@ -56,7 +61,7 @@ def acts(db: perdure.SyncDatabase) -> Iterator[tuple[str, Callable[[], object]]]
     }
     for name, (config, checkpoint, metadata) in own.items():
         new = dict(checkpoint["channel_versions"])
-        yield f"put: {name}", lambda c=config, k=checkpoint, m=metadata, n=new: saver.put(c, k, m, n)
+        yield f"put: {name}", partial(saver.put, config, checkpoint, metadata, new)
     for name, config, channel, task, path in (
         ("thread", at(thread_id=BAD, checkpoint_id=checkpoint_id), "x", "t", ""),
         ("namespace", at(checkpoint_ns=BAD, checkpoint_id=checkpoint_id), "x", "t", ""),
@@ -67,11 +72,11 @@ def acts(db: perdure.SyncDatabase) -> Iterator[tuple[str, Callable[[], object]]]
     ):
         yield (
             f"write: {name}",
-            lambda c=config, ch=channel, t=task, p=path: saver.put_writes(c, [(ch, 1)], t, p),
+            partial(saver.put_writes, config, [(channel, 1)], task, path),
         )
     for name in ("thread_id", "checkpoint_ns", "checkpoint_id"):
-        yield f"get: {name}", lambda n=name: saver.get_tuple(at(**{n: BAD}))
-        yield f"list: {name}", lambda n=name: list(saver.list(at(**{n: BAD})))
+        yield f"get: {name}", partial(saver.get_tuple, at(**{name: BAD}))
+        yield f"list: {name}", partial(listed, at(**{name: BAD}))
     yield "list: before", lambda: list(saver.list(at(), before=at(checkpoint_id=BAD)))
     yield "delete", lambda: saver.delete_thread(BAD)
     yield "delete a run", lambda: saver.delete_for_runs([BAD])
@@ -98,7 +103,7 @@ def acts(db: perdure.SyncDatabase) -> Iterator[tuple[str, Callable[[], object]]]
     yield "fork: thread", lambda: db.fork(BAD, checkpoint_id)
     yield "timeline", lambda: db.timeline("t", namespace=BAD)
     for name in ("fsck", "repair", "export", "show", "timeline", "measure", "digest"):
-        yield name, lambda n=name: getattr(db, n)(BAD)
+        yield name, partial(getattr(db, name), BAD)
 
 
 def contents(db: perdure.SyncDatabase) -> Any:

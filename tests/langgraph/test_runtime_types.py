@@ -45,7 +45,8 @@ def _objects() -> dict[str, tuple[Any, Any]]:
         OLD = "old"
 
     made: Any = create_model("Made", city=(str, ...))
-    pair: Any = namedtuple("Pair", "left right")
+    Pair = namedtuple("Pair", "left right")
+    pair: Any = Pair
     porto = {"city": "Porto"}
     return {
         "model": (Local(city="Porto"), {**porto, "more": None}),

@@ -146,6 +146,8 @@ class Model:
                 if self.asks is not None:
                     return self._fail(entry, self)
                 return begun._step(self.log[-1] if self.log else "", entry, self)
+            case _:
+                pass  # an empty message goes on with what is there
         if self.asks is not None:
             return begun
         if self.rests:
@@ -377,7 +379,8 @@ def apply(model: Model, event: Event) -> Model | None:
             return None if is_kept else model.fork()
         case Event("delete"):
             return Model(model.on_failure)
-    raise AssertionError(event)
+        case _:
+            raise AssertionError(event)
 
 
 async def perform(place: World, event: Event) -> bool:

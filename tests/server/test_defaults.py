@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -104,26 +105,28 @@ PATHS = {
 ALLOWED = "access-control-allow-"
 
 
+def _of_chat(provider: str, path: str) -> Callable[[Running], Any]:
+    return lambda at: attrgetter(path)(at.chat(provider))
+
+
 def _rows() -> dict[str, Callable[[Running], Any]]:
     """What a running server does about a setting, by the setting's key."""
     names = [key.removeprefix("runtime.") for key in SETTINGS if key.startswith("runtime.")]
     rows: dict[str, Callable[[Running], Any]] = {
-        f"runtime.{name}": (lambda at, name=name: getattr(at.host.runtime.settings, name)) for name in names
+        f"runtime.{name}": attrgetter(f"host.runtime.settings.{name}") for name in names
     }
     for name in ("body_bytes", "requests_per_minute", "streams", "page_max"):
-        rows[f"limits.{name}"] = lambda at, name=name: getattr(at.host.limits, name)
+        rows[f"limits.{name}"] = attrgetter(f"host.limits.{name}")
     for name in ("leeway", "required", "identity_claim", "header", "jwks_timeout"):
-        rows[f"auth.jwt.{name}"] = lambda at, name=name: getattr(at.jwt, name)
+        rows[f"auth.jwt.{name}"] = attrgetter(f"jwt.{name}")
     for name in ("nearest", "newest", "tokens", "debounce", "max_wait"):
-        rows[f"memory.{name}"] = lambda at, name=name: getattr(at.agent.memory, name)
+        rows[f"memory.{name}"] = attrgetter(f"agent.memory.{name}")
     for name, path in PATHS.items():
         rows[f"http.disable_{name}"] = _is_missing(path)
     for provider in ("telegram", "slack", "whatsapp"):
         for name in ("tenant", "debounce", "max_wait", "groups", "edits", "allowed"):
-            rows[f"channels.{provider}.{name}"] = lambda at, provider=provider, name=name: getattr(
-                at.chat(provider).options, name
-            )
-        rows[f"channels.{provider}.in_doubt"] = lambda at, provider=provider: at.chat(provider)._in_doubt
+            rows[f"channels.{provider}.{name}"] = _of_chat(provider, f"options.{name}")
+        rows[f"channels.{provider}.in_doubt"] = _of_chat(provider, "_in_doubt")
     return rows | {
         "development": lambda at: (
             "/chat" in str(at.answers["/chat/"].url) and at.answers["/chat/"].is_success

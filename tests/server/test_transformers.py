@@ -89,7 +89,7 @@ class Shouting(StreamTransformer):
     """Changes what a graph writes before the others see it."""
 
     before_builtins = True
-    required_stream_modes = ("custom",)
+    required_stream_modes: tuple[str, ...] = ("custom",)
 
     def init(self) -> dict[str, Any]:
         return {}

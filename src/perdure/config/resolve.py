@@ -247,7 +247,8 @@ def runtime_settings(given: Mapping[str, Any]) -> Settings:
     Raises:
         ValueError: A value is out of range.
     """
-    return Settings(**{**RUNTIME, **given})
+    settings: dict[str, Any] = {**RUNTIME, **given}
+    return Settings(**settings)
 
 
 def settle(

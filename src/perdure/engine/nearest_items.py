@@ -57,10 +57,12 @@ def nearest(
         removal: A number that is used once, under which entries are removed whose items are gone, some of
             each namespace; ``None`` to leave them.
     """
-    for again in reversed(range(_AGAIN)):
+    left = _AGAIN
+    while True:
+        left -= 1
         page = _Page[V](judge, offset, limit, now)
         yield from page.fill(iter((yield from rank())))
-        if not again or not (yield from _has_moved(page.outdated)):
+        if not left or not (yield from _has_moved(page.outdated)):
             break
     for partition, gone in page.orphans.items():
         if gone and removal is not None:

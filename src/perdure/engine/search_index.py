@@ -185,7 +185,9 @@ def changes(
         TooLarge: There are more.
     """
     entries: dict[str, StoredIndexEntry] = {}
-    for _ in range(_AGAIN):
+    left = _AGAIN
+    while True:
+        left -= 1
         (found,) = yield from ask(Fetch(partition, (GENERATION,)))
         now = found[0].version if found else 0
         if found and now == generation:
@@ -206,7 +208,7 @@ def changes(
             absent = [key for key in versions if key not in present]
         read, is_of_one_moment = yield from _entries(partition, wanted, now)
         entries = {**kept, **read}
-        if is_of_one_moment:
+        if is_of_one_moment or not left:
             break
     written = {key: entry for key, entry in entries.items() if versions.get(key) != entry.version}
     # One that was removed between two reads is removed for this reader, too.

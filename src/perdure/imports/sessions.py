@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from perdure.errors import Conflict, PerdureError, Unavailable, Unserialisable
 from perdure.history.histories import SyncHistories, TaskBudget
@@ -164,7 +164,7 @@ def _read(session: SourceSession) -> tuple[list[NeutralMessage], TaskBudget | No
             raise Unserialisable("its history is text, and not JSON") from error
     if not isinstance(messages, list):
         raise Unserialisable(f"its history is {type(messages).__name__}, not a list of messages")
-    given: object = session.budget
+    given = cast("object", session.budget)
     if given is None:
         return to_neutral(messages), None
     task, used = (given.get("task"), given.get("used")) if isinstance(given, Mapping) else (None, None)

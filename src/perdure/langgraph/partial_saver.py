@@ -157,7 +157,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
             for name, value in found.checkpoint["channel_values"].items()
             if name == TASKS or self._shows(StatePart(namespace, at, "value", name), [name])
         }
-        checkpoint = Checkpoint(**{**found.checkpoint, "channel_values": values})
+        checkpoint: Checkpoint = {**found.checkpoint, "channel_values": values}
         if not self._shows(StatePart(namespace, at, "tasks", "")):
             values.pop(TASKS, None)
             # All nodes have seen all channels.

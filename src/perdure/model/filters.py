@@ -37,7 +37,7 @@ _OPERATORS = ("$eq", "$ne", *_ORDERS, *_LISTS, *_JOINS, "$not")
 Filter = Mapping[str, Any]
 
 
-def checked(conditions: Mapping[str, Any]) -> Filter:
+def checked(conditions: Any) -> Filter:
     """Return the filter in plain data.
 
     Raises:

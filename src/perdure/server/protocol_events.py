@@ -108,8 +108,8 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
             yield from _updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
-            data = _tool_event(event.data) if method == "tools" else event.data
-            yield _framed(event.seq, method, namespace, data[1:-1])
+            own = _tool_event(event.data) if method == "tools" else event.data
+            yield _framed(event.seq, method, namespace, own[1:-1])
         case _:
             pass  # a channel that is not wanted, or an event without a channel in this protocol
 

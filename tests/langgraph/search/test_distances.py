@@ -90,8 +90,8 @@ def test_items_are_in_the_order_of_the_distance(on: str, distance: str) -> None:
         )
         store.delete(HOME, "3")
         store.put(HOME, "4", {"text": "changed"})
-        known = {str(number): [value["text"]] for number, value in enumerate(VALUES)}
-        known = {**known, "several": ["far", "text 1", "nearest"], "4": ["changed"]}
+        known: dict[str, list[str]] = {str(n): [str(value["text"])] for n, value in enumerate(VALUES)}
+        known |= {"several": ["far", "text 1", "nearest"], "4": ["changed"]}
         del known["3"]
         for query in ("nearest", "changed", "another"):
             best = {
@@ -111,9 +111,9 @@ def test_another_distance_needs_no_new_vectors_and_goes_with_words(distance: str
         assert item.score == pytest.approx(score(distance, vector("coffee"), vector("tea")), rel=1e-4)
         both = db.store(index=config(distance, text=True, vector_weight=0.5))
         both.put(HOME, "other", {"text": "something else"})
-        scores = [item.score for item in both.search(HOME, query="tea")]
+        scores = [score for _, score in found(both, "tea")]
         assert scores == sorted(scores, reverse=True)
-        assert all(0 <= each <= 1 for each in scores if each is not None)
+        assert all(0 <= each <= 1 for each in scores)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,8 @@ def test_another_distance_needs_no_new_vectors_and_goes_with_words(distance: str
 )
 def test_a_setting_that_only_makes_the_stock_store_fast_is_accepted(harmless: Any) -> None:
     with perdure.connect_sync("memory://") as db:
-        store = db.store(index={"dims": DIMS, "embed": embed, **harmless})
+        given: Any = {"dims": DIMS, "embed": embed, **harmless}
+        store = db.store(index=given)
         store.put(HOME, "k", {"text": "tea"})
         assert [key for key, _ in found(store, "coffee")] == ["k"]
 
@@ -156,7 +157,7 @@ def test_a_setting_that_only_makes_the_stock_store_fast_is_accepted(harmless: An
     ],
 )
 def test_a_setting_with_another_meaning_is_refused_by_name(wrong: Any, message: str) -> None:
-    given = {"dims": DIMS, "embed": embed, **wrong}
+    given: Any = {"dims": DIMS, "embed": embed, **wrong}
     if given["embed"] is None:
         del given["dims"]
     with perdure.connect_sync("memory://") as db, pytest.raises(ValueError, match=message):

@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
+from perdure.model.lifecycle import Status
 from perdure.model.ops import Fetch, Find
 from perdure.runtime import Runtime
 from perdure.runtime.threads.order import Order, SortBy
-from perdure.runtime.threads.rows import Status
 from perdure.runtime.threads.threads import THERE, Threads
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, stored, working
 

@@ -103,7 +103,8 @@ def _now_and_then() -> Any:
                 return {}
             case "" | "nothing":
                 return {"secret": "s3cret"}
-        return {"messages": [AIMessage(f"echo {said}")]}
+            case _:
+                return {"messages": [AIMessage(f"echo {said}")]}
 
     builder: Any = StateGraph(Counted, output_schema=Output)
     return builder.add_node("turn", turn).add_edge(START, "turn").compile()

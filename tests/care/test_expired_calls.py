@@ -71,7 +71,16 @@ SAVER: dict[str, Call] = {
     "put": lambda s, t, c: s.put(config(t), empty_checkpoint(), {}, {}) and list(s.list(config(t)))[1:],
     "put_writes": lambda s, t, c: s.put_writes(at(t, c), [("messages", "x")], "task"),
 }
-NO_LOOK = {"declare", "get_next_version", "is_older", "load_of", "loaded", "stored_writes", "with_allowlist"}
+NO_LOOK = {
+    "declare",
+    "get_next_version",
+    "is_older",
+    "load_of",
+    "loaded",
+    "read_asked",
+    "stored_writes",
+    "with_allowlist",
+}
 """Calls of a saver that look nothing up, or only what another call has found."""
 NEAR = {"memory", "sqlite"}
 BEGINS = {"put", "put_writes"}

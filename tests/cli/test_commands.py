@@ -450,7 +450,7 @@ def test_an_output_that_is_full_and_bytes_that_are_no_text_are_refused_in_one_se
     program = [sys.executable, "-m", "perdure"]
     for words, wanted in (
         (["export", "ada"], "No space left on device"),
-        (["threads", "show", b"a\xff"], "bytes that are not UTF-8"),
+        (["threads", "show", b"a\xff"], "a lone surrogate"),
     ):
         with open("/dev/full", "w") as full:
             done = subprocess.run(

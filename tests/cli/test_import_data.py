@@ -97,7 +97,7 @@ def test_a_thread_that_is_skipped_is_named_with_the_reason(run: Run, old: Path, 
 def test_the_options_of_an_archive_are_refused_elsewhere(run: Run, old: Path) -> None:
     code, _, err = run(*IMPORT, "--replace")
     assert code == 1
-    assert "belong to --from archive" in err
+    assert "--replace belongs to --from archive" in err
 
 
 def test_a_stock_file_is_not_taken_for_a_database_and_the_command_is_named(

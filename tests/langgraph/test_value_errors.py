@@ -35,7 +35,9 @@ CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
 
 PARTS: dict[str, tuple[Any, str]] = {
-    "key": ({"a": {"b c": LOCK}}, "['a']['b c']: an object of type _thread.lock"),
+    "key": ({"a": {"b": LOCK}}, "['a']['b']: an object of type _thread.lock"),
+    # It may be what a user wrote.
+    "text as a key": ({"a": {"x": 1, "b c": LOCK}}, "['a'][key 1]: an object of type _thread.lock"),
     "index": ([1, [2, 3, LOCK]], "[1][2]: an object of type _thread.lock"),
     "tuple": ((1, (LOCK,)), "[1][0]: an object of type _thread.lock"),
     "data class": ({"a": [Box({"b": LOCK})]}, "['a'][0].inside['b']: an object of type _thread.lock"),

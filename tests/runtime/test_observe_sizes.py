@@ -141,8 +141,8 @@ def test_a_list_that_is_cut_and_turned_round_is_sized_anew(memory: Storage) -> N
     go(main())
 
 
-def test_a_value_that_is_not_the_one_remembered_has_no_size(memory: Storage) -> None:
-    """Who goes on from an older checkpoint keeps its values, of which the saver remembers none any more."""
+def test_values_that_are_put_outside_of_a_run_are_measured(memory: Storage) -> None:
+    """Such a put stores all that it is given; the saver remembers none of an older checkpoint's values."""
     saver = memory.database().checkpointer()
     app = GRAPH.copy(update={"checkpointer": saver})
     config: Any = {"configurable": {"thread_id": "ada"}}
@@ -154,7 +154,8 @@ def test_a_value_that_is_not_the_one_remembered_has_no_size(memory: Storage) -> 
     app.update_state(old, {"notes": {"edited": "yes"}})
     (sizes,) = told
     assert sizes["notes"] == len(Serde().pack({"edited": "yes"}))
-    assert "documents" not in sizes
+    kept = app.get_state(config).values["documents"]
+    assert sizes["documents"] == len(Serde().pack(kept))
 
 
 def test_a_run_that_is_tried_again_warns_once(memory: Storage) -> None:

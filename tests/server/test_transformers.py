@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain.agents import create_agent
@@ -89,7 +89,7 @@ class Shouting(StreamTransformer):
     """Changes what a graph writes before the others see it."""
 
     before_builtins = True
-    required_stream_modes: tuple[str, ...] = ("custom",)
+    required_stream_modes: ClassVar[tuple[str, ...]] = ("custom",)
 
     def init(self) -> dict[str, Any]:
         return {}

@@ -3,15 +3,13 @@ nothing that will not be there after a restart is served."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -442,25 +440,3 @@ def perdure_write(partition: Partition) -> Any:
         return (yield Commit(partition, (Put(GC, (), expect=Expect.ABSENT, version=1),)))
 
     return program()
-
-
-def test_small_reads_call_nothing_that_is_known_to_block(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tools that look for blocking calls in event loops, as LangGraph's development server does, patch them
-    by name. Small reads happen in the loop, as a thread would cost more than they do."""
-
-    def blocks(*_: object, **__: object) -> None:
-        with suppress(RuntimeError):
-            asyncio.get_running_loop()
-            pytest.fail("a blocking call in the event loop")
-
-    async def read(driver: SqliteDriver) -> None:
-        with monkeypatch.context() as patch:
-            for owner, name in ((os, "stat"), (os, "open"), (os, "pread"), (time, "sleep")):
-                patch.setattr(owner, name, blocks)
-            for _ in range(3):
-                await driver.aperform(Fetch(THREAD, (Get(GC, ()),)))
-                await driver.aperform(Now())
-
-    with closing(SqliteDriver(path)) as driver:
-        commit(driver, 1)
-        asyncio.run(read(driver))

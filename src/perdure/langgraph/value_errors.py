@@ -79,13 +79,20 @@ def _refusal(serde: Serde, value: Any) -> PerdureError | None:
     return None
 
 
+def _key(name: Any, at: int) -> str:
+    """Return a key in a path: as it is if it is a name or a number, which programs choose. Any other may be
+    what a user wrote, and is told by its place among the keys."""
+    is_name = isinstance(name, str) and name.isidentifier()
+    return f"[{name!r}]"[:_NAME_MAX] if is_name or isinstance(name, int) else f"[key {at}]"
+
+
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a value: the items of containers, and the fields of objects, by their paths."""
     if isinstance(value, Mapping):
-        for name, part in tuple(value.items()):
-            yield f"[{name!r}]"[:_NAME_MAX], part
+        for at, (name, part) in enumerate(tuple(value.items())):
+            yield _key(name, at), part
             if not isinstance(name, str):
-                yield f".key({name!r})"[:_NAME_MAX], name
+                yield f".key({at})", name
         return
     if isinstance(value, list | tuple | set | frozenset | deque) and not hasattr(value, "_fields"):
         is_ordered = not isinstance(value, set | frozenset)

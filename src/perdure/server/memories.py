@@ -55,10 +55,12 @@ def _found(caller: Caller) -> dict[tuple[str, ...], Memory]:
     found: dict[tuple[str, ...], Memory] = {}
     verified = {VERIFIED_USER: caller.user.dict()}
     for agent in caller.host.runtime.graphs.values():
-        user = None if agent.memory is None else agent.memory.user_of(verified)
-        if agent.memory is None or user is None:
+        if agent.memory is None:
             continue
         try:
+            user = agent.memory.user_of(verified)
+            if user is None:
+                continue
             memory = Memory(caller.runtime.store(), user, root=agent.memory.root)
         except (TypeError, ValueError):
             # No memory can be of such an id; a run of this user remembers nothing either.

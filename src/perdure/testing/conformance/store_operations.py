@@ -235,8 +235,8 @@ class Operations:
             assert "".join(reversed(found)) == expected, conditions
         for wrong in ({"kind": {"$like": "note"}}, {"kind": {"$in": "note"}}, {"$gt": 1}):
             refused(ValueError, partial(store.search, HOME, filter=wrong))
-        found = store.search(HOME, query="what is there?")
-        assert [(item.key, item.score) for item in found] == [(key, None) for key in "3210"], (
+        newest = store.search(HOME, query="what is there?")
+        assert [(item.key, item.score) for item in newest] == [(key, None) for key in "3210"], (
             "without an index a query is ignored"
         )
         assert len(store.search(HOME, query="", limit=2)) == 2

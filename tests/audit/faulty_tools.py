@@ -80,7 +80,7 @@ def tools_behind_a_variable() -> Graph:
 
 @whole()
 def tools_behind_a_helper() -> Graph:
-    def route(state: MessagesState) -> str:
+    def route(state: Any) -> str:
         return tools_condition(state) if state["messages"] else END
 
     return routed(route)
@@ -94,7 +94,7 @@ def tools_behind_a_method() -> Graph:
 @whole()
 def tools_behind_a_declared_destination() -> Graph:
     def route(state: Any) -> Literal["tools", "__end__"]:
-        return state["messages"][-1].additional_kwargs["next"]  # type: ignore[no-any-return]
+        return state["messages"][-1].additional_kwargs["next"]
 
     return routed(route)
 

@@ -45,7 +45,7 @@ def react_agent_with_a_hook_after_the_model() -> Graph:
 @sound
 def each_call_sent_on_its_own() -> Graph:
     def route(state: Any) -> list[Send] | Literal["__end__"]:
-        return [Send(TOOLS, [call]) for call in state["messages"][-1].tool_calls] or END
+        return [Send(TOOLS, [call]) for call in state["messages"][-1].tool_calls] or "__end__"
 
     return routed(route, ["tools", END])
 

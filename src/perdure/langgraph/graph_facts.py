@@ -172,8 +172,12 @@ def tool_functions(tool: Any) -> list[Callable[..., Any]]:
     own = _functions_of(tool, ("func", "coroutine"))
     if own or not isinstance(tool, BaseTool):
         return own
-    methods = (getattr(type(tool), name) for name in ("_run", "_arun"))
-    return [unwrapped(each) for each in methods if each not in (BaseTool._run, BaseTool._arun)]
+    own = [
+        getattr(type(tool), name)
+        for name in ("_run", "_arun")
+        if getattr(type(tool), name) is not getattr(BaseTool, name)
+    ]
+    return [unwrapped(each) for each in own]
 
 
 def _channel(

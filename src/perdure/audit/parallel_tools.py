@@ -60,7 +60,7 @@ def _is_one_call(source: FunctionSource, given: ast.expr) -> bool:
     if not isinstance(given, ast.List) or len(given.elts) != 1:
         return False
     item = given.elts[0]
-    values = [item, *_assigned(source, item.id)] if isinstance(item, ast.Name) else [item]
+    values = [item, *_find_values(source, item.id)] if isinstance(item, ast.Name) else [item]
     return not any(isinstance(each, ast.Subscript) and ast.unparse(each.slice) == "-1" for each in values)
 
 
@@ -160,7 +160,7 @@ class _Route:
         elif isinstance(held := self._source.resolve(value), str):
             self.names.add(held)
         elif isinstance(value, ast.Name) and value.id not in via:
-            found = list(_assigned(self._source, value.id))
+            found = list(_find_values(self._source, value.id))
             self.is_unread |= not found
             for each in found:
                 self._read(each, via | {value.id})
@@ -184,7 +184,7 @@ class _Route:
             self.is_unread |= inner.is_unread
 
 
-def _assigned(source: FunctionSource, name: str) -> Iterator[ast.expr]:
+def _find_values(source: FunctionSource, name: str) -> Iterator[ast.expr]:
     """Yield the values that a function assigns to a variable."""
     for node in source.walk():
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -200,13 +200,13 @@ def _live(source: FunctionSource, *nodes: ast.AST) -> Iterator[ast.AST]:
         yield node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             continue
-        if isinstance(node, ast.If) and (is_taken := _decided(source, node.test)) is not None:
+        if isinstance(node, ast.If) and (is_taken := _evaluate_test(source, node.test)) is not None:
             yield from _live(source, *(node.body if is_taken else node.orelse))
         else:
             yield from _live(source, *ast.iter_child_nodes(node))
 
 
-def _decided(source: FunctionSource, test: ast.expr) -> bool | None:
+def _evaluate_test(source: FunctionSource, test: ast.expr) -> bool | None:
     """Return the result of a test that compares a string from outside the function, ``None`` for others."""
     if (
         isinstance(test, ast.Compare)

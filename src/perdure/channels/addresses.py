@@ -48,7 +48,7 @@ def user_of(channel: str, chat: str, sender: str) -> str:
     """Return the id of the user who writes in a chat, empty for a sender who is not known.
 
     Somebody is one user in a private chat, whose id is the sender's at most providers, and another in each
-    other chat, so that what was said in private is recalled in no group. Two users never have the same id.
+    other chat: no group recalls a private chat. Two users never have the same id.
     """
     parts = (channel, sender) if chat == sender else (channel, chat, sender)
     return _SEPARATOR.join(quote(part, safe="", errors="surrogatepass") for part in parts) if sender else ""

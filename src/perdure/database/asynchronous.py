@@ -144,7 +144,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
 
     async def _check(self, at: Partition) -> list[Finding]:
         found = await self._handle.arun(fsck.check(at, self._handle.digest))
-        return [*found, *backend_check.changed(at, await self._handle.aexamine(at))]
+        return [*found, *backend_check.report_changes(at, await self._handle.aexamine(at))]
 
     async def repair(self, thread_id: str) -> Repaired:
         """Repair the holes and heads of a thread that ``fsck`` finds.
@@ -157,7 +157,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         """
         at = self._handle.partition(thread_id)
         program = partial(fsck.repair, at, self._handle.digest, self._handle.budget)
-        changed = backend_check.changed(at, await self._handle.aexamine(at))
+        changed = backend_check.report_changes(at, await self._handle.aexamine(at))
         repaired = await self._handle.arun(program())
         if not await self._handle.asettle(at):
             return Repaired(repaired.fixed, (*repaired.left, *changed))

@@ -11,7 +11,7 @@ from perdure.storage.port import NOT_LATEST
 _ACCEPT = f"{REPAIR}, after which what is left is the thread, or restore it from a backup"
 
 
-def changed(partition: Partition, details: Sequence[str]) -> list[Finding]:
+def report_changes(partition: Partition, details: Sequence[str]) -> list[Finding]:
     """Return a finding for each detail. Only records that are missing can be repaired, by doing without; none
     is if a record is itself damaged."""
     is_settled = list(details) == [NOT_LATEST]

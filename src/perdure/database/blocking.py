@@ -139,7 +139,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
 
     def _check(self, at: Partition) -> list[Finding]:
         found = self._handle.run(fsck.check(at, self._handle.digest))
-        return [*found, *backend_check.changed(at, self._handle.examine(at))]
+        return [*found, *backend_check.report_changes(at, self._handle.examine(at))]
 
     def repair(self, thread_id: str) -> Repaired:
         """Repair the holes and heads of a thread that ``fsck`` finds.
@@ -152,7 +152,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         """
         at = self._handle.partition(thread_id)
         program = partial(fsck.repair, at, self._handle.digest, self._handle.budget)
-        changed = backend_check.changed(at, self._handle.examine(at))
+        changed = backend_check.report_changes(at, self._handle.examine(at))
         repaired = self._handle.run(program())
         if not self._handle.settle(at):
             return Repaired(repaired.fixed, (*repaired.left, *changed))

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from perdure.errors import BadUrl, Unavailable
-from perdure.imports.session_tables import PAGE, SessionTable, page_queries, quoted, session_of
+from perdure.imports.session_tables import PAGE, SessionTable, page_queries, quote, session_of
 from perdure.imports.sessions import SourceSession
 from perdure.storage.url import redacted
 
@@ -36,7 +36,7 @@ class PostgresSessions:
             raise
 
     def _columns(self, table: str) -> set[str]:
-        name = ".".join(map(quoted, table.split(".")))
+        name = ".".join(map(quote, table.split(".")))
         rows = self._ask(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 "
             "AND NOT attisdropped",

@@ -149,18 +149,19 @@ def page_queries(name: str, names: SessionTable, columns: set[str], key: str) ->
     if column not in columns:
         wanted = names.column or " or ".join(COLUMNS)
         raise BadUrl(f"{name}: the table {names.table} has no column {wanted}; name it with --column")
-    table, by = ".".join(map(quoted, names.table.split("."))), quoted(names.key)
-    select = f"SELECT {key.format(key=by)}, {quoted(str(column))} FROM {table}"  # noqa: S608 - quoted names
+    table, by = ".".join(map(quote, names.table.split("."))), quote(names.key)
+    select = f"SELECT {key.format(key=by)}, {quote(str(column))} FROM {table}"  # noqa: S608 - quoted names
     order = f" ORDER BY {by}"
     return f"{select} WHERE {by} IS NOT NULL{order}", f"{select} WHERE {by} > ?{order}"
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
+    """Return a name of a table or column, which has no quotation mark, as SQL."""
     return f'"{name}"'
 
 
 def session_of(key: Any, messages: Any, shown: str) -> SourceSession:
-    """Return the session of a row whose key is text or a whole number, ``None`` for any other."""
+    """Return the session of a row, or the reason to skip it."""
     if key is None or key == "" or not is_utf8(str(key)):
         return SourceSession(shown, why="its key is neither text nor a whole number")
     if messages is None:

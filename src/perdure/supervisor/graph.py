@@ -152,7 +152,7 @@ def supervisor(
         writer: The model that writes answers to questions and corrections.
         workers: Workers by name.
         prompt: The writer's system prompt; a worker's result follows it.
-        summary: Keeps the conversation short: what is longer ago is in the state's ``summary``, which the
+        summary: Keeps the conversation short: what is left out is in the state's ``summary``, which the
             writer is told. By default all messages stay.
 
     Raises:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, product
+from random import Random
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from perdure.errors import Corrupt, PerdureError
@@ -65,6 +66,9 @@ class Case(Generic[W]):
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         return product(self.operations, (*self.operations, *self.sequences))
+
+    def sample(self, seed: str, size: int) -> list[tuple[str, str]]:
+        return Random(seed).sample(list(self.pairs()), size)
 
     def act(self, name: str) -> Callable[[W], Any]:
         return self.operations[name] if name in self.operations else self.sequences[name]
@@ -172,7 +176,7 @@ def explore(
                 break
             explored.interleavings += 1
             is_faulty = isinstance(found.returned, Fault) or isinstance(found.other, Fault)
-            if (found not in orders or is_faulty) and (name, other) not in case.excused:
+            if is_faulty or (found not in orders and (name, other) not in case.excused):
                 explored.found.append(Disagreement(name, other, at, found, orders))
     return explored
 

@@ -7,7 +7,6 @@ Covers perdure.engine.nearest_items.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from random import Random
 from typing import Any, TypeVar
 
 import pytest
@@ -202,13 +201,9 @@ QUICK = 60
 """Pairs of a set-up that are explored in the quick run."""
 
 
-def sample(setting: str, size: int) -> list[tuple[str, str]]:
-    return Random(setting).sample(list(CASES[setting].pairs()), size)
-
-
 @pytest.mark.parametrize("setting", CASES)
 def test_some_pairs_come_out_as_one_after_the_other(setting: str) -> None:
-    explored = explore(CASES[setting], pairs=sample(setting, QUICK))
+    explored = explore(CASES[setting], pairs=CASES[setting].sample(setting, QUICK))
     assert not explored.found, "\n".join(map(str, explored.found))
     assert explored.interleavings > QUICK
 
@@ -231,5 +226,5 @@ def stored(request: pytest.FixtureRequest) -> Iterator[Driver]:
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [name for name in CASES if "read first" not in name])
 def test_some_pairs_come_out_as_one_after_the_other_in_a_database(setting: str, stored: Driver) -> None:
-    explored = explore(CASES[setting], stored, sample(setting, QUICK))
+    explored = explore(CASES[setting], stored, CASES[setting].sample(setting, QUICK))
     assert not explored.found, "\n".join(map(str, explored.found))

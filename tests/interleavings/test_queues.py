@@ -6,7 +6,6 @@ Covers perdure.engine.queued_records.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from random import Random
 
 import pytest
 
@@ -20,13 +19,9 @@ STORED = 60
 """Pairs of a set-up that are explored in the quick run, and on a database."""
 
 
-def sample(setting: str, size: int) -> list[tuple[str, str]]:
-    return Random(setting).sample(list(CASES[setting].pairs()), size)
-
-
 @pytest.mark.parametrize("setting", CASES)
 def test_some_pairs_come_out_as_one_after_the_other(setting: str) -> None:
-    explored = explore(CASES[setting], pairs=sample(setting, QUICK))
+    explored = explore(CASES[setting], pairs=CASES[setting].sample(setting, QUICK))
     assert not explored.found, "\n".join(map(str, explored.found))
     assert explored.interleavings > QUICK
 
@@ -49,5 +44,5 @@ def stored(request: pytest.FixtureRequest) -> Iterator[Driver]:
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", CASES)
 def test_some_pairs_come_out_as_one_after_the_other_in_a_database(setting: str, stored: Driver) -> None:
-    explored = explore(CASES[setting], stored, sample(setting, STORED))
+    explored = explore(CASES[setting], stored, CASES[setting].sample(setting, STORED))
     assert not explored.found, "\n".join(map(str, explored.found))

@@ -78,6 +78,7 @@ def test_it_shows_the_routes(browser: Browser, site: Site) -> None:
         page.fill("#find", "store items put")
         assert page.locator(".route:visible").count() == 1
         page.locator(".route:visible summary").click()
+        page.wait_for_selector(".route:visible table")
         shown = page.locator(".route:visible").inner_text()
         assert "namespace" in shown
         assert "204" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -227,6 +228,19 @@ def plain_d1(folder: Path, make: Make) -> Iterator[Stock]:
 
 
 @contextmanager
+def plain_postgres(folder: Path, make: Make) -> Iterator[Stock]:
+    saver, made, rows = plain_rows(make)
+    url = postgres_url()
+    with psycopg.connect(url) as connection, psycopg.RawCursor(connection) as cursor:
+        cursor.execute("CREATE FUNCTION unhex(text) RETURNS bytea RETURN decode($1, 'hex')")
+        for table in PLAIN_TABLES:
+            cursor.execute(re.sub(r"(state|value)\b", r"\1 bytea", table).replace("_at)", "_at timestamptz)"))
+        for statement, values in rows:
+            cursor.execute(statement.replace("?", "$"), values)
+    yield Stock(SourceKind.PLAIN, url, saver, made, bare)
+
+
+@contextmanager
 def history(folder: Path, make: Make) -> Iterator[Stock]:
     path = folder / "all.jsonl"
     saver = InMemorySaver()
@@ -243,6 +257,7 @@ STOCKS: dict[str, Callable[[Path, Make], AbstractContextManager[Stock]]] = {
     "aws-dynamodb": aws,
     "plain": plain_file,
     "plain-d1": plain_d1,
+    "plain-postgres": plain_postgres,
     "history": history,
 }
 """What fills a source of each kind, in a folder."""

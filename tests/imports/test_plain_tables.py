@@ -17,7 +17,7 @@ import perdure
 from perdure.errors import BadUrl
 from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.kinds import SourceKind, open_source
-from perdure.imports.plain_tables import PlainSource, of_file
+from perdure.imports.plain_sqlite import of_file, of_rows
 from perdure.imports.sqlite_rows import SqliteRows
 from tests.imports import parity, threads
 from tests.imports.stocks import PLAIN_TABLES
@@ -190,17 +190,16 @@ def test_a_long_thread_is_outlined_once_and_its_steps_are_counted_in_one_pass(tm
         for n in range(count):
             ids = (f"{n:032x}", f"{n - 1:032x}" if n else None)
             connection.execute("INSERT INTO checkpoints VALUES ('ada', ?, ?, ?, ?)", (*ids, '{"n": 1}', n))
-    with closing(SqliteRows(path)) as rows:
-        queries: list[str] = []
+    queries: list[str] = []
 
-        def counted(query: str, *values: str) -> Any:
+    class CountedRows(SqliteRows):
+        def __call__(self, query: str, *values: object) -> list[Any]:
             queries.append(query)
-            return rows(query, *values)
+            return super().__call__(query, *values)
 
-        source = PlainSource("long", counted, rows.close)
-        with perdure.connect_sync("memory://") as db:
-            (report,) = parity.imported(source, db)
-            assert (report.state, report.checkpoints, report.verified) == ("imported", count, count)
-            steps = [t.metadata["step"] for t in db.checkpointer().list(threads.config("ada"))]
-            assert steps == list(range(count - 2, -2, -1))
+    with closing(of_rows("long", CountedRows(path))) as source, perdure.connect_sync("memory://") as db:
+        (report,) = parity.imported(source, db)
+        assert (report.state, report.checkpoints, report.verified) == ("imported", count, count)
+        steps = [t.metadata["step"] for t in db.checkpointer().list(threads.config("ada"))]
+        assert steps == list(range(count - 2, -2, -1))
     assert sum("SELECT checkpoint_id, parent_id" in query for query in queries) == 1

@@ -176,7 +176,9 @@ def list_ids(saver: Any) -> list[str]:
 
 
 @pytest.mark.timeout(3600 if parity.FULL else 120)
-@pytest.mark.parametrize("name", ["plain", pytest.param("plain-d1", marks=pytest.mark.slow), "history"])
+@pytest.mark.parametrize(
+    "name", ["plain", pytest.param("plain-d1", marks=pytest.mark.slow), "plain-postgres", "history"]
+)
 def test_threads_without_a_saver_of_their_own_come_once_and_go_on(name: str, tmp_path: Path) -> None:
     make = functools.partial(filled, count=MANY)
     with STOCKS[name](tmp_path, make) as stock, perdure.connect_sync("memory://") as db:

@@ -13,7 +13,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import perdure
 from perdure.errors import BadUrl, Unavailable
-from perdure.imports.plain_tables import of_file
+from perdure.imports.plain_sqlite import of_file
 from perdure.imports.sqlite import SqliteSource
 from perdure.imports.sqlite_rows import SqliteRows, has_columns, is_utf8
 from tests.imports import parity, threads

@@ -76,12 +76,16 @@ def _history(where: str) -> Source:
 
 
 def _plain(where: str) -> Source:
-    from perdure.imports.plain_tables import of_d1, of_file
+    from perdure.imports.plain_sqlite import of_d1, of_file
 
-    if not where.startswith("d1://"):
-        return of_file(Path(where.removeprefix("sqlite:///")))
-    with needing("d1"):
-        return of_d1(where)
+    if where.startswith(("postgresql://", "postgres://")):
+        with needing("postgres"):
+            from perdure.imports.plain_postgres import of_postgres
+        return of_postgres(where)
+    if where.startswith("d1://"):
+        with needing("d1"):
+            return of_d1(where)
+    return of_file(Path(where.removeprefix("sqlite:///")))
 
 
 @contextmanager

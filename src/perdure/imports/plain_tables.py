@@ -1,25 +1,26 @@
-"""Reads the plain layout of home-made savers, in a SQLite file or in Cloudflare D1:
+"""Reads the plain layout of home-made savers, in a SQL database:
 
 ``checkpoints(thread_id, checkpoint_id, parent_id, state, created_at)`` and, if it is there,
 ``writes(thread_id, checkpoint_id, task_id, idx, channel, value)``, either without its time, its task or its
 index. ``state`` is a JSON object as text, or LangGraph's MessagePack as bytes: a whole checkpoint of
-LangGraph's, or the values by channel. ``value`` is JSON as text or MessagePack as bytes.
+LangGraph's, or the values by channel. ``value`` is JSON as text or MessagePack as bytes. What is particular
+to a database, down to the names of its tables, is in the ``Dialect`` that its module gives.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid5
 
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
+from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
 from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, loaded, payload
 from perdure.imports.source import (
@@ -30,7 +31,7 @@ from perdure.imports.source import (
     SourceWrite,
     WriteSlot,
 )
-from perdure.imports.sqlite_rows import SqliteRows, is_utf8
+from perdure.imports.sqlite_rows import is_utf8
 
 _CHECKPOINTS = {"thread_id", "checkpoint_id", "parent_id", "state"}
 _WRITES = {"thread_id", "checkpoint_id", "channel", "value"}
@@ -38,13 +39,57 @@ _TASKS = UUID("8a5b4b0e-4a0f-5c0b-9c9e-2f6a1d0f7c31")
 """Namespace of the ids of tasks that a table of writes does not name."""
 _WHOLE = {"channel_values", "channel_versions"}
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
+_SECONDS = 1e11
+"""Numbers below are seconds since 1970: until the year 5138."""
 
 
 class PlainRows(Protocol):
-    """Runs a query with parameters ``?1``, ``?2``…, all of them text. Text that is no UTF-8 comes as lone
-    surrogates, and is taken so."""
+    """The rows of a database."""
 
-    def __call__(self, query: str, *parameters: str) -> Sequence[Sequence[Any]]: ...
+    def __call__(self, query: str, *parameters: str) -> Sequence[Sequence[Any]]:
+        """Return the rows of a query with parameters ``?1``, ``?2``…, all of them text. Text that is no UTF-8
+        comes as lone surrogates, and is taken so."""
+        ...
+
+    def begin(self) -> None:
+        """Read from the state of the next query's moment on, where the database can."""
+        ...
+
+    def close(self) -> None:
+        """Release the database."""
+        ...
+
+
+class Dialect(NamedTuple):
+    """SQL of the two tables in a database. Columns of which the layout speaks are there under these names.
+
+    Attributes:
+        checkpoints: The table, as SQL.
+        writes: The table, as SQL; empty if there is none.
+        text: A template that makes text of a column.
+        state: Two expressions, the form of a state (``text``, ``blob`` or ``null``) and its text; bytes are
+            text of hexadecimal digits.
+        value: The same of a write's value.
+        time: The text of a time, in ISO 8601 or a number since 1970; ``NULL`` if there are no times.
+        newest: The order of checkpoints, the newest first.
+        task, idx: The text of a write's task and of its index; ``NULL`` if there are none.
+        order: The order in which writes came, as far as the database knows it.
+        odd: A condition for checkpoints whose ids cannot be read as text.
+        can_hold: Returns False for a thread id that no row can have.
+    """
+
+    checkpoints: str
+    writes: str
+    text: str
+    state: str
+    value: str
+    time: str
+    newest: str
+    task: str
+    idx: str
+    order: str
+    odd: str
+    can_hold: Callable[[str], bool] = lambda name: True
 
 
 class _Row(NamedTuple):
@@ -70,81 +115,62 @@ class _Held:
 
 
 class PlainSource:
-    """Tables of the plain layout.
+    """Tables of the plain layout, which it closes.
 
     Args:
         name: The source's name for messages.
-        rows: Runs a query.
-        close: Releases the source.
+        rows: The database's rows.
+        dialect: The SQL of its tables.
 
     Raises:
-        BadUrl: There are no such tables.
+        BadUrl: The ids are no text.
     """
 
-    def __init__(self, name: str, rows: PlainRows, close: Callable[[], None]) -> None:
+    def __init__(self, name: str, rows: PlainRows, dialect: Dialect) -> None:
         self.name = self.verifier = name
-        self._rows, self._close = rows, close
+        self._rows, self._sql = rows, dialect
         self._held: _Held | None = None
-        missing = _CHECKPOINTS - self._columns("checkpoints")
-        if missing:
-            raise BadUrl(
-                f"{name} has not the plain layout: its table checkpoints lacks {', '.join(sorted(missing))}; "
-                "name the columns so, e.g. with a view"
-            )
-        self._has_times = "created_at" in self._columns("checkpoints")
         self._opened_at = datetime.now(UTC).isoformat()
-        found = self._columns("writes")
-        if found and (missing := _WRITES - found):
-            raise BadUrl(
-                f"{name} has not the plain layout: its table writes lacks {', '.join(sorted(missing))}"
-            )
-        self._has_writes = bool(found)
-        self._task = "task_id" if "task_id" in found else "NULL"
-        self._index = "idx" if "idx" in found else "NULL"
-        self._order = "rowid" if found and self._has_row_ids("writes") else "channel, value"
-        other = "typeof(thread_id) <> 'text' OR typeof(checkpoint_id) <> 'text' OR thread_id = ''"
-        if self._rows(f"SELECT 1 FROM checkpoints WHERE {other} LIMIT 1"):  # noqa: S608 - a constant
+        if self._rows(f"SELECT 1 FROM {dialect.checkpoints} WHERE {dialect.odd} LIMIT 1"):  # noqa: S608 - a dialect's
             raise BadUrl(
                 f"{name} has threads or checkpoints whose ids are no text, or empty; give them as text, e.g. "
                 "with a view that has CAST(thread_id AS TEXT) AS thread_id"
             )
 
-    def _has_row_ids(self, table: str) -> bool:
-        """Return True if a table has SQLite's numbers of rows, which grow with each row; a view has none."""
-        rows = self._rows("SELECT type, sql FROM sqlite_master WHERE name = ?1", table)
-        return any(kind == "table" and "WITHOUT ROWID" not in str(sql).upper() for kind, sql in rows)
-
-    def _columns(self, table: str) -> set[str]:
-        return {row[0] for row in self._rows("SELECT name FROM pragma_table_info(?1)", table)}
-
     def count(self) -> int | None:
         """Return the number of threads."""
-        return int(self._rows("SELECT CAST(count(DISTINCT thread_id) AS TEXT) FROM checkpoints")[0][0])
+        query = f"SELECT CAST(count(DISTINCT thread_id) AS TEXT) FROM {self._sql.checkpoints}"  # noqa: S608 - a dialect's
+        return int(self._rows(query)[0][0])
 
     def threads(self) -> Iterator[str]:
         """Yield the ids of the threads in order."""
-        last = ""
-        query = "SELECT min(thread_id) FROM checkpoints WHERE thread_id > ?1"
-        while (found := self._rows(query, last)[0][0]) is not None:
-            yield found
-            last = found
+        name = self._sql.text.format("thread_id")
+        query, first = f"SELECT {name} FROM {self._sql.checkpoints}", "ORDER BY thread_id LIMIT 1"  # noqa: S608 - a dialect's
+        found = self._rows(f"{query} {first}")
+        while found:
+            yield found[0][0]
+            found = self._rows(f"{query} WHERE thread_id > ?1 {first}", found[0][0])
 
     def outline(self, thread: str) -> Outline:
         """Return what there is of a thread."""
         if not is_utf8(thread):
             raise Corrupt("its id is no UTF-8 text: the source is damaged")
-        rows = self._rows(
-            "SELECT checkpoint_id, parent_id FROM checkpoints WHERE thread_id = ?1 ORDER BY checkpoint_id",
-            thread,
+        sql = self._sql
+        if not sql.can_hold(thread):
+            return Outline()
+        self._rows.begin()
+        names = ", ".join(map(sql.text.format, ("checkpoint_id", "parent_id")))
+        rows = self._rows(f"SELECT {names} FROM {sql.checkpoints} WHERE thread_id = ?1", thread)  # noqa: S608 - a dialect's
+        outline = Outline(
+            [CheckpointEntry("", name, parent or None) for name, parent in sorted(rows, key=itemgetter(0))]
         )
-        outline = Outline([CheckpointEntry("", name, parent or None) for name, parent in rows])
         slots: list[_Row] = []
-        if self._has_writes:
-            columns = f"checkpoint_id, channel, {self._task}, CAST({self._index} AS TEXT)"
-            order = f"WHERE thread_id = ?1 ORDER BY {self._order}"
+        if sql.writes:
+            columns = f"{sql.text.format('checkpoint_id')}, channel, {sql.task}, {sql.idx}"
+            order = f"WHERE thread_id = ?1 ORDER BY {sql.order}"
             alike: Counter[_Row] = Counter()
             of_task: Counter[tuple[str, str]] = Counter()
-            for name, channel, task, idx in self._rows(f"SELECT {columns} FROM writes {order}", thread):  # noqa: S608 - constants
+            for name, channel, task, idx in self._rows(f"SELECT {columns} FROM {sql.writes} {order}", thread):  # noqa: S608 - a dialect's
                 if not isinstance(channel, str):
                     raise Unserialisable(f"a write of checkpoint {name} names no channel, but {channel!r}")
                 # A channel's writes are a task of their own: what is added later changes no other's name.
@@ -170,19 +196,14 @@ class PlainSource:
         """Yield checkpoints in the given order. One that has only values gets what LangGraph needs to go on:
         versions that count from the thread's first checkpoint, and no task to run."""
         depths = self._held_of(thread).depths
-        time = "CAST(created_at AS TEXT)" if self._has_times else "NULL"
+        query = f"SELECT {self._sql.state}, {self._sql.time} FROM {self._sql.checkpoints}"  # noqa: S608 - a dialect's
         for entry in wanted:
             if not _HEX.fullmatch(entry.id.replace("-", "")):
                 raise Unserialisable(
                     f"checkpoint {entry.id!r} is not named by hexadecimal digits, as LangGraph's are, which "
                     "could not go on from it; rename it to a UUID at the source"
                 )
-            rows = self._rows(
-                "SELECT typeof(state), CASE typeof(state) WHEN 'blob' THEN hex(state) ELSE state END, "  # noqa: S608 - constants
-                f"{time} FROM checkpoints WHERE thread_id = ?1 AND checkpoint_id = ?2",
-                thread,
-                entry.id,
-            )
+            rows = self._rows(f"{query} WHERE thread_id = ?1 AND checkpoint_id = ?2", thread, entry.id)
             if not rows:
                 raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
             kind, text, created = rows[0]
@@ -211,17 +232,16 @@ class PlainSource:
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order. Those of a table that names no tasks belong to none that
         LangGraph would run: they are there to be read."""
-        known = self._held_of(thread).rows
+        known, sql = self._held_of(thread).rows, self._sql
         for slot in wanted:
             row = known[slot]
-            known_by = {"channel": row.channel, "task_id": row.task, "CAST(idx AS TEXT)": row.idx}
+            known_by = {"channel": row.channel, sql.task: row.task, sql.idx: row.idx}
             values = {name: value for name, value in known_by.items() if value is not None}
             same = "".join(f" AND {name} = ?{number}" for number, name in enumerate(values, 4))
             rows = self._rows(
-                "SELECT channel, typeof(value), "  # noqa: S608 - constants
-                "CASE typeof(value) WHEN 'blob' THEN hex(value) ELSE value END "
-                f"FROM writes WHERE thread_id = ?1 AND checkpoint_id = ?2{same} "
-                f"ORDER BY {self._order} LIMIT 1 OFFSET CAST(?3 AS INTEGER)",
+                f"SELECT channel, {sql.value} FROM {sql.writes} "  # noqa: S608 - a dialect's
+                f"WHERE thread_id = ?1 AND checkpoint_id = ?2{same} "
+                f"ORDER BY {sql.order} LIMIT 1 OFFSET CAST(?3 AS INTEGER)",
                 thread,
                 slot.checkpoint_id,
                 str(row.place),
@@ -243,9 +263,9 @@ class PlainSource:
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
         """Return the checkpoint that was created last; where several were, or there are no times, the one
         with the largest id of those that are no other's parent."""
-        time = "created_at" if self._has_times else "NULL"
-        query = f"SELECT checkpoint_id, CAST({time} AS TEXT) FROM checkpoints WHERE thread_id = ?1"  # noqa: S608 - constants
-        rows = self._rows(f"{query} ORDER BY {time} DESC", thread)
+        sql = self._sql
+        query = f"SELECT {sql.text.format('checkpoint_id')}, {sql.time} FROM {sql.checkpoints}"  # noqa: S608 - a dialect's
+        rows = self._rows(f"{query} WHERE thread_id = ?1 ORDER BY {sql.newest}", thread)
         # Rows that came since the outline was read are of the next import.
         known = {entry.id for entry in outline.checkpoints}
         found = [(name, created) for name, created in rows if name in known]
@@ -261,40 +281,37 @@ class PlainSource:
 
     def close(self) -> None:
         """Release the source."""
-        self._close()
+        self._rows.close()
 
 
-def of_file(path: Path) -> PlainSource:
-    """Open a SQLite file of the plain layout; raise ``BadUrl`` if it is none."""
-    if not path.is_file():
-        raise BadUrl(f"{path} is not a file; pass a SQLite file, or d1://account/database")
-    rows = SqliteRows(path)
-    return _opened(str(path), rows, rows.close)
+def open_tables(name: str, rows: PlainRows, dialect_of: Callable[[], Dialect]) -> PlainSource:
+    """Return the source of a database, which is closed if it is none.
 
-
-def of_d1(url: str) -> PlainSource:
-    """Open a D1 database of the plain layout; raise ``BadUrl`` if it is none."""
-    from perdure.storage.d1.rest import AnswerLost, Rejected
-    from perdure.storage.d1.url import D1Url
-
-    target = D1Url.of(url)
-    transport = target.connect()
-
-    def rows(query: str, *parameters: str) -> Sequence[Sequence[Any]]:
-        try:
-            return transport.batch([(query, parameters)])[0]
-        except (AnswerLost, Rejected) as error:
-            raise Unavailable(f"{target.name} cannot be read: {error}") from error
-
-    return _opened(target.name, rows, transport.close)
-
-
-def _opened(name: str, rows: PlainRows, close: Callable[[], None]) -> PlainSource:
+    Raises:
+        BadUrl: There are no such tables.
+    """
     try:
-        return PlainSource(name, rows, close)
+        return PlainSource(name, rows, dialect_of())
     except BaseException:
-        close()
+        rows.close()
         raise
+
+
+def refuse_missing(name: str, checkpoints: Collection[str], writes: Collection[str]) -> None:
+    """Raise ``BadUrl``, naming them, if tables lack columns of the layout.
+
+    Args:
+        name: The source's name.
+        checkpoints: The columns of the one table.
+        writes: The columns of the other, none if there is no such table.
+    """
+    for table, columns, layout in (("checkpoints", checkpoints, _CHECKPOINTS), ("writes", writes, _WRITES)):
+        missing = sorted(column for column in layout if column not in columns)
+        if missing and (table == "checkpoints" or columns):
+            raise BadUrl(
+                f"{name} has not the plain layout: its table {table} lacks {', '.join(missing)}; "
+                "name the columns so, e.g. with a view"
+            )
 
 
 @contextmanager
@@ -307,12 +324,14 @@ def _naming(row: str) -> Iterator[None]:
 
 
 def _stored(kind: str, text: Any) -> tuple[str, bytes]:
-    """Return a column's form and bytes: text is JSON, bytes are MessagePack."""
-    if kind == "blob" and text:
-        return "msgpack", bytes.fromhex(text)
-    if kind in ("blob", "null"):
+    """Return a column's form and bytes: text is JSON, bytes are MessagePack, or the bytes of JSON."""
+    if kind == "text":
+        return "json", str(text).encode()
+    raw = bytes.fromhex(text or "")
+    if not raw:
         return "null", b""  # LangGraph's serialiser writes no bytes for None
-    return "json", str(text).encode()
+    # Bytes of ASCII are a whole number each in MessagePack: it has no values of several that begin with one.
+    return ("json" if len(raw) > 1 and raw[0] < 0x80 else "msgpack"), raw
 
 
 def _depths(outline: Outline) -> dict[str, int]:
@@ -336,9 +355,11 @@ def _depths(outline: Outline) -> dict[str, int]:
 
 
 def _time(created: str) -> str:
-    """Return a time in ISO 8601: of text, or of seconds or milliseconds since 1970."""
+    """Return a time in ISO 8601: of text, or of seconds, milli-, micro- or nanoseconds since 1970."""
     try:
         number = float(created)
     except ValueError:
         return created
-    return datetime.fromtimestamp(number / 1000 if number > 1e11 else number, UTC).isoformat()
+    while _SECONDS < number < _SECONDS * 1e9:
+        number /= 1000
+    return datetime.fromtimestamp(number, UTC).isoformat()

@@ -10,9 +10,10 @@ import psycopg
 from langgraph.checkpoint.base import CheckpointTuple
 from psycopg.rows import dict_row
 
-from perdure.errors import BadUrl, Contention, Unavailable
+from perdure.errors import BadUrl, Contention
 from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
+from perdure.imports.postgres_rows import connect
 from perdure.imports.source import (
     CheckpointEntry,
     DamagedItem,
@@ -50,17 +51,7 @@ class PostgresSource:
     """
 
     def __init__(self, url: str) -> None:
-        self.name = redacted(url)
-        if not url.startswith(("postgresql://", "postgres://")):
-            raise BadUrl(f"{self.name}: not a PostgreSQL URL; write postgresql://user@host:port/database")
-        try:
-            self._connection: psycopg.Connection[Any] = psycopg.connect(url, connect_timeout=10)
-        except psycopg.ProgrammingError:
-            raise BadUrl(f"{self.name}: not a PostgreSQL URL that libpq can read") from None
-        except psycopg.OperationalError as error:
-            raise Unavailable(f"{self.name} does not answer: {type(error).__name__}") from None
-        self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        self._connection.read_only = True
+        self.name, self._connection = redacted(url), connect(url)
         self._has_threads = self._columns("checkpoints") >= _CHECKPOINTS
         self._has_store = self._columns("store") >= _STORE
         self._has_path = "task_path" in self._columns("checkpoint_writes")

@@ -152,7 +152,7 @@ def page_queries(name: str, names: SessionTable, columns: set[str], key: str) ->
     table, by = ".".join(map(quote, names.table.split("."))), quote(names.key)
     select = f"SELECT {key.format(key=by)}, {quote(str(column))} FROM {table}"  # noqa: S608 - quoted names
     order = f" ORDER BY {by}"
-    return f"{select} WHERE {by} IS NOT NULL{order}", f"{select} WHERE {by} > ?{order}"
+    return f"{select} WHERE {by} IS NOT NULL{order}", f"{select} WHERE {by} > ?1{order}"
 
 
 def quote(name: str) -> str:

@@ -45,6 +45,9 @@ class SqliteRows:
         except sqlite3.DatabaseError as error:
             raise Unavailable(f"{self.path} cannot be read: {error}") from error
 
+    def begin(self) -> None:
+        """Do nothing: each query reads the state of its own moment."""
+
     def iterate(self, query: str) -> Iterator[Any]:
         """Yield the rows of a query one by one; raises ``Unavailable`` if the file cannot be read."""
         try:

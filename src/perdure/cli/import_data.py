@@ -88,9 +88,9 @@ def import_(
     """Import threads and the store from another saver, or from an archive of Perdure's.
 
     KIND is archive, langgraph-sqlite, langgraph-postgres, langgraph-redis, aws-dynamodb, plain (the simple
-    tables of home-made savers, on SQLite, PostgreSQL or D1), history (messages as JSON, which become threads) or
-    sessions (histories without checkpoints, out of a file of `perdure export --as sessions`, or of a table on
-    SQLite, PostgreSQL or DynamoDB with a history of {role, content} for each session_id).
+    tables of home-made savers, on SQLite, PostgreSQL or D1), history (messages as JSON, which become threads)
+    or sessions (histories without checkpoints, out of a file of `perdure export --as sessions`, or of a table
+    on SQLite, PostgreSQL or DynamoDB with a history of {role, content} for each session_id).
 
     Every checkpoint, pending write, parent, namespace and metadata is read directly from the source, which is
     not changed; ids stay the same. No stored object is built, so nothing that a row names is imported or run.

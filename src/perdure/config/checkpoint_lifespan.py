@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -20,6 +22,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
+from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
 
 from perdure.config.resolve import DEVELOPMENT_URL, make_folder_of
@@ -34,6 +37,8 @@ Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 Builder: TypeAlias = StateGraph[Any, Any, Any, Any]
 
 _log = logging.getLogger("perdure.server")
+_RUNTIME = "__pregel_runtime"
+"""Key of the configuration under which LangGraph finds the store before it looks at the graph's own."""
 
 
 @asynccontextmanager
@@ -77,6 +82,10 @@ def compile_graph(
     """Return a graph with a checkpointer: a builder is compiled; a compiled graph is copied, and keeps its
     store unless one is given.
 
+    In development within ``langgraph dev``, which keeps threads itself and loads no graph that has a
+    checkpointer or a store, the graph gets no checkpointer, and a line of the log says so. Its nodes get the
+    store as everywhere else.
+
     Args:
         builder: a graph builder, or a compiled graph.
         checkpointer: the checkpointer, which the caller closes.
@@ -101,12 +110,40 @@ def compile_graph(
             f"this {type(checkpointer).__name__} keeps threads in memory: a restart loses them, and no other "
             "process sees them; use one over a database, or pass allow_in_memory=True"
         )
+    graph: Graph
     if isinstance(builder, StateGraph):
-        return builder.compile(checkpointer, store=store, **options)
-    if options:
+        graph = builder.compile(checkpointer, store=store, **options)
+    elif options:
         raise TypeError(f"{', '.join(sorted(options))}: options are for a builder; this graph is compiled")
-    update: dict[str, Any] = {"checkpointer": checkpointer}
-    return builder.copy(update if store is None else {**update, "store": store})
+    else:
+        update: dict[str, Any] = {"checkpointer": checkpointer}
+        graph = builder.copy(update if store is None else {**update, "store": store})
+    return _without_persistence(graph) if _is_langgraph_dev() and is_development() else graph
+
+
+def _is_langgraph_dev() -> bool:
+    """Return True within ``langgraph dev``: under this name its server refuses graphs with persistence."""
+    return getattr(sys.modules.get("langgraph_api.config"), "API_VARIANT", None) == "local_dev"
+
+
+def _without_persistence(graph: Graph) -> Graph:
+    """Return a graph as ``langgraph dev`` loads it: the store is not the graph's, but that of its runs."""
+    _tell_of_langgraph_dev(graph.get_name())
+    bare = graph.copy({"checkpointer": None, "store": None})
+    if graph.store is None:
+        return bare
+    configurable = {**(graph.config or {}).get("configurable", {}), _RUNTIME: Runtime(store=graph.store)}
+    return bare.with_config(configurable=configurable)
+
+
+@cache
+def _tell_of_langgraph_dev(name: str) -> None:
+    """Log once for each graph: a function that makes one is called for each run."""
+    _log.warning(
+        "DEVELOPMENT: graph %s has no checkpointer of Perdure's within langgraph dev: LangGraph's own server "
+        "keeps its threads, for this machine alone; perdure serve --dev keeps them in a database",
+        name,
+    )
 
 
 def url_of(given: str | None = None, *, has_key: bool = False) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
@@ -19,7 +20,7 @@ from perdure.engine import questions
 from perdure.engine.retries import Retry
 from perdure.engine.runs import Claim, HeldRun
 from perdure.errors import HeadConflict
-from perdure.model.messages import FAILED, INTERRUPTED
+from perdure.model.messages import ANSWERS, FAILED, INTERRUPTED
 from perdure.storage.port import Driver
 from perdure.testing.conformance.backend import holding
 from tests.interleavings import thread_queues
@@ -46,6 +47,9 @@ def second(state: Said) -> Any:
 class Asking(Thread):
     """A thread whose graph asks two questions, one after the other."""
 
+    named = ""
+    """The interrupt that was open when the world was set up, if any."""
+
     def _saver(self) -> Any:
         return over(self.driver, tenant=self.tenant).checkpointer()
 
@@ -60,6 +64,13 @@ class Asking(Thread):
 
     def _accept(self, name: str, mode: Any = "coalesce", **options: Any) -> Any:
         return super()._accept(name, mode, read_asked=self.read_asked, **options)
+
+    def answer_by_name(self) -> Any:
+        """Accept an answer, under a key, to the question that was open when the world was set up."""
+        accept = self._accept("d", "answer", key="answer")
+        accept = replace(accept, message=replace(accept.message, options={ANSWERS: [self.named]}))
+        accepted = self.run(accept.store(None))
+        return accepted.seq, accepted.id, accepted.is_duplicate
 
     def step(self, held: HeldRun, given: Any) -> None:
         """Run the graph under a lease."""
@@ -120,6 +131,16 @@ def asks(driver: Driver) -> Asking:
     world.accept("a", key="k")
     world.work("w")
     world.now = NOW
+    (world.named,) = world.run(world.read_asked()).interrupts
+    return world
+
+
+def asks_last(driver: Driver) -> Asking:
+    """Return a thread whose last question is open."""
+    world = asks(driver)
+    world.accept("b", "answer")
+    world.work("w")
+    (world.named,) = world.run(world.read_asked()).interrupts
     return world
 
 
@@ -152,6 +173,7 @@ USERS: Mapping[str, Does] = {
     "forget what is finished": SWEEPS["forget what is finished"],
     "answer": lambda t: t.accept("c", "answer"),
     "answer otherwise": lambda t: t.accept("key", "answer"),
+    "answer by name": lambda t: t.answer_by_name(),
     "edit": lambda t: t.edit(),
     "look": lambda t: t.run(questions.find(t.here, t.read_asked)) is not None,
 }
@@ -169,17 +191,29 @@ RETRIES: Mapping[str, Does] = {
 SEQUENCES: Mapping[str, Does] = {
     "work": lambda t: t.work("v"),
     "answer and work": lambda t: (t.accept("c", "answer"), t.work("v")),
+    "answer by name and work": lambda t: (t.answer_by_name(), t.work("v")),
     "accept and work": lambda t: (t.accept("c"), t.work("v")),
+}
+RETRIES_AND_WORK: Mapping[str, Does] = {
+    "run b again and work": lambda t: (t.retry_run("b"), t.work("v")),
+    "run a again and work": lambda t: (t.retry_run("a"), t.work("v")),
 }
 EXCUSED: Mapping[tuple[str, str], str] = {
     ("look", "delete"): "a question is shown once more of a thread that is deleted while it is looked at",
     ("run b again", "delete"): "it is refused as its question is gone, or as the run is gone",
 }
+TWO_STEPS = {
+    (
+        "edit",
+        "answer and work",
+    ): "LangGraph stores an edit in two steps: a run in between may take up the first"
+}
 CASES: Mapping[str, Case[Asking]] = {
     "asks": Case(asks, USERS, read, EXCUSED, SEQUENCES),
+    "asks the last question": Case(asks_last, USERS, read, {**EXCUSED, **TWO_STEPS}, SEQUENCES),
     "is answered": Case(is_answered, USERS, read, EXCUSED, SEQUENCES),
     "is at work": Case(is_at_work, {**USERS, **HOLDERS}, read, EXCUSED),
-    "has failed": Case(has_failed, {**USERS, **RETRIES}, read, EXCUSED, SEQUENCES),
+    "has failed": Case(has_failed, {**USERS, **RETRIES}, read, EXCUSED, {**SEQUENCES, **RETRIES_AND_WORK}),
 }
 QUICK = 25
 """Pairs of a set-up that are explored in the quick run."""

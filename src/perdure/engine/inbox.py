@@ -100,7 +100,9 @@ class Accept:
             or (self.cancel_pending and known.pending > 0)
         )
         guess = None if refused or known is None else _Seen(known)
-        return (yield from retrying(self.partition, guess, self._load, self._attempt))
+        return (
+            yield from retrying(self.partition, guess, self._load, self._attempt, refusals=questions.REFUSALS)
+        )
 
     def _load(self) -> Program[_Seen]:
         dedupe = (Get(DEDUPE, (self.message.dedupe,)),) if self.message.dedupe else ()
@@ -174,6 +176,12 @@ class Accept:
             message for message in read_each(self.partition, Message.read, found) if not message.is_withdrawn
         ]
         return [message.withdrawn(self.strategy).put(Expect.PRESENT) for message in waiting]
+
+
+def was_accepted(partition: Partition, dedupe: bytes) -> Program[bool]:
+    """Return True if a message was accepted under a dedupe key."""
+    (found,) = yield from ask(Fetch(partition, (Get(DEDUPE, (dedupe,)),)))
+    return bool(found)
 
 
 def accepted_before(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:

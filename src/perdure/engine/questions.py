@@ -28,6 +28,9 @@ from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.write_records import INTERRUPT, NULL_TASK, RESUME, asking_tasks, put_over, read_writes
 
+REFUSALS = (NotWaiting, Conflict)
+"""Refusals of a message because of what its thread asks, which is read after the inbox: it may be the outcome
+of the same message, accepted by another process in between."""
 _CLOSED = "if_closed"
 CLOSING_ORD = 1 << 20
 """Place of the closing reply among those of its run: above all others, and the same each time."""

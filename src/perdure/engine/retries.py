@@ -62,7 +62,9 @@ class Retry:
             step. NotWaiting: it was an answer, and its question is not open any more. QueueFull: too many
             messages wait.
         """
-        return (yield from retrying(self.partition, None, self._load, self._attempt))
+        return (
+            yield from retrying(self.partition, None, self._load, self._attempt, refusals=questions.REFUSALS)
+        )
 
     @property
     def _key(self) -> bytes:

@@ -93,6 +93,7 @@ def retrying(
     view: V | None,
     load: Callable[[], Program[V | None]],
     attempt: Callable[[V], Program[A | None]],
+    refusals: tuple[type[Exception], ...] = (),
 ) -> Program[A]:
     """Run ``attempt`` on a view until it returns an answer.
 
@@ -100,6 +101,8 @@ def retrying(
         view: first view to try; ``None`` to load one.
         load: reads the view again; returns ``None`` if it changed between two requests.
         attempt: returns ``None`` if the view was stale.
+        refusals: errors of ``attempt`` that rest on what it read after the view: they count if the view is
+            still the same then.
 
     Raises:
         Contention: all attempts lost to other writers.
@@ -107,7 +110,13 @@ def retrying(
     for _ in range(ATTEMPTS):
         if view is None:
             view = yield from load()
-        answer = None if view is None else (yield from attempt(view))
+        try:
+            answer = None if view is None else (yield from attempt(view))
+        except refusals:
+            before, view = view, (yield from load())
+            if view == before:
+                raise
+            continue
         if answer is not None:
             return answer
         view = None

@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from perdure.database.asynchronous import Database
-from perdure.engine import documents, history, questions, tags
+from perdure.engine import documents, history, inbox, questions, tags
 from perdure.engine.documents import Document
 from perdure.engine.measure import Measure
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.messages import dedupe_digest
-from perdure.model.ops import Check, Expect, Fetch, Get, Put
-from perdure.model.program import Program, ask
-from perdure.model.records import DEDUPE, DOCUMENT, EDITED, OF_THREAD, Partition
+from perdure.model.ops import Check, Expect, Put
+from perdure.model.records import DOCUMENT, EDITED, OF_THREAD, Partition
 from perdure.model.thread_ttl import stored_ttl
 from perdure.runtime.control import Control
 from perdure.runtime.runtime_context import RuntimeContext
@@ -299,7 +298,8 @@ class Threads:
 
     async def was_accepted(self, thread_id: str, dedupe_key: str) -> bool:
         """Return True if a message was accepted on a thread under a dedupe key."""
-        return await self._database.arun(_was_accepted(self._partition(thread_id), dedupe_key))
+        program = inbox.was_accepted(self._partition(thread_id), dedupe_digest(dedupe_key))
+        return await self._database.arun(program)
 
     def _body(self, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any]:
         usual = self._context.thread_ttl
@@ -327,8 +327,3 @@ class Threads:
 def missing(thread_id: str) -> NotFound:
     """Return the error for a thread that does not exist, or that belongs to another user."""
     return NotFound(f"Thread {thread_id!r} not found.")
-
-
-def _was_accepted(partition: Partition, key: str) -> Program[bool]:
-    (found,) = yield from ask(Fetch(partition, (Get(DEDUPE, (dedupe_digest(key),)),)))
-    return bool(found)

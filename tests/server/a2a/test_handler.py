@@ -32,6 +32,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
+from perdure.runtime.tenant import TenantRuntime
 from perdure.server import checkpoint_lifespan, perdure_app
 from perdure.server.config import Http
 from perdure.server.hosting.embedding import perdure_router
@@ -284,6 +285,26 @@ async def test_an_answer_that_is_sent_again_is_the_same_task() -> None:
         assert again == done
         with pytest.raises(InvalidParamsError, match="used for another answer"):
             await talk.task("red", task=asked["id"], message_id=message_id)
+
+
+@run
+async def test_an_answer_that_is_sent_twice_at_once_is_the_same_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = TenantRuntime.waiting_run
+    async with serving("memory://", of=graphs()) as served, talking(served.url, "ask") as talk:
+        asked, message_id = await talk.task("tea"), str(uuid.uuid4())
+        done: list[Any] = []
+
+        async def answer() -> Any:
+            return await talk.task("blue", task=asked["id"], message_id=message_id)
+
+        async def waiting_run(self: TenantRuntime, thread_id: str) -> str | None:
+            monkeypatch.setattr(TenantRuntime, "waiting_run", read)
+            done.append(await answer())
+            return await read(self, thread_id)
+
+        monkeypatch.setattr(TenantRuntime, "waiting_run", waiting_run)
+        assert (await answer())["history"] == done[0]["history"]
+        assert text_of(done[0]) == "a blue cup"
 
 
 @pytest.mark.slow

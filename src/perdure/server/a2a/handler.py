@@ -288,6 +288,9 @@ class DurableTasks(RequestHandler):
         if params.message.task_id:
             answer = answer_of(self._caller.user, message)
             task = await self._of_answer(params.message.task_id, thread_id)
+            if task.state != INPUT_REQUIRED and _sent_before(task, message) is None:
+                # A copy of the message may have been accepted while the task was read.
+                task = await self._of_answer(params.message.task_id, thread_id)
             if (same := _sent_before(task, message)) is not None:
                 if answered(same) != answer:
                     raise InvalidParamsError("this messageId was used for another answer; send a new one")

@@ -89,14 +89,15 @@ def say(position: int, text: str, edit: str = "") -> Callable[[World], Any]:
     return lambda world: receive(world, lambda receiver: receiver.message(message))
 
 
-def press(button: str) -> Callable[[World], Any]:
-    """Return the press of a button below the only question that was shown."""
+def press(button: str, key: str = "") -> Callable[[World], Any]:
+    """Return the press of a button below the only question that was shown; ``key`` is another press of it."""
 
     def act(world: World) -> Any:
         (shown,) = [reply for reply in seen_replies(world) if questions.buttons(reply.payload)]
         (data,) = [each.data for each in questions.buttons(shown.payload) if each.text == button]
+        at = SHOWN + shown.seq
         pressed = ButtonPress(
-            chat=CHAT, position=SHOWN + shown.seq, key=f"press {button}", data=data, sender="7"
+            chat=CHAT, position=at, key=key or button, data=data, question=str(at), sender="7"
         )
         return receive(world, lambda receiver: receiver.press(pressed))
 
@@ -190,13 +191,10 @@ ANSWERS: Mapping[str, Callable[[World], Any]] = {
 PRESSES: Mapping[str, Callable[[World], Any]] = {
     **ANSWERS,
     "approve": press("Approve"),
+    "approve again": press("Approve", "again"),
     "reject": press("Reject"),
 }
 WORK: Mapping[str, Callable[[World], Any]] = {"work": work}
-TWICE = {
-    (name, name): "two deliveries of a press at once may both be told that it was taken; it is stored once"
-    for name in ("approve", "reject")
-}
 CASES: Mapping[str, Case[World]] = {
     "a new chat": Case(after(), MESSAGES, read, sequences=WORK),
     "one waits": Case(after(say(1, "one")), MESSAGES, read, sequences=WORK),
@@ -205,7 +203,7 @@ CASES: Mapping[str, Case[World]] = {
     ),
     "one is answered": Case(after(say(1, "one"), work), MESSAGES, read, sequences=WORK),
     "a question was asked": Case(after(say(1, "ask"), work), ANSWERS, read, sequences=WORK),
-    "a question with buttons": Case(after(say(1, "pay"), work), PRESSES, read, TWICE, WORK),
+    "a question with buttons": Case(after(say(1, "pay"), work), PRESSES, read, sequences=WORK),
 }
 QUICK = 12
 """Pairs of a set-up that are explored in the quick run."""

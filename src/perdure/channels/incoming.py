@@ -107,6 +107,7 @@ class ButtonPress:
         position: The place of the question in the order of the chat, or of the press if that is unknown.
         key: The provider's id of the press.
         data: The button's data.
+        question: The provider's id of the message with the button, empty if it does not tell.
         sender: The provider's id of the person.
     """
 
@@ -115,6 +116,7 @@ class ButtonPress:
     position: int
     key: str
     data: str
+    question: str = ""
     sender: str = ""
 
 

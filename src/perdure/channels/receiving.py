@@ -13,13 +13,14 @@ from perdure.channels.addresses import ChatAddress, user_of
 from perdure.channels.incoming import ButtonPress, ChatMessage, edit_of, is_same, message_id_of, position_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
-from perdure.engine.inbox import Standing
+from perdure.database.base import handle_of
+from perdure.engine.inbox import Standing, was_accepted
 from perdure.errors import NotFound, NotWaiting
 from perdure.langgraph.readable_states import aread_state
-from perdure.model.messages import OPEN, SENDING, SENT, Reply
+from perdure.model.messages import OPEN, SENDING, SENT, Reply, dedupe_digest
+from perdure.model.records import Partition
 from perdure.runtime import Runtime
 from perdure.runtime.run_user import USER
-from perdure.runtime.tickets import Ticket
 
 _LOOKED_AT = 100
 _PAGES = 10
@@ -73,6 +74,7 @@ class Receiver:
         self._channel = channel
         self._options = options
         self._position = position
+        self._database = handle_of(runtime.database)
         self._sessions = Sessions(runtime, tenant, channel)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
@@ -95,43 +97,51 @@ class Receiver:
             if message.edit:
                 return await self._edited(message, thread_id)
             found = await self._asked(message, thread_id, sessions)
-            if found is not None:
+            if found is not None and not await self._was_accepted(thread_id, _key(message)):
                 try:
                     return await self._answered(message, found, sessions)
                 except NotWaiting:
                     # Somebody else has answered meanwhile: the text is a message like any other.
                     found = None
+            if _key(message) in sessions.noticed:
+                # It was refused as an answer before, and is no message after that.
+                return Received(is_duplicate=True)
             return await self._accepted(message, thread_id, _key(message))
 
     async def press(self, press: ButtonPress) -> Received:
-        """Accept the press of a button. Raises as ``message`` does."""
+        """Accept the press of a button. Delivered again, or the same choice again, it gets the same answer.
+        Raises as ``message`` does."""
         meant = questions.pressed(press.data)
         if meant is None or not self._options.serves(press.chat, press.sender):
             return Received()
         interrupt_id, decision = meant
+        key, edit, notice = f"press {press.key}", f"edit {press.key}", _NOT_OPEN
+        choice = f"press {press.question} {decision}" if press.question else key
         async with self._in_turn(press.chat, press.topic):
             sessions = await self._sessions.of(press.chat, press.topic)
-            asked = await self._question(self._thread_id(press, sessions), sessions, interrupt_id)
-            if asked is None:
-                return Received(_NOT_OPEN)
-            try:
-                if decision == "edit" and "edit" in questions.decisions(asked.value):
-                    await self._sessions.edit(press.chat, press.topic, interrupt_id)
-                    return Received(questions.edit_prompt(asked.value))
-                value = questions.resume_value(asked.value, decision)
-                ticket = await self._runtime.answer(
-                    asked.thread_id,
-                    value,
-                    interrupt_id=interrupt_id,
-                    dedupe_key=f"press {press.key}",
-                    config=self._config(press),
-                )
-                await self._withdraw_if_closed(press, asked, ticket)
-            except questions.UnusableAnswer as error:
-                return Received(str(error))
-            except NotWaiting:
-                return Received(_NOT_OPEN)
-        return Received(is_duplicate=ticket.is_duplicate, decided=decision)
+            thread_id = self._thread_id(press, sessions)
+            if key in sessions.noticed:
+                return Received(notice, is_duplicate=True)
+            asked = await self._question_pressed(press, thread_id, sessions, interrupt_id)
+            if asked is not None:
+                try:
+                    if decision == "edit" and "edit" in questions.decisions(asked.value):
+                        is_new = await self._noticed(press, edit, editing=interrupt_id)
+                        return Received(questions.edit_prompt(asked.value), is_duplicate=not is_new)
+                    value = questions.resume_value(asked.value, decision)
+                    is_duplicate = await self._answer(press, asked, value, choice)
+                    return Received(is_duplicate=is_duplicate, decided=decision)
+                except questions.UnusableAnswer as error:
+                    notice = str(error)
+                except NotWaiting:
+                    pass
+            if await self._was_accepted(thread_id, choice):
+                return Received(is_duplicate=True, decided=decision)
+            if edit in sessions.noticed:
+                # The changed arguments, for which it was asked, have come.
+                return Received(is_duplicate=True)
+            is_new = await self._noticed(press, key)
+            return Received(notice, is_duplicate=not is_new)
 
     @asynccontextmanager
     async def _in_turn(self, chat: str, topic: str) -> AsyncIterator[None]:
@@ -273,31 +283,59 @@ class Receiver:
                 return _Question(thread_id, question.run.id, interrupt.id, interrupt.value)
         return None
 
+    async def _question_pressed(
+        self, press: ButtonPress, thread_id: str, sessions: SessionList, interrupt_id: str
+    ) -> _Question | None:
+        """Return the open question that was shown with a button, ``None`` if that one is not open any more. A
+        node that asks again does so under the same id, and a button approves only what it was shown with."""
+        asked = await self._question(thread_id, sessions, interrupt_id)
+        if asked is None or not press.question:
+            return asked
+        replies = await self._runtime.replies(thread_id, limit=_LOOKED_AT)
+        shown = [each for each in replies if questions.interrupt_of(each.payload) == interrupt_id]
+        its = [each.payload for each in shown if each.provider_id == press.question]
+        return None if its and its[0] != shown[0].payload else asked
+
     async def _answered(self, message: ChatMessage, asked: _Question, sessions: SessionList) -> Received:
         """Accept a text as the answer to a question."""
         is_edit = sessions.editing == asked.interrupt_id
+        key = _key(message)
         try:
             value = questions.resume_value(asked.value, "edit" if is_edit else None, message.content())
         except questions.UnusableAnswer as error:
-            return Received(str(error))
+            return Received(str(error), is_duplicate=not await self._noticed(message, key))
+        if key in sessions.noticed:
+            return Received(is_duplicate=True)
+        return Received(is_duplicate=await self._answer(message, asked, value, key))
+
+    async def _answer(self, event: ChatMessage | ButtonPress, asked: _Question, value: Any, key: str) -> bool:
+        """Accept the answer to a question, and return True if it was accepted before.
+
+        It is withdrawn if its question or session was closed by a command meanwhile: the command, in another
+        process, did not see the answer."""
         ticket = await self._runtime.answer(
             asked.thread_id,
             value,
             interrupt_id=asked.interrupt_id,
-            dedupe_key=_key(message),
-            config=self._config(message),
+            dedupe_key=key,
+            config=self._config(event),
         )
-        await self._withdraw_if_closed(message, asked, ticket)
-        return Received(is_duplicate=ticket.is_duplicate)
-
-    async def _withdraw_if_closed(
-        self, event: ChatMessage | ButtonPress, asked: _Question, ticket: Ticket
-    ) -> None:
-        """Withdraw an answer whose question or session was closed by a command while it was accepted: the
-        command, in another process, did not see the answer."""
         sessions = await self._sessions.of(event.chat, event.topic)
         if asked.run_id in sessions.closed or self._thread_id(event, sessions) != asked.thread_id:
             await self._runtime.withdraw(asked.thread_id, ticket.id)
+        if sessions.editing == asked.interrupt_id and not ticket.is_duplicate:
+            await self._sessions.end_editing(event.chat, event.topic, asked.interrupt_id)
+        return ticket.is_duplicate
+
+    async def _noticed(
+        self, event: ChatMessage | ButtonPress, key: str, *, editing: str | None = None
+    ) -> bool:
+        """Note that a notice is the whole answer to a delivery; return False if it was before."""
+        return await self._sessions.note_notice(event.chat, event.topic, key, editing)
+
+    async def _was_accepted(self, thread_id: str, key: str) -> bool:
+        partition = Partition(self._runtime.tenant, thread_id)
+        return await self._database.arun(was_accepted(partition, dedupe_digest(key)))
 
     # Commands
 

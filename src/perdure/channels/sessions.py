@@ -27,11 +27,13 @@ class SessionList(NamedTuple):
         begun: The position of each ``/new``, and the position after which its session begins.
         editing: The interrupt whose changed arguments are awaited as text, or empty.
         closed: The runs whose questions were closed by ``/stop`` or ``/new``.
+        noticed: The keys of deliveries to which a notice was the whole answer.
     """
 
     begun: tuple[tuple[int, int], ...] = ()
     editing: str = ""
     closed: tuple[str, ...] = ()
+    noticed: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, document: Document | None) -> SessionList:
@@ -40,7 +42,10 @@ class SessionList(NamedTuple):
             return cls()
         body: Mapping[str, Any] = document.body
         return cls(
-            tuple((at, start) for at, start in body["begun"]), body["editing"], tuple(body.get("closed", ()))
+            tuple((at, start) for at, start in body["begun"]),
+            body["editing"],
+            tuple(body.get("closed", ())),
+            tuple(body.get("noticed", ())),
         )
 
     def stored(self) -> dict[str, Any]:
@@ -49,6 +54,7 @@ class SessionList(NamedTuple):
             "begun": [list(each) for each in self.begun[-_KEPT:]],
             "editing": self.editing,
             "closed": list(self.closed[-_KEPT:]),
+            "noticed": list(self.noticed[-_KEPT:]),
         }
 
     def at(self, position: int) -> str:
@@ -99,15 +105,38 @@ class Sessions:
         await self._change(chat, topic, begun)
         return is_new
 
-    async def edit(self, chat: str, topic: str, interrupt_id: str) -> None:
-        """Note that the next text changes the arguments of an interrupt's action; empty for none."""
+    async def note_notice(self, chat: str, topic: str, key: str, editing: str | None = None) -> bool:
+        """Note that a notice is the whole answer to a delivery. Return False if that was noted before.
 
-        def edited(before: Document | None) -> Mapping[str, Any] | None:
+        Args:
+            chat: The provider's id of the chat.
+            topic: The provider's id of the topic, or empty.
+            key: The key of the delivery.
+            editing: The interrupt whose changed arguments the notice asks for, if any.
+        """
+        is_new = False
+
+        def noticed(before: Document | None) -> Mapping[str, Any] | None:
+            nonlocal is_new
             sessions = SessionList.read(before)
-            is_noted = sessions.editing == interrupt_id
-            return None if is_noted else sessions._replace(editing=interrupt_id).stored()
+            is_new = key not in sessions.noticed
+            if not is_new:
+                return None
+            asked = sessions.editing if editing is None else editing
+            return sessions._replace(editing=asked, noticed=(*sessions.noticed, key)).stored()
 
-        await self._change(chat, topic, edited)
+        await self._change(chat, topic, noticed)
+        return is_new
+
+    async def end_editing(self, chat: str, topic: str, interrupt_id: str) -> None:
+        """Note that an interrupt has its answer: a text changes nothing of what its node asks next, which has
+        the same id."""
+
+        def ended(before: Document | None) -> Mapping[str, Any] | None:
+            sessions = SessionList.read(before)
+            return sessions._replace(editing="").stored() if sessions.editing == interrupt_id else None
+
+        await self._change(chat, topic, ended)
 
     async def close(self, chat: str, topic: str, run_id: str) -> None:
         """Note that the questions of a run are not open any more."""

@@ -164,9 +164,10 @@ class SlackApp(ChatChannel):
 
     async def _without_buttons(self, press: ButtonPress, text: str, received: Received) -> None:
         """Show the decision in the place of the buttons; the next message shows it at the latest."""
-        ts = press.key.partition(" ")[0]
         decided = f"{text}\n[{received.decided}]"
-        call = self.client.chat_update(channel=channel_of(press.chat), ts=ts, text=decided, blocks=[])
+        call = self.client.chat_update(
+            channel=channel_of(press.chat), ts=press.question, text=decided, blocks=[]
+        )
         try:
             await self._called(press.chat, call)
         except (NotSent, Undeliverable, SendUncertain):

@@ -94,6 +94,7 @@ def press_of(payload: Mapping[str, Any]) -> ButtonPress | None:
         position=position_of_ts(message["ts"]),
         key=f"{message['ts']} {action['action_ts']}",
         data=str(action.get("value") or ""),
+        question=str(message["ts"]),
         sender=str(payload["user"]["id"]),
     )
 

@@ -181,6 +181,7 @@ class TelegramBot(ChatChannel):
             position=message.message_id,
             key=query.id,
             data=query.data,
+            question=str(message.message_id),
             sender=str(query.from_user.id),
         )
         received = await receiver.press(press)

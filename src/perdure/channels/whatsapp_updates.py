@@ -41,7 +41,14 @@ def _of(message: Mapping[str, Any], name: str) -> ChatMessage | ButtonPress:
     kind = message["type"]
     reply = message.get("interactive", {}).get("button_reply", {})
     if pressed(str(reply.get("id", ""))) is not None:
-        return ButtonPress(chat=chat, position=position, key=key, data=str(reply["id"]), sender=chat)
+        return ButtonPress(
+            chat=chat,
+            position=position,
+            key=key,
+            data=str(reply["id"]),
+            question=str(message.get("context", {}).get("id", "")),
+            sender=chat,
+        )
     text = str(message.get("text", {}).get("body") or message.get("button", {}).get("text") or "")
     text = text or str(reply.get("title") or "")
     files: tuple[Attachment, ...] = ()

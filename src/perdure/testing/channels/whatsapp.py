@@ -67,7 +67,8 @@ class WhatsAppDouble(ProviderDouble):
     async def press(self, shown: Shown, button: str) -> None:
         """Let a person press a button of a message of the phone number."""
         reply = {"type": "button_reply", "button_reply": {"id": shown.buttons[button], "title": button}}
-        await self.deliver(self.update(shown.chat, type="interactive", interactive=reply))
+        about = {"from": "1", "id": shown.id}
+        await self.deliver(self.update(shown.chat, type="interactive", context=about, interactive=reply))
 
     async def _message(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":

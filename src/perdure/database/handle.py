@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -152,19 +152,27 @@ class DatabaseHandle:
         text = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
         return self.digest(text.encode("utf-8", "surrogatepass")).hex()[:16]
 
-    async def take_back(self, partition: Partition, run_id: str, *, epoch: int | None = None) -> None:
+    async def take_back(
+        self,
+        partition: Partition,
+        run_id: str,
+        *,
+        epoch: int | None = None,
+        within: Collection[str] | None = None,
+    ) -> None:
         """Roll back a run: remove what it stored in a thread, which is then as before the run.
 
         Args:
             partition: The thread.
             run_id: The run.
             epoch: Lease under which the caller holds the run, ``None`` for a run that is over.
+            within: The namespaces of subgraphs to roll back; by default the whole thread is.
 
         Raises:
             Fenced: The lease is over.
             CannotTakeBack: The checkpoint to return to was pruned since.
         """
-        await self.arun(removal.take_back(partition, run_id, self.digest, self.budget, epoch))
+        await self.arun(removal.take_back(partition, run_id, self.digest, self.budget, epoch, within))
 
     async def measure(self, partition: Partition) -> Measure:
         """Measure the bytes of a thread, by channel, by reading all of it."""

@@ -7,7 +7,7 @@ so that a receiver which was sent the question is also sent its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Lane
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
+from perdure.model.stale_questions import StaleQuestions
 from perdure.model.write_records import INTERRUPT, NULL_TASK, RESUME, asking_tasks, put_over, read_writes
 
 REFUSALS = (NotWaiting, Conflict)
@@ -283,6 +284,17 @@ def has_written(partition: Partition, run: Run) -> Program[bool]:
     return any(write.idx >= 0 and belongs(write.nonce, (run.id,)) for write in read_writes(records))
 
 
+def read_behind(partition: Partition, run: Run) -> Program[frozenset[str]]:
+    """Return the namespaces of the subgraphs of tasks that still ask what they asked before a run."""
+    (heads,) = yield from ask(Fetch(partition, (Range(HEAD),)))
+    latest = {head.key[0]: head.fields["checkpoint_id"] for head in heads}
+    if len(latest) < 2 or ROOT not in latest:
+        return frozenset()
+    (records,) = yield from ask(Fetch(partition, (Range(WRITE, (ROOT, latest[ROOT])),)))
+    stale = StaleQuestions.of(read_writes(records), asking_tasks(records), run.id)
+    return frozenset(filter(stale.holds, latest))
+
+
 def release_answers(partition: Partition, run: Run) -> Program[bool]:
     """Take back the answers of a run that failed or was stopped behind them, so that its questions are open
     again as they were. What the run stored otherwise stays.
@@ -312,7 +324,9 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
                 continue
             (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, checkpoint_id)),)))
             tasks |= asking_tasks(records)
-            ops += _releasing(read_writes(records), asking_tasks(records), run.id, at_base and not namespace)
+            asking, writes = asking_tasks(records), read_writes(records)
+            called = set() if namespace else StaleQuestions.of(writes, asking, run.id).tasks - asking
+            ops += _releasing(writes, asking, run.id, called, at_base and not namespace)
         if not ops:
             return False
         # What the writes referred to may be unreachable now: a collection beside must see the change.
@@ -326,8 +340,11 @@ def _is_of(namespace: str, tasks: set[str]) -> bool:
     return ":" not in namespace or any(f":{task}|" in f"{namespace}|" for task in tasks)
 
 
-def _releasing(writes: Sequence[PendingWrite], asking: set[str], run_id: str, at_base: bool) -> list[Op]:
-    """Return the removals of a run's answers from the tasks that still ask what they asked before it."""
+def _releasing(
+    writes: Sequence[PendingWrite], asking: set[str], run_id: str, called: Set[str], at_base: bool
+) -> list[Op]:
+    """Return the removals of a run's answers from the tasks that still ask what they asked before it, and of
+    what the tasks stored that these ``called``."""
     mine = (run_id,)
     again = {
         w.task_id for w in writes if w.channel == INTERRUPT and not w.is_aside and belongs(w.nonce, mine)
@@ -339,7 +356,7 @@ def _releasing(writes: Sequence[PendingWrite], asking: set[str], run_id: str, at
             continue
         is_of_command = write.task_id == NULL_TASK and (at_base or write.channel == RESUME)
         is_behind = write.channel == RESUME and write.task_id in asking - again
-        if not (is_of_command or is_behind):
+        if not (is_of_command or is_behind or write.task_id in called):
             continue
         if write.record is not None and write.record >= 0:
             ops.append(Delete(WRITE, (*write.key[:3], write.record)))

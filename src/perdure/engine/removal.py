@@ -214,19 +214,26 @@ def _has_writes_of(partition: Partition, run_ids: Collection[str]) -> Program[bo
 
 
 def take_back(
-    partition: Partition, run_id: str, digest: Digester, budget: Budget, epoch: int | None = None
+    partition: Partition,
+    run_id: str,
+    digest: Digester,
+    budget: Budget,
+    epoch: int | None = None,
+    within: Collection[str] | None = None,
 ) -> Program[None]:
     """Roll back a run: remove its checkpoints from a thread, whose heads return to their earlier checkpoints.
 
     Args:
         epoch: lease under which the caller holds the run, ``None`` for a run that is over.
+        within: the namespaces to roll back, without the root's; by default the whole thread is.
 
     Raises:
         Fenced: the lease is over.
         CannotTakeBack: an earlier head is not stored any more.
     """
     runs = frozenset((run_id,))
-    generation = yield from _remove(partition, _plan_of_runs(partition, runs, epoch), budget, runs)
+    planner = _plan_of_runs(partition, runs, epoch, within)
+    generation = yield from _remove(partition, planner, budget, runs, within)
     if generation is None:
         return
     try:
@@ -243,9 +250,12 @@ def _remove_runs(
 
 
 def _plan_of_runs(
-    partition: Partition, runs: frozenset[str], epoch: int | None = None
+    partition: Partition,
+    runs: frozenset[str],
+    epoch: int | None = None,
+    within: Collection[str] | None = None,
 ) -> Callable[[Contents], Plan]:
-    """Return the planner that removes what runs stored; see ``take_back`` for ``epoch``."""
+    """Return the planner that removes what runs stored; see ``take_back`` for ``epoch`` and ``within``."""
 
     def plan(contents: Contents) -> Plan:
         if epoch is not None:
@@ -254,7 +264,11 @@ def _plan_of_runs(
         emptied = _emptied(contents, runs)
         return plan_removal(
             contents.checkpoints,
-            lambda c: (c.run_id in runs or c.namespace in emptied) and (c.namespace, c.id) not in kept,
+            lambda c: (
+                (c.run_id in runs or c.namespace in emptied)
+                and (c.namespace, c.id) not in kept
+                and (within is None or c.namespace in within)
+            ),
         )
 
     return plan
@@ -292,18 +306,21 @@ def _remove(
     planner: Callable[[Contents], Plan],
     budget: Budget,
     runs: frozenset[str] = frozenset(),
+    within: Collection[str] | None = None,
 ) -> Program[int | None]:
     """Remove what a planner names; return the collection generation then, ``None`` if no chunks are left to
     collect."""
     for _ in range(ATTEMPTS):
         contents = yield from read(partition)
         plan = planner(contents)
-        moved = _moved_heads(partition, contents, set(plan.removed), runs)
+        moved = _moved_heads(partition, contents, set(plan.removed), runs, within)
         doomed = unneeded_writes(
             Held(contents.checkpoints, contents.writes, contents.latest, contents.view.open_run),
             set(plan.removed),
             runs,
         )
+        if within is not None:
+            doomed = {name: ops for name, ops in doomed.items() if name[0] in within}
         if not plan.removed and not moved and not doomed:
             return None
         if not contents.view.generation and (yield from _is_arriving(partition)):
@@ -446,13 +463,19 @@ def _take_away(
 
 
 def _moved_heads(
-    partition: Partition, contents: Contents, removed: set[Name], runs: frozenset[str]
+    partition: Partition,
+    contents: Contents,
+    removed: set[Name],
+    runs: frozenset[str],
+    within: Collection[str] | None = None,
 ) -> list[Op]:
     """Return the operations on heads: those that ``runs`` moved go to their earlier checkpoints; without
     runs, those whose checkpoint is removed go to its nearest survivor."""
     groups = by_namespace(contents.checkpoints)
     out: list[Op] = []
     for namespace, head in contents.heads.items():
+        if within is not None and namespace not in within:
+            continue
         group = groups.get(namespace, {})
         kept = {i for i in group if (namespace, i) not in removed}
         before = head_before(head.checkpoint_id, group, runs)

@@ -502,7 +502,8 @@ class Runner:
         return await self._finish(held, Ending(FAILED, note, replies))
 
     async def _take_back(self, held: HeldRun, whole: bool) -> tuple[HeldRun, dict[str, Any]]:
-        """Remove what a run stored, the ``whole`` of it or only the answers that it failed behind.
+        """Remove what a run stored, the ``whole`` of it or only the answers that it failed behind, and what
+        it stored in subgraphs behind them.
 
         Returns:
             The run, under an epoch that its own late writes do not have, and a note with the reason if the
@@ -524,8 +525,12 @@ class Runner:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
             note = {"not_taken_back": error_note(error)}
         try:
+            # What is shown has to be what the subgraphs ask, so they return to it.
+            behind = await self._database.arun(questions.read_behind(held.partition, held.run))
+            if behind:
+                await self._database.take_back(held.partition, held.run.id, epoch=held.epoch, within=behind)
             await self._database.arun(questions.release_answers(held.partition, held.run))
-        except Corrupt as error:
+        except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
         return held, note
 

@@ -1,0 +1,70 @@
+"""Tasks whose shown question is older than what was stored below them.
+
+The question of a subgraph is shown by the task that runs it, once the subgraph has stopped. If a run ends
+before that, because it failed or was stopped, the task still shows the question that the run has answered,
+while the subgraph is behind it: the next answer would be given to another question. A task that calls other
+tasks is in the same position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.model.checkpoint import PendingWrite
+from perdure.model.heads import belongs
+from perdure.model.write_records import INTERRUPT
+
+_NODE = "~__pregel_pull, "
+"""Beginning of the path of a task that an edge leads to, before the name of its node."""
+_CALL = "~__pregel_push, {path}, "
+"""Beginning of the path of a task that another one calls, with the path of that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaleQuestions:
+    """Tasks of a checkpoint that still ask what they asked before a run.
+
+    Attributes:
+        tasks: their ids, and those of the tasks that they call.
+        nodes: names of their nodes.
+        others: names of the nodes of the other tasks.
+        has_unnamed: the node of one of them is not known, as a ``Send`` leads to it.
+    """
+
+    tasks: frozenset[str]
+    nodes: frozenset[str]
+    others: frozenset[str]
+    has_unnamed: bool
+
+    @classmethod
+    def of(cls, writes: Sequence[PendingWrite], asking: set[str], run_id: str) -> StaleQuestions:
+        """Return those of a run.
+
+        Args:
+            writes: the writes on the checkpoint.
+            asking: the tasks that have an interrupt without an answer.
+            run_id: the run.
+        """
+        shown = [w for w in writes if not w.is_aside]
+        again = {w.task_id for w in shown if w.channel == INTERRUPT and belongs(w.nonce, (run_id,))}
+        stale = asking - again
+        paths = {w.task_path for w in shown if w.task_id in stale}
+        called = {
+            w.task_id for w in shown if any(w.task_path.startswith(_CALL.format(path=p)) for p in paths if p)
+        }
+        nodes = frozenset(map(_node, paths))
+        others = frozenset(_node(w.task_path) for w in shown if w.task_id not in stale | called)
+        return cls(frozenset(stale | called), nodes - {""}, others - {""}, "" in nodes)
+
+    def holds(self, namespace: str) -> bool:
+        """Return True for the namespace of a subgraph that one of the tasks runs. One that keeps its state
+        from run to run has only the name of the node."""
+        first, _, task = namespace.partition("|")[0].partition(":")
+        if task:
+            return task in self.tasks
+        return bool(first) and (first in self.nodes or (self.has_unnamed and first not in self.others))
+
+
+def _node(path: str) -> str:
+    return path.removeprefix(_NODE) if path.startswith(_NODE) else ""

@@ -28,9 +28,14 @@ CREDENTIALS = {
 }
 
 
-@cache
 def endpoint() -> str:
     """The emulator's address."""
+    return started()[1]
+
+
+@cache
+def started() -> tuple[subprocess.Popen[bytes], str]:
+    """The emulator's process and address."""
     if importlib.util.find_spec("ministack") is None:
         missing("ministack", "install it with: pip install ministack")
     with socket.socket() as free:
@@ -70,7 +75,7 @@ def endpoint() -> str:
     while True:
         try:
             with urlopen(f"{address}/_ministack/health", timeout=1):  # noqa: S310 - our own address
-                return address
+                return process, address
         except OSError as error:
             if process.poll() is not None or time.monotonic() > end:
                 said = (Path(folder.name) / "log").read_text(errors="replace")[-2000:]

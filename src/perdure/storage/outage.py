@@ -1,4 +1,8 @@
-"""Limits for how long callers wait for a server that is away: together, not one after the other."""
+"""Limits for how long callers wait for a server that is away: together, not one after the other.
+
+A server is away if it refuses connections, and also if it takes them and says nothing, as one that is paused
+does. One patience holds for both.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ PATIENCE_S = 5.0
 
 _ONE_FAILURE_S = 0.5
 _LONGEST_S = 3600
+_LEAST_SILENCE_S = 2.0
 
 
 class Outage:
@@ -27,6 +32,11 @@ class Outage:
         self.patience_s = patience_s
         self._since = self._seen = -inf
         self._error: Exception | None = None
+
+    @property
+    def silence_s(self) -> float:
+        """The seconds after which a server that says nothing is away: the patience, and at least two."""
+        return max(_LEAST_SILENCE_S, self.patience_s)
 
     def note(self, error: Exception, began: float) -> float:
         """Note a failed attempt that began at ``began``; return the time until which the server is waited

@@ -24,7 +24,7 @@ from perdure.storage.d1.columns import Rows, Statement, weight
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, gave_up, translated
 from perdure.storage.d1.url import D1Url
-from perdure.storage.outage import PATIENCE_S
+from perdure.storage.outage import PATIENCE_S, Outage
 from perdure.storage.port import CommitLimits
 
 R = TypeVar("R")
@@ -55,7 +55,7 @@ class D1Driver:
         self._transport = transport
         self._name = name
         self._sleep = sleep
-        self._patience_s = patience_s
+        self._outage = Outage(patience_s)
         self.has_threads = has_threads
         self._limits = CommitLimits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
@@ -127,7 +127,9 @@ class D1Driver:
         n = slot.next() if commits else 0
         ids = [slot.receipt(place) for place in range(len(commits))]
         given = dict(zip(map(id, commits), ids, strict=True))
-        tries = Tries(sleep=self._sleep, patience_s=self._patience_s)
+        if isinstance(known := self._outage.verdict(), AnswerLost):
+            raise gave_up(known, self._name, unsure=False) from known
+        tries = Tries(sleep=self._sleep, outage=self._outage)
         left = list(parts)
         while left:
             statements = [writing.forget_receipts()] if commits and slot.is_new else []
@@ -153,6 +155,7 @@ class D1Driver:
                     left, commits = _unwritten(left), []
                     continue
                 raise
+            self._outage.end()
             slot.is_new = slot.is_new and not commits
             verdicts = _verdicts(results[-1], n) if commits else {}
             for part, start, end in spans:

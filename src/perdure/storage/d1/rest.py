@@ -22,7 +22,7 @@ from perdure.storage.d1.columns import Rows, Statement
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 40.0
-"""Seconds to wait for an answer; D1 itself ends a statement after 30 seconds."""
+"""Seconds to wait for an answer to a migration; D1 itself ends a statement after 30 seconds."""
 
 
 class Transport(Protocol):
@@ -47,7 +47,8 @@ class Rejected(Exception):
 
 class AnswerLost(Exception):
     """No answer, or none that shows the outcome. ``sent`` is True if the batch may have been carried out,
-    ``after`` the seconds for which the service asked to wait, ``is_away`` True if there was no connection."""
+    ``after`` the seconds for which the service asked to wait, ``is_away`` True if there was no connection, or
+    nothing was heard on it."""
 
     def __init__(self, reason: str, *, sent: bool = True, after: float = 0.0, is_away: bool = False) -> None:
         super().__init__(reason)
@@ -82,13 +83,15 @@ class RestTransport:
         name: str,
         env: str,
         connecting_s: float = CONNECT_SECONDS,
+        answering_s: float = ANSWER_SECONDS,
     ) -> None:
+        self._answering_s = answering_s
         self._name = name
         self._env = env
         self._url = f"{endpoint}/accounts/{account}/d1/database/{database}/raw"
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-            timeout=httpx.Timeout(ANSWER_SECONDS, connect=connecting_s),
+            timeout=httpx.Timeout(answering_s, connect=connecting_s),
             limits=httpx.Limits(max_connections=16, keepalive_expiry=55),
             verify=_certificates(),
             # The environment's proxy is for remote hosts, not for this machine.
@@ -111,7 +114,7 @@ class RestTransport:
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
             raise AnswerLost(f"no connection ({_reason(error)})", sent=False, is_away=True) from error
         except httpx.TimeoutException as error:
-            raise AnswerLost(f"no answer within {ANSWER_SECONDS:.0f} s") from error
+            raise AnswerLost(f"no answer within {self._answering_s:g} s", is_away=True) from error
         except (httpx.TransportError, httpx.DecodingError) as error:
             raise AnswerLost(f"the connection broke ({_reason(error)})") from error
         return self._read(response, len(statements))

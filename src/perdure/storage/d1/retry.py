@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from perdure.errors import MigrationRequired, PerdureError, TooLarge, Unavailable
 from perdure.storage.d1.columns import Rows, Statement
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
-from perdure.storage.outage import PATIENCE_S
+from perdure.storage.outage import PATIENCE_S, Outage
 from perdure.storage.sql.schema import SCHEMA_VERSION
 
 ATTEMPTS = 7
@@ -18,20 +18,21 @@ _PAUSE = 0.2
 
 
 class Tries:
-    """The attempts at one request. ``unsure`` is True if one that was lost may have arrived. A service to
-    which there is no connection is waited for ``patience_s`` seconds."""
+    """The attempts at one request. ``unsure`` is True if one that was lost may have arrived. ``outage`` is
+    what limits the wait for a service to which there is no connection, or which says nothing."""
 
     def __init__(
         self,
         attempts: int = ATTEMPTS,
         sleep: Callable[[float], object] = time.sleep,
-        patience_s: float = PATIENCE_S,
+        outage: Outage | None = None,
     ) -> None:
         self._sleep = sleep
         self._left = attempts - 1
         self._pause = _PAUSE
         self._deadline = time.monotonic() + PATIENCE
-        self._reached_by = time.monotonic() + patience_s
+        self._outage = outage or Outage(PATIENCE_S)
+        self._began = time.monotonic()
         self.unsure = False
 
     def again(self, lost: AnswerLost) -> bool:
@@ -41,7 +42,7 @@ class Tries:
         pause = max(lost.after, self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
         self._pause *= 2
         self._left -= 1
-        until = self._reached_by if lost.is_away else self._deadline
+        until = self._outage.note(lost, self._began) if lost.is_away else self._deadline
         if self._left < 0 or time.monotonic() + pause > until:
             return False
         self._sleep(pause)

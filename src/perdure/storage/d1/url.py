@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from perdure.errors import BadUrl
-from perdure.storage.d1.rest import CONNECT_SECONDS, RestTransport, is_local
-from perdure.storage.outage import PATIENCE_S, patience_of
+from perdure.storage.d1.rest import ANSWER_SECONDS, CONNECT_SECONDS, RestTransport, is_local
+from perdure.storage.outage import PATIENCE_S, Outage, patience_of
 from perdure.storage.url import redacted
 
 ENDPOINT = "https://api.cloudflare.com/client/v4"
 TOKEN_ENV = "CLOUDFLARE_API_TOKEN"  # noqa: S105 - the name of a variable
 
-_CONNECT_LEAST_S = 2.0
 _ID = re.compile(r"[A-Za-z0-9_-]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FORM = "d1://ACCOUNT_ID/DATABASE_ID"
@@ -33,7 +32,7 @@ def _parts(url: str) -> SplitResult | None:
 @dataclass(frozen=True, slots=True)
 class D1Url:
     """A database, the endpoint it is behind, the variable that holds the token, and the seconds for which a
-    service to which there is no connection is waited for."""
+    service is waited for to which there is no connection, or which says nothing."""
 
     name: str
     account: str
@@ -77,8 +76,10 @@ class D1Url:
         patience = patience_of(name, given.get("patience"))
         return cls(name, account, database, endpoint, token_env, patience)
 
-    def connect(self) -> RestTransport:
-        """Return a transport to the database; nothing is sent yet. ``BadUrl`` is raised without a token."""
+    def connect(self, answering_s: float | None = None) -> RestTransport:
+        """Return a transport to the database; nothing is sent yet. ``BadUrl`` is raised without a token. An
+        answer is waited for ``answering_s`` seconds, by default for as long as the patience allows."""
+        silence_s = Outage(self.patience).silence_s
         token = os.environ.get(self.token_env, "").strip()
         if not token:
             raise BadUrl(
@@ -94,13 +95,14 @@ class D1Url:
             token,
             name=self.name,
             env=self.token_env,
-            connecting_s=min(CONNECT_SECONDS, max(_CONNECT_LEAST_S, self.patience)),
+            connecting_s=min(CONNECT_SECONDS, silence_s),
+            answering_s=silence_s if answering_s is None else answering_s,
         )
 
     @contextmanager
     def session(self) -> Iterator[RestTransport]:
-        """A transport for a ``with`` block, closed at its end."""
-        transport = self.connect()
+        """A transport for a migration or a look at the schema, closed at the end of the ``with`` block."""
+        transport = self.connect(ANSWER_SECONDS)
         try:
             yield transport
         finally:

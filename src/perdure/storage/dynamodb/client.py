@@ -35,8 +35,8 @@ _FIRST_WAIT = 0.02
 _LONGEST_WAIT = 2.0
 _CONNECTIONS = 64
 _CONNECT_S = 3
-_ANSWER_S = (2, 15)
-"""The least and the most seconds for which an answer is waited for; between them the URL's patience."""
+_ANSWER_MOST_S = 15
+"""The most seconds for which an answer is waited for; below, the URL's patience decides."""
 _FORM = "dynamodb://table?region=eu-central-1, with &endpoint=http://127.0.0.1:8000 for an emulator"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
@@ -124,13 +124,12 @@ class Client:
         self.target = target
         self.patience = PATIENCE
         self.outage = Outage(target.patience)
-        least, most = _ANSWER_S
         self.clock = ServiceClock()
         config = Config(
             # All names and values are built by this package, and are valid.
             parameter_validation=False,
             connect_timeout=_CONNECT_S,
-            read_timeout=min(most, max(least, target.patience)),
+            read_timeout=min(_ANSWER_MOST_S, self.outage.silence_s),
             max_pool_connections=_CONNECTIONS,
             retries={"total_max_attempts": 1, "mode": "standard"},
             user_agent_extra="perdure",
@@ -162,6 +161,8 @@ class Client:
             Unanswered: A write may have been carried out.
             PerdureError: Any other failure.
         """
+        if (known := self.outage.verdict()) is not None:
+            raise self._translated(known) from known
         method = getattr(self.boto, operation)
         end = time.monotonic() + (self.patience if patience is None else patience)
         bound = _FIRST_WAIT

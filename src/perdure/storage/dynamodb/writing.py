@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from perdure.errors import Contention, PerdureError
+from perdure.errors import Contention, PerdureError, Unavailable
 from perdure.model.compression import stored_body
 from perdure.model.ops import (
     Check,
@@ -136,8 +136,12 @@ class Writer:
             self._client.call(
                 "transact_write_items", TransactItems=actions, ClientRequestToken=revision.hex()
             )
-        except Unanswered:
-            if not self._was_applied(effect, revision):
+        except Unanswered as lost:
+            try:
+                applied = self._was_applied(effect, revision)
+            except Unavailable:
+                raise lost from None
+            if not applied:
                 raise
 
     def _was_applied(self, effect: Commit, revision: bytes) -> bool:

@@ -1,7 +1,7 @@
 """One connection to the server, and the translation of the client's exceptions to Perdure's.
 
 A connection belongs to one thread. It connects when it is first used and again after it was lost, sends one
-statement at a time, and gives up if no answer arrives in time.
+statement at a time, and gives up if no answer arrives in time, or if the server is away.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from psycopg import errors, pq
 from perdure.errors import BadUrl, Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable
 from perdure.storage.outage import Outage
 from perdure.storage.postgres.functions import NOW, TOO_LATE
+from perdure.storage.postgres.liveness import SILENT, LivenessCheck
 from perdure.storage.postgres.statements import Statement
 from perdure.storage.postgres.url import PostgresUrl
 
@@ -27,7 +28,7 @@ S = TypeVar("S")
 Answer = TypeVar("Answer", covariant=True)
 
 ANSWER_TIMEOUT_S = 60.0
-"""Seconds to wait for an answer; a server that is silent for longer counts as lost."""
+"""Seconds to wait for an answer while the server is there; for longer the connection counts as lost."""
 
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _AGAIN = {"57P03", "53300", "57P01", "57P02"}
@@ -49,9 +50,6 @@ class StatementRolledBack(Exception):
     driver."""
 
 
-_SILENT = psycopg.OperationalError("the server took the connection and says nothing")
-
-
 class StatementCall(NamedTuple, Generic[Answer]):
     """A statement, its parameters, and what reads its result."""
 
@@ -61,19 +59,24 @@ class StatementCall(NamedTuple, Generic[Answer]):
 
 
 class ServerConnection:
-    """A connection that its thread may lose and reopen. ``stop`` ends its wait for a server, and ``outage``
-    limits it.
+    """A connection that its thread may lose and reopen. ``stop`` ends its wait for a server; ``outage`` and
+    ``liveness`` limit it.
 
     ``distance_s`` is the duration of a query that costs the server nothing, made when it connected; infinite
     while it is not connected.
     """
 
     def __init__(
-        self, place: PostgresUrl, stop: threading.Event | None = None, outage: Outage | None = None
+        self,
+        place: PostgresUrl,
+        stop: threading.Event | None = None,
+        outage: Outage | None = None,
+        liveness: LivenessCheck | None = None,
     ) -> None:
         self._place = place
         self._stop = stop or threading.Event()
         self._outage = outage or Outage(place.patience)
+        self._liveness = liveness or LivenessCheck(place, self._outage)
         self._connection: psycopg.Connection | None = None
         self._prepared: set[bytes] = set()
         self._poll = select.poll()
@@ -106,7 +109,7 @@ class ServerConnection:
                 break
             except (psycopg.Error, ConnectionLost) as broken:
                 self.lose()
-                error = broken if isinstance(broken, psycopg.Error) else _SILENT
+                error = broken if isinstance(broken, psycopg.Error) else SILENT
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
                 hopeless = not _may_pass(error)
@@ -117,10 +120,11 @@ class ServerConnection:
                     raise _unreachable(error, self._place) from error
 
     def deadline(self) -> int:
-        """Return the end of the wait for an answer to a statement sent now, or a little earlier, in
+        """Return the earliest end of the wait for an answer to a statement sent now, or a little earlier, in
         microseconds of the server's clock. A write that begins later must not happen: it may have been sent
         again."""
-        return self._ahead + int((time.monotonic() + ANSWER_TIMEOUT_S) * 1_000_000)
+        within_s = min(ANSWER_TIMEOUT_S, self._outage.silence_s)
+        return self._ahead + int((time.monotonic() + within_s) * 1_000_000)
 
     def _clock_ahead(self, pgconn: pq.abc.PGconn) -> int:
         """Return the least lead of the server's clock over this process's monotonic one, in microseconds."""
@@ -308,11 +312,17 @@ class ServerConnection:
         return found
 
     def _wait(self, pgconn: pq.abc.PGconn, deadline: float) -> None:
-        ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        if not ready:
-            raise ConnectionLost
+        asked = time.monotonic()
+        while True:
+            until = min(deadline, asked + self._liveness.after_s)
+            if ready := self._poll.poll(max(0.0, until - time.monotonic()) * 1000):
+                break
+            if until == deadline or self._liveness.is_away(asked):
+                raise ConnectionLost
+            asked = time.monotonic()
         if ready[0][1] & ~select.POLLOUT:
             pgconn.consume_input()
+            self._outage.end()
 
 
 def _worse(found: pq.abc.PGresult | None, result: pq.abc.PGresult) -> pq.abc.PGresult:

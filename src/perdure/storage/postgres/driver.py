@@ -40,6 +40,7 @@ from perdure.storage.postgres.connection import (
     StatementCall,
     StatementRolledBack,
 )
+from perdure.storage.postgres.liveness import LivenessCheck
 from perdure.storage.postgres.notify import PostgresListener
 from perdure.storage.postgres.statements import Statement, Statements
 from perdure.storage.postgres.url import PostgresUrl
@@ -76,6 +77,7 @@ class PostgresDriver:
         self._sql = Statements(place)
         self._stop = threading.Event()
         self._outage = Outage(place.patience)
+        self._liveness = LivenessCheck(place, self._outage)
         self._own = threading.local()
         self._links: list[ServerConnection] = []
         self._linking = threading.Lock()
@@ -165,7 +167,7 @@ class PostgresDriver:
     def _link(self) -> ServerConnection:
         link: ServerConnection | None = getattr(self._own, "link", None)
         if link is None:
-            link = self._own.link = ServerConnection(self._place, self._stop, self._outage)
+            link = self._own.link = ServerConnection(self._place, self._stop, self._outage, self._liveness)
             with self._linking:
                 self._links.append(link)
         return link

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection
 from redis.retry import Retry
 
+from perdure.storage.outage import Outage
 from perdure.storage.redis import scripts
 from perdure.storage.redis.errors import CLIENT_ERRORS, is_final, is_refusal, translate
 from perdure.storage.redis.url import RedisUrl
@@ -78,6 +79,7 @@ class Topology:
         self._owners: dict[int, Node] = {}
         self._nodes: list[Node] = [self._seed]
         self._known = not settings.cluster
+        self._outages: dict[Node, Outage] = {}
         self._lock = Lock()
 
     def owner(self, slot: int) -> Node:
@@ -116,12 +118,27 @@ class Topology:
         self._owners[slot] = node
 
     def connect(self, node: Node) -> Any:
-        """Return a new connection, authenticated; a ``Connection`` of the client, which is mostly untyped."""
+        """Return a new connection, authenticated; a ``Connection`` of the client, which is mostly untyped.
+        A node that was silent a moment ago, and is waited for no longer, is not tried: its error is raised
+        again."""
+        outage = self.outage(node)
+        if (known := outage.verdict()) is not None:
+            raise known
+        began = time.monotonic()
         options = dict(self.settings.connect)
         options.update(host=node[0], port=node[1], protocol=2, retry=Retry(NoBackoff(), 0))
         connection: Any = options.pop("connection_class", Connection)(**options)
-        connection.connect()
+        try:
+            connection.connect()
+        except client.TimeoutError as error:
+            outage.note(error, began)
+            raise
+        outage.end()
         return connection
+
+    def outage(self, node: Node) -> Outage:
+        """Return what is known of a node that takes connections and says nothing."""
+        return self._outages.setdefault(node, Outage(self.settings.patience))
 
     def _learn(self) -> None:
         failed: Exception | None = None
@@ -234,8 +251,8 @@ class NodeConnections:
             return False
         done = 0
         again: list[tuple[int, client.ResponseError]] = []
+        started, breaks = time.monotonic(), self._topology.breaks
         try:
-            started, breaks = time.monotonic(), self._topology.breaks
             connection.send_packed_command([b"".join([packed(calls[n].parts) for n in numbers])])
             for n in numbers:
                 reply = _answer(connection)
@@ -253,6 +270,8 @@ class NodeConnections:
             self._topology.took(time.monotonic() - started, breaks)
         except CLIENT_ERRORS as error:
             self._drop(node)
+            if isinstance(error, client.TimeoutError):
+                self._topology.outage(node).note(error, started)
             for n in numbers[done:]:
                 if calls[n].safe or (is_refusal(error) and n == numbers[done]):
                     refused[n] = error

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from redis import connection as client
 
 from perdure.errors import BadUrl
-from perdure.storage.outage import PATIENCE_S, patience_of
+from perdure.storage.outage import PATIENCE_S, Outage, patience_of
 from perdure.storage.url import redacted
 
 CLUSTER = "redis+cluster"
@@ -20,14 +20,13 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _parsed: Any = client.parse_url
 _OWN = ("prefix", "ttl", "pool", "notify", "patience")
 _LONGEST_LIFE = 100 * 366 * 86_400_000
-_CONNECT_SECONDS = 5.0
-_ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
     """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever; ``notify`` is True
-    if processes notify each other of changes; ``patience`` is in seconds, for a server that is away."""
+    if processes notify each other of changes; ``patience`` is in seconds, for a server that is away or
+    says nothing."""
 
     shown: str
     cluster: bool
@@ -60,8 +59,10 @@ def read(url: str) -> RedisUrl:
         raise BadUrl(f"{shown}: {error}; use redis://user:password@host:6379/0") from error
     connect.setdefault("host", "localhost")
     connect.setdefault("port", 6379)
-    connect.setdefault("socket_connect_timeout", _CONNECT_SECONDS)
-    connect.setdefault("socket_timeout", _ANSWER_SECONDS)
+    patience = patience_of(shown, own.get("patience"))
+    silence_s = Outage(patience).silence_s
+    connect.setdefault("socket_connect_timeout", silence_s)
+    connect.setdefault("socket_timeout", silence_s)
     connect.setdefault("socket_keepalive", True)
     return RedisUrl(
         shown,
@@ -71,7 +72,7 @@ def read(url: str) -> RedisUrl:
         _milliseconds(shown, own["ttl"]) if "ttl" in own else 0,
         _pool(shown, own.get("pool", "4")),
         _notify(shown, own.get("notify", "on")),
-        patience_of(shown, own.get("patience")),
+        patience,
     )
 
 

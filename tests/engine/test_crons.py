@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from perdure.engine import crons
+from perdure.engine import crons, expiry, removal
 from perdure.engine.crons import MOST, Cron, Due
 from perdure.errors import Corrupt, QueueFull
-from perdure.model.ops import Commit, Delete, Find, Put
-from perdure.model.program import Effect
+from perdure.model.ops import Commit, Committed, Delete, Fetch, Find, Get, Put
+from perdure.model.program import Effect, Program
 from perdure.model.queue import CRONS
-from perdure.model.records import DOCUMENT, LANE
+from perdure.model.records import DOCUMENT, GC, LANE, Partition
 from tests.engine.queues import Queue
 
 PLACE = crons.place("acme")
@@ -54,13 +55,13 @@ def test_the_first_cron_decides_when_a_worker_looks(queue: Queue) -> None:
     assert due_at(queue) == 20
     move(queue, "b", 70)
     assert due_at(queue) == 50
-    assert queue.run(crons.remove(PLACE, "a", queue.fresh)) is True
+    assert queue.run(crons.remove(PLACE, "a")) is True
     assert due_at(queue) == 70
     move(queue, "b", None)
     assert due_at(queue) is None
     move(queue, "c", 5)
     assert due_at(queue) == 5
-    assert queue.run(crons.remove(PLACE, "a", queue.fresh)) is False
+    assert queue.run(crons.remove(PLACE, "a")) is False
 
 
 def test_an_id_is_taken_once_and_a_missing_cron_is_not_changed(queue: Queue) -> None:
@@ -114,8 +115,73 @@ def test_one_that_cannot_be_read_does_not_hide_the_others(queue: Queue) -> None:
     found = queue.run(crons.due(PLACE, 30, 10))
     assert [cron.id for cron in found.crons] == ["b"]
     assert isinstance(found.fault, Corrupt)
-    assert queue.run(crons.remove(PLACE, "a", queue.fresh)) is True
+    assert queue.run(crons.remove(PLACE, "a")) is True
     assert due_at(queue) == 20
+
+
+THREAD = Partition("acme", "ada's")
+
+
+def bind(queue: Queue, name: str, thread: str | None, tenant: str = "acme", due_at: int | None = 50) -> None:
+    body = {"thread_id": thread, "payload": "a text of ada"}
+    assert queue.run(crons.create(crons.place(tenant), name, Due(body, due_at), queue.now, queue.fresh))
+
+
+def left(queue: Queue, tenant: str = "acme") -> list[str]:
+    return [cron.id for cron in queue.run(crons.everything(crons.place(tenant)))]
+
+
+@pytest.fixture
+def bound(queue: Queue) -> Queue:
+    """A thread with two crons, and crons that are not its own."""
+    assert queue.memory.perform(Commit(THREAD, (Put(GC, (), version=1),))) == Committed()
+    for name, thread in {"its": THREAD.thread, "other": "bob's", "none": None}.items():
+        bind(queue, name, thread)
+    bind(queue, "paused", THREAD.thread, due_at=None)
+    bind(queue, "theirs", THREAD.thread, "globex", due_at=None)
+    return queue
+
+
+REMOVALS: dict[str, Callable[[], Program[Any]]] = {
+    "delete": lambda: removal.delete_thread(THREAD),
+    "resting": lambda: expiry.remove_resting(THREAD),
+}
+
+
+@pytest.mark.parametrize("how", REMOVALS)
+def test_crons_go_with_their_thread(bound: Queue, how: str) -> None:
+    bound.run(REMOVALS[how]())
+    assert left(bound) == ["none", "other"]
+    assert left(bound, "globex") == ["theirs"]
+    assert due_at(bound) == 50
+    assert not bound.memory.perform(Fetch(THREAD, (Get(GC, ()),)))[0]
+
+
+@pytest.mark.parametrize("how", REMOVALS)
+def test_a_removal_that_is_cut_short_is_ended_by_the_next_one_or_by_the_cron(bound: Queue, how: str) -> None:
+    """Before each of its effects, in turn."""
+    stops = 0
+    while True:
+        program, effects = REMOVALS[how](), 0
+        try:
+            effect = next(program)
+            while effects < stops:
+                effects += 1
+                effect = program.send(bound.memory.perform(effect))
+        except StopIteration:
+            break
+        program.close()
+        stops += 1
+    assert stops > 2
+    assert left(bound) == ["none", "other"]
+
+
+def test_one_that_cannot_be_read_does_not_keep_a_thread(bound: Queue) -> None:
+    damaged = Put(DOCUMENT, ("cron", "other"), {"updated_at": 10}, b"{", version=bound.fresh)
+    bound.memory.perform(Commit(PLACE, (damaged,)))
+    bound.run(removal.delete_thread(THREAD))
+    bound.run(crons.remove(PLACE, "other"))
+    assert left(bound) == ["none"]
 
 
 def test_concurrent_changes_never_leave_the_queue_record_late(queue: Queue) -> None:

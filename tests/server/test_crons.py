@@ -341,8 +341,46 @@ def test_times_that_were_missed_are_treated_as_the_setting_says(url: str, policy
     main()
 
 
+async def _delete_by_client(server: Served, thread: str) -> None:
+    await (await server.client()).threads.delete(thread)
+
+
+async def _delete_by_saver(server: Served, thread: str) -> None:
+    await server.host.runtime.database.checkpointer().adelete_thread(thread)
+
+
+async def _expire(server: Served, thread: str) -> None:
+    await (await server.client()).threads.update(thread, metadata={}, ttl=0.001)
+    await asyncio.sleep(0.2)
+    await server.host.runtime.database.sweeper().sweep()
+
+
+DELETIONS = {"client": _delete_by_client, "saver": _delete_by_saver, "sweep": _expire}
+
+
+@pytest.mark.parametrize("how", DELETIONS)
+@on_all
 @run
-async def test_a_cron_whose_thread_is_gone_is_disabled_and_says_why(url: str) -> None:
+async def test_a_cron_goes_with_its_thread(url: str, how: str) -> None:
+    async with serving(url) as server:
+        client = await server.client()
+        thread, other = [(await client.threads.create())["thread_id"] for _ in range(2)]
+        for enabled in (True, False):
+            await client.crons.create_for_thread(
+                thread, "aware", schedule="0 * * * *", input=said("a secret"), enabled=enabled
+            )
+        kept = [
+            row(await client.crons.create_for_thread(other, "aware", schedule="0 * * * *", input=said("b"))),
+            row(await client.crons.create("aware", schedule="0 * * * *", input=said("c"))),
+        ]
+        await DELETIONS[how](server, thread)
+        left = rows(await client.crons.search())
+        assert sorted(each["cron_id"] for each in left) == sorted(each["cron_id"] for each in kept)
+        assert "secret" not in str(await server.host.runtime.crons.everything())
+
+
+@run
+async def test_one_that_was_created_while_its_thread_was_deleted_is_removed_when_it_is_due(url: str) -> None:
     heard = Heard()
     async with serving(url, observers=[heard]) as server:
         client = await server.client()
@@ -350,13 +388,18 @@ async def test_a_cron_whose_thread_is_gone_is_disabled_and_says_why(url: str) ->
         made = row(
             await client.crons.create_for_thread(thread, "aware", schedule="0 * * * *", input=said("a"))
         )
+        crons = server.host.runtime.crons
+        assert isinstance(crons, Crons)
+        body = (await crons.get(made["cron_id"])).body
         await client.threads.delete(thread)
-        cron = await _fired(server, made["cron_id"], 5)
-        assert cron.due_at is None
-        (shown,) = rows(await client.crons.search())
-        assert shown["enabled"] is False
-        assert shown["last_run"]["error"] == "NotFound"
-        assert heard.count("cron.disabled") == 1
+        await crons.create(body, await server.host.runtime.now())
+
+        async def removed() -> bool:
+            return not await crons.everything()
+
+        await until(removed)
+        assert heard.count("cron.removed") == 1
+        assert heard.count("cron.started") == 0
 
 
 @run
@@ -368,18 +411,22 @@ async def test_a_thread_that_another_user_created_since_is_not_the_cron_s(url: s
         made = row(
             await ada.crons.create_for_thread(thread, "aware", schedule="0 * * * *", input=said("ADA"))
         )
-        paused = row(
-            await ada.crons.create_for_thread(
-                thread, "aware", schedule="0 * * * *", input=said("ADA"), enabled=False
-            )
-        )
+        crons = server.host.runtime.crons
+        assert isinstance(crons, Crons)
+        body = (await crons.get(made["cron_id"])).body
         await ada.threads.delete(thread)
+        # As if they had been created while the thread was deleted.
+        paused, late = [await crons.create(body, None) for _ in range(2)]
         await bob.threads.create(thread_id=thread)
         await bob.runs.wait(thread, "aware", input=said("secret"))
         with pytest.raises(NotFoundError):
-            await ada.crons.update(paused["cron_id"], enabled=True)
-        cron = await _fired(server, made["cron_id"], 5)
-        assert (cron.due_at, CronJob.read(cron).last["error"]) == (None, "NotFound")
+            await ada.crons.update(paused.id, enabled=True)
+        await crons.change(late.id, lambda held: Due(held.body, 1))
+
+        async def removed() -> bool:
+            return [each.id for each in await crons.everything()] == [paused.id]
+
+        await until(removed)
         assert "ADA" not in str(await texts(bob, thread))
 
 

@@ -3,12 +3,14 @@
 All crons of a tenant share one partition, whose queue record is due when the first of them is: workers find
 it as they find a thread's inbox. Every change writes or checks that record in its own commit, so that
 concurrent changes cannot leave it later than a cron that is due. What a cron starts, and when it is due
-again, is the caller's; times are microseconds since the epoch, and ``fresh`` is as in ``documents``.
+again, is the caller's, but for the thread that it is bound to: it is named in the body as ``thread_id``, and
+the cron is removed with it. Times are microseconds since the epoch, and ``fresh`` is as in ``documents``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from perdure.engine import documents
@@ -24,6 +26,9 @@ from perdure.model.records import DOCUMENT, LANE, SERVER, Partition, Record
 
 COLLECTION = "cron"
 """Collection of the documents."""
+
+THREAD_ID = "thread_id"
+"""Key of a cron's body with the id of the thread that it is bound to, or ``None``."""
 
 MOST = 1000
 """Maximum number of crons of a tenant."""
@@ -137,7 +142,7 @@ def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: i
     return changed
 
 
-def remove(partition: Partition, cron_id: str, fresh: int) -> Program[bool]:
+def remove(partition: Partition, cron_id: str) -> Program[bool]:
     """Remove a cron, readable or not; ``False`` if there is none."""
 
     def load() -> Program[tuple[_View]]:
@@ -147,14 +152,26 @@ def remove(partition: Partition, cron_id: str, fresh: int) -> Program[bool]:
         (view,) = seen
         if view.version is None:
             return False
-        ops: tuple[Op, ...] = (
-            Delete(DOCUMENT, (COLLECTION, cron_id), view.version),
-            _queued(view.lane, view.others_due_at, fresh),
-        )
+        # A missing queue record of the others is stored by ``arm``.
+        missing = Check(LANE, (CRONS,), Expect.ABSENT)
+        queued = _queued(view.lane, view.others_due_at, 0) if view.lane.version else missing
+        ops: tuple[Op, ...] = (Delete(DOCUMENT, (COLLECTION, cron_id), view.version), queued)
         outcome = yield from ask(Commit(partition, ops))
         return True if isinstance(outcome, Committed) else None
 
     return (yield from retrying(partition, None, load, attempt))
+
+
+def bound_to(thread: Partition) -> Program[list[str]]:
+    """Return the ids of the crons that are bound to a thread. One that cannot be read is bound to none."""
+    (found,) = yield from read_all(place(thread.tenant), Range(DOCUMENT, (COLLECTION,)))
+    out: list[str] = []
+    for record in found:
+        with suppress(Corrupt):
+            cron = Cron.read(record)
+            if cron.body.get(THREAD_ID) == thread.thread:
+                out.append(cron.id)
+    return out
 
 
 def get(partition: Partition, cron_id: str) -> Program[Cron | None]:

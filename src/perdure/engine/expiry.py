@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import ormsgpack
 
-from perdure.engine import transfer_claim
+from perdure.engine import outside_records, transfer_claim
 from perdure.engine.documents import Document
 from perdure.engine.whole_removal import remove_whole, write_versions
 from perdure.model.checkpoint import CheckpointRecord
@@ -198,13 +198,18 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
 
 
 def remove_resting(partition: Partition) -> Program[bool]:
-    """Remove a thread unless it is busy, or changed since it was read; return True if it was removed."""
+    """Remove a thread, with what is stored of it elsewhere, unless it is busy, or changed since it was read;
+    return True if it was removed."""
     thread = yield from read_at_rest(partition)
     if thread.is_busy:
         return False
+    elsewhere = yield from outside_records.find(partition)
     collection = Check(GC, (), thread.generation or Expect.ABSENT)
     outcome = yield from ask(Drop(partition, (collection, *thread.checks)))
-    return isinstance(outcome, Committed)
+    if not isinstance(outcome, Committed):
+        return False
+    yield from outside_records.remove(elsewhere)
+    return True
 
 
 def remove_expired(partition: Partition, thread: ThreadAtRest) -> Program[bool]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from perdure.engine import transfer_claim
+from perdure.engine import outside_records, transfer_claim
 from perdure.engine.chunk_collection import collect
 from perdure.engine.chunk_reads import MissingChunk
 from perdure.engine.history import delta_history
@@ -50,7 +50,6 @@ from perdure.model.records import (
     GC,
     HEAD,
     LANE,
-    LISTED,
     OF_THREAD,
     SEAL,
     THREADS,
@@ -111,12 +110,10 @@ def all_partitions(tenant: str | None, space: str) -> Program[list[Partition]]:
 
 
 def delete_thread(partition: Partition) -> Program[None]:
-    """Remove a thread with all its records, and before it its entry in a server's index, which has a copy of
-    its metadata: cut short in between, the thread is there and is listed without the copy."""
-    index, key = Partition(partition.tenant, *LISTED), (LISTED[0], partition.thread)
-    (found,) = yield from ask(Fetch(index, (Range(DOCUMENT, key, limit=1, bodies=False),)))
-    if found:
-        yield from ask(Commit(index, (Delete(DOCUMENT, key),)))
+    """Remove a thread with all its records, and before it what is stored of it elsewhere: cut short in
+    between, the thread is there and is listed without the copy of its metadata."""
+    elsewhere = yield from outside_records.find(partition)
+    yield from outside_records.remove(elsewhere)
     yield from ask(Drop(partition))
 
 
@@ -328,8 +325,10 @@ def _remove(
         if plan.removed and len(plan.removed) == len(contents.checkpoints) and _all_goes(contents, doomed):
             checks = (*_head_checks(contents), *_NOTHING_ELSE)
             seen = {(record_key(write), write.record_version) for write in contents.writes}
+            elsewhere = yield from outside_records.find(partition)
             outcome = yield from remove_whole(partition, contents.view.generation, checks, seen)
             if isinstance(outcome, Committed):
+                yield from outside_records.remove(elsewhere)
                 return None
             if outcome.kind not in (LANE, DOCUMENT):
                 continue

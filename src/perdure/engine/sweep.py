@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from perdure.engine import documents, removal
+from perdure.engine import documents, outside_records, removal
 from perdure.engine.abandoned_threads import is_arriving, is_unfinished, remove_unfinished
 from perdure.engine.chunk_reads import FETCH_KEYS, reachable
 from perdure.engine.expiry import Clocks, ThreadAtRest, read_at_rest, remove_expired
@@ -30,7 +30,6 @@ from perdure.model.records import (
     CHUNK,
     DOCUMENT,
     INBOX,
-    LISTED,
     OUTBOX,
     RESERVED,
     TAG,
@@ -363,14 +362,11 @@ def _remove_unfinished(
 
 
 def _remove_listed(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
-    """Remove an expired thread, and its entry in a server's index."""
-    index, collection = Partition(partition.tenant, *LISTED), LISTED[0]
-    entry = yield from documents.get(index, collection, partition.thread)
+    """Remove an expired thread, and what is stored of it elsewhere."""
+    elsewhere = yield from outside_records.find(partition)
     if not (yield from remove_expired(partition, thread)):
         return False
-    if entry is not None:
-        # A thread of this name that was created since has an entry of another version.
-        yield from documents.remove(index, collection, partition.thread, entry.version)
+    yield from outside_records.remove(elsewhere)
     return True
 
 

@@ -57,8 +57,7 @@ class Crons:
 
     async def remove(self, cron_id: str) -> None:
         """Remove a cron; runs that it started go on. ``NotFound`` if there is none."""
-        program = crons.remove(self._place, cron_id, self._context.database.fresh())
-        if not await self._context.database.arun(program):
+        if not await self._context.database.arun(crons.remove(self._place, cron_id)):
             raise _missing(cron_id)
 
     async def get(self, cron_id: str) -> Cron:

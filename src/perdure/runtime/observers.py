@@ -21,6 +21,7 @@ _LEVELS = {
     "conversation.summary_shortened": logging.WARNING,
     "checkpoint.large": logging.WARNING,
     "cron.disabled": logging.WARNING,
+    "cron.removed": logging.WARNING,
     "cron.failed": logging.WARNING,
     "cron.missed": logging.WARNING,
     "memory.not_tidied": logging.WARNING,

@@ -109,8 +109,9 @@ class CronStarter:
     async def start(self, firing: Firing) -> Fired:
         """Start the run of a cron.
 
-        A cron whose thread or assistant is gone is disabled. Any other refusal is noted with the cron, which
-        is due again at its next time.
+        A cron whose thread was deleted while it was created is removed; any other is removed with its thread.
+        One whose assistant is gone, or whose user lost its thread, is disabled. Any other refusal is noted
+        with the cron, which is due again at its next time.
 
         Raises:
             Unavailable: The database does not answer; the same time has to be tried again.
@@ -127,10 +128,19 @@ class CronStarter:
             raise
         except (PerdureError, Refusal) as error:
             kind, is_gone = type(error).__name__, isinstance(error, NotFound)
+            if is_gone and await self._is_without_thread(firing.tenant, job):
+                return Fired(None, "removed", kind)
             job = replace(job, last={"at": due_at, "error": kind}, enabled=not is_gone)
             return Fired(_next(job, moment), "disabled" if is_gone else "failed", kind)
         started = {"at": due_at, "thread_id": accepted.run.thread_id, "run_id": accepted.run.run_id}
         return Fired(_next(replace(job, last=started), moment), then=accepted.then)
+
+    async def _is_without_thread(self, tenant: str, job: CronJob) -> bool:
+        """Return True if the thread of a cron does not exist, or is another one of this id."""
+        if job.thread_id is None:
+            return False
+        row = await self._host.runtime.for_tenant(tenant).threads.look(job.thread_id)
+        return row is None or (job.thread is not None and row.created_at != job.thread["created_at"])
 
     async def _accepted(self, firing: Firing, job: CronJob) -> _Accepted:
         fields = {"display_name": job.user["display_name"]}

@@ -43,7 +43,7 @@ class Firing:
         return f"cron {self.cron.id} {self.cron.due_at}"
 
 
-Outcome = Literal["started", "missed", "failed", "disabled"]
+Outcome = Literal["started", "missed", "failed", "disabled", "removed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Fired:
     """Result of a start.
 
     Attributes:
-        after: The cron as it is from then on, with the time after this one.
+        after: The cron as it is from then on, with the time after this one; ``None`` if it is removed.
         outcome: What happened: the event ``cron.<outcome>`` says so.
         error: The name of the error's type, if there was one.
         then: Called once the cron has moved on. What is accepted once by ``Firing.key`` must be kept until
             then, as the start may be repeated.
     """
 
-    after: Due
+    after: Due | None
     outcome: Outcome = "started"
     error: str = ""
     then: Callable[[], None] | None = None
@@ -133,13 +133,17 @@ class CronService:
             return
         firing = Firing(partition.tenant, claimed, now)
         fired = await fire(firing)
-        if await self._changed(partition, claimed, fired.after, now) is not None:
+        if fired.after is None:
+            is_done = await context.database.arun(crons.remove(partition, cron.id))
+        else:
+            is_done = await self._changed(partition, claimed, fired.after, now) is not None
+        if is_done:
             late = now - (cron.due_at or now)
             named = {"tenant": firing.tenant, "cron": cron.id, "late": late, "error": fired.error}
             context.observers.event(f"cron.{fired.outcome}", **named)
             if fired.then is not None:
                 fired.then()
-        if fired.after.due_at is not None:
+        if fired.after is not None and fired.after.due_at is not None:
             self._dispatch.schedule(partition, queue_of(fired.after.due_at), now)
 
     async def _changed(self, partition: Partition, cron: Cron, after: Due, now: int) -> Cron | None:

@@ -76,6 +76,12 @@ def test_a_tenant_s_leases_alone_end() -> None:
         assert lane(storage, "ada", tenant="other").lease_until == start + 1_000_000
 
 
+def test_a_lease_ends_whose_process_took_the_time_to_be_later() -> None:
+    with stored("memory") as storage:
+        held(storage, "ada", "dead", now(storage) + TTL + 500_000)
+        assert run(ended_leases.end(["dead"], None, TTL), storage.driver) == 1
+
+
 def before_the_first_commit(storage: Storage, change: Callable[[Lane], Lane]) -> None:
     """Store another queue of the thread ``ada`` when the next commit is about to be made."""
 

@@ -21,6 +21,8 @@ from tests.server.lifecycle_worlds import EVENTS, Event, OnFailure, walk, world
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 SECONDS = 1200 if FULL else 25
 DEPTH = 4 if FULL else 2
+COMMITS = 10
+"""Commits of a worker to die at: as many as any path of two messages has, and some."""
 WORK = next(event for event in EVENTS if event.act == "work")
 FAILURES: tuple[OnFailure, ...] = ("rollback", "keep")
 
@@ -67,7 +69,9 @@ def test_a_path_is_the_same_with_kills(backend: str) -> None:
     chance = random.Random(random.randrange(1 << 30))
 
     def draw_kill() -> tuple[int, str] | None:
-        return (chance.randint(1, 7), chance.choice(["before", "after"])) if chance.random() < 0.7 else None
+        if chance.random() < 0.3:
+            return None
+        return chance.randint(1, COMMITS), chance.choice(["before", "after"])
 
     async def main() -> str | None:
         until = time.monotonic() + SECONDS / 5
@@ -79,6 +83,36 @@ def test_a_path_is_the_same_with_kills(backend: str) -> None:
                     place.kills = iter(draw_kill, object())
                     if (found := await walk(place, path, on_failure)) is not None:
                         return f"{shape}, {on_failure}: {found}"
+        return None
+
+    assert (found := asyncio.run(main())) is None, found
+
+
+def _kills(shape: str) -> Iterator[tuple[tuple[Event, ...], OnFailure, tuple[int, str]]]:
+    """Yield paths that end with work, and the commits of it before or after which a worker may die."""
+    ask = EVENTS[0]
+    paths = [path for n in range(3) for path in itertools.product(EVENTS, repeat=n)]
+    ways = [(ask, *path, WORK) for path in paths] + [(ask, WORK, *path, WORK) for path in paths]
+    random.shuffle(ways)
+    for path in ways:
+        for on_failure in FAILURES:
+            for number in range(1, COMMITS + 1):
+                yield path, on_failure, (number, "before")
+                yield path, on_failure, (number, "after")
+
+
+@pytest.mark.parametrize("shape", ["flat", "nested"])
+def test_a_path_is_the_same_wherever_its_last_worker_dies(shape: str) -> None:
+    async def main() -> str | None:
+        until = time.monotonic() + SECONDS / 5
+        for path, on_failure, kill in _kills(shape):
+            if time.monotonic() > until:
+                break
+            with stored("memory") as storage:
+                async with world(storage, shape, on_failure, attempts=5) as place:
+                    place.kills = iter([*[None] * (path.count(WORK) - 1), kill])
+                    if (found := await walk(place, path, on_failure)) is not None:
+                        return f"{shape}, {on_failure}, {kill}: {found}"
         return None
 
     assert (found := asyncio.run(main())) is None, found

@@ -21,10 +21,11 @@ def end(owners: Collection[str], tenant: str | None, ttl: int) -> Program[int]:
     Args:
         owners: Names of processes that do nothing any more. A process that is alive would lose its work.
         tenant: The tenant, ``None`` for all.
-        ttl: The duration of a lease, in microseconds: none of theirs ends later.
+        ttl: The duration of a lease, in microseconds.
     """
     now = yield from ask(Now())
-    find = Find("due", tenant, since=now, until=now + ttl, limit=_PAGE)
+    # A process knows the database's time to half the time of an answer: its lease may end a little later.
+    find = Find("due", tenant, since=now, until=now + 2 * ttl, limit=_PAGE)
     seen: set[tuple[Partition, str]] = set()
     ended = 0
     while True:

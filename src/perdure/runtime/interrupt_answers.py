@@ -60,7 +60,8 @@ async def still_to_give(
     if not held.run.is_fresh and await database.arun(questions.has_written(held.partition, held.run)):
         given = replace(given, update=None, goto=())
     if message.mode != "answer":
-        if questions.leaves_question(message.payload):
+        # What it left it has left: a question that is open now was asked behind it.
+        if given.goto and questions.leaves_question(message.payload):
             await _refuse_leaving(graph, config, held)
         return given if _holds_anything(given) else None
     answers = _by_id(given.resume, message.options.get(ANSWERS, ()))

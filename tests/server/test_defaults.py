@@ -141,6 +141,7 @@ def _rows() -> dict[str, Callable[[Running], Any]]:
         "http.webhook_hosts": lambda at: at.workers.webhook_hosts,
         "http.webhook_secrets": lambda at: at.workers.webhook_secrets,
         "http.a2a_needs_context": lambda at: at.config.http.a2a_needs_context,
+        "http.a2a_shared_contexts": lambda at: at.config.http.a2a_shared_contexts,
         "http.enable_custom_route_auth": lambda at: at.config.http.enable_custom_route_auth,
         "http.middleware_order": lambda at: at.config.http.middleware_order,
         "http.cors.allow_origins": lambda at: tuple(

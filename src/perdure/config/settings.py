@@ -198,6 +198,7 @@ _LISTED = [
     _setting("http.enable_custom_route_auth", FLAG, False, langgraph=True),
     *(_setting(f"http.disable_{name}", FLAG, False, langgraph=True) for name in _DISABLED),
     _setting("http.a2a_needs_context", FLAG, False),
+    _setting("http.a2a_shared_contexts", FLAG, False),
     _setting("http.webhook_hosts", HOSTS, ()),
     _setting("http.webhook_secrets", SECRETS, (), secret=True),
     _setting("http.page", FLAG, False, flag="--page", derived="`true` in development, else `false`"),

@@ -65,7 +65,10 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
         (thread_stream.router, http.disable_runs),
         (store_routes.router, http.disable_store),
         (mcp.router, http.disable_mcp),
-        (a2a.router_of(needs_context=http.a2a_needs_context), http.disable_a2a),
+        (
+            a2a.router_of(needs_context=http.a2a_needs_context, shares_contexts=http.a2a_shared_contexts),
+            http.disable_a2a,
+        ),
     )
     return [router for router, is_off in chosen if not is_off]
 

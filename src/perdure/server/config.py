@@ -59,7 +59,8 @@ class Http:
     express. ``configurable_headers`` are patterns of the header names that runs can read, and of those
     that they cannot. ``webhook_hosts`` may be called at the end of runs although they are not public;
     ``webhook_secrets`` sign what is sent. With ``a2a_needs_context`` a message of A2A without a
-    ``contextId`` is refused. With ``page`` there is a chat page at ``/chat``, with ``inspector``
+    ``contextId`` is refused; with ``a2a_shared_contexts`` all agents use the one thread of a context. With
+    ``page`` there is a chat page at ``/chat``, with ``inspector``
     the inspector at ``/inspect``. Port 0 takes a free one.
     """
 
@@ -79,6 +80,7 @@ class Http:
     disable_webhooks: bool = False
     disable_a2a: bool = False
     a2a_needs_context: bool = False
+    a2a_shared_contexts: bool = False
     disable_mcp: bool = False
     webhook_hosts: tuple[str, ...] = ()
     webhook_secrets: tuple[str, ...] = field(default=(), repr=False)

@@ -34,7 +34,7 @@ from perdure.server.resources import Caller
 from perdure.server.responses import given
 from perdure.server.run_arguments import AUTHORIZED, as_authorized, checked
 from perdure.server.run_terms import RunTerms, asked_strategy, idempotency_key
-from perdure.server.thread_graphs import has_run, keeps_apart, require_own
+from perdure.server.thread_graphs import has_run, keeps_apart, require_own, require_own_agent
 from perdure.server.webhooks import TASK
 
 _NOT_KWARGS = {
@@ -69,6 +69,7 @@ class _Invocation:
     start: Ref | None
     headers: Mapping[str, str]
     protocol: Mapping[str, Any] | None = None
+    is_exclusive: bool = False
 
 
 class AcceptedRun(NamedTuple):
@@ -112,6 +113,7 @@ async def submit(
     subgraphs: bool | None = None,
     interrupt_id: str | None = None,
     protocol: Mapping[str, Any] | None = None,
+    is_exclusive: bool = False,
 ) -> AcceptedRun:
     """Accept a run, as ``accept`` does. If it is refused, none of it is stored. The arguments are those of
     ``check``."""
@@ -125,6 +127,7 @@ async def submit(
         subgraphs=subgraphs,
         interrupt_id=interrupt_id,
         protocol=protocol,
+        is_exclusive=is_exclusive,
     )
     return await accept(caller, asked)
 
@@ -140,6 +143,7 @@ async def check(
     subgraphs: bool | None = None,
     interrupt_id: str | None = None,
     protocol: Mapping[str, Any] | None = None,
+    is_exclusive: bool = False,
     part: int = 0,
 ) -> CheckedRun:
     """Return a run that may be accepted, and store nothing.
@@ -154,6 +158,7 @@ async def check(
         subgraphs: emit events of subgraphs; by default as in ``new``.
         interrupt_id: the interrupt that the command answers; if it is not pending, the command is refused.
         protocol: data of the A2A protocol; the receivers of its task are notified of the run's end.
+        is_exclusive: refuse a thread on which another assistant has run (``OtherAgent``).
         part: place of the run among those of one request, which have one idempotency key.
 
     Raises:
@@ -192,6 +197,8 @@ async def check(
         raise NotFound(NONE_TO_RUN)
     if row is None and not is_alone and new.if_not_exists != "create":
         raise NotFound(NONE_TO_RUN)
+    if row is not None and is_exclusive:
+        require_own_agent(row, assistant.assistant_id)
     if row is not None:
         require_own(caller, row, assistant.graph_id)
     if start is not None:
@@ -213,6 +220,7 @@ async def check(
         start=start,
         headers=caller.host.headers.of(headers),
         protocol=protocol,
+        is_exclusive=is_exclusive,
     )
     options = _options(caller.user, invocation)
     if protocol is not None and caller.host.webhooks is not None:
@@ -298,7 +306,8 @@ async def _submitted_next(
         # An application may have created it without a server: runs are accepted only on known threads.
         await caller.threads.adopt(row)
     stamp = _stamp(invocation.assistant)
-    if keeps_apart(caller) and not (has_run(row) and stamp.items() <= row.metadata.items()):
+    is_owned = invocation.is_exclusive or keeps_apart(caller)
+    if is_owned and not (has_run(row) and stamp.items() <= row.metadata.items()):
         return await _submitted_as_owner(caller, invocation, options, terms)
     ticket = await _submitted(caller, invocation, options, terms, THERE)
     if ticket.is_duplicate:
@@ -316,11 +325,13 @@ async def _submitted_next(
 async def _submitted_as_owner(
     caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms
 ) -> Ticket:
-    """Accept a run on a thread that is known, in one commit with the name of the graph that owns it. Of two
-    graphs at the same time one is refused."""
+    """Accept a run on a thread that is known, in one commit with the names of the graph and the assistant
+    that own it. Of two at the same time one is refused."""
     thread_id, assistant = invocation.thread_id, invocation.assistant
     for _ in range(_ATTEMPTS):
         row = await caller.threads.get(thread_id)
+        if invocation.is_exclusive:
+            require_own_agent(row, assistant.assistant_id)
         require_own(caller, row, assistant.graph_id)
         owning = await caller.threads.redraft(row, _stamp(assistant))
         if owning is None:

@@ -14,6 +14,21 @@ from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.resources import Caller
 
 
+class OtherAgent(OtherGraph):
+    """Raised when a run is for threads of its own assistant alone, and the thread is another's."""
+
+
+def is_other_agent_s(row: ThreadRow, assistant_id: str) -> bool:
+    """Return True if the last run of a thread was another assistant's."""
+    return bool(row.metadata.get("assistant_id", assistant_id) != assistant_id)
+
+
+def require_own_agent(row: ThreadRow, assistant_id: str) -> None:
+    """Raise ``OtherAgent`` if another assistant has run on the thread."""
+    if has_run(row) and is_other_agent_s(row, assistant_id):
+        raise OtherAgent(f"Thread {row.thread_id!r} belongs to another agent; send the run to another thread")
+
+
 def keeps_apart(caller: Caller) -> bool:
     """Return True if no graph runs on the threads of another."""
     return not caller.host.runtime.settings.shared_threads

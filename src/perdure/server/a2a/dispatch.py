@@ -18,7 +18,12 @@ for _name in ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_a
 
 
 async def respond(
-    caller: Caller, request: Request, assistant: Assistant, *, needs_context: bool = False
+    caller: Caller,
+    request: Request,
+    assistant: Assistant,
+    *,
+    needs_context: bool = False,
+    shares_contexts: bool = False,
 ) -> Response:
     """Return the response to a request of the protocol.
 
@@ -27,6 +32,13 @@ async def respond(
         request: the request.
         assistant: the assistant that it is for.
         needs_context: refuse a message without a ``contextId``.
+        shares_contexts: let all agents use the one thread of a context.
     """
-    handler = DurableTasks(caller, request.headers, assistant, needs_context=needs_context)
+    handler = DurableTasks(
+        caller,
+        request.headers,
+        assistant,
+        needs_context=needs_context,
+        shares_contexts=shares_contexts,
+    )
     return await JsonRpcDispatcher(handler, enable_v0_3_compat=True).handle_requests(request)

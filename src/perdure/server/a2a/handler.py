@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from a2a.server.context import ServerCallContext
@@ -37,6 +38,7 @@ from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.options import StreamMode
 from perdure.server import error_handlers, streams
 from perdure.server.a2a import push
+from perdure.server.a2a.contexts import submit_in, thread_of
 from perdure.server.a2a.parts import answer_of, input_of, text_of, unique_id
 from perdure.server.a2a.tasks import (
     A2A,
@@ -58,7 +60,7 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
-from perdure.server.run_creation import submit
+from perdure.server.run_creation import AcceptedRun, submit
 from perdure.server.run_request_headers import without_terms
 from perdure.server.temporary_threads import ended
 from perdure.server.thread_ids import thread_id_of
@@ -105,12 +107,18 @@ class DurableTasks(RequestHandler):
     """The tasks of an assistant, for the authenticated user of a request."""
 
     def __init__(
-        self, caller: Caller, headers: Headers, assistant: Assistant, *, needs_context: bool = False
+        self,
+        caller: Caller,
+        headers: Headers,
+        assistant: Assistant,
+        *,
+        needs_context: bool = False,
+        shares_contexts: bool = False,
     ) -> None:
         """Bind to a user and an assistant. With ``needs_context`` a message without a ``contextId`` is
-        refused."""
+        refused; with ``shares_contexts`` all agents use the one thread of a context."""
         self._caller, self._headers, self._assistant = caller, headers, assistant
-        self._needs_context = needs_context
+        self._needs_context, self._shares_contexts = needs_context, shares_contexts
 
     # Messages
 
@@ -188,11 +196,14 @@ class DurableTasks(RequestHandler):
         self, context_id: str, size: int, before: int | None
     ) -> tuple[Sequence[DurableTask], int | None]:
         """Return a page of a context's tasks, none of one that is not there for the user."""
+        thread_id = thread_id_of(context_id)
+        if not self._shares_contexts:
+            thread_id = await thread_of(self._caller, self._assistant.assistant_id, context_id)
         try:
-            await self._caller.thread(thread_id_of(context_id), "read")
+            await self._caller.thread(thread_id, "read")
         except NotFound:
             return (), None
-        return await found_in(self._caller.runtime, context_id, size, before)
+        return await found_in(self._caller.runtime, thread_id, size, before)
 
     @validate_request_params
     async def on_cancel_task(self, params: types.CancelTaskRequest, context: ServerCallContext) -> types.Task:
@@ -283,14 +294,17 @@ class DurableTasks(RequestHandler):
             "stream_resumable": True,
             "multitask_strategy": "enqueue",
         }
-        thread_id = params.message.context_id or None
+        context_id = params.message.context_id or None
+        if context_id is not None:
+            thread_id_of(context_id)
+        thread_id: str | None = None
         interrupt_id: str | None = None
         if params.message.task_id:
             answer = answer_of(self._caller.user, message)
-            task = await self._of_answer(params.message.task_id, thread_id)
+            task = await self._of_answer(params.message.task_id, context_id)
             if task.state != INPUT_REQUIRED and _sent_before(task, message) is None:
                 # A copy of the message may have been accepted while the task was read.
-                task = await self._of_answer(params.message.task_id, thread_id)
+                task = await self._of_answer(params.message.task_id, context_id)
             if (same := _sent_before(task, message)) is not None:
                 if answered(same) != answer:
                     raise InvalidParamsError("this messageId was used for another answer; send a new one")
@@ -301,33 +315,42 @@ class DurableTasks(RequestHandler):
             protocol["task"] = run_id_of(task.standings[0])
             thread_id = task.thread_id
         else:
-            if thread_id is None and self._needs_context:
+            if context_id is None and self._needs_context:
                 raise InvalidParamsError(
                     "contextId is missing; name the conversation that the message is for"
                 )
             takes = await self._takes_messages()
             made |= {"input": input_of(self._caller.user, message, takes_messages=takes)}
-        if thread_id is not None:
-            thread_id_of(thread_id)
-        accepted = await submit(
-            self._caller,
-            self._run_headers(unique_id(message)),
-            thread_id,
-            NewRun.model_validate(made),
-            modes=_MODES,
-            is_kept=True,
-            interrupt_id=interrupt_id,
-            protocol=protocol,
-        )
+
+        async def submitted(thread_id: str | None, *, is_exclusive: bool = False) -> AcceptedRun:
+            return await submit(
+                self._caller,
+                self._run_headers(unique_id(message)),
+                thread_id,
+                NewRun.model_validate(made),
+                modes=_MODES,
+                is_kept=True,
+                interrupt_id=interrupt_id,
+                protocol=protocol,
+                is_exclusive=is_exclusive,
+            )
+
+        if thread_id is not None or context_id is None:
+            accepted = await submitted(thread_id)
+        elif self._shares_contexts:
+            accepted = await submitted(context_id)
+        else:
+            own = partial(submitted, is_exclusive=True)
+            accepted = await submit_in(self._caller, self._assistant.assistant_id, context_id, own)
         found = await find(self._caller.runtime, accepted.thread_id, protocol.get("task", accepted.run_id))
         if found is None:
             raise self._no_task(task_id_of(accepted.thread_id, accepted.run_id))
         return found
 
-    async def _of_answer(self, task_id: str, thread_id: str | None) -> DurableTask:
+    async def _of_answer(self, task_id: str, context_id: str | None) -> DurableTask:
         """Return the task that a message names."""
         task = await self._task(task_id, "update")
-        if thread_id not in (None, task.thread_id):
+        if context_id not in (None, task.context_id):
             raise InvalidParamsError(f"task {task_id!r} belongs to another context; leave contextId out")
         return task
 
@@ -388,7 +411,7 @@ class DurableTasks(RequestHandler):
         yield await self._shown(task, None)
         if task.state == INPUT_REQUIRED or task.state in TERMINAL:
             return
-        names: dict[str, Any] = {"task_id": task.id, "context_id": task.thread_id}
+        names: dict[str, Any] = {"task_id": task.id, "context_id": task.context_id}
         begun: set[str] = set()
         async for item in streams.followed(caller, task.thread_id, task.run_id, 0):
             if isinstance(item, Standing):

@@ -1,7 +1,7 @@
 """Tasks of the protocol: a task is a run, and each run that answers its questions.
 
 The state of a task is read from the records of its runs each time, so every server knows it, also after a
-restart. The task's id has the id of its first run and that of its thread, which is the task's context.
+restart. The task's id has the id of its first run and that of its thread, from which its context follows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from perdure.runtime.json_encoding import encoded
 from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
+from perdure.server.a2a.contexts import context_of
 from perdure.server.a2a.parts import parts_of, text_of
 from perdure.server.run_values import RunResult, result_of, values_of
 
@@ -81,6 +82,10 @@ class DurableTask:
     @property
     def id(self) -> str:
         return task_id_of(self.thread_id, run_id_of(self.standings[0]))
+
+    @property
+    def context_id(self) -> str:
+        return context_of(self.thread_id)
 
     @property
     def current(self) -> Standing:
@@ -212,7 +217,7 @@ async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
     status: JsonObject = {"state": state, "timestamp": responses.when(updated)}
     shown: JsonObject = {
         "id": task.id,
-        "contextId": task.thread_id,
+        "contextId": task.context_id,
         "status": status,
         "history": [asked for one in task.standings if (asked := _asked(task, one)) is not None],
     }
@@ -241,7 +246,7 @@ def _message(task: DurableTask, parts: list[JsonObject]) -> JsonObject:
         "messageId": f"{task.run_id}:{task.state}",
         "role": "ROLE_AGENT",
         "taskId": task.id,
-        "contextId": task.thread_id,
+        "contextId": task.context_id,
         "parts": parts,
     }
 
@@ -303,6 +308,6 @@ def _asked(task: DurableTask, standing: Standing) -> JsonObject | None:
         "messageId": protocol_of(standing).get("message") or standing.message.id,
         "role": "ROLE_USER",
         "taskId": task.id,
-        "contextId": task.thread_id,
+        "contextId": task.context_id,
         "parts": parts,
     }

@@ -20,13 +20,14 @@ CARD = "/.well-known/agent-card.json"
 _CARD_S = 60
 
 
-def router_of(*, needs_context: bool) -> APIRouter:
-    """Return the routes. With ``needs_context`` a message without a ``contextId`` is refused."""
+def router_of(*, needs_context: bool, shares_contexts: bool) -> APIRouter:
+    """Return the routes. With ``needs_context`` a message without a ``contextId`` is refused; with
+    ``shares_contexts`` all agents use the one thread of a context."""
     router = APIRouter(tags=["agents"])
 
     @router.post("/a2a/{assistant_id}")
     async def agent(caller: CallerNow, request: Request, assistant_id: AssistantName) -> Response:
-        """Answer one request of the A2A protocol, JSON-RPC. A task is a run, its context the thread."""
+        """Answer one request of the A2A protocol, JSON-RPC. A task is a run, its context a thread."""
         is_open = isinstance(caller.host.gate, Open)
         if not is_allowed(request) or (is_open and is_rebound(request)):
             raise Refusal(403, "pages of this origin may not talk to agents here; allow it in http.cors")
@@ -35,7 +36,9 @@ def router_of(*, needs_context: bool) -> APIRouter:
         except ModuleNotFoundError as error:
             raise Refusal(501, MISSING) from error
         assistant = await caller.assistant_to_run(assistant_id)
-        return await respond(caller, request, assistant, needs_context=needs_context)
+        return await respond(
+            caller, request, assistant, needs_context=needs_context, shares_contexts=shares_contexts
+        )
 
     # A client that joins the card's address to a path of its own ends with a slash.
     router.add_api_route("/a2a/{assistant_id}/", agent, methods=["POST"], include_in_schema=False)

@@ -1,0 +1,63 @@
+"""Threads of contexts: several agents of a server may be called with one context, and each has its own state.
+
+A context's thread has its name, as in LangGraph's server, and belongs to the agent that ran on it first. What
+another agent is told in that context is on a thread that names both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from perdure.server.resources import Caller
+from perdure.server.thread_graphs import OtherAgent, has_run, is_other_agent_s
+from perdure.server.thread_ids import thread_id_of
+
+_OWN = re.compile(r"a2a:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}):(.+)", re.DOTALL)
+
+R = TypeVar("R")
+
+
+def own_thread_of(assistant_id: str, context_id: str) -> str:
+    """Return the thread of one agent in a context that is another's. No two pairs have the same one: the id
+    of an assistant is a UUID."""
+    return f"a2a:{assistant_id}:{context_id}"
+
+
+def context_of(thread_id: str) -> str:
+    """Return the context of a thread."""
+    found = _OWN.fullmatch(thread_id)
+    return thread_id if found is None else found[2]
+
+
+async def thread_of(caller: Caller, assistant_id: str, context_id: str) -> str:
+    """Return the thread that an agent has in a context, or would begin."""
+    own, is_reserved = own_thread_of(assistant_id, context_id), _OWN.fullmatch(context_id) is not None
+    if await caller.threads.look(own) is not None:
+        return own
+    row = None if is_reserved else await caller.threads.look(context_id)
+    is_others = row is not None and has_run(row) and is_other_agent_s(row, assistant_id)
+    return own if is_reserved or is_others else context_id
+
+
+async def submit_in(
+    caller: Caller, assistant_id: str, context_id: str, submit: Callable[[str], Awaitable[R]]
+) -> R:
+    """Submit a run on the thread that an agent has in a context; on its own if another agent takes the
+    context's meanwhile.
+
+    Args:
+        caller: the authenticated user of the request.
+        assistant_id: the agent.
+        context_id: the context.
+        submit: submits a run on a thread; raises ``OtherAgent`` if it is another agent's.
+    """
+    thread_id = await thread_of(caller, assistant_id, context_id)
+    try:
+        return await submit(thread_id_of(thread_id))
+    except OtherAgent:
+        own = own_thread_of(assistant_id, context_id)
+        if own == thread_id:
+            raise
+        return await submit(thread_id_of(own))

@@ -20,7 +20,7 @@ from perdure.model.chunks import Digester
 from perdure.storage.dynamodb.driver import DynamoDriver
 from perdure.storage.url import open_driver
 from tests import backends
-from tests.serverless.lambda_api import LambdaContainer, http_event
+from tests.serverless.lambda_api import LambdaContainer, TimedOut, http_event, rest_event
 from tests.servers.dynamodb_wire import watched
 from tests.systems import worker_evaluator
 from tests.systems.worker_evaluator import MAX_TURNS, wingman
@@ -34,9 +34,20 @@ class Context:
         return 60_000
 
 
-def event(session: str, message: str, key: str = "") -> Any:
+def event(session: str, message: str, key: str = "", of: Callable[..., Any] = http_event) -> Any:
     body = {"session_id": session, "message": message}
-    return http_event("POST", "/api/chat", body, {"idempotency-key": key} if key else {})
+    return of("POST", "/api/chat", body, {"Idempotency-Key": key} if key else {})
+
+
+def url_event(*asked: Any) -> Any:
+    """An event of a function URL: the format of HTTP APIs, with names in small letters."""
+    found = http_event(*asked)
+    found["headers"] = {name.lower(): value for name, value in found["headers"].items()}
+    found["requestContext"]["domainName"] = "abc.lambda-url.eu-central-1.on.aws"
+    return found
+
+
+EVENTS = {"REST API": rest_event, "HTTP API": http_event, "function URL": url_event}
 
 
 def history(answer: Any) -> list[dict[str, Any]]:
@@ -151,6 +162,49 @@ def test_each_turn_in_a_process_of_its_own_is_as_in_one(dynamodb: str, tmp_path:
         assert len(rows) == len(alike[-1]) + 2 * 3
     finally:
         warm.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EVENTS)
+def test_a_request_is_one_turn_however_its_container_fares(dynamodb: str, tmp_path: Path, kind: str) -> None:
+    """Cold, warm, frozen, timed out, and given up by a client that sends again."""
+    slow, of = tmp_path / "slow", EVENTS[kind]
+
+    def container(timeout: float = 60.0) -> LambdaContainer:
+        variables = {"DATABASE_URL": dynamodb, "SLOW": str(slow)}
+        made = LambdaContainer(PLACE, variables, timeout=timeout, log=tmp_path / "log")
+        containers.append(made)
+        return made
+
+    def turns(answer: Any) -> list[str]:
+        return [text for text in texts(history(answer)) if text.startswith("good on")]
+
+    containers: list[LambdaContainer] = []
+    try:
+        first, hasty = container(), container(timeout=20)
+        asked = [event("s", f"good on 1 for {n}", f"k{n}", of) for n in range(4)]
+        said = [f"good on 1 for {n}" for n in range(4)]
+        assert turns(first.call(asked[0])) == said[:1], "cold"
+        assert turns(first.call(asked[1])) == said[:2], "warm"
+        assert turns(first.call(asked[1])) == said[:2], "sent again"
+        # Between calls it is frozen: its connections are those of before.
+        slow.write_text("60")
+        with pytest.raises(TimedOut):
+            hasty.call(asked[2])
+        slow.unlink()
+        assert turns(hasty.call(asked[2])) == said[:3]
+        assert hasty.starts == 2
+        slow.write_text("6")
+        with ThreadPoolExecutor(2) as pool:
+            left = pool.submit(first.call, asked[3])
+            again = pool.submit(container().call, asked[3])
+            assert turns(left.result(60)) == turns(again.result(60)) == said
+        slow.unlink()
+        assert turns(first.call(asked[3])) == said
+        assert first.starts == 1
+    finally:
+        for each in containers:
+            each.close()
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -43,7 +45,9 @@ class EvaluatorOutput(BaseModel):
 
 
 def worker_model(messages: list[Any]) -> AIMessage:
-    """Write a draft, and say what it was told of the one before."""
+    """Write a draft, and say what it was told of the one before. It takes as long as a file says."""
+    if (slow := Path(os.environ.get("SLOW", ""))).is_file():
+        time.sleep(float(slow.read_text()))
     drafts = int(found[1]) if (found := re.search(r"draft (\d+) was rejected", messages[0].text)) else 0
     return AIMessage(f"draft {drafts + 1} of {sum(m.type == 'human' for m in messages)}")
 
@@ -125,18 +129,20 @@ wingman = Wingman()
 
 @lambda_function(lambda: perdure.connect(os.environ["DATABASE_URL"]))
 async def handler(event: Any, context: Any, database: perdure.Database) -> Any:
-    """Answer ``POST /api/chat`` and ``POST /api/reset`` of a function URL."""
+    """Answer ``POST /api/chat`` and ``POST /api/reset`` of a function URL, an HTTP API or a REST API."""
     body = json.loads(event["body"])
     histories = database.history()
     session = body["session_id"]
-    if event["rawPath"] == "/api/reset":
+    if event.get("rawPath", event.get("path")) == "/api/reset":
         await histories.delete(session)
         return _answer([])
 
     async def turn(history: SessionHistory) -> NewTurn:
         return await wingman.run_superstep(body["message"], body.get("success_criteria"), history)
 
-    key = event["headers"].get("idempotency-key")
+    # A REST API leaves the letters of the names as they were sent.
+    headers = {name.lower(): value for name, value in event["headers"].items()}
+    key = headers.get("idempotency-key")
     return _answer((await histories.update(session, turn, key=key)).messages)
 
 

@@ -350,7 +350,7 @@ async def _delete_by_saver(server: Served, thread: str) -> None:
 
 
 async def _expire(server: Served, thread: str) -> None:
-    await (await server.client()).threads.update(thread, metadata={}, ttl=0.001)
+    await (await server.client()).threads.update(thread, metadata={}, ttl={"ttl": 0.001})
     await asyncio.sleep(0.2)
     await server.host.runtime.database.sweeper().sweep()
 

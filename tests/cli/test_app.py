@@ -121,3 +121,12 @@ def test_json_is_json_whatever_a_state_holds(shell: Shell, tmp_path: Path) -> No
         assert done.returncode == 0, done.stderr
         for line in [done.stdout] if words[0] == "export" else done.stdout.splitlines():
             json.loads(line, parse_constant=strict)
+
+
+@pytest.mark.parametrize("group", ["threads", "tenants", "memory"])
+def test_every_listing_has_two_names(shell: Shell, group: str) -> None:
+    url = {"PERDURE_DB": "sqlite:///t.db"}
+    assert shell("migrate", **url).returncode == 0
+    done = [shell(group, name, "--json", **url) for name in ("ls", "list")]
+    assert done[0].returncode == 0, done[0].stderr
+    assert done[0].stdout == done[1].stdout

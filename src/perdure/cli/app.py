@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from inspect import cleandoc
@@ -85,6 +85,12 @@ def legible(text: str, *, keep: str = "") -> str:
     """Return a text whose control characters, except those in ``keep``, are shown as escapes: any sender may
     have used them, and they would affect the terminal."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def add_listing(group: typer.Typer, listing: Callable[..., None]) -> None:
+    """Add a group's command that lists, as ``ls``, and under the name ``list``, which the help leaves out."""
+    group.command("ls")(listing)
+    group.command("list", hidden=True)(listing)
 
 
 def flow_help(group: typer.Typer) -> None:

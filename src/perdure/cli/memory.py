@@ -16,6 +16,7 @@ from perdure.cli.app import (
     KeyFile,
     Keys,
     Tenant,
+    add_listing,
     err,
     handle_in,
     key_of,
@@ -71,7 +72,6 @@ def group() -> None:
     """Look at, export and forget what is known of users."""
 
 
-@memory.command("ls")
 def list_memory(
     user: Annotated[
         str | None,
@@ -116,6 +116,9 @@ def list_memory(
         typer.echo(f"thread {printable(summary.thread)}  {summary.at:%Y-%m-%d}  {_line(summary.text)}")
     if not facts and not summaries:
         out.print("Nothing is known of this user.")
+
+
+add_listing(memory, list_memory)
 
 
 @memory.command("export")

@@ -289,19 +289,17 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
 
 
 def _run_again(database: SyncDatabase, partition: Partition, run_id: str) -> Accepted:
-    import uuid
     from functools import partial
 
-    from perdure.engine.retries import Retry
     from perdure.model.ops import Now
     from perdure.model.program import ask
+    from perdure.runtime.run_retries import retry_run
     from perdure.runtime.settings import Settings
 
     handle = handle_in(database)
     read_asked = partial(database.checkpointer(tenant=partition.tenant).read_asked, partition)
     now, most = handle.run(ask(Now())), Settings().max_pending
-    retry = Retry(partition, run_id, now, most, handle.fresh(), lambda: str(uuid.uuid4()), read_asked)
-    return handle.run(retry.store())
+    return handle.run(retry_run(handle, partition, run_id, now, most, read_asked))
 
 
 def _again_line(thread_id: str, run_id: str, again: Accepted) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from perdure.cli.app import AsJson, Db, KeyFile, opened, out, print_json, printable
+from perdure.cli.app import AsJson, Db, KeyFile, add_listing, opened, out, print_json, printable
 
 tenants = typer.Typer(help="Look at the tenants of a database.", no_args_is_help=True)
 
@@ -14,7 +14,6 @@ def group() -> None:
     """Look at the tenants of a database."""
 
 
-@tenants.command("ls")
 def list_tenants(db: Db = None, key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """List the tenants, by name, each with its number of threads.
 
@@ -34,3 +33,6 @@ def list_tenants(db: Db = None, key_file: KeyFile = None, as_json: AsJson = Fals
     typer.echo(f"{'threads':>9}  tenant")
     for tenant, threads in counts.items():
         typer.echo(f"{threads:>9,}  {printable(tenant) or repr('')}")
+
+
+add_listing(tenants, list_tenants)

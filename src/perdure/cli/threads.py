@@ -14,6 +14,7 @@ from perdure.cli.app import (
     KeyFile,
     Tenant,
     ThreadId,
+    add_listing,
     err,
     json_text,
     legible,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 threads = typer.Typer(help="Look at threads and their queues, tag and prune them.", no_args_is_help=True)
 Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
-threads.command("ls")(list_threads)
+add_listing(threads, list_threads)
 for command in (top, diff, inbox, runs, outbox, dead, retry, stuck):
     threads.command()(command)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, cast, get_args
@@ -11,7 +10,6 @@ from typing import TypeVar, cast, get_args
 from perdure.engine import accept_and_claim, scheduled
 from perdure.engine.inbox import Accept, Accepted, Strategy
 from perdure.engine.preconditions import AlreadyCreated, Precondition
-from perdure.engine.retries import Retry
 from perdure.engine.runs import RememberedInbox
 from perdure.engine.steering import STEER
 from perdure.errors import PerdureError, QueueFull, Unavailable
@@ -23,6 +21,7 @@ from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import LANE, Partition
 from perdure.runtime.control import Control
 from perdure.runtime.options import Options
+from perdure.runtime.run_retries import retry_run
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.settings import span_us
 from perdure.runtime.tickets import Ticket
@@ -221,17 +220,11 @@ class Acceptance:
         ``engine.retries.Retry``."""
         context = self._context
         now = await context.clock.now()
-        retry = Retry(
-            partition,
-            run_id,
-            now,
-            context.settings.max_pending,
-            context.database.fresh(),
-            lambda: str(uuid.uuid4()),
-            partial(self._worker.runner.graphs.read_asked, partition),
-        )
+        read_asked = partial(self._worker.runner.graphs.read_asked, partition)
+        most = context.settings.max_pending
+        program = retry_run(context.database, partition, run_id, now, most, read_asked)
         try:
-            accepted = await context.database.arun(retry.store())
+            accepted = await context.database.arun(program)
         finally:
             context.queues.forget(partition)
         if accepted.lane is not None and accepted.message is not None:

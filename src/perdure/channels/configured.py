@@ -26,10 +26,10 @@ def configured(tables: Mapping[str, Mapping[str, Any]], graphs: Collection[str])
         BadSetting: A setting cannot be used.
         MissingExtra: The extra of a provider is not installed.
     """
-    return [_configured(name, table, graphs) for name, table in tables.items()]
+    return [_configure(name, table, graphs) for name, table in tables.items()]
 
 
-def _configured(name: str, table: Mapping[str, Any], graphs: Collection[str]) -> ChatChannel:
+def _configure(name: str, table: Mapping[str, Any], graphs: Collection[str]) -> ChatChannel:
     shared = {key: held for key, held in table.items() if key in _SHARED}
     own = {key: held for key, held in table.items() if key not in _SHARED}
     graph = shared.get("graph")
@@ -39,12 +39,12 @@ def _configured(name: str, table: Mapping[str, Any], graphs: Collection[str]) ->
             + ("" if graph is None else f", not {graph!r}")
         )
     try:
-        return _made(name, own, ChatOptions(**shared))
+        return _make(name, own, ChatOptions(**shared))
     except ValueError as error:
         raise BadSetting(f"channels.{name}: {error}") from error
 
 
-def _made(name: str, own: dict[str, Any], options: ChatOptions) -> ChatChannel:
+def _make(name: str, own: dict[str, Any], options: ChatOptions) -> ChatChannel:
     if name == "telegram":
         from perdure.channels import TelegramBot
 

@@ -68,7 +68,7 @@ def audit(
     settled = settle(file=config, graphs=graphs or (), flags={}, environ=os.environ, has_key=True)
     set_variables(settled.env)
     add_import_folders(settled.import_folders())
-    reports = asyncio.run(_examined(settled, choices))
+    reports = asyncio.run(_examine(settled, choices))
     for name, report in reports.items():
         _print(name if len(reports) > 1 else "", report, as_json)
     for choice in choices:
@@ -87,7 +87,7 @@ def _choices(words: list[str] | tuple[str, ...]) -> list[Ignore]:
         raise typer.BadParameter(str(error), param_hint="--ignore") from None
 
 
-async def _examined(settled: ResolvedConfig, ignore: list[Ignore]) -> Mapping[str, AuditReport]:
+async def _examine(settled: ResolvedConfig, ignore: list[Ignore]) -> Mapping[str, AuditReport]:
     from langgraph.store.memory import InMemoryStore
 
     from perdure.audit import audit as examine

@@ -130,7 +130,7 @@ def _reading(url: str, tenant: str, key: Keys | None, given: _Given, place: _Pla
 
     database = open_for_reading(url, tenant=tenant, encryption_key=key)
     try:
-        agents = asyncio.run(_loaded({**given.places, **given.compared}))
+        agents = asyncio.run(_load({**given.places, **given.compared}))
         access = LocalAccess(
             handle_of(database),
             tenant,
@@ -144,7 +144,7 @@ def _reading(url: str, tenant: str, key: Keys | None, given: _Given, place: _Pla
         database.close()
 
 
-async def _loaded(places: dict[str, str]) -> dict[str, Agent]:
+async def _load(places: dict[str, str]) -> dict[str, Agent]:
     if not places:
         return {}
     from perdure.runtime.loading import find, load_agent
@@ -159,7 +159,7 @@ async def _acting(url: str, tenant: str, key: Keys | None, given: _Given, place:
     from perdure.inspector.serve import serve
     from perdure.runtime import Runtime
 
-    agents, compared = await _loaded(given.places), await _loaded(given.compared)
+    agents, compared = await _load(given.places), await _load(given.compared)
     async with (
         connect(url, tenant=tenant, encryption_key=key) as database,
         Runtime(database, agents, works=given.works, all_tenants=given.all_tenants) as runtime,

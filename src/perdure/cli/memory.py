@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 memory = typer.Typer(help="Look at, export and forget what is known of users.", no_args_is_help=True)
 
 
-def _checked_user(user: str | None) -> str | None:
+def _check_user(user: str | None) -> str | None:
     from perdure.memory.users import namespace_of
 
     if user is not None:
@@ -44,7 +44,7 @@ def _checked_user(user: str | None) -> str | None:
     return user
 
 
-def _checked_namespace(labels: list[str] | None) -> list[str] | None:
+def _check_namespace(labels: list[str] | None) -> list[str] | None:
     from langgraph.store.base import GetOp
 
     from perdure.langgraph.store_arguments import validate
@@ -57,12 +57,12 @@ def _checked_namespace(labels: list[str] | None) -> list[str] | None:
     return labels
 
 
-User = Annotated[str, typer.Option("--user", help="The user's id", callback=_checked_user)]
+User = Annotated[str, typer.Option("--user", help="The user's id", callback=_check_user)]
 Namespace = Annotated[
     list[str] | None,
     typer.Option(
         help="A label of MemoryPolicy(root=…), if it is not the default; repeat it for a longer one",
-        callback=_checked_namespace,
+        callback=_check_namespace,
     ),
 ]
 
@@ -75,7 +75,7 @@ def group() -> None:
 def list_memory(
     user: Annotated[
         str | None,
-        typer.Option("--user", help="List the facts of this user; all users without", callback=_checked_user),
+        typer.Option("--user", help="List the facts of this user; all users without", callback=_check_user),
     ] = None,
     *,
     history: Annotated[
@@ -91,7 +91,7 @@ def list_memory(
     from perdure.memory import Memory, users
 
     root = _root(namespace)
-    with _stored(db, tenant, key_file) as kept:
+    with _open_store(db, tenant, key_file) as kept:
         if user is None:
             for name in users(kept.store(), root=root):
                 if as_json:
@@ -133,7 +133,7 @@ def export_memory(
     from perdure.memory import Memory
 
     root = _root(namespace)
-    with _stored(db, tenant, key_file) as kept:
+    with _open_store(db, tenant, key_file) as kept:
         exported = Memory(kept.store(), user, root=root).export()
         if not exported["facts"] and not exported["summaries"]:
             _refuse_elsewhere(kept, tenant, user, root)
@@ -163,7 +163,7 @@ def forget(
     from perdure.runtime.memory_turns import lane_of
 
     key, root = key_of(key_file), _root(namespace)
-    with opened(db, tenant, key) as database, _stored(db, tenant, key) as kept:
+    with opened(db, tenant, key) as database, _open_store(db, tenant, key) as kept:
         known = Memory(kept.store(), user, root=root)
         what = "all that is known of" if id is None else f"{printable(id)} of"
         if not yes and not typer.confirm(f"Remove {what} the user {printable(user)}?"):
@@ -184,7 +184,7 @@ def forget(
 
 
 @contextmanager
-def _stored(
+def _open_store(
     db: str | None, tenant: str, key_file: typer.FileBinaryRead | Keys | None
 ) -> Iterator[SyncDatabase]:
     """Open the database of the store in which servers and workers with these settings keep memories: one of

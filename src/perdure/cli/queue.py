@@ -151,7 +151,7 @@ def dead(
         for partition in track(partitions, "Looking", console=err, transient=True, disable=hidden):
             found = handle_in(database).run(inboxes.given_up(partition))
             if thread_id is not None:
-                _known(database, partition, [*found.runs, *found.replies])
+                _refuse_unknown(database, partition, [*found.runs, *found.replies])
             name = partition.thread
             rows += [{"thread": name, "what": "run", **_run(run)} for run in found.runs]
             rows += [{"thread": name, "what": "reply", **_reply(reply, text)} for reply in found.replies]
@@ -269,7 +269,7 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
     for partition in partitions:
         found = handle_in(database).run(inboxes.given_up(partition))
         if thread_id is not None:
-            _known(database, partition, found.runs)
+            _refuse_unknown(database, partition, found.runs)
         for run in reversed(found.runs):
             try:
                 again = _run_again(database, partition, run.id)
@@ -322,11 +322,11 @@ def _newest(
             results += found
             if len(found) < count:
                 break
-        _known(database, partition, results)
+        _refuse_unknown(database, partition, results)
     return results
 
 
-def _known(database: SyncDatabase, partition: Partition, found: Sequence[object]) -> None:
+def _refuse_unknown(database: SyncDatabase, partition: Partition, found: Sequence[object]) -> None:
     """Raise ``NotFound`` for a thread that does not exist; an empty list would hide a mistyped id."""
     from perdure import admin
 

@@ -95,7 +95,7 @@ def replay(
     differs = False
     try:
         for thread_id in thread_ids:
-            report = asyncio.run(_replayed(database, agent, thread_id, options, is_quiet=as_json))
+            report = asyncio.run(_replay(database, agent, thread_id, options, is_quiet=as_json))
             differs |= not report.is_same or not report.replayed
             (_print_json if as_json else _print)(report)
     finally:
@@ -104,7 +104,7 @@ def replay(
         raise typer.Exit(1)
 
 
-async def _replayed(
+async def _replay(
     database: SyncDatabase, agent: Agent, thread_id: str, options: ReplayOptions, *, is_quiet: bool
 ) -> ReplayReport:
     from rich.progress import Progress

@@ -100,7 +100,7 @@ def serve(
         )
     listener = listening(asked.http.host, asked.http.port)
     port = listener.getsockname()[1]
-    address = f"http://{_shown(asked.http.host)}:{port}{asked.http.mount_prefix or ''}"
+    address = f"http://{_show_host(asked.http.host)}:{port}{asked.http.mount_prefix or ''}"
 
     def ready() -> None:
         err.print(f"[bold]Perdure[/] serves {', '.join(asked.graphs)} at {address}", soft_wrap=True)
@@ -128,5 +128,5 @@ def serve(
     err.print("Stopped. Every accepted run is stored.")
 
 
-def _shown(host: str) -> str:
+def _show_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -90,7 +90,7 @@ async def _work(
     url, tally = config.database_url, RunCounts()
     make_folder_of(url)
     with asked_to_stop() as stop:
-        with _counted(config.metrics) as counting:
+        with _serve_metrics(config.metrics) as counting:
             async with (
                 AsyncExitStack() as closing,
                 connect(
@@ -202,7 +202,7 @@ def _webhooks(config: WorkerConfig) -> Webhooks | None:
 
 
 @contextmanager
-def _counted(address: HostPort | None) -> Iterator[tuple[Observer, ...]]:
+def _serve_metrics(address: HostPort | None) -> Iterator[tuple[Observer, ...]]:
     """Yield the observers that count for Prometheus while the metrics are served; none without an address."""
     if address is None:
         yield ()

@@ -60,23 +60,23 @@ def to_input(messages: Sequence[Message]) -> Any:
     if RESUME in first:
         return Command(resume=first[RESUME])
     if INPUT in first:
-        return _joined([message.payload[INPUT] for message in messages])
+        return _join([message.payload[INPUT] for message in messages])
     return {"messages": [{**message.payload[MESSAGE], "id": message.id} for message in messages]}
 
 
-def _joined(inputs: Sequence[Any]) -> Any:
+def _join(inputs: Sequence[Any]) -> Any:
     """Merge the inputs of several messages: lists are concatenated; other values that two of them have are
     equal."""
     whole = inputs[0]
     for more in inputs[1:]:
         if isinstance(whole, Mapping) and isinstance(more, Mapping):
-            whole = {**whole, **{key: _followed(whole.get(key), held) for key, held in more.items()}}
+            whole = {**whole, **{key: _follow(whole.get(key), held) for key, held in more.items()}}
         else:
-            whole = _followed(whole, more)
+            whole = _follow(whole, more)
     return whole
 
 
-def _followed(before: Any, after: Any) -> Any:
+def _follow(before: Any, after: Any) -> Any:
     return [*before, *after] if isinstance(before, list) and isinstance(after, list) else after
 
 

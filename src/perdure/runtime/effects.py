@@ -160,7 +160,7 @@ def effects(
         NotAllowed: The function has no name and there is no label, or, when it is called, another effect of
             the step has the same label and number.
     """
-    named = label or _called(call)
+    named = label or _name_call(call)
 
     async def called(*args: P.args, **kwargs: P.kwargs) -> R:
         kept = _journal()
@@ -188,7 +188,7 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
     In a run with the durability ``"async"`` the result raises ``NotAllowed`` on an event loop, where it could
     only wait for ever.
     """
-    named = label or _called(call)
+    named = label or _name_call(call)
 
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         kept = _journal()
@@ -210,7 +210,7 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
     return called
 
 
-def _called(call: Callable[..., Any]) -> str:
+def _name_call(call: Callable[..., Any]) -> str:
     name = getattr(call, "__qualname__", None)
     if name is None or name.endswith("<lambda>"):
         raise NotAllowed(

@@ -87,13 +87,13 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
         file, _, path = place.partition(":")
         if not all(part.isidentifier() for part in (*file.split("."), *path.split("."))):
             _no_place(place)
-        found = _imported(file, place, root)
+        found = _import(file, place, root)
     for part in path.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            has = _suggested(found)
-            raise GraphLoadError(f"{place}: {_called(found)} has no {part!r}{has}") from None
+            has = _suggest(found)
+            raise GraphLoadError(f"{place}: {_describe(found)} has no {part!r}{has}") from None
         except Exception as error:
             raise _broken(place, error) from error
     return LoadedGraph(place, found)
@@ -135,7 +135,7 @@ async def load_channels(loaded: LoadedGraph) -> dict[str, Channel]:
     Raises:
         GraphLoadError: The object is no mapping of names to channels.
     """
-    made = loaded.found if isinstance(loaded.found, Mapping) else await _made(loaded)
+    made = loaded.found if isinstance(loaded.found, Mapping) else await _make(loaded)
     if not isinstance(made, Mapping):
         raise GraphLoadError(
             f'{loaded.place} is {_kind(made)}; name a mapping, e.g. {{"telegram": Channel(send)}}'
@@ -181,7 +181,7 @@ def _of_file(root: Path, file: str, place: str) -> ModuleType:
         raise _broken(place, error) from error
 
 
-def _imported(name: str, place: str, root: Path) -> ModuleType:
+def _import(name: str, place: str, root: Path) -> ModuleType:
     importable(root)
     try:
         return import_module(name)
@@ -198,18 +198,18 @@ def _imported(name: str, place: str, root: Path) -> ModuleType:
 
 
 async def _graph_or_factory(loaded: LoadedGraph) -> Any:
-    """Return a factory for a function of a run's config or runtime, or else the result of ``_made``."""
+    """Return a factory for a function of a run's config or runtime, or else the result of ``_make``."""
     factory = factory_of(loaded.place, loaded.found) if callable(loaded.found) else None
     if factory is not None:
         return factory
-    made = await _made(loaded)
+    made = await _make(loaded)
     if isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
         # Its resources are for one use, so it is called again for the next.
         return Factory(loaded.place, loaded.found, {})
     return made
 
 
-async def _made(loaded: LoadedGraph) -> Any:
+async def _make(loaded: LoadedGraph) -> Any:
     """Return the result of a function without arguments, or the object itself if it is not callable."""
     factory = loaded.found
     if not callable(factory):
@@ -244,13 +244,13 @@ def _broken(place: str, error: BaseException) -> GraphLoadError:
     )
 
 
-def _suggested(found: object) -> str:
+def _suggest(found: object) -> str:
     """Return a hint at the graphs that a module or object has, if any."""
     there = [name for name, value in getattr(found, "__dict__", {}).items() if isinstance(value, _GRAPHS)]
     return f"; it has {', '.join(there[:_SUGGESTED])}" if there else ""
 
 
-def _called(found: object) -> str:
+def _describe(found: object) -> str:
     return f"module {found.__name__!r}" if isinstance(found, ModuleType) else _kind(found)
 
 

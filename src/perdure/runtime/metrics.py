@@ -234,7 +234,7 @@ class Metrics:
             case ["run", state]:
                 self._run_event(name, state, fields)
             case ["model", "called"]:
-                self._called(fields)
+                self._note_call(fields)
             case ["conversation" | "memory" | "state", _]:
                 if name in self._by_event:
                     self._by_event[name].labels(self._graph(fields)).inc()
@@ -307,7 +307,7 @@ class Metrics:
         else:
             yield
 
-    def _called(self, fields: dict[str, Any]) -> None:
+    def _note_call(self, fields: dict[str, Any]) -> None:
         hop, model = self._reported_name(fields["hop"]), self._reported_name(fields["model"])
         labels = self._graph(fields), hop, model
         self._calls.labels(*labels).observe(_seconds(fields["took"]))

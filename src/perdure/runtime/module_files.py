@@ -41,14 +41,14 @@ def module_of(path: Path, root: Path) -> ModuleType:
     if not path.is_file():
         raise Unplaced(f"there is no file {path}; check the path, which starts at {root}")
     path = path.resolve()
-    loaded = _loaded(path)
+    loaded = _load(path)
     if loaded is not None:
         return loaded
     top = _top_package(path.parent)
     return _script(path, root.resolve()) if top is None else _member(path, top)
 
 
-def _loaded(path: Path) -> ModuleType | None:
+def _load(path: Path) -> ModuleType | None:
     for name, module in list(sys.modules.items()):
         if name != "__main__" and _is_of(module, path):
             return module

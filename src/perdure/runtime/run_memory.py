@@ -74,7 +74,7 @@ class Memories:
         new = list(new) if isinstance(new, list | tuple) else [new]
         messages = convert_to_messages(new)
         memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
-        query = _asked(messages) if self._has_index else ""
+        query = _join_asked(messages) if self._has_index else ""
         # Both at once, so that together they take no longer than one of them may.
         nearest, newest = await asyncio.gather(
             self._within(held, memory.arecall(query, policy.nearest) if query and policy.nearest else None),
@@ -156,7 +156,7 @@ class Memories:
             self._observers.run_event("memory.not_handed_over", held)
             return ()
         is_steered = any(each.mode == STEER for each in held.messages[1:])
-        spoken = last_turn(_added(before, messages), is_steered=is_steered)
+        spoken = last_turn(_find_added(before, messages), is_steered=is_steered)
         if not spoken:
             return ()
         message = spoken[0].id
@@ -236,7 +236,7 @@ def _messages_of(values: Any, key: str) -> Sequence[Any]:
     return found if isinstance(found, list) else ()
 
 
-def _added(before: Sequence[Any], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def _find_added(before: Sequence[Any], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the messages that are not among the earlier ones: by their ids, and without an id by their
     place."""
     known = {each.id for each in before if isinstance(each, BaseMessage) and each.id is not None}
@@ -260,7 +260,7 @@ def last_turn(messages: Sequence[BaseMessage], *, is_steered: bool = False) -> l
     return [each for each in messages[start:] if isinstance(each, kinds) and each.text.strip()]
 
 
-def _asked(messages: Sequence[BaseMessage]) -> str:
+def _join_asked(messages: Sequence[BaseMessage]) -> str:
     """Return the text of the user's messages, to search by."""
     texts = [message.text.strip() for message in messages if isinstance(message, HumanMessage)]
     return "\n".join(text for text in texts if text)[:_QUERY_MAX]

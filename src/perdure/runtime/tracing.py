@@ -36,7 +36,7 @@ class Tracing:
     def event(self, name: str, fields: dict[str, Any]) -> None:
         span = self._run.get()
         if span is not None and name == "model.called":
-            self._called(fields)
+            self._add_call(fields)
             return
         if span is None or not name.startswith("run."):
             return
@@ -50,7 +50,7 @@ class Tracing:
         if name in _ERRORS:
             span.set_status(StatusCode.ERROR, _ERRORS[name])
 
-    def _called(self, fields: dict[str, Any]) -> None:
+    def _add_call(self, fields: dict[str, Any]) -> None:
         """Add a span of a call that has ended, below the span of its run."""
         now = time.time_ns()
         span = self._tracer.start_span(

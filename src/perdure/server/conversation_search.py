@@ -59,7 +59,7 @@ async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
     async with aclosing(rows) as walked:  # type: ignore[type-var]
         async for row in walked:
             cursor += 1
-            entry = await _matched(caller, row, wanted)
+            entry = await _match(caller, row, wanted)
             if entry is not None:
                 found.append(entry)
             if len(found) == FOUND_MOST or time.monotonic() > until:
@@ -67,7 +67,7 @@ async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
     return {"found": found, "cursor": None}
 
 
-async def _matched(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[str, Any] | None:
+async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[str, Any] | None:
     shown = responses.selected(responses.thread(row, None), _SHOWN)
     title = row.metadata.get("title")
     if isinstance(title, str) and _has(title, wanted):

@@ -123,7 +123,7 @@ class CronStarter:
             return Fired(_next(job, firing.now), "missed")
         moment = due_at if missed == "all" else max(due_at, firing.now)
         try:
-            accepted = await self._accepted(firing, job)
+            accepted = await self._accept(firing, job)
         except (Unavailable, Contention):
             raise
         except (PerdureError, Refusal) as error:
@@ -142,7 +142,7 @@ class CronStarter:
         row = await self._host.runtime.for_tenant(tenant).threads.look(job.thread_id)
         return row is None or (job.thread is not None and row.created_at != job.thread["created_at"])
 
-    async def _accepted(self, firing: Firing, job: CronJob) -> _Accepted:
+    async def _accept(self, firing: Firing, job: CronJob) -> _Accepted:
         fields = {"display_name": job.user["display_name"]}
         if email := job.user.get("email"):
             fields["email"] = email

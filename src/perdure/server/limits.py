@@ -118,7 +118,7 @@ class Bounded:
             f"The body of this request is larger than {limits.body_bytes} bytes, which is the limit here; "
             "put large content elsewhere and send a reference to it."
         )
-        if _declared(scope) > limits.body_bytes:
+        if _read_declared(scope) > limits.body_bytes:
             await error_response(413, refused)(scope, receive, send)
             return
         size = 0
@@ -137,7 +137,7 @@ class Bounded:
             await self._app({**scope, _HELD: stack}, counted, send)
 
 
-def _declared(scope: Scope) -> int:
+def _read_declared(scope: Scope) -> int:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             # Python refuses to convert thousands of digits.

@@ -17,7 +17,7 @@ _ANY = "*"
 def memories_of(caller: Caller) -> list[Memory]:
     """Return the user's memories, one for each namespace that the graphs have. ``Refusal`` with 404 if no
     graph has a memory, or the user has none."""
-    found = _found(caller)
+    found = _find(caller)
     if not found:
         raise Refusal(404, "no graph of this server has a memory of this user; see memory.enabled")
     return list(found.values())
@@ -38,7 +38,7 @@ def require_own(caller: Caller, labels: Sequence[str]) -> None:
     }
     # Tools keep memories without a policy of the agent.
     roots = policies | tool_roots()
-    allowed = {*_found(caller), *_of_tools(caller, {*roots, ROOT} - policies)}
+    allowed = {*_find(caller), *_of_tools(caller, {*roots, ROOT} - policies)}
     own = any(_is_within(labels, namespace, roots) for namespace in allowed)
     # A server without memories answers a search of all namespaces, as LangGraph's does.
     if own or not (any(_meet(labels, root) for root in roots) or tuple(labels[: len(ROOT)]) == ROOT):
@@ -51,7 +51,7 @@ def require_own(caller: Caller, labels: Sequence[str]) -> None:
     )
 
 
-def _found(caller: Caller) -> dict[tuple[str, ...], Memory]:
+def _find(caller: Caller) -> dict[tuple[str, ...], Memory]:
     found: dict[tuple[str, ...], Memory] = {}
     verified = {VERIFIED_USER: caller.user.dict()}
     for agent in caller.host.runtime.graphs.values():

@@ -68,7 +68,7 @@ class Webhooks:
         if reply.payload["url"] == TASK:
             await self._send_task(partition, reply)
             return
-        url, addresses = await self._reached(reply.payload["url"])
+        url, addresses = await self._reach(reply.payload["url"])
         body = encoded(await self._notice(partition, reply)).encode()
         await self._deliver(url, addresses, body, reply.id, {})
 
@@ -86,7 +86,7 @@ class Webhooks:
         notices = await push.notices(threads, partition.thread, run_id, reply.id, is_closed=is_closed)
 
         async def sent(notice: push.TaskNotice) -> None:
-            url, addresses = await self._reached(notice.url)
+            url, addresses = await self._reach(notice.url)
             await self._deliver(url, addresses, notice.body, reply.id, notice.headers)
             if len(notices) > 1:
                 await push.note_sent(threads, partition.thread, run_id, reply.id, notice.receiver)
@@ -101,7 +101,7 @@ class Webhooks:
         if failed:
             raise failed[0]
 
-    async def _reached(self, given: str) -> tuple[httpx.URL, list[str]]:
+    async def _reach(self, given: str) -> tuple[httpx.URL, list[str]]:
         """Return a URL that may be called, and the addresses of its host."""
         try:
             url = self.reach.url(given)

@@ -182,7 +182,7 @@ class Subscriptions:
         while True:
             buffer = buffer or self._buffer(partition, run_id)
             if buffer is not None:
-                after, found = _held(buffer, after)
+                after, found = _read_held(buffer, after)
                 if found is not None:
                     for event in _without_end(found):
                         yield event
@@ -210,7 +210,7 @@ class Subscriptions:
                 after, pause = page.after, _LOOK_S[0]
             if not page.is_last:
                 continue
-            known = _required(standing, partition, run_id)
+            known = _require(standing, partition, run_id)
             if known.is_over:
                 late = self._buffer(partition, run_id)
                 if late is not None and late is not finished:
@@ -290,7 +290,7 @@ def _without_end(found: Iterable[Event]) -> list[Event]:
     return [event for event in found if event.name != events.END]
 
 
-def _required(standing: Standing | None, partition: Partition, run_id: str) -> Standing:
+def _require(standing: Standing | None, partition: Partition, run_id: str) -> Standing:
     if standing is None:
         raise NotFound(f"thread {partition.thread!r} has no run {run_id!r}")
     return standing
@@ -302,7 +302,7 @@ def _run_of(standing: Standing | None, run_id: str) -> str:
     return run_id if standing is None or standing.run is None else standing.run.id
 
 
-def _held(buffer: EventBuffer, after: int) -> tuple[int, list[Event] | None]:
+def _read_held(buffer: EventBuffer, after: int) -> tuple[int, list[Event] | None]:
     """Return the events that a buffer holds after a number, and the number that they follow: a later one
     where those between were neither stored nor published. ``None`` if they have to be read from the log.
 

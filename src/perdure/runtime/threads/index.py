@@ -51,7 +51,7 @@ class ThreadIndex:
             self._partition,
             _COLLECTION,
             thread_id,
-            _copied(document, 0),
+            _copy(document, 0),
             document.updated_at,
             Expect.ABSENT,
             fresh=fresh,
@@ -63,7 +63,7 @@ class ThreadIndex:
         are as for ``add``."""
 
         def newer(before: Document | None) -> Mapping[str, Any] | None:
-            made = _copied(document, 0 if before is None else _announced(before, document))
+            made = _copy(document, 0 if before is None else _read_announced(before, document))
             return None if before is not None and _age(before.body) > _age(made) else made
 
         await self._change(thread_id, newer, document.updated_at)
@@ -82,7 +82,7 @@ class ThreadIndex:
                 return None  # The thread is read in full as it is.
             if _age(before.body) > (document.body["created_at"], document.version):
                 return None
-            return {**before.body, "announced": max(_announced(before, document), document.version + 1)}
+            return {**before.body, "announced": max(_read_announced(before, document), document.version + 1)}
 
         await self._change(thread_id, awaiting, now)
 
@@ -200,7 +200,7 @@ class ThreadIndex:
         }
 
 
-def _copied(document: Document, announced: int) -> dict[str, Any]:
+def _copy(document: Document, announced: int) -> dict[str, Any]:
     """Return the copy of a thread's document; ``announced`` is the newest version that it is known to get."""
     held = {name: document.body.get(name) for name in ("metadata", "created_at", "ttl")}
     return {**held, "version": document.version, "announced": announced}
@@ -211,7 +211,7 @@ def _age(copy: Mapping[str, Any]) -> tuple[int, int]:
     return copy["created_at"], copy.get("version", 0)
 
 
-def _announced(before: Document, document: Document) -> int:
+def _read_announced(before: Document, document: Document) -> int:
     """Return the version that was announced for a thread, 0 for an earlier thread of its name."""
     is_same = before.body["created_at"] == document.body["created_at"]
     return int(before.body.get("announced", 0)) if is_same else 0

@@ -63,7 +63,7 @@ async def places(
     """
     if not database.has_listing:
         every = sorted(
-            [place async for place in _scanned(database, tenant) if status in (None, place.listed.status)],
+            [place async for place in _scan(database, tenant) if status in (None, place.listed.status)],
             key=_key(order.by),
             reverse=order.descending,
         )
@@ -72,14 +72,14 @@ async def places(
         return
     if order.by in ("thread_id", "status"):
         # In the order in which nothing moves: each thread that stays is found once, whatever is written.
-        every = [place async for place in _listed(database, tenant, Order("created_at"), status)]
+        every = [place async for place in _list(database, tenant, Order("created_at"), status)]
         every.sort(key=_key("updated_at"), reverse=True)
         if order.by == "status":
             every = [place for place in await _read(database, every) if place is not None]
         for place in sorted(every, key=_key(order.by), reverse=order.descending)[skip:]:
             yield place
         return
-    async for place in _listed(database, tenant, order, status, skip, enough):
+    async for place in _list(database, tenant, order, status, skip, enough):
         yield place
 
 
@@ -124,7 +124,7 @@ def sort_rows(found: Sequence[ThreadRow], order: Order) -> list[ThreadRow]:
     return sorted(found, key=attrgetter(order.by), reverse=order.descending)
 
 
-async def _listed(
+async def _list(
     database: DatabaseHandle,
     tenant: str,
     order: Order,
@@ -185,7 +185,7 @@ async def _pages(
         skip, back, size = skip + len(hits) - 1, 1, _PAGE
 
 
-async def _scanned(database: DatabaseHandle, tenant: str) -> AsyncIterator[SortedThread]:
+async def _scan(database: DatabaseHandle, tenant: str) -> AsyncIterator[SortedThread]:
     after: Partition | None = None
     page: tuple[IndexHit, ...] = ()
     while after is None or len(page) == _PAGE:

@@ -153,9 +153,9 @@ def _with_state(partition: Partition, head: str, row: ThreadRow) -> Program[Thre
         records = [CheckpointRecord.read(record) for record in (*latest, *first)]
         if not latest:
             return row
-        at = at or _parsed(records[0])
+        at = at or _parse(records[0])
         if not row.has_document:
-            made = time_of(records[-1].id) or _parsed(records[-1])
+            made = time_of(records[-1].id) or _parse(records[-1])
             row = row._replace(metadata=_metadata_of(records[0]), created_at=row.created_at or made)
     if row.status == "idle" and (row.run is None or row.run.state != DONE or at > row.run.updated_at):
         (writes,) = yield from ask(Fetch(partition, (Range(WRITE, ("", head), bodies=False),)))
@@ -164,7 +164,7 @@ def _with_state(partition: Partition, head: str, row: ThreadRow) -> Program[Thre
     return row._replace(updated_at=max(row.updated_at, at))
 
 
-def _parsed(record: CheckpointRecord) -> int:
+def _parse(record: CheckpointRecord) -> int:
     try:
         return read_time(record.ts)
     except (TypeError, ValueError, OverflowError) as error:

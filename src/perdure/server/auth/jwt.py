@@ -88,13 +88,13 @@ class JwtSettings:
 
     def __post_init__(self) -> None:
         for name in ("issuer", "audience"):
-            values = _listed(getattr(self, name))
+            values = _to_list(getattr(self, name))
             if not values or not all(values):
                 raise BadSetting(f"{name} is not set, so any token would be accepted; name the one to accept")
         checked_names(self.tenant_claims, "tenant_claims")
         checked_names(self.required, "required")
         checked_names([self.identity_claim], "identity_claim")
-        if len(_listed(self.issuer)) > 1 and "iss" not in self.tenant_claims:
+        if len(_to_list(self.issuer)) > 1 and "iss" not in self.tenant_claims:
             raise BadSetting(
                 "there are several issuers, which may give one name to different users; put 'iss' first in "
                 "tenant_claims"
@@ -194,8 +194,8 @@ class Jwt:
                 token,
                 key,
                 algorithms=list(settings.algorithms),
-                audience=_listed(settings.audience),
-                issuer=_listed(settings.issuer),
+                audience=_to_list(settings.audience),
+                issuer=_to_list(settings.issuer),
                 leeway=settings.leeway,
                 options={"require": ["exp", "iss", "aud", *settings.required], "verify_sub": False},
             )
@@ -205,7 +205,7 @@ class Jwt:
             raise _unauthorized(_wrong(error)) from None
 
 
-def _listed(value: str | Sequence[str]) -> list[str]:
+def _to_list(value: str | Sequence[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 

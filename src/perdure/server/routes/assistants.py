@@ -101,7 +101,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
     conditions = await caller.may("assistants", "create", value)
     metadata = value["metadata"]
     require_stamp(conditions, metadata)
-    both = _mirrored(value["config"] or {}, value["context"] or {})
+    both = _mirror(value["config"] or {}, value["context"] or {})
     asked = Assistant(
         _id_of(value["assistant_id"]),
         new.graph_id,
@@ -125,7 +125,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
 @router.post("/assistants/search")
 async def search(caller: CallerNow, asked: _Search) -> Json:
     """Find assistants, the most recently created ones first."""
-    found, asked = await _found(caller, asked, ("limit", "offset"))
+    found, asked = await _find(caller, asked, ("limit", "offset"))
     by = asked.sort_by or "created_at"
     found.sort(key=lambda one: (getattr(one, by), one.assistant_id), reverse=asked.sort_order != "asc")
     return responses.page(found, asked, responses.assistant)
@@ -134,7 +134,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
 @router.post("/assistants/count")
 async def count(caller: CallerNow, asked: _Asked) -> Json:
     """Count assistants."""
-    return Json(len((await _found(caller, asked, ()))[0]))
+    return Json(len((await _find(caller, asked, ()))[0]))
 
 
 @router.get("/assistants/{assistant_id}")
@@ -169,9 +169,9 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
         require_stamp(conditions, metadata)
         if "context" in parts and "config" not in parts:
             config = {name: held for name, held in before.config.items() if name != "configurable"}
-            mirrored = _mirrored(config, parts["context"])
+            mirrored = _mirror(config, parts["context"])
         else:
-            mirrored = _mirrored(parts.get("config", {}), parts.get("context", {}))
+            mirrored = _mirror(parts.get("config", {}), parts.get("context", {}))
         return replace(before, **{**parts, **{k: v for k, v in mirrored.items() if v}}, metadata=metadata)
 
     made = await caller.host.assistants.change(caller.user.tenant, found.assistant_id, changed)
@@ -261,7 +261,7 @@ async def subgraph(
         return Json(await graph_schema.subgraphs(made, namespace, recurse=recurse))
 
 
-def _mirrored(config: dict[str, Any], context: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _mirror(config: dict[str, Any], context: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the config and the context of an assistant: values given in one of them are readable in the
     other."""
     configurable = config.get("configurable")
@@ -296,7 +296,7 @@ async def _to_change(
     return found, conditions, value
 
 
-async def _found(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Assistant], A]:
+async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Assistant], A]:
     """Return the assistants that a search finds, and the search as the gate left it. ``page`` names its
     fields for a page."""
     names = ("metadata", "graph_id", *page)

@@ -36,7 +36,7 @@ _DESCRIBED = ("schedule", "end_time", "metadata", "enabled", "on_run_completed")
 """Fields of the cron itself, for authorisation."""
 
 
-def _listed(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -68,7 +68,7 @@ class _Changes(Body):
     interrupt_after: Literal["*"] | list[str] | None = None
     on_run_completed: Completion | None = None
     enabled: bool | None = None
-    stream_mode: Annotated[list[RunMode] | None, BeforeValidator(_listed)] = None
+    stream_mode: Annotated[list[RunMode] | None, BeforeValidator(_to_list)] = None
     stream_subgraphs: bool | None = None
     stream_resumable: bool | None = None
     durability: Literal["sync", "async", "exit"] | None = None
@@ -128,20 +128,20 @@ CronId = Annotated[uuid.UUID, Path()]
 @router.post("/threads/{thread_id}/runs/crons")
 async def create_for_thread(caller: CallerNow, thread_id: ThreadId, new: _New) -> Json:
     """Create a cron that runs an assistant on a thread."""
-    return await _created(caller, thread_id, new)
+    return await _create(caller, thread_id, new)
 
 
 @router.post("/runs/crons")
 async def create(caller: CallerNow, new: _New) -> Json:
     """Create a cron that runs an assistant on a new thread each time."""
-    return await _created(caller, None, new)
+    return await _create(caller, None, new)
 
 
 @router.post("/runs/crons/search")
 async def search(caller: CallerNow, asked: _Search) -> Json:
     """Find crons, the most recently created ones first."""
-    crons, asked = await _found(caller, asked, ("limit", "offset"))
-    found = [_shown(cron) for cron in crons]
+    crons, asked = await _find(caller, asked, ("limit", "offset"))
+    found = [_show(cron) for cron in crons]
     by = asked.sort_by or "created_at"
     found.sort(key=lambda one: (one[by] or "", one["cron_id"]), reverse=asked.sort_order != "asc")
     return responses.page(found, asked, lambda one: one)
@@ -150,33 +150,33 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
 @router.post("/runs/crons/count")
 async def count(caller: CallerNow, asked: _Asked) -> Json:
     """Count crons."""
-    return Json(len((await _found(caller, asked, ()))[0]))
+    return Json(len((await _find(caller, asked, ()))[0]))
 
 
 @router.get("/runs/crons/{cron_id}")
 async def get(caller: CallerNow, cron_id: CronId) -> Json:
     """Return a cron."""
     conditions = await caller.may("crons", "read", {"cron_id": str(cron_id)})
-    return Json(_shown(await _visible(caller, str(cron_id), conditions)))
+    return Json(_show(await _visible(caller, str(cron_id), conditions)))
 
 
 @router.patch("/runs/crons/{cron_id}")
 async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
     """Change a cron. ``metadata`` is merged, the rest replaced; a null ``end_time`` removes it."""
-    given = _unclaimed(caller.user, changes.given())
+    given = _drop_claims(caller.user, changes.given())
     unchanged = dict.fromkeys(("schedule", "end_time", "enabled", "on_run_completed"))
     value: dict[str, Any] = {
         "cron_id": str(cron_id),
         "payload": _payload(given),
         "metadata": {},
         **unchanged,
-        **_described(given),
+        **_describe(given),
     }
     conditions = await caller.may("crons", "update", value)
-    given = _authorized(given, value["payload"])
+    given = _join_authorized(given, value["payload"])
     cron = await _visible(caller, str(cron_id), conditions)
     job = CronJob.read(cron)
-    require_stamp(conditions, _changed(caller, job, given, value["metadata"]).metadata)
+    require_stamp(conditions, _change(caller, job, given, value["metadata"]).metadata)
     if job.thread_id is not None:
         await _thread_to_run(caller, job.thread_id, job.assistant_id, job.thread)
     now = await caller.host.runtime.now()
@@ -185,11 +185,11 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
         before = CronJob.read(held)
         if not caller.sees(conditions, before.metadata):
             raise _missing(str(cron_id))
-        job = _changed(caller, before, given, value["metadata"])
+        job = _change(caller, before, given, value["metadata"])
         is_moved = (job.schedule, job.enabled) != (before.schedule, before.enabled)
         return Due(job.stored(), _first(job, now) if is_moved else held.due_at)
 
-    return Json(_shown(await caller.runtime.crons.change(str(cron_id), altered)))
+    return Json(_show(await caller.runtime.crons.change(str(cron_id), altered)))
 
 
 @router.delete("/runs/crons/{cron_id}", status_code=204)
@@ -201,8 +201,8 @@ async def delete(caller: CallerNow, cron_id: CronId) -> Response:
     return Response(status_code=204)
 
 
-async def _created(caller: Caller, thread_id: str | None, new: _New) -> Json:
-    given = _unclaimed(caller.user, new.given())
+async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
+    given = _drop_claims(caller.user, new.given())
     value: dict[str, Any] = {
         "payload": {**_payload(given), "assistant_id": new.assistant_id},
         "cron_id": None,
@@ -210,10 +210,10 @@ async def _created(caller: Caller, thread_id: str | None, new: _New) -> Json:
         "user_id": caller.user.identity or None,
         "end_time": None,
         "metadata": {},
-        **_described(given),
+        **_describe(given),
     }
     conditions = await caller.may("crons", "create", value)
-    given = _authorized(given, value["payload"])
+    given = _join_authorized(given, value["payload"])
     metadata = dict(value["metadata"])
     require_stamp(conditions, metadata)
     thread = None if thread_id is None else await _thread_to_run(caller, thread_id, new.assistant_id)
@@ -224,14 +224,14 @@ async def _created(caller: Caller, thread_id: str | None, new: _New) -> Json:
         thread_id=thread_id,
         thread=thread,
         schedule=_schedule(given),
-        payload=_verified(caller, assistant.assistant_id, thread_id, _payload(given)),
+        payload=_verify(caller, assistant.assistant_id, thread_id, _payload(given)),
         metadata=metadata,
         on_run_completed=None if thread_id is not None else new.on_run_completed or "delete",
         enabled=new.enabled is not False,
         user=_stored_user(caller.user),
     )
     due_at = _first(job, await caller.host.runtime.now())
-    return Json(_shown(await caller.runtime.crons.create(job.stored(), due_at)))
+    return Json(_show(await caller.runtime.crons.create(job.stored(), due_at)))
 
 
 async def _thread_to_run(
@@ -247,7 +247,7 @@ async def _thread_to_run(
     return {"created_at": row.created_at, "conditions": conditions}
 
 
-def _changed(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Mapping[str, Any]) -> CronJob:
+def _change(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Mapping[str, Any]) -> CronJob:
     """Return a cron after a change, which is checked as a new one is. A user who changes what is run becomes
     the user of its runs, so that none can act as another."""
     new = _payload(given)
@@ -266,7 +266,7 @@ def _changed(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: M
         thread_id=job.thread_id,
         thread=job.thread,
         schedule=schedule,
-        payload=_verified(caller, job.assistant_id, job.thread_id, {**job.payload, **new}),
+        payload=_verify(caller, job.assistant_id, job.thread_id, {**job.payload, **new}),
         metadata={**job.metadata, **metadata},
         on_run_completed=completion,
         enabled=given.get("enabled", job.enabled),
@@ -275,7 +275,7 @@ def _changed(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: M
     )
 
 
-def _unclaimed(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_claims(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that were sent, with metadata that states nothing about an authenticated user."""
     own = {"metadata": without_claims(user, given["metadata"])} if "metadata" in given else {}
     return {**given, **own}
@@ -286,7 +286,7 @@ def _payload(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in _OWN}
 
 
-def _authorized(given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
+def _join_authorized(given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
     """Return the fields of a cron with those of its run as the authorization handler left them."""
     if not isinstance(payload, Mapping):
         raise Refusal(500, "the authorization handler left a payload that is no mapping")
@@ -294,12 +294,12 @@ def _authorized(given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
     return {**own, **_payload(payload)}
 
 
-def _described(given: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the cron itself, for authorisation."""
     return {name: given[name] for name in _DESCRIBED if name in given}
 
 
-def _verified(
+def _verify(
     caller: Caller, assistant_id: str, thread_id: str | None, payload: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of the run as they may be stored. ``Refusal`` if no such run could be created."""
@@ -351,7 +351,7 @@ async def _visible(caller: Caller, cron_id: str, conditions: Filter | None) -> C
     return cron
 
 
-async def _found(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cron], A]:
+async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cron], A]:
     """Return the crons that a search finds, and the search as the gate left it. ``page`` names its fields for
     a page."""
     names = ("assistant_id", "thread_id", "metadata", *page)
@@ -372,7 +372,7 @@ async def _found(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cr
     return found, asked
 
 
-def _shown(cron: Cron) -> dict[str, Any]:
+def _show(cron: Cron) -> dict[str, Any]:
     job = CronJob.read(cron)
     last = dict(job.last)
     if last:

@@ -23,7 +23,7 @@ router = APIRouter(tags=["threads"])
 Select = Annotated[list[str] | None, Query()]
 
 
-async def _shown(
+async def _show(
     caller: CallerNow, row: ThreadRow, config: RunnableConfig, subgraphs: bool, select: list[str] | None
 ) -> Json:
     found = await shown_snapshot(caller, row, config, subgraphs=subgraphs)
@@ -37,7 +37,7 @@ async def _shown(
 async def get(caller: CallerNow, thread_id: ThreadId, subgraphs: bool = False, select: Select = None) -> Json:
     """Return a thread's current state."""
     row = await caller.thread(thread_id, "read")
-    return await _shown(caller, row, config_of(thread_id), subgraphs, select)
+    return await _show(caller, row, config_of(thread_id), subgraphs, select)
 
 
 @router.get("/threads/{thread_id}/state/{checkpoint_id}")
@@ -50,14 +50,14 @@ async def get_at(
 ) -> Json:
     """Return a thread's state at a checkpoint."""
     row = await caller.thread(thread_id, "read")
-    return await _shown(caller, row, config_of(thread_id, None, checkpoint_id), subgraphs, select)
+    return await _show(caller, row, config_of(thread_id, None, checkpoint_id), subgraphs, select)
 
 
 @router.post("/threads/{thread_id}/state/checkpoint")
 async def get_checkpoint(caller: CallerNow, thread_id: ThreadId, asked: requests.StateAt) -> Json:
     """Return a thread's state at a checkpoint, which may be a subgraph's."""
     row = await caller.thread(thread_id, "read")
-    return await _shown(caller, row, config_of(thread_id, asked.checkpoint), asked.subgraphs, asked.select)
+    return await _show(caller, row, config_of(thread_id, asked.checkpoint), asked.subgraphs, asked.select)
 
 
 @router.post("/threads/{thread_id}/state")
@@ -66,7 +66,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     fork."""
     conditions = await caller.may("threads", "update", {"thread_id": thread_id, "metadata": {}})
     row = await caller.visible(thread_id, conditions)
-    await require(caller, thread_id, _named(asked))
+    await require(caller, thread_id, _find_checkpoint(asked))
     if row.status == "busy":
         raise RunInProgress(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
     if await caller.runtime.postponed(thread_id, limit=1):
@@ -93,7 +93,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     return Json(responses.checkpoint(after))
 
 
-def _named(asked: requests.StateUpdate) -> requests.Ref:
+def _find_checkpoint(asked: requests.StateUpdate) -> requests.Ref:
     """Return the checkpoint that an update is for, as ``config_of`` reads it."""
     ref = asked.checkpoint or requests.Ref()
     return ref.model_copy(update={"checkpoint_id": ref.checkpoint_id or asked.checkpoint_id})

@@ -94,7 +94,7 @@ class _Namespaces(Body):
 @router.put("/store/items", status_code=204)
 async def put(caller: CallerNow, asked: _Put) -> Response:
     """Store an item, replacing one with the same key."""
-    item = await _authorized(caller, "put", asked)
+    item = await _authorize(caller, "put", asked)
     ttl = NOT_PROVIDED if item.ttl is None else item.ttl
     await _done(_store(caller).aput(tuple(item.namespace), item.key, item.value, item.index, ttl=ttl))
     return Response(status_code=204)
@@ -108,19 +108,19 @@ async def get(
     refresh_ttl: bool | None = None,
 ) -> Json:
     """Return an item, or null."""
-    item = await _authorized(
+    item = await _authorize(
         caller,
         "get",
-        _checked(_Get, {"namespace": namespace.split("."), "key": key, "refresh_ttl": refresh_ttl}),
+        _check(_Get, {"namespace": namespace.split("."), "key": key, "refresh_ttl": refresh_ttl}),
     )
     found = await _done(_store(caller).aget(tuple(item.namespace), item.key, refresh_ttl=item.refresh_ttl))
-    return Json(None if found is None else _shown(found))
+    return Json(None if found is None else _show(found))
 
 
 @router.delete("/store/items", status_code=204)
 async def delete(caller: CallerNow, asked: _Delete) -> Response:
     """Remove an item, if it exists."""
-    item = await _authorized(caller, "delete", asked)
+    item = await _authorize(caller, "delete", asked)
     await _done(_store(caller).adelete(tuple(item.namespace), item.key))
     return Response(status_code=204)
 
@@ -128,7 +128,7 @@ async def delete(caller: CallerNow, asked: _Delete) -> Response:
 @router.post("/store/items/search")
 async def search(caller: CallerNow, asked: _Search) -> Json:
     """Find items by a prefix of their namespace and a filter over their values."""
-    asked = await _authorized(caller, "search", asked)
+    asked = await _authorize(caller, "search", asked)
     found = await _done(
         _store(caller).asearch(
             tuple(asked.namespace),
@@ -139,13 +139,13 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
             refresh_ttl=asked.refresh_ttl,
         )
     )
-    return Json({"items": [{**_shown(item), "score": item.score} for item in found]})
+    return Json({"items": [{**_show(item), "score": item.score} for item in found]})
 
 
 @router.post("/store/namespaces")
 async def list_namespaces(caller: CallerNow, asked: _Namespaces) -> Json:
     """List the namespaces that have items."""
-    asked = await _authorized(caller, "list_namespaces", asked)
+    asked = await _authorize(caller, "list_namespaces", asked)
     found = await _done(
         _store(caller).alist_namespaces(
             prefix=tuple(asked.namespace or ()) or None,
@@ -178,7 +178,7 @@ class _Arguments(dict[str, Any]):
         return self
 
 
-async def _authorized(caller: Caller, action: str, asked: B) -> B:
+async def _authorize(caller: Caller, action: str, asked: B) -> B:
     """Return a request as the gate left it, checked as any request is.
 
     Raises:
@@ -199,7 +199,7 @@ async def _authorized(caller: Caller, action: str, asked: B) -> B:
     if missing := names - value.keys():
         raise left("store", action, f"no {min(missing)!r}: it may change it, but not remove it")
     try:
-        asked = _checked(type(asked), {name: value[name] for name in names})
+        asked = _check(type(asked), {name: value[name] for name in names})
     except Refusal as error:
         raise left("store", action, f"what cannot be used: {error.detail}") from None
     for name in _NAMESPACES & value.assigned:
@@ -222,7 +222,7 @@ _ANY = "*"
 _NAMESPACES = {"namespace", "suffix"}
 
 
-def _checked(kind: type[B], given: Mapping[str, Any]) -> B:
+def _check(kind: type[B], given: Mapping[str, Any]) -> B:
     """Return a request that is made here. ``Refusal`` with 422 if it is none."""
     try:
         return kind.model_validate(given, by_name=True)
@@ -242,7 +242,7 @@ async def _done(work: Awaitable[T]) -> T:
         raise Refusal(422, str(error)) from error
 
 
-def _shown(item: Item) -> dict[str, Any]:
+def _show(item: Item) -> dict[str, Any]:
     return {
         "namespace": list(item.namespace),
         "key": item.key,

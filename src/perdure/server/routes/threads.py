@@ -67,7 +67,7 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
         if value["if_exists"] != "do_nothing":
             raise Conflict(f"Thread {thread_id!r} already exists.")
         await caller.threads.adopt(found)
-        return Json(await _shown(caller, found))
+        return Json(await _show(caller, found))
     if steps:
         try:
             async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
@@ -79,7 +79,7 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
                 raise
             raise Refusal(400, unfitness(error)) from error
         row = await caller.threads.get(thread_id)
-    return Json(await _shown(caller, row))
+    return Json(await _show(caller, row))
 
 
 def _supersteps(caller: Caller, given: list[dict[str, Any]], graph_id: Any) -> list[list[StateUpdate]]:
@@ -106,7 +106,7 @@ def _update(given: dict[str, Any]) -> StateUpdate:
 @router.post("/threads/search")
 async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
     """Find threads, the ones with the latest activity first. One that cannot be read is marked."""
-    rows, end, has_more = await _found(caller, asked)
+    rows, end, has_more = await _find(caller, asked)
     shown: list[str] = []
     for at in range(0, len(rows), _AT_ONCE):
         shown += await asyncio.gather(*(_entry(caller, row, asked) for row in rows[at : at + _AT_ONCE]))
@@ -127,7 +127,7 @@ async def _entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSearch) -
 
 def _chosen(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[str, Any]:
     if asked.extract:
-        shown["extracted"] = {name: _extracted(shown, path) for name, path in asked.extract.items()}
+        shown["extracted"] = {name: _extract(shown, path) for name, path in asked.extract.items()}
     if asked.select is None:
         return shown
     return responses.selected(shown, [*asked.select, *(["extracted"] if asked.extract else [])])
@@ -145,7 +145,7 @@ def _fault_of(row: ThreadRow, error: Exception) -> Exception:
 @router.post("/threads/count")
 async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
     """Count threads."""
-    asked, conditions = await _narrowed(caller, asked)
+    asked, conditions = await _narrow(caller, asked)
     if not asked.values:
         number = await caller.threads.index.count(
             metadata=asked.metadata,
@@ -181,7 +181,7 @@ async def prune(caller: CallerNow, asked: _Prune) -> Json:
 async def get(caller: CallerNow, thread_id: ThreadId, include: str | None = None) -> Json:
     """Return a thread with its current state."""
     row = await caller.thread(thread_id, "read")
-    shown = await _shown(caller, row)
+    shown = await _show(caller, row)
     if include and "ttl" in include.split(","):
         shown["ttl"] = responses.ttl(row)
     return Json(shown)
@@ -205,7 +205,7 @@ async def patch(
     row = await caller.threads.change(thread_id, metadata, ttl, seen=seen)
     if prefer == "return=minimal":
         return Response(status_code=204)
-    return Json(await _shown(caller, row))
+    return Json(await _show(caller, row))
 
 
 @router.delete("/threads/{thread_id}", status_code=204)
@@ -237,10 +237,10 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
         # What cannot be copied leaves no thread behind.
         await caller.threads.remove(target)
         raise
-    return Json(await _shown(caller, await caller.threads.get(target)))
+    return Json(await _show(caller, await caller.threads.get(target)))
 
 
-async def _narrowed(
+async def _narrow(
     caller: Caller, asked: requests.ThreadSearch
 ) -> tuple[requests.ThreadSearch, Filter | None]:
     """Return a search as the gate left it, and the filter of the threads that the user may see."""
@@ -249,9 +249,9 @@ async def _narrowed(
     return asked.model_copy(update={name: value[name] for name in _NARROWED}), conditions
 
 
-async def _found(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[ThreadRow], int, bool]:
+async def _find(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[ThreadRow], int, bool]:
     """Return a page of threads, the offset of its end, and True if there are more."""
-    asked, conditions = await _narrowed(caller, asked)
+    asked, conditions = await _narrow(caller, asked)
     by = asked.sort_by or "updated_at"
     order = Order("updated_at" if by == "state_updated_at" else by, asked.sort_order != "asc")
     # With a condition on values each thread has to be read to know whether it matches.
@@ -300,7 +300,7 @@ def _seen_by(caller: Caller, conditions: Filter | None) -> Callable[[Mapping[str
     return None if conditions is None else lambda metadata: caller.sees(conditions, metadata)
 
 
-async def _shown(caller: Caller, row: ThreadRow) -> dict[str, Any]:
+async def _show(caller: Caller, row: ThreadRow) -> dict[str, Any]:
     try:
         return responses.thread(row, await _state(caller, row))
     except Exception as error:
@@ -322,7 +322,7 @@ async def _state(caller: Caller, row: ThreadRow) -> StateSnapshot | None:
     return found
 
 
-def _extracted(shown: dict[str, Any], path: str) -> Any:
+def _extract(shown: dict[str, Any], path: str) -> Any:
     """Return the value at a path such as ``values.messages[-1].content``, or None."""
     value: Any = plain(shown)
     for part in path.replace("[", ".[").split("."):

@@ -9,6 +9,8 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -73,6 +75,40 @@ def test_a_worker_s_requests_and_its_scheduled_compaction_use_one_thread_and_los
         assert asyncio.run(fetch(url)) == "5"
         assert binding.batches > 10
         assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("perdure-")]
+
+
+@pytest.mark.slow
+def test_the_work_of_a_turn_is_counted_and_stays_flat() -> None:
+    """In calls of Perdure's functions, which is what a Worker's CPU time is spent on; its one thread makes
+    all of them."""
+    at: Any = {"configurable": {"thread_id": "ada"}}
+    home = str(Path(perdure.__file__).parent)
+    calls = 0
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(home)
+
+    async def talk(url: str, turns: int) -> list[int]:
+        nonlocal calls
+        counts: list[int] = []
+        async with perdure.connect(url, migrate=True) as db:
+            graph = BUILDER.compile(checkpointer=db.checkpointer())
+            for number in range(turns):
+                calls = 0
+                sys.setprofile(count)
+                try:
+                    await graph.ainvoke({"messages": [HumanMessage(f"{number}")]}, at, durability="sync")
+                finally:
+                    sys.setprofile(None)
+                counts.append(calls)
+        return counts
+
+    with d1_binding.empty() as (url, _):
+        counts = asyncio.run(talk(url, 40))
+    early, late = median(counts[3:13]), median(counts[-10:])
+    print(early, late, "calls a turn, in the beginning and after forty turns")
+    assert 0 < late < 1.25 * early
 
 
 def test_a_url_is_good_for_its_block_alone() -> None:

@@ -23,7 +23,7 @@ from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, LANE, TAG, WRITE, Key, Partition, Record
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, LANE, SEAL, TAG, WRITE, Key, Partition, Record
 from perdure.model.retention import Name
 from perdure.model.tree import Expansion
 from perdure.model.write_records import read_writes
@@ -124,10 +124,11 @@ def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents,
 
 
 def _pulse(partition: Partition) -> Program[tuple[tuple[Key, int], ...]]:
-    """Return a value that changes with every put, every removal, and every step of the queue."""
-    kinds = (GC, HEAD, LANE)
-    gc, heads, lanes = yield from ask(Fetch(partition, tuple(Range(kind, verify=False) for kind in kinds)))
-    return tuple((record.key, record.version) for record in (*gc, *heads, *lanes))
+    """Return a value that changes with every put, every removal, every arrival, and every step of the
+    queue."""
+    kinds = (GC, HEAD, LANE, SEAL)
+    found = yield from ask(Fetch(partition, tuple(Range(kind, verify=False) for kind in kinds)))
+    return tuple((record.key, record.version) for records in found for record in records)
 
 
 # Reading

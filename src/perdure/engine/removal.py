@@ -438,7 +438,7 @@ def _take_away(
         return None
     changes: dict[str, list[Sequence[Op]]] = {ROOT: []}
     for record in relinked:
-        changes.setdefault(record.namespace, []).append((record.put(),))
+        changes.setdefault(record.namespace, []).append((record.put(Expect.PRESENT),))
     removed = set(plan.removed)
     for (namespace, checkpoint_id), ops in doomed.items():
         if (namespace, checkpoint_id) not in removed:

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from perdure.engine.range_reads import read_all
+from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Put, Range, Refused
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import GC, WRITE, Key, Partition
+from perdure.model.records import GC, HEAD, WRITE, Key, Partition
 
 _ABSENT = Check(GC, (), Expect.ABSENT)
 
@@ -45,9 +46,9 @@ def remove_whole(
     else:
         outcome = yield from ask(Drop(partition, (_ABSENT, *checks)))
     if generation and not isinstance(outcome, Committed):
-        # Refused where a writer gave it one meanwhile.
+        # Refused where a writer gave it one meanwhile, and where the thread was deleted.
         back = Put(GC, (), expect=Expect.ABSENT, version=successor(generation, "kept"))
-        yield from ask(Commit(partition, (back,)))
+        yield from ask(Commit(partition, (back, Check(HEAD, (ROOT,), Expect.PRESENT))))
     return outcome
 
 

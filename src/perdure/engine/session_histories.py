@@ -81,11 +81,12 @@ class Session(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Turn:
     """An addition to a session. ``budget`` replaces the stored one unless it is ``None``; ``key`` is the
-    sender's, or empty."""
+    sender's, or empty. ``replaces`` puts it in the place of all that the session has."""
 
     messages: Sequence[Mapping[str, Any]]
     budget: Mapping[str, Any] | None = None
     key: str = ""
+    replaces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,9 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         Unserialisable: the budget is not plain JSON.
     """
     added = [dict(message) for message in turn.messages]
+    former = held.segments if turn.replaces else ()
+    if turn.replaces:
+        held = NOTHING._replace(version=held.version, created_at=held.created_at)
     sealed = sum(segment.messages for segment in held.segments)
     tail = held.messages[sealed:]
     groups = _grouped(tail, added)
@@ -189,6 +193,7 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
     }
     expect: Expectation = held.version or Expect.ABSENT
     head = _put(HEAD[0], _encode(body), terms, expect, after.version)
+    replaced += [segment.key for segment in former]
     gone: list[Op] = [Delete(ITEM, (key,)) for key in replaced]
     staged: list[Put] = []
     ops: tuple[Op, ...] = (*puts, *gone, head)

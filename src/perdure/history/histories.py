@@ -104,13 +104,15 @@ class _Programs:
     def _load(self, session_id: str) -> Program[SessionHistory]:
         return _public(session_id, (yield from session_histories.load(self._partition(session_id), _now())))
 
-    def _commit(self, history: SessionHistory, turn: NewTurn, key: str | None) -> Program[SessionHistory]:
+    def _commit(
+        self, history: SessionHistory, turn: NewTurn, key: str | None, *, replaces: bool = False
+    ) -> Program[SessionHistory]:
         budget = None if turn.budget is None else {"task": turn.budget.task, "used": turn.budget.used}
         added = cast("list[Mapping[str, Any]]", to_neutral(turn.messages))
         fresh = (1 + secrets.randbelow(1 << 30)) << 22
         terms = Terms(_now(), self._ttl, fresh, self._limits)
         after = yield from session_histories.append(
-            self._partition(history.session_id), history.held, Turn(added, budget, key or ""), terms
+            self._partition(history.session_id), history.held, Turn(added, budget, key or "", replaces), terms
         )
         if after is None:
             raise Conflict(
@@ -209,6 +211,13 @@ class Histories(_Programs):
                 continue
         raise _contended(session_id, attempts)
 
+    async def replace(
+        self, history: SessionHistory, messages: Messages, *, budget: TaskBudget | None = None
+    ) -> SessionHistory:
+        """Put messages and a budget in the place of all that a session has, if it was not changed since it
+        was read; raises as ``commit`` does."""
+        return await arun(self._commit(history, NewTurn(messages, budget), None, replaces=True), self._driver)
+
     async def delete(self, session_id: str, *, version: int | None = None) -> None:
         """Remove a session with its history; a turn that is being made of it is refused.
 
@@ -273,6 +282,12 @@ class SyncHistories(_Programs):
             except Conflict:
                 continue
         raise _contended(session_id, attempts)
+
+    def replace(
+        self, history: SessionHistory, messages: Messages, *, budget: TaskBudget | None = None
+    ) -> SessionHistory:
+        """See ``Histories.replace``."""
+        return run(self._commit(history, NewTurn(messages, budget), None, replaces=True), self._driver)
 
     def delete(self, session_id: str, *, version: int | None = None) -> None:
         """See ``Histories.delete``."""

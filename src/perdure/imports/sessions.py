@@ -137,10 +137,8 @@ class SessionImporter:
                 )
             state, alike = "replaced", 0
         if not self._dry_run:
-            if state == "replaced":
-                self._histories.delete(session_id, version=there.version)
-                there = self._histories.load(session_id)
-            self._histories.commit(there, messages[alike:], budget=budget)
+            store = self._histories.replace if state == "replaced" else self._histories.commit
+            store(there, messages[alike:], budget=budget)
         return SessionReport(session_id, state, len(messages) - alike)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.range_reads import read_all
 from perdure.engine.thread_state import HeadView, View, guards, read_view, view_items
-from perdure.engine.transact import Budget, batches, chunk_puts, commit_with_chunks
+from perdure.engine.transact import ATTEMPTS, Budget, batches, chunk_puts, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite
 from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
@@ -72,22 +72,30 @@ class StoredThread:
 
 
 def survey(partition: Partition) -> Program[StoredThread]:
-    """Return what is stored of a thread, without values."""
-    *state, claims, extents = yield from ask(
-        Fetch(partition, (*view_items(""), Get(SEAL, transfer_claim.CLAIM), Get(SEAL, _EXTENT)))
-    )
-    view = read_view("", tuple(state))
-    heads, checkpoints, writes = yield from read_all(
-        partition, Range(HEAD), Range(CHECKPOINT, bodies=False), Range(WRITE)
-    )
-    return StoredThread(
-        view,
-        {h.key[0]: HeadView(h.version, h.fields["checkpoint_id"], h.fields["seq"]) for h in heads},
-        {(c.key[0], c.key[1]): c.fields["seq"] for c in checkpoints},
-        {w.key: w for w in read_writes(writes)},
-        bool(claims),
-        extents[0].body if extents else b"",
-    )
+    """Return what is stored of a thread, without values, under one latest checkpoint.
+
+    Raises:
+        Contention: the thread is written to all the time.
+    """
+    for _ in range(ATTEMPTS):
+        *state, claims, extents = yield from ask(
+            Fetch(partition, (*view_items(""), Get(SEAL, transfer_claim.CLAIM), Get(SEAL, _EXTENT)))
+        )
+        view = read_view("", tuple(state))
+        heads, checkpoints, writes = yield from read_all(
+            partition, Range(HEAD), Range(CHECKPOINT, bodies=False), Range(WRITE)
+        )
+        found = {h.key[0]: HeadView(h.version, h.fields["checkpoint_id"], h.fields["seq"]) for h in heads}
+        if found.get("") == view.head:
+            return StoredThread(
+                view,
+                found,
+                {(c.key[0], c.key[1]): c.fields["seq"] for c in checkpoints},
+                {w.key: w for w in read_writes(writes)},
+                bool(claims),
+                extents[0].body if extents else b"",
+            )
+    raise _written_to(partition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from typing import Literal, TypeVar
 
@@ -22,7 +22,7 @@ from perdure.engine.thread_state import HeadView
 from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder
-from perdure.imports.order import extent, missing, pruned
+from perdure.imports.order import extent, missing, pruned, unfinished
 from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, WriteSlot
 from perdure.imports.verify import Differs
 from perdure.model.checkpoint import PendingWrite
@@ -120,7 +120,8 @@ class Importer:
         for left in reversed(range(ATTEMPTS)):
             try:
                 return self._thread(thread)
-            except (Contention, Differs) as error:
+            except (Contention, Corrupt, Differs) as error:
+                # What is compared may have been removed at the target meanwhile.
                 if not left:
                     return ThreadReport(thread, "skipped", why=str(error))
             except Unavailable:
@@ -139,6 +140,11 @@ class Importer:
         found = self._db.run(importing.survey(partition))
         if not found.exists:
             found = StoredThread(found.view, {}, {}, {}, found.is_partial)
+        numbers = importing.last_numbers(found)
+        # What another attempt has left is stored anew, and refused if the thread went on without it.
+        left = unfinished(outline.checkpoints, found.checkpoints, found.extent)
+        arrived = {key: seq for key, seq in found.checkpoints.items() if key not in left}
+        found = replace(found, checkpoints=arrived)
         gone = pruned(outline.checkpoints, found.checkpoints, found.extent)
         new = missing(outline.checkpoints, found.checkpoints, gone)
         if not found.exists and len(new) < len(outline.checkpoints):
@@ -155,7 +161,6 @@ class Importer:
         if new:
             plan.refuse_diverged()
         self._refuse_answered(plan)
-        numbers = importing.last_numbers(found)
         if self._options.dry_run:
             encoder = ThreadEncoder(partition, self._db.digest, 0, numbers, found.heads)
             touched: set[CheckpointKey] = set()

@@ -35,7 +35,7 @@ def pruned(
             those since, or got one by a clock that is late, only ancestors of what is known are taken for
             pruned.
     """
-    digest, last = before[:_SIZE], before[_SIZE:].decode("utf-8", "surrogatepass")
+    digest, last = before[:_SIZE], _last_of(before)
     earlier = [entry for entry in outline if entry.id <= last]
     if digest and _digest(earlier) == digest:
         return {(e.namespace, e.id) for e in earlier} - set(known)
@@ -50,6 +50,27 @@ def pruned(
             found.add(parent)
             at = entries.get(parent)
     return found
+
+
+def unfinished(
+    outline: Iterable[CheckpointEntry], known: Collection[CheckpointKey], before: bytes
+) -> set[CheckpointKey]:
+    """Return the checkpoints that an import has stored at the target beside those that were brought earlier,
+    and that it did not finish. They may have been pruned or linked otherwise since.
+
+    Args:
+        outline: The thread at the source.
+        known: The checkpoints at the target.
+        before: The ``extent`` of the last import that ended, empty if there was none.
+    """
+    if not before:
+        return set()
+    last = _last_of(before)
+    return {(e.namespace, e.id) for e in outline if e.id > last}.intersection(known)
+
+
+def _last_of(extent: bytes) -> str:
+    return extent[_SIZE:].decode("utf-8", "surrogatepass")
 
 
 def missing(

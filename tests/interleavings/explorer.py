@@ -181,6 +181,29 @@ def explore(
     return explored
 
 
+def check(
+    setting: str,
+    case: Case[W],
+    driver: Driver | None = None,
+    *,
+    size: int | None = None,
+    pairs: Collection[tuple[str, str]] | None = None,
+) -> None:
+    """Explore pairs of a set-up, print their counts, and fail with what came out as neither order.
+
+    Args:
+        setting: The name of the set-up, by which a sample is always the same.
+        case: The set-up.
+        driver: The database, as for ``explore``.
+        size: The number of pairs of a sample; by default ``pairs``, or all, are explored.
+        pairs: Names of operations, as for ``explore``.
+    """
+    explored = explore(case, driver, pairs if size is None else case.sample(setting, size))
+    print(f"{setting}: {explored}")
+    assert not explored.found, "\n".join(map(str, explored.found))
+    assert explored.interleavings > explored.pairs
+
+
 def _copies(case: Case[W]) -> Callable[[], W]:
     """Return a function that returns the world of a set-up over a copy of its database; it is set up once."""
     model = MemoryDriver()

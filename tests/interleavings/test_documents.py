@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -17,8 +17,7 @@ from perdure.model.program import Program, ask
 from perdure.model.queue import CRONS, Lane
 from perdure.model.records import LANE
 from perdure.storage.port import Driver
-from tests.backends import fresh
-from tests.interleavings.explorer import Case, World, explore
+from tests.interleavings.explorer import Case, World, check
 
 NOW = 2000
 OF = "things"
@@ -245,20 +244,10 @@ CASES: Mapping[str, Case[World]] = {
 
 @pytest.mark.parametrize("setting", CASES)
 def test_all_pairs_come_out_as_one_after_the_other(setting: str) -> None:
-    explored = explore(CASES[setting])
-    print(f"{setting}: {explored}")
-    assert not explored.found, "\n".join(map(str, explored.found))
-    assert explored.interleavings > explored.pairs
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql", "redis"])
-def stored(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with fresh(request.param) as driver:
-        yield driver
+    check(setting, CASES[setting])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", CASES)
 def test_all_pairs_come_out_as_one_after_the_other_in_a_database(setting: str, stored: Driver) -> None:
-    explored = explore(CASES[setting], stored)
-    assert not explored.found, "\n".join(map(str, explored.found))
+    check(setting, CASES[setting], stored)

@@ -7,11 +7,16 @@ Covers perdure.engine.nearest_items.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
 from langgraph.store.base import GetOp, Item, Op, PutOp
 
+from perdure.database.opening import over
+from perdure.imports.importer import ImportOptions
+from perdure.imports.items import ItemImporter
+from perdure.imports.source import SourceItem
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import Clock, PerdureStore
 from perdure.model.ops import Fetch, Range
@@ -19,8 +24,7 @@ from perdure.model.program import ask
 from perdure.model.records import ITEM
 from perdure.model.store_items import MINUTE, partition_of
 from perdure.storage.port import Driver, WrappingDriver
-from tests.backends import fresh
-from tests.interleavings.explorer import Case, World, explore
+from tests.interleavings.explorer import Case, World, check
 
 R = TypeVar("R")
 HOME, OTHER = ("users", "ada"), ("users", "eve")
@@ -106,6 +110,15 @@ def put_after(act: Callable[[Items], Any], world: Items) -> Any:
     return done
 
 
+def bring(minutes: float, world: Items) -> int:
+    """Import two items of a time from another store."""
+    time = START + round(minutes * MINUTE)
+    items = [SourceItem(HOME, key, {"text": f"imported {key}"}, time, time) for key in ("a", "c")]
+    options = ImportOptions(tenant=world.tenant)
+    now = START + 5 * MINUTE
+    return ItemImporter(over(world.driver, tenant=world.tenant), options, now).run(items).written
+
+
 def search_again(world: Items) -> Any:
     """Return what a process finds that has searched before and knows the index."""
     store = world.store(4)
@@ -130,6 +143,8 @@ OPERATIONS: Mapping[str, Callable[[Items], Any]] = {
     "put together": put_together,
     "put and delete": put_and_delete,
     "put if unchanged": put_if_unchanged,
+    "import": partial(bring, 1.3),
+    "import what came later": partial(bring, 3.5),
     "delete": delete,
     "put elsewhere": lambda w: w.store(1.9).put(OTHER, "a", {"text": "elsewhere"}),
     "get": lambda w: value(w.store(4).get(HOME, "a")),
@@ -173,12 +188,12 @@ def with_items(kind: type[Items], *items: tuple[str, str, float | None]) -> Call
 def plain(new: Callable[[Driver], Items]) -> Callable[[Driver], Items]:
     """Return a set-up in which the database keeps no fields by itself."""
 
-    def over(driver: Driver) -> Items:
+    def new_plain(driver: Driver) -> Items:
         world = new(driver)
         world.is_plain = True
         return world
 
-    return over
+    return new_plain
 
 
 def _cases() -> Iterator[tuple[str, Case[Items]]]:
@@ -203,28 +218,16 @@ QUICK = 60
 
 @pytest.mark.parametrize("setting", CASES)
 def test_some_pairs_come_out_as_one_after_the_other(setting: str) -> None:
-    explored = explore(CASES[setting], pairs=CASES[setting].sample(setting, QUICK))
-    assert not explored.found, "\n".join(map(str, explored.found))
-    assert explored.interleavings > QUICK
+    check(setting, CASES[setting], size=QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", CASES)
 def test_all_pairs_come_out_as_one_after_the_other(setting: str) -> None:
-    explored = explore(CASES[setting])
-    print(f"{setting}: {explored}")
-    assert not explored.found, "\n".join(map(str, explored.found))
-    assert explored.interleavings > explored.pairs
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql", "redis"])
-def stored(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with fresh(request.param) as driver:
-        yield driver
+    check(setting, CASES[setting])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [name for name in CASES if "read first" not in name])
 def test_some_pairs_come_out_as_one_after_the_other_in_a_database(setting: str, stored: Driver) -> None:
-    explored = explore(CASES[setting], stored, CASES[setting].sample(setting, QUICK))
-    assert not explored.found, "\n".join(map(str, explored.found))
+    check(setting, CASES[setting], stored, size=QUICK)

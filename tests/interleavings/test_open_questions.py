@@ -24,7 +24,7 @@ from perdure.model.messages import ANSWERS, FAILED, INTERRUPTED
 from perdure.storage.port import Driver
 from perdure.testing.conformance.backend import holding
 from tests.interleavings import thread_queues
-from tests.interleavings.explorer import Case, explore
+from tests.interleavings.explorer import Case, check
 from tests.interleavings.queues import OPERATORS, SENDERS, SWEEPS, WORKERS
 from tests.interleavings.thread_queues import FRESH, MOST, NOW, TTL, Thread
 from tests.langgraph.session import config
@@ -221,16 +221,18 @@ QUICK = 25
 
 @pytest.mark.parametrize("setting", CASES)
 def test_some_pairs_come_out_as_one_after_the_other(setting: str) -> None:
-    pairs = CASES[setting].sample(setting, QUICK)
-    explored = explore(CASES[setting], pairs=pairs)
-    assert not explored.found, "\n".join(map(str, explored.found))
-    assert explored.interleavings > QUICK
+    check(setting, CASES[setting], size=QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("setting", CASES)
 def test_all_pairs_come_out_as_one_after_the_other(setting: str) -> None:
-    explored = explore(CASES[setting])
-    print(f"{setting}: {explored}")
-    assert not explored.found, "\n".join(map(str, explored.found))
+    check(setting, CASES[setting])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("setting", CASES)
+def test_some_pairs_come_out_as_one_after_the_other_in_a_database(setting: str, stored: Driver) -> None:
+    check(setting, CASES[setting], stored, size=QUICK)

@@ -5,13 +5,10 @@ Covers perdure.engine.queued_records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from perdure.storage.port import Driver
-from tests.backends import fresh
-from tests.interleavings.explorer import explore
+from tests.interleavings.explorer import check
 from tests.interleavings.queues import CASES
 
 QUICK = 150
@@ -21,28 +18,16 @@ STORED = 60
 
 @pytest.mark.parametrize("setting", CASES)
 def test_some_pairs_come_out_as_one_after_the_other(setting: str) -> None:
-    explored = explore(CASES[setting], pairs=CASES[setting].sample(setting, QUICK))
-    assert not explored.found, "\n".join(map(str, explored.found))
-    assert explored.interleavings > QUICK
+    check(setting, CASES[setting], size=QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", CASES)
 def test_all_pairs_come_out_as_one_after_the_other(setting: str) -> None:
-    explored = explore(CASES[setting])
-    print(f"{setting}: {explored}")
-    assert not explored.found, "\n".join(map(str, explored.found))
-    assert explored.pairs == len(CASES[setting].operations) ** 2
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql", "redis"])
-def stored(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with fresh(request.param) as driver:
-        yield driver
+    check(setting, CASES[setting])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", CASES)
 def test_some_pairs_come_out_as_one_after_the_other_in_a_database(setting: str, stored: Driver) -> None:
-    explored = explore(CASES[setting], stored, CASES[setting].sample(setting, STORED))
-    assert not explored.found, "\n".join(map(str, explored.found))
+    check(setting, CASES[setting], stored, size=STORED)

@@ -1,4 +1,7 @@
-"""Crons over the memory driver: their queue record is due when the first of them is, whoever changes what."""
+"""Crons over the memory driver: their queue record is due when the first of them is, whoever changes what.
+
+Covers perdure.engine.outside_records.
+"""
 
 from __future__ import annotations
 

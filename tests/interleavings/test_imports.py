@@ -92,6 +92,10 @@ def bring(world: Target, age: int = 0, **options: Any) -> Any:
     return report.why.partition("(")[0]
 
 
+def go_on_here(world: Target) -> None:
+    go_on(world.graph(), "at the target")
+
+
 def edit(world: Target) -> None:
     node = "second" if world.kind == "chain" else "quiet"
     again(lambda: world.graph().update_state(config(THREAD), {"said": ["edited"]}, as_node=node) and None)
@@ -113,7 +117,7 @@ def copy_here(world: Target) -> None:
 
 def move_here(world: Target) -> None:
     database, other = world.database(), Partition(world.tenant, OTHER)
-    again(lambda: move(database, other, database, world.here) and None)
+    again(lambda: move(database, other, database, world.here))
 
 
 def said(world: Target) -> Any:
@@ -191,8 +195,8 @@ OPERATIONS: Mapping[str, Callable[[Target], Any]] = {
     "delete": lambda w: w.saver().delete_thread(THREAD),
 }
 SEQUENCES: Mapping[str, Callable[[Target], Any]] = {
-    "go on": lambda w: go_on(w.graph(), "at the target"),
-    "import and go on": lambda w: (bring(w), go_on(w.graph(), "at the target")),
+    "go on": go_on_here,
+    "import and go on": lambda w: [act(w) for act in (bring, go_on_here)],
     "import and delete": lambda w: (bring(w), w.saver().delete_thread(THREAD)),
     "delete and import": lambda w: (w.saver().delete_thread(THREAD), bring(w)),
 }
@@ -212,7 +216,7 @@ CASES: Mapping[str, Case[Any]] = {
     "imported": Case(target(Target, bring), OPERATIONS, read, EXCUSED, SEQUENCES),
     "imported with a question": Case(target(Asked, bring), OPERATIONS, read, EXCUSED, SEQUENCES),
     "went on": Case(
-        target(Target, bring, lambda w: go_on(w.graph(), "at the target")),
+        target(Target, bring, go_on_here),
         OPERATIONS,
         read,
         EXCUSED,

@@ -210,9 +210,13 @@ EXCUSED: Mapping[tuple[str, str], str] = {
     **{(name, other): ARRIVES for name in ARRIVING for other in ("check", "copy", "copy here", "measure")},
     **{("import what came since", other): STAYS for other in ("edit", "go on", "import and go on")},
 }
+CLEARS = "what a dead import has left goes before a thread begins at its name: in between nothing is there"
+CLEARED = {("edit", other): CLEARS for other in ("list", "measure", "copy", "copy here")}
 CASES: Mapping[str, Case[Any]] = {
     "nothing there": Case(target(Target), OPERATIONS, read, EXCUSED, SEQUENCES),
-    "an import was killed": Case(target(Target, stop_at(6)), OPERATIONS, read, EXCUSED, SEQUENCES),
+    "an import was killed": Case(
+        target(Target, stop_at(6)), OPERATIONS, read, {**EXCUSED, **CLEARED}, SEQUENCES
+    ),
     "imported": Case(target(Target, bring), OPERATIONS, read, EXCUSED, SEQUENCES),
     "imported with a question": Case(target(Asked, bring), OPERATIONS, read, EXCUSED, SEQUENCES),
     "went on": Case(

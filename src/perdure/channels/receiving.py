@@ -16,7 +16,7 @@ from perdure.channels.sessions import SessionList, Sessions
 from perdure.database.base import handle_of
 from perdure.engine.inbox import Standing, was_accepted
 from perdure.errors import NotFound, NotWaiting
-from perdure.langgraph.readable_states import aread_state
+from perdure.langgraph.open_interrupts import aread_asking
 from perdure.model.messages import OPEN, SENDING, SENT, Reply, dedupe_digest
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
@@ -277,7 +277,7 @@ class Receiver:
             # The graph that asked is not served any more, so no answer can reach it.
             return None
         async with opening as graph:
-            state = await aread_state(graph, {"configurable": {"thread_id": thread_id}})
+            state = await aread_asking(graph, {"configurable": {"thread_id": thread_id}})
         for interrupt in state.interrupts:
             if interrupt.id == interrupt_id or (interrupt_id is None and question.knows(interrupt.id)):
                 return _Question(thread_id, question.run.id, interrupt.id, interrupt.value)

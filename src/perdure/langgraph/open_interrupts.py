@@ -1,27 +1,39 @@
-"""Ids of the interrupts that a thread's latest checkpoint has open, read without its graph or its types."""
+"""Questions that a thread's latest checkpoint asks: their ids, read without its graph or its types, and the
+state with all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from langgraph.checkpoint.base import WRITES_IDX_MAP
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver
 from langgraph.checkpoint.base import PendingWrite as LangGraphWrite
-from langgraph.types import Interrupt
+from langgraph.pregel import Pregel
+from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from perdure.engine import chunk_reads
 from perdure.engine.questions import Asked
 from perdure.engine.undisturbed import undisturbed
 from perdure.langgraph.plain_reading import PlainSerde
+from perdure.langgraph.readable_states import aread_state
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT
 from perdure.model.joined_values import joined
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, WRITE, Partition
-from perdure.model.write_records import ERROR_SOURCE, INTERRUPT, asking_tasks, read_writes
+from perdure.model.write_records import (
+    ERROR_SOURCE,
+    INTERRUPT,
+    NULL_TASK,
+    RESUME,
+    asking_tasks,
+    read_writes,
+)
 
 _CONTROL = frozenset(WRITES_IDX_MAP) | {ERROR_SOURCE}
+_BRANCH = "branch:to:"
 _INTERRUPT = "langgraph.types.Interrupt"
 _serde = PlainSerde()
 
@@ -55,17 +67,55 @@ def _read(partition: Partition, digest: Digester) -> Program[Asked]:
     return Asked(head.version, tuple(dict.fromkeys(ids)))
 
 
-def of_writes(writes: Iterable[LangGraphWrite] | None) -> tuple[Interrupt, ...]:
-    """Return the interrupts without an answer among the pending writes of a checkpoint, by LangGraph's own
-    rule."""
-    found = list(writes or ())
-    ended = {task_id for task_id, channel, _ in found if channel not in _CONTROL}
-    return tuple(
-        interrupt
-        for task_id, channel, value in found
-        if channel == INTERRUPT and task_id not in ended
-        for interrupt in (value if isinstance(value, Sequence) else (value,))
+async def aread_asking(
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, *, subgraphs: bool = False
+) -> StateSnapshot:
+    """Return a thread's latest state with all of its questions.
+
+    LangGraph leaves out those of a task that a command has added to the step, and of all but one of the tasks
+    that another one calls at once. Here they are in the state, with a task that has the name of its node, or
+    no name if that is not known.
+
+    Args:
+        graph: the graph, with its saver.
+        config: the thread.
+        subgraphs: include the states of subgraphs.
+    """
+    state, saver = await aread_state(graph, config, subgraphs=subgraphs), graph.checkpointer
+    found = await saver.aget_tuple(config) if isinstance(saver, BaseCheckpointSaver) else None
+    writes = [] if found is None else list(found.pending_writes or ())
+    shown = {interrupt.id for interrupt in state.interrupts}
+    tasks: dict[str, PregelTask] = {}
+    for task_id, interrupt in _asked(writes):
+        if interrupt.id in shown:
+            continue
+        shown.add(interrupt.id)
+        task = tasks.get(task_id) or PregelTask(task_id, _node_of(task_id, interrupt, writes), ())
+        tasks[task_id] = task._replace(interrupts=(*task.interrupts, interrupt))
+    added = [interrupt for task in tasks.values() for interrupt in task.interrupts]
+    return state._replace(tasks=(*state.tasks, *tasks.values()), interrupts=(*state.interrupts, *added))
+
+
+def _asked(writes: Sequence[LangGraphWrite]) -> Iterator[tuple[str, Interrupt]]:
+    """Yield the interrupts without an answer among the pending writes of a checkpoint, each with its task, by
+    LangGraph's own rule."""
+    ended = {task_id for task_id, channel, _ in writes if channel not in _CONTROL}
+    for task_id, channel, value in writes:
+        if channel == INTERRUPT and task_id not in ended:
+            for interrupt in value if isinstance(value, Sequence) else (value,):
+                yield task_id, interrupt
+
+
+def _node_of(task_id: str, interrupt: Interrupt, writes: Sequence[LangGraphWrite]) -> str:
+    """Return the node of a task that a command has added, empty if it is none that the command names."""
+    nodes = [channel.removeprefix(_BRANCH) for task, channel, _ in writes if task == NULL_TASK]
+    answers: Any = next(
+        (value for task, channel, value in writes if (task, channel) == (task_id, RESUME)), ()
     )
+    asked = range(len(answers) + 1 if isinstance(answers, Sequence) else 1)
+    places = {node: [f"{node}:{task_id}" + (f"|{n}" if n else "") for n in asked] for node in nodes}
+    ids = {node: {Interrupt.from_ns(None, place).id for place in places[node]} for node in nodes}
+    return next((node for node in nodes if interrupt.id in ids[node]), "")
 
 
 def _ids(value: Any) -> Iterator[str]:

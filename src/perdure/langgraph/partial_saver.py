@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
-from langgraph.checkpoint.serde.types import ERROR, TASKS
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, TASKS
 from langgraph.errors import InvalidUpdateError
 
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
@@ -173,7 +173,12 @@ class PartialSaver(BaseCheckpointSaver[Any]):
             part = StatePart(namespace, at, "update", task_id)
             if not self._shows(part, channels):
                 hidden[task_id] = self._refused.get(part)
-        shown = [each for each in pending if each[0] not in hidden or each[1] in WRITES_IDX_MAP]
+        # What the task asked before that update was answered.
+        shown = [
+            each
+            for each in pending
+            if each[0] not in hidden or (each[1] in WRITES_IDX_MAP and each[1] != INTERRUPT)
+        ]
         for task_id, error in hidden.items():
             if error is not None and task_id != NULL_TASK:
                 text = update_refused("this task", updates[task_id], type(error).__name__)

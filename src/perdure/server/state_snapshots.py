@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import StateSnapshot
 
 from perdure.errors import MigrationRequired, Unavailable
@@ -68,25 +67,17 @@ async def shown_snapshot(
     caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
 ) -> StateSnapshot:
     """Return the same as ``snapshot``, of the latest state with the interrupts that may be answered: none
-    while the thread is busy, and also those of a task that a command has added to the step, which LangGraph
-    leaves out.
+    while the thread is busy, and also those that LangGraph leaves out.
     """
     config = config or config_of(row.thread_id)
-    state = await snapshot(caller, row, config, subgraphs=subgraphs)
     configurable = config.get("configurable", {})
-    if "checkpoint_id" in configurable or configurable.get("checkpoint_ns"):
-        return state
-    if row.status == "busy":
-        return _without_questions(state)
+    is_latest = "checkpoint_id" not in configurable and not configurable.get("checkpoint_ns")
     graph_id = graph_id_of(caller, row)
-    if row.status not in ("interrupted", "error") or state.interrupts or graph_id is None:
-        return state
-    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
-        saver = graph.checkpointer
-        found = await saver.aget_tuple(config) if isinstance(saver, BaseCheckpointSaver) else None
-    return (
-        state if found is None else state._replace(interrupts=open_interrupts.of_writes(found.pending_writes))
-    )
+    if is_latest and row.status in ("interrupted", "error") and graph_id is not None:
+        async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+            return await open_interrupts.aread_asking(graph, config, subgraphs=subgraphs)
+    state = await snapshot(caller, row, config, subgraphs=subgraphs)
+    return _without_questions(state) if is_latest and row.status == "busy" else state
 
 
 def _without_questions(state: StateSnapshot) -> StateSnapshot:

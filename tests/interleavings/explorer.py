@@ -201,7 +201,7 @@ def check(
     explored = explore(case, driver, pairs if size is None else case.sample(setting, size))
     print(f"{setting}: {explored}")
     assert not explored.found, "\n".join(map(str, explored.found))
-    assert explored.interleavings > explored.pairs
+    assert explored.interleavings >= explored.pairs
 
 
 def _copies(case: Case[W]) -> Callable[[], W]:

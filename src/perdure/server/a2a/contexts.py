@@ -33,31 +33,37 @@ def context_of(thread_id: str) -> str:
 
 async def thread_of(caller: Caller, assistant_id: str, context_id: str) -> str:
     """Return the thread that an agent has in a context, or would begin."""
-    own, is_reserved = own_thread_of(assistant_id, context_id), _OWN.fullmatch(context_id) is not None
-    if await caller.threads.look(own) is not None:
-        return own
-    row = None if is_reserved else await caller.threads.look(context_id)
+    if await _has_own(caller, assistant_id, context_id):
+        return own_thread_of(assistant_id, context_id)
+    row = await caller.threads.look(context_id)
     is_others = row is not None and has_run(row) and is_other_agent_s(row, assistant_id)
-    return own if is_reserved or is_others else context_id
+    return own_thread_of(assistant_id, context_id) if is_others else context_id
 
 
 async def submit_in(
     caller: Caller, assistant_id: str, context_id: str, submit: Callable[[str], Awaitable[R]]
 ) -> R:
-    """Submit a run on the thread that an agent has in a context; on its own if another agent takes the
-    context's meanwhile.
+    """Submit a run on the thread that an agent has in a context: the context's own, unless that is another
+    agent's.
 
     Args:
         caller: the authenticated user of the request.
         assistant_id: the agent.
         context_id: the context.
-        submit: submits a run on a thread; raises ``OtherAgent`` if it is another agent's.
+        submit: submits a run on a thread; raises ``OtherAgent`` if it is another agent's and the user may
+            run on it, and another error if the user may not.
     """
-    thread_id = await thread_of(caller, assistant_id, context_id)
-    try:
-        return await submit(thread_id_of(thread_id))
-    except OtherAgent:
-        own = own_thread_of(assistant_id, context_id)
-        if own == thread_id:
-            raise
-        return await submit(thread_id_of(own))
+    own = own_thread_of(assistant_id, context_id)
+    if not await _has_own(caller, assistant_id, context_id):
+        try:
+            return await submit(thread_id_of(context_id))
+        except OtherAgent:
+            pass
+    return await submit(thread_id_of(own))
+
+
+async def _has_own(caller: Caller, assistant_id: str, context_id: str) -> bool:
+    """Return True if an agent's thread in a context is one of its own, not the context's."""
+    if _OWN.fullmatch(context_id) is not None:
+        return True
+    return await caller.threads.look(own_thread_of(assistant_id, context_id)) is not None

@@ -377,10 +377,12 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
     The thread's question is open again, unless another message waits.
     """
 
-    def load() -> Program[tuple[Lane, tuple[Message, ...]]]:
+    def load() -> Program[tuple[Lane, tuple[Message, ...]] | None]:
         (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
         lane = Lane.read(IN, lanes)
-        (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,)),)))
+        again, found = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Range(INBOX, after=(lane.bound,)))))
+        if Lane.read(IN, again) != lane:
+            return None
         return lane, tuple(read_each(partition, Message.read, found))
 
     def attempt(seen: tuple[Lane, tuple[Message, ...]]) -> Program[bool | None]:

@@ -166,7 +166,8 @@ class PlainSource:
         )
         slots: list[_Row] = []
         if sql.writes:
-            columns = f"{sql.text.format('checkpoint_id')}, channel, {sql.task}, {sql.idx}"
+            # D1 answers by the names of columns, so that two of one name would be one.
+            columns = f"{sql.text.format('checkpoint_id')}, channel, {sql.task} AS task, {sql.idx} AS idx"
             order = f"WHERE thread_id = ?1 ORDER BY {sql.order}"
             alike: Counter[_Row] = Counter()
             of_task: Counter[tuple[str, str]] = Counter()

@@ -38,15 +38,18 @@ async def test_a_thread_whose_supersteps_cannot_be_written_is_not_created(near: 
         assert (await http.get("/threads/t")).status_code == 404
 
 
+@pytest.mark.parametrize("is_over", [False, True])
 @run
 async def test_a_message_that_is_accepted_while_the_supersteps_are_refused_keeps_its_thread(
-    near: str, monkeypatch: pytest.MonkeyPatch
+    near: str, monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
     async with serving(near) as server:
         client, http = await server.client(), await server.http()
 
         async def overtaken(graph: Any, config: Any, steps: Any) -> None:
-            await client.runs.create("t", "aware", input=said("hello"))
+            accepted = await client.runs.create("t", "aware", input=said("hello"))
+            if is_over:
+                await client.runs.join("t", accepted["run_id"])
             raise InvalidUpdateError("no such node")
 
         monkeypatch.setattr(CompiledStateGraph, "abulk_update_state", overtaken)

@@ -60,6 +60,7 @@ class ThreadAtRest:
 
     Attributes:
         is_busy: a run is open, a message waits or a reply is to be delivered.
+        has_queues: a message was accepted for the thread at some time.
         is_tagged: the thread has a tag.
         active_at: time of the last activity in microseconds, ``None`` if it cannot be determined.
         metadata: metadata of the thread, as its clients set it or as its latest checkpoint has it.
@@ -73,6 +74,7 @@ class ThreadAtRest:
     """
 
     is_busy: bool
+    has_queues: bool
     is_tagged: bool
     active_at: int | None
     metadata: Mapping[str, Any]
@@ -184,6 +186,7 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     return ThreadAtRest(
         is_busy=bool(epochs and epochs[0].fields["open_run"] is not None)
         or any(lane.pending or lane.run_id is not None for lane in queues),
+        has_queues=any(lane.version for lane in queues),
         is_tagged=bool(tags),
         active_at=max((at for at in times if at is not None), default=None) if is_known else None,
         metadata=_metadata(document, checkpoint),
@@ -197,11 +200,11 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     )
 
 
-def remove_resting(partition: Partition) -> Program[bool]:
+def remove_resting(partition: Partition, *, only_unused: bool = False) -> Program[bool]:
     """Remove a thread, with what is stored of it elsewhere, unless it is busy, or changed since it was read;
-    return True if it was removed."""
+    return True if it was removed. With ``only_unused`` one stays for which a message was ever accepted."""
     thread = yield from read_at_rest(partition)
-    if thread.is_busy:
+    if thread.is_busy or (only_unused and thread.has_queues):
         return False
     elsewhere = yield from outside_records.find(partition)
     collection = Check(GC, (), thread.generation or Expect.ABSENT)

@@ -79,10 +79,10 @@ class Control:
             leases.asked(lambda other: other == partition)
         self._removed(partition)
 
-    async def remove_resting(self, partition: Partition) -> bool:
+    async def remove_resting(self, partition: Partition, *, only_unused: bool = False) -> bool:
         """Remove a thread without current work, and return True if it was removed. Any change of the thread
-        meanwhile keeps it."""
-        removed = await self._database.arun(expiry.remove_resting(partition))
+        meanwhile keeps it, and with ``only_unused`` any message that was ever accepted for it."""
+        removed = await self._database.arun(expiry.remove_resting(partition, only_unused=only_unused))
         if removed:
             self._removed(partition)
         return removed

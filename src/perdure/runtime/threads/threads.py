@@ -238,12 +238,12 @@ class Threads:
         await self._control.delete(self._partition(thread_id))
         return row is not None
 
-    async def remove_resting(self, thread_id: str) -> bool:
+    async def remove_resting(self, thread_id: str, *, only_unused: bool = False) -> bool:
         """Remove a thread without pending work, and return True if it was removed. A message accepted
-        meanwhile keeps the thread."""
+        meanwhile keeps the thread; with ``only_unused`` also one whose run has ended by now."""
         partition = self._partition(thread_id)
         entry = await self.index.entry(thread_id)
-        if not await self._control.remove_resting(partition):
+        if not await self._control.remove_resting(partition, only_unused=only_unused):
             return False
         if entry is not None:
             await self.index.remove(thread_id, entry)

@@ -74,7 +74,7 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
                 await graph.abulk_update_state({"configurable": {"thread_id": thread_id}}, steps)
         except Exception as error:
             # What cannot be written leaves no thread behind, unless a message was accepted for it meanwhile.
-            await caller.threads.remove_resting(thread_id)
+            await caller.threads.remove_resting(thread_id, only_unused=True)
             if isinstance(error, PerdureError):
                 raise
             raise Refusal(400, unfitness(error)) from error

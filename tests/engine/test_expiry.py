@@ -22,6 +22,7 @@ HERE = Partition("", "a")
 RULES = RetentionRules(Retention(idle="1m"))
 AT_REST = ThreadAtRest(
     is_busy=False,
+    has_queues=False,
     is_tagged=False,
     active_at=1_000_000,
     metadata={},

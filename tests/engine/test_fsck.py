@@ -213,6 +213,20 @@ def test_a_lost_head_and_one_whose_sequence_lags_are_set_again(store: tuple[Sync
     assert one(driver, HEAD, ("",)).fields == head.fields
 
 
+@pytest.mark.timeout(60)
+def test_a_repair_that_mends_nothing_ends_and_says_what_is_left(
+    store: tuple[SyncDatabase, Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, driver = store
+    talk(database)
+    head = one(driver, HEAD, ("",))
+    stray = Put(HEAD, ("",), {**head.fields, "checkpoint_id": "nowhere"}, version=head.version + 1)
+    commit(driver, stray)
+    monkeypatch.setattr("perdure.engine.fsck._fixed_heads", lambda *_: iter([stray]))
+    repaired = database.repair("thread")
+    assert (repaired.fixed, only(list(repaired.left)).kind) == ((), Damage.HEAD)
+
+
 def test_a_dangling_chunk_is_found_at_every_checkpoint_that_needs_it(
     store: tuple[SyncDatabase, Driver],
 ) -> None:

@@ -71,6 +71,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
         Contention: the thread is written to all the time.
     """
     wanted: list[Finding] = []
+    before: list[Finding] = []
     refusals = 0
     while refusals < ATTEMPTS:
         try:
@@ -81,7 +82,8 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
             return Repaired((), (_found(partition, error),))
         wanted += [f for f in findings if f.repairable and f not in wanted]
         ops = [*_fixed_links(contents, findings), *_fixed_heads(contents, findings)]
-        if not ops:
+        # What a commit has not mended the next one would not mend either.
+        if not ops or findings == before:
             return Repaired(tuple(f for f in wanted if f not in findings), tuple(findings))
         some = next(batches(ops, budget, reserve=2))
         fence, _ = guards(partition, view, None)
@@ -93,7 +95,10 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
             version=successor(view.generation, *(str(op.key) for op in some)),
         )
         outcome = yield from ask(Commit(partition, (fence, generation, *some)))
-        refusals += not isinstance(outcome, Committed)
+        if isinstance(outcome, Committed):
+            before = findings
+        else:
+            refusals += 1
     raise Contention(f"thread {partition.thread!r} is written to all the time; repair it later")
 
 

@@ -18,15 +18,18 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
+from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.database.opening import open_database
+from perdure.engine import documents
+from perdure.engine.documents import Document
 from perdure.errors import Unavailable
 from perdure.model.chunks import Digester
 from perdure.model.messages import Reply
 from perdure.model.ops import Commit, Committed, Fetch, Now, Range, Refused
 from perdure.model.program import Effect
-from perdure.model.records import KINDS, Partition, Record
+from perdure.model.records import KINDS, LISTED, Partition, Record
 from perdure.runtime import Channel, Runtime, Settings
 from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.memory import MemoryDriver
@@ -392,6 +395,12 @@ async def values(database: SyncDatabase, graph: Pregel[Any, Any, Any, Any], thre
 async def spoken(database: SyncDatabase, graph: Pregel[Any, Any, Any, Any], thread: str) -> list[str]:
     """What was said on a thread, by whom it may be."""
     return [message.text for message in (await values(database, graph, thread)).get("messages", ())]
+
+
+async def index_entry(runtime: Runtime, thread: str) -> Document | None:
+    """The copy of a thread's document in the index of a server."""
+    program = documents.get(Partition(runtime.tenant, *LISTED), LISTED[0], thread)
+    return await handle_of(runtime.database).arun(program)
 
 
 @dataclass(eq=False)

@@ -88,7 +88,7 @@ def test_a_path_is_the_same_with_kills(backend: str) -> None:
     assert (found := asyncio.run(main())) is None, found
 
 
-def _kills(shape: str) -> Iterator[tuple[tuple[Event, ...], OnFailure, tuple[int, str]]]:
+def _kills() -> Iterator[tuple[tuple[Event, ...], OnFailure, tuple[int, str]]]:
     """Yield paths that end with work, and the commits of it before or after which a worker may die."""
     ask = EVENTS[0]
     paths = [path for n in range(3) for path in itertools.product(EVENTS, repeat=n)]
@@ -103,19 +103,22 @@ def _kills(shape: str) -> Iterator[tuple[tuple[Event, ...], OnFailure, tuple[int
 
 @pytest.mark.parametrize("shape", ["flat", "nested"])
 def test_a_path_is_the_same_wherever_its_last_worker_dies(shape: str) -> None:
-    async def main() -> str | None:
-        until = time.monotonic() + SECONDS / 5
-        for path, on_failure, kill in _kills(shape):
+    async def main() -> tuple[int, str | None]:
+        until, count = time.monotonic() + SECONDS / 5, 0
+        for path, on_failure, kill in _kills():
             if time.monotonic() > until:
                 break
+            count += 1
             with stored("memory") as storage:
                 async with world(storage, shape, on_failure, attempts=5) as place:
                     place.kills = iter([*[None] * (path.count(WORK) - 1), kill])
                     if (found := await walk(place, path, on_failure)) is not None:
-                        return f"{shape}, {on_failure}, {kill}: {found}"
-        return None
+                        return count, f"{shape}, {on_failure}, {kill}: {found}"
+        return count, None
 
-    assert (found := asyncio.run(main())) is None, found
+    count, found = asyncio.run(main())
+    assert found is None, found
+    assert count > 3
 
 
 def _hides_work(facts: lifecycle.Facts) -> lifecycle.Status:

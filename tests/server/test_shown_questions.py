@@ -6,6 +6,8 @@ Covers perdure.langgraph.open_interrupts.
 from __future__ import annotations
 
 import operator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypedDict
 
 import httpx
@@ -84,6 +86,19 @@ async def _views(http: httpx.AsyncClient, runtime: Runtime) -> dict[str, str]:
     return shown["state"]
 
 
+@asynccontextmanager
+async def _serving(graph: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime]]:
+    app = create_app()
+    transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
+    async with (
+        perdure.connect("memory://") as database,
+        Runtime(database, graph, settings=Settings(poll=0.05)) as runtime,
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
+    ):
+        app.state.perdure = ServerState.over(runtime, Open())
+        yield http, runtime
+
+
 async def _run(http: httpx.AsyncClient, **run: Any) -> None:
     answer = await http.post(
         "/threads/ada/runs/wait", json={"assistant_id": "agent", "if_not_exists": "create", **run}
@@ -104,14 +119,7 @@ async def _run(http: httpx.AsyncClient, **run: Any) -> None:
 )
 @run
 async def test_all_views_show_all_questions_and_each_is_answered(graph: Any, begin: Any) -> None:
-    app = create_app()
-    transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
-    async with (
-        perdure.connect("memory://") as database,
-        Runtime(database, graph, settings=Settings(poll=0.05)) as runtime,
-        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
-    ):
-        app.state.perdure = ServerState.over(runtime, Open())
+    async with _serving(graph) as (http, runtime):
         await _run(http, input={"log": []})
         if begin is not None:
             await _run(http, command=begin)
@@ -137,14 +145,7 @@ async def test_a_question_that_was_answered_before_a_refused_update_is_not_shown
 
     builder = StateGraph(State).add_node("ask", ask).add_node("other", other)
     graph = builder.add_edge(START, "ask").add_edge(START, "other").compile()
-    app = create_app()
-    transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
-    async with (
-        perdure.connect("memory://") as database,
-        Runtime(database, graph, settings=Settings(poll=0.05)) as runtime,
-        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
-    ):
-        app.state.perdure = ServerState.over(runtime, Open())
+    async with _serving(graph) as (http, runtime):
         await _run(http, input={"log": []})
         asked = await _views(http, runtime)
         await _run(http, command={"resume": dict.fromkeys(asked, "yes")})

@@ -13,12 +13,10 @@ from perdure.channels.addresses import ChatAddress, user_of
 from perdure.channels.incoming import ButtonPress, ChatMessage, edit_of, is_same, message_id_of, position_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
-from perdure.database.base import handle_of
-from perdure.engine.inbox import Standing, was_accepted
+from perdure.engine.inbox import Standing
 from perdure.errors import NotFound, NotWaiting
 from perdure.langgraph.open_interrupts import aread_asking
-from perdure.model.messages import OPEN, SENDING, SENT, Reply, dedupe_digest
-from perdure.model.records import Partition
+from perdure.model.messages import OPEN, SENDING, SENT, Reply
 from perdure.runtime import Runtime
 from perdure.runtime.run_user import USER
 
@@ -74,7 +72,6 @@ class Receiver:
         self._channel = channel
         self._options = options
         self._position = position
-        self._database = handle_of(runtime.database)
         self._sessions = Sessions(runtime, tenant, channel)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
@@ -97,7 +94,7 @@ class Receiver:
             if message.edit:
                 return await self._edited(message, thread_id)
             found = await self._asked(message, thread_id, sessions)
-            if found is not None and not await self._was_accepted(thread_id, _key(message)):
+            if found is not None and not await self._runtime.threads.was_accepted(thread_id, _key(message)):
                 try:
                     return await self._answered(message, found, sessions)
                 except NotWaiting:
@@ -126,7 +123,7 @@ class Receiver:
             if asked is not None:
                 try:
                     if decision == "edit" and "edit" in questions.decisions(asked.value):
-                        is_new = await self._noticed(press, edit, editing=interrupt_id)
+                        is_new = await self._note_notice(press, edit, editing=interrupt_id)
                         return Received(questions.edit_prompt(asked.value), is_duplicate=not is_new)
                     value = questions.resume_value(asked.value, decision)
                     is_duplicate = await self._answer(press, asked, value, choice)
@@ -135,12 +132,12 @@ class Receiver:
                     notice = str(error)
                 except NotWaiting:
                     pass
-            if await self._was_accepted(thread_id, choice):
+            if await self._runtime.threads.was_accepted(thread_id, choice):
                 return Received(is_duplicate=True, decided=decision)
             if edit in sessions.noticed:
                 # The changed arguments, for which it was asked, have come.
                 return Received(is_duplicate=True)
-            is_new = await self._noticed(press, key)
+            is_new = await self._note_notice(press, key)
             return Received(notice, is_duplicate=not is_new)
 
     @asynccontextmanager
@@ -303,7 +300,7 @@ class Receiver:
         try:
             value = questions.resume_value(asked.value, "edit" if is_edit else None, message.content())
         except questions.UnusableAnswer as error:
-            return Received(str(error), is_duplicate=not await self._noticed(message, key))
+            return Received(str(error), is_duplicate=not await self._note_notice(message, key))
         if key in sessions.noticed:
             return Received(is_duplicate=True)
         return Received(is_duplicate=await self._answer(message, asked, value, key))
@@ -327,15 +324,11 @@ class Receiver:
             await self._sessions.end_editing(event.chat, event.topic, asked.interrupt_id)
         return ticket.is_duplicate
 
-    async def _noticed(
+    async def _note_notice(
         self, event: ChatMessage | ButtonPress, key: str, *, editing: str | None = None
     ) -> bool:
         """Note that a notice is the whole answer to a delivery; return False if it was before."""
         return await self._sessions.note_notice(event.chat, event.topic, key, editing)
-
-    async def _was_accepted(self, thread_id: str, key: str) -> bool:
-        partition = Partition(self._runtime.tenant, thread_id)
-        return await self._database.arun(was_accepted(partition, dedupe_digest(key)))
 
     # Commands
 

@@ -116,7 +116,7 @@ class Sessions:
         """
         is_new = False
 
-        def noticed(before: Document | None) -> Mapping[str, Any] | None:
+        def add_key(before: Document | None) -> Mapping[str, Any] | None:
             nonlocal is_new
             sessions = SessionList.read(before)
             is_new = key not in sessions.noticed
@@ -125,18 +125,18 @@ class Sessions:
             asked = sessions.editing if editing is None else editing
             return sessions._replace(editing=asked, noticed=(*sessions.noticed, key)).stored()
 
-        await self._change(chat, topic, noticed)
+        await self._change(chat, topic, add_key)
         return is_new
 
     async def end_editing(self, chat: str, topic: str, interrupt_id: str) -> None:
         """Note that an interrupt has its answer: a text changes nothing of what its node asks next, which has
         the same id."""
 
-        def ended(before: Document | None) -> Mapping[str, Any] | None:
+        def clear(before: Document | None) -> Mapping[str, Any] | None:
             sessions = SessionList.read(before)
             return sessions._replace(editing="").stored() if sessions.editing == interrupt_id else None
 
-        await self._change(chat, topic, ended)
+        await self._change(chat, topic, clear)
 
     async def close(self, chat: str, topic: str, run_id: str) -> None:
         """Note that the questions of a run are not open any more."""

@@ -1,8 +1,8 @@
-"""What is stored of a thread outside of it: its entry in a server's index, which has a copy of its metadata,
-and the crons that are bound to it, which have the input of their runs. It is removed with the thread.
+"""Records of a thread in other partitions, which are removed with it: its entry in a server's index, with a
+copy of its metadata, and the crons that are bound to it, with the input of their runs.
 
-They are in partitions of their own, so no commit holds them and the thread. Each is read before the thread is
-removed, and removed as it was read: those of a thread that is created under the same name meanwhile stay.
+No commit holds them and the thread. They are read before the thread is removed, and removed as they were
+read: those of a thread that is created under the same name meanwhile stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.model.records import DOCUMENT, LISTED, Partition
 
 
 class OutsideRecords(NamedTuple):
-    """What is stored of a thread outside of it: the version of its entry in the index, ``None`` without one,
+    """Records of a thread in other partitions: the version of its entry in the index, ``None`` without one,
     and the ids of its crons."""
 
     thread: Partition
@@ -25,7 +25,7 @@ class OutsideRecords(NamedTuple):
 
 
 def find(thread: Partition) -> Program[OutsideRecords]:
-    """Find what is stored of a thread outside of it."""
+    """Find the records of a thread in other partitions."""
     index, key = _entry(thread)
     (found,) = yield from ask(Fetch(index, (Range(DOCUMENT, key, limit=1, bodies=False),)))
     bound = yield from crons.bound_to(thread)
@@ -33,7 +33,7 @@ def find(thread: Partition) -> Program[OutsideRecords]:
 
 
 def remove(found: OutsideRecords) -> Program[None]:
-    """Remove what was found."""
+    """Remove the records that were found."""
     for cron_id in found.cron_ids:
         yield from crons.remove(crons.place(found.thread.tenant), cron_id)
     if found.entry is not None:

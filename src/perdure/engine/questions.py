@@ -27,7 +27,7 @@ from perdure.model.queue import IN, Lane
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.stale_questions import StaleQuestions
-from perdure.model.write_records import INTERRUPT, NULL_TASK, RESUME, asking_tasks, put_over, read_writes
+from perdure.model.write_records import NULL_TASK, RESUME, asking_tasks, put_over, read_writes
 
 REFUSALS = (NotWaiting, Conflict)
 """Refusals of a message because of what its thread asks, which is read after the inbox: it may be the outcome
@@ -323,10 +323,11 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
             if not _is_of(namespace, tasks):
                 continue
             (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, checkpoint_id)),)))
-            tasks |= asking_tasks(records)
             asking, writes = asking_tasks(records), read_writes(records)
-            called = set() if namespace else StaleQuestions.of(writes, asking, run.id).tasks - asking
-            ops += _releasing(writes, asking, run.id, called, at_base and not namespace)
+            tasks |= asking
+            stale = StaleQuestions.of(writes, asking, run.id)
+            called = frozenset[str]() if namespace else stale.called
+            ops += _releasing(writes, stale.tasks, called, run.id, at_base and not namespace)
         if not ops:
             return False
         # What the writes referred to may be unreachable now: a collection beside must see the change.
@@ -341,21 +342,18 @@ def _is_of(namespace: str, tasks: set[str]) -> bool:
 
 
 def _releasing(
-    writes: Sequence[PendingWrite], asking: set[str], run_id: str, called: Set[str], at_base: bool
+    writes: Sequence[PendingWrite], stale: Set[str], called: Set[str], run_id: str, at_base: bool
 ) -> list[Op]:
     """Return the removals of a run's answers from the tasks that still ask what they asked before it, and of
     what the tasks stored that these ``called``."""
     mine = (run_id,)
-    again = {
-        w.task_id for w in writes if w.channel == INTERRUPT and not w.is_aside and belongs(w.nonce, mine)
-    }
     aside = {w.key: w for w in writes if w.is_aside}
     ops: list[Op] = []
     for write in writes:
         if write.is_aside or not belongs(write.nonce, mine):
             continue
         is_of_command = write.task_id == NULL_TASK and (at_base or write.channel == RESUME)
-        is_behind = write.channel == RESUME and write.task_id in asking - again
+        is_behind = write.channel == RESUME and write.task_id in stale
         if not (is_of_command or is_behind or write.task_id in called):
             continue
         if write.record is not None and write.record >= 0:

@@ -108,14 +108,24 @@ def _asked(writes: Sequence[LangGraphWrite]) -> Iterator[tuple[str, Interrupt]]:
 
 def _node_of(task_id: str, interrupt: Interrupt, writes: Sequence[LangGraphWrite]) -> str:
     """Return the node of a task that a command has added, empty if it is none that the command names."""
-    nodes = [channel.removeprefix(_BRANCH) for task, channel, _ in writes if task == NULL_TASK]
-    answers: Any = next(
-        (value for task, channel, value in writes if (task, channel) == (task_id, RESUME)), ()
-    )
-    asked = range(len(answers) + 1 if isinstance(answers, Sequence) else 1)
-    places = {node: [f"{node}:{task_id}" + (f"|{n}" if n else "") for n in asked] for node in nodes}
-    ids = {node: {Interrupt.from_ns(None, place).id for place in places[node]} for node in nodes}
-    return next((node for node in nodes if interrupt.id in ids[node]), "")
+    answers: Any = next((value for task, name, value in writes if (task, name) == (task_id, RESUME)), ())
+    most = len(answers) if isinstance(answers, Sequence) else 1
+    for task, channel, _ in writes:
+        if task == NULL_TASK and channel.startswith(_BRANCH):
+            node = channel.removeprefix(_BRANCH)
+            if interrupt.id in {interrupt_id(f"{node}:{task_id}", number) for number in range(most + 1)}:
+                return node
+    return ""
+
+
+def interrupt_id(place: str, number: int) -> str:
+    """Return LangGraph's id of a task's interrupt, which includes the number of answers before it.
+
+    Args:
+        place: the namespace of the task: the names and ids of those above it and its own, ``node:id``.
+        number: the number of answers that the task has.
+    """
+    return Interrupt.from_ns(None, f"{place}|{number}" if number else place).id
 
 
 def _ids(value: Any) -> Iterator[str]:

@@ -26,13 +26,15 @@ class StaleQuestions:
     """Tasks of a checkpoint that still ask what they asked before a run.
 
     Attributes:
-        tasks: their ids, and those of the tasks that they call.
+        tasks: their ids.
+        called: ids of the tasks that they call.
         nodes: names of their nodes.
         others: names of the nodes of the other tasks.
         has_unnamed: the node of one of them is not known, as a ``Send`` leads to it.
     """
 
     tasks: frozenset[str]
+    called: frozenset[str]
     nodes: frozenset[str]
     others: frozenset[str]
     has_unnamed: bool
@@ -48,21 +50,20 @@ class StaleQuestions:
         """
         shown = [w for w in writes if not w.is_aside]
         again = {w.task_id for w in shown if w.channel == INTERRUPT and belongs(w.nonce, (run_id,))}
-        stale = asking - again
-        paths = {w.task_path for w in shown if w.task_id in stale}
-        called = {
-            w.task_id for w in shown if any(w.task_path.startswith(_CALL.format(path=p)) for p in paths if p)
-        }
+        tasks = frozenset(asking - again)
+        paths = {w.task_path for w in shown if w.task_id in tasks}
+        beginnings = tuple(_CALL.format(path=path) for path in paths if path)
+        called = frozenset(w.task_id for w in shown if w.task_path.startswith(beginnings))
         nodes = frozenset(map(_node, paths))
-        others = frozenset(_node(w.task_path) for w in shown if w.task_id not in stale | called)
-        return cls(frozenset(stale | called), nodes - {""}, others - {""}, "" in nodes)
+        others = frozenset(_node(w.task_path) for w in shown if w.task_id not in tasks | called)
+        return cls(tasks, called, nodes - {""}, others - {""}, "" in nodes)
 
     def holds(self, namespace: str) -> bool:
         """Return True for the namespace of a subgraph that one of the tasks runs. One that keeps its state
         from run to run has only the name of the node."""
         first, _, task = namespace.partition("|")[0].partition(":")
         if task:
-            return task in self.tasks
+            return task in self.tasks or task in self.called
         return bool(first) and (first in self.nodes or (self.has_unnamed and first not in self.others))
 
 

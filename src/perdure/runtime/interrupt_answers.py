@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
 from langgraph.pregel import Pregel
-from langgraph.types import Command, Interrupt, StateSnapshot
+from langgraph.types import Command, StateSnapshot
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import questions
@@ -24,6 +24,7 @@ from perdure.engine.runs import HeldRun
 from perdure.errors import NotAllowed
 from perdure.langgraph.early_loads import kept_for_the_next
 from perdure.langgraph.loop_state import holding
+from perdure.langgraph.open_interrupts import interrupt_id
 from perdure.langgraph.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.messages import ANSWERS
@@ -60,7 +61,7 @@ async def still_to_give(
     if not held.run.is_fresh and await database.arun(questions.has_written(held.partition, held.run)):
         given = replace(given, update=None, goto=())
     if message.mode != "answer":
-        # What it left it has left: a question that is open now was asked behind it.
+        # Once an earlier attempt has stored the goto, an open question is one that it has led to.
         if given.goto and questions.leaves_question(message.payload):
             await _refuse_leaving(graph, config, held)
         return given if _holds_anything(given) else None
@@ -162,13 +163,8 @@ class _Level:
             answers: Any = next((v for t, channel, v in writes if t == task.id and channel == RESUME), [])
             # Old releases of LangGraph stored a single answer, not a list.
             count = len(answers) if isinstance(answers, list) else 1
-            self.answered.update(_id_at(place, number) for number in range(count))
-            self.asked.add(_id_at(place, count))
-
-
-def _id_at(place: str, number: int) -> str:
-    """Return LangGraph's id of a task's interrupt, which includes the number of answers before it."""
-    return Interrupt.from_ns(None, f"{place}|{number}" if number else place).id
+            self.answered.update(interrupt_id(place, number) for number in range(count))
+            self.asked.add(interrupt_id(place, count))
 
 
 async def _levels_of(

@@ -20,7 +20,7 @@ from perdure.model.records import SERVER
 from perdure.runtime import Runtime
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.threads import THERE, Threads
-from tests.runtime.graphs import Storage, Talk, eventually, go, settings, stored, working
+from tests.runtime.graphs import Storage, Talk, eventually, go, index_entry, settings, stored, working
 
 
 async def found(threads: Threads, **asked: Any) -> list[str]:
@@ -83,7 +83,7 @@ def test_an_older_copy_that_arrives_late_does_not_hide_a_thread(storage: Storage
             line.before = None
             assert await found(threads, metadata={"stage": "second"}) == ["ada"]
             assert await found(threads, metadata={"stage": "first"}) == []
-            entry = await threads.index.entry("ada")
+            entry = await index_entry(runtime, "ada")
             assert entry is not None
             assert entry.body["metadata"] == {"stage": "second"}
 
@@ -123,7 +123,7 @@ def test_a_thread_is_found_by_its_metadata_although_its_copy_never_arrived(
             # The next change is as any other.
             await threads.change("ada", {"more": 1})
             assert await found(threads, metadata={"more": 1, "stage": stage}) == ["ada"]
-            entry = await threads.index.entry("ada")
+            entry = await index_entry(runtime, "ada")
             assert entry is not None
             assert entry.body["announced"] <= entry.body["version"]
 
@@ -139,7 +139,7 @@ def test_a_thread_that_was_created_again_takes_the_place_of_an_earlier_copy(
             await threads.create("ada", {"n": 1})
             for number in range(3):
                 await threads.change("ada", {"n": number})
-            earlier = await threads.index.entry("ada")
+            earlier = await index_entry(runtime, "ada")
             assert earlier is not None
             await threads.remove("ada")
             # A copy of the earlier thread arrives after its removal.
@@ -267,7 +267,7 @@ def test_wherever_a_removal_ends_no_copy_outlives_its_thread(by: str, talk: Talk
                         else:
                             await back.threads.remove("t")
                 there = await found(front.threads, metadata={"title": "secret"}) == ["t"]
-                return line.count - start, there, await front.threads.index.entry("t") is not None
+                return line.count - start, there, await index_entry(front, "t") is not None
 
     requests, is_there, has_copy = go(left(None))
     assert (requests >= 3, is_there, has_copy) == (True, False, False)

@@ -9,7 +9,7 @@ from perdure.model.ops import Commit, Fetch
 from perdure.model.records import DOCUMENT, INBOX
 from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime.accepting import AlreadyCreated
-from tests.runtime.graphs import Storage, Talk, go, working
+from tests.runtime.graphs import Storage, Talk, go, index_entry, working
 
 
 def test_a_thread_and_its_first_message_are_one_commit(storage: Storage, talk: Talk) -> None:
@@ -73,17 +73,17 @@ def test_a_thread_with_a_time_to_live_is_in_the_index_before_it_exists(near: Sto
         async with working(near.database(), talk.graph, works=False, thread_ttl=ttl) as runtime:
             threads = runtime.threads
             draft = await threads.draft("ada", {})
-            entry = await threads.index.entry("ada")
+            entry = await index_entry(runtime, "ada")
             assert entry is not None
             assert entry.body["ttl"] == draft.row.ttl
             await threads.discard(draft)
-            assert await threads.index.entry("ada") is None
+            assert await index_entry(runtime, "ada") is None
             with pytest.raises(NotFound):
                 await threads.get("ada")
             kept = await threads.draft("ada", {"owner": "ann"})
             other = await threads.draft("ada", {"owner": "bob"})
             await threads.discard(other)
-            entry = await threads.index.entry("ada")
+            entry = await index_entry(runtime, "ada")
             assert entry is not None, "it is the other's entry"
             assert entry.body["metadata"] == kept.row.metadata
 

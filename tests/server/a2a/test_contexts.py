@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -47,6 +49,17 @@ def two() -> dict[str, Any]:
     return {name: agent(name) for name in ("travel", "weather")}
 
 
+@asynccontextmanager
+async def both(url: str = "memory://", *, version: str = "1.0", **how: Any) -> AsyncIterator[Any]:
+    """A server with both agents, and a client of each."""
+    async with (
+        serving(url, of=two(), **how) as served,
+        talking(served.url, "travel", version=version) as travel,
+        talking(served.url, "weather", version=version) as weather,
+    ):
+        yield served, travel, weather
+
+
 async def listed(talk: Any, context: str) -> list[str]:
     found = await talk.client.list_tasks(types.ListTasksRequest(context_id=context))
     return [one.id for one in found.tasks]
@@ -58,11 +71,7 @@ async def listed(talk: Any, context: str) -> list[str]:
 async def test_each_agent_has_its_own_state_and_tasks_in_a_context(
     version: str, shared_threads: bool
 ) -> None:
-    async with (
-        serving("memory://", of=two(), shared_threads=shared_threads) as served,
-        talking(served.url, "travel", version=version) as travel,
-        talking(served.url, "weather", version=version) as weather,
-    ):
+    async with both(version=version, shared_threads=shared_threads) as (served, travel, weather):
         tasks: dict[Any, list[str]] = {travel: [], weather: []}
         for text in ("one", "two"):
             for talk, name in ((travel, "travel"), (weather, "weather")):
@@ -84,11 +93,7 @@ async def test_each_agent_has_its_own_state_and_tasks_in_a_context(
 
 @run
 async def test_both_may_ask_be_answered_be_canceled_and_be_followed_in_a_context() -> None:
-    async with (
-        serving("memory://", of=two()) as served,
-        talking(served.url, "travel") as travel,
-        talking(served.url, "weather") as weather,
-    ):
+    async with both() as (served, travel, weather):
         asked = [await talk.task("ask", context="ctx") for talk in (travel, weather)]
         assert [task["status"]["state"] for task in asked] == [ASKING, ASKING]
         assert [task["contextId"] for task in asked] == ["ctx", "ctx"]
@@ -168,11 +173,7 @@ async def test_the_receivers_of_both_are_sent_their_own_tasks() -> None:
 @run
 async def test_agents_that_are_first_at_the_same_time_do_not_meet(backend: str) -> None:
     with EMPTY[backend]() as url:
-        async with (
-            serving(url, of=two()) as served,
-            talking(served.url, "travel") as travel,
-            talking(served.url, "weather") as weather,
-        ):
+        async with both(url) as (served, travel, weather):
             api = await served.client()
             for number in range(4):
                 context = f"ctx-{number}"
@@ -186,11 +187,7 @@ async def test_agents_that_are_first_at_the_same_time_do_not_meet(backend: str) 
 
 @run
 async def test_what_was_there_before_goes_on_where_it_was() -> None:
-    async with (
-        serving("memory://", of=two()) as served,
-        talking(served.url, "travel") as travel,
-        talking(served.url, "weather") as weather,
-    ):
+    async with both() as (served, travel, weather):
         api = await served.client()
         words: Any = {"messages": [{"role": "user", "content": "before"}]}
         await api.runs.wait("ctx", "weather", input=words, if_not_exists="create")
@@ -219,11 +216,7 @@ async def test_assistants_of_one_graph_are_agents_of_their_own() -> None:
 
 @run
 async def test_agents_share_the_thread_of_a_context_where_that_is_set() -> None:
-    async with (
-        serving("memory://", of=two(), http=Http(a2a_shared_contexts=True)) as served,
-        talking(served.url, "travel") as travel,
-        talking(served.url, "weather") as weather,
-    ):
+    async with both(http=Http(a2a_shared_contexts=True)) as (_, travel, weather):
         first = await travel.task("one", context="ctx")
         second = await weather.task("two", context="ctx")
         assert text_of(second) == "weather heard one, two"
@@ -232,11 +225,7 @@ async def test_agents_share_the_thread_of_a_context_where_that_is_set() -> None:
 
 @run
 async def test_no_context_is_the_thread_of_another_agent() -> None:
-    async with (
-        serving("memory://", of=two()) as served,
-        talking(served.url, "travel") as travel,
-        talking(served.url, "weather") as weather,
-    ):
+    async with both() as (served, travel, weather):
         api = await served.client()
         (assistant,) = await api.assistants.search(graph_id="weather")
         name = own_thread_of(assistant["assistant_id"], "ctx")

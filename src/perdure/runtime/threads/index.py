@@ -86,10 +86,6 @@ class ThreadIndex:
 
         await self._change(thread_id, awaiting, now)
 
-    async def entry(self, thread_id: str) -> Document | None:
-        """Return the copy of a thread's document, None if there is none."""
-        return await self._database.arun(documents.get(self._partition, _COLLECTION, thread_id))
-
     async def remove(self, thread_id: str, seen: Document | None = None) -> None:
         """Remove the copy of a thread that was removed; with ``seen`` only that one: a thread of the same
         name that was created since has another."""

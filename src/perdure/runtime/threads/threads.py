@@ -241,13 +241,7 @@ class Threads:
     async def remove_resting(self, thread_id: str, *, only_unused: bool = False) -> bool:
         """Remove a thread without pending work, and return True if it was removed. A message accepted
         meanwhile keeps the thread; with ``only_unused`` also one whose run has ended by now."""
-        partition = self._partition(thread_id)
-        entry = await self.index.entry(thread_id)
-        if not await self._control.remove_resting(partition, only_unused=only_unused):
-            return False
-        if entry is not None:
-            await self.index.remove(thread_id, entry)
-        return True
+        return await self._control.remove_resting(self._partition(thread_id), only_unused=only_unused)
 
     async def copy(self, thread_id: str, into: str) -> None:
         """Copy a thread's checkpoints with their whole history to another thread."""

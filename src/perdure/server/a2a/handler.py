@@ -322,7 +322,7 @@ class DurableTasks(RequestHandler):
             takes = await self._takes_messages()
             made |= {"input": input_of(self._caller.user, message, takes_messages=takes)}
 
-        async def submitted(thread_id: str | None, *, is_exclusive: bool = False) -> AcceptedRun:
+        async def submit_on(thread_id: str | None, *, is_exclusive: bool = False) -> AcceptedRun:
             return await submit(
                 self._caller,
                 self._run_headers(unique_id(message)),
@@ -336,11 +336,11 @@ class DurableTasks(RequestHandler):
             )
 
         if thread_id is not None or context_id is None:
-            accepted = await submitted(thread_id)
+            accepted = await submit_on(thread_id)
         elif self._shares_contexts:
-            accepted = await submitted(context_id)
+            accepted = await submit_on(context_id)
         else:
-            own = partial(submitted, is_exclusive=True)
+            own = partial(submit_on, is_exclusive=True)
             accepted = await submit_in(self._caller, self._assistant.assistant_id, context_id, own)
         found = await find(self._caller.runtime, accepted.thread_id, protocol.get("task", accepted.run_id))
         if found is None:

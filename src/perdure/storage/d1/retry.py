@@ -18,8 +18,8 @@ _PAUSE = 0.2
 
 
 class Tries:
-    """The attempts at one request. ``unsure`` is True if one that was lost may have arrived. ``outage`` is
-    what limits the wait for a service to which there is no connection, or which says nothing."""
+    """The attempts at one request. ``unsure`` is True if one that was lost may have arrived. ``outage``
+    limits the wait for a service that refuses connections or does not respond."""
 
     def __init__(
         self,

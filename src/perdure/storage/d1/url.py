@@ -31,8 +31,8 @@ def _parts(url: str) -> SplitResult | None:
 
 @dataclass(frozen=True, slots=True)
 class D1Url:
-    """A database, the endpoint it is behind, the variable that holds the token, and the seconds for which a
-    service is waited for to which there is no connection, or which says nothing."""
+    """A database, the endpoint it is behind, the variable that holds the token, and the seconds to wait for a
+    service that refuses connections or does not respond."""
 
     name: str
     account: str

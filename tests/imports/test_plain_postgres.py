@@ -66,8 +66,8 @@ def checkpoint_columns(state: str, created: str = "", ids: str = "text") -> str:
     return f"thread_id text, checkpoint_id {ids}, parent_id {ids}, state {state}{time}"
 
 
-def write_columns(value: str) -> str:
-    return f"thread_id text, checkpoint_id text, channel text, value {value}"
+def write_columns(value: str, threads: str = "text") -> str:
+    return f"thread_id {threads}, checkpoint_id text, channel text, value {value}"
 
 
 def talk(text: str) -> str:
@@ -224,6 +224,8 @@ def test_a_table_of_writes_in_another_schema_is_not_this_one_s(url: str) -> None
         ("thread_id text, checkpoint_id int, parent_id int, state text", "", "checkpoint_id of .* integer"),
         ("thread_id text, checkpoint_id text, state text", "", "table checkpoints lacks parent_id"),
         (checkpoint_columns("text"), "thread_id text, checkpoint_id text", "writes lacks channel, value"),
+        (checkpoint_columns("text"), write_columns("text", "uuid"), "text in checkpoints and uuid in writes"),
+        (checkpoint_columns("text"), write_columns("text", "char(40)"), "and character in writes"),
     ],
 )  # fmt: skip
 def test_other_columns_are_refused_by_name(url: str, columns: str, writes: str, why: str) -> None:

@@ -36,6 +36,7 @@ def _dialect_of(rows: PostgresRows) -> Dialect:
     _refuse_ids(rows, checkpoints, columns)
     if writes:
         _refuse_ids(rows, writes, of_writes)
+        _refuse_unequal_ids(rows.name, columns, of_writes)
     time = columns.get("created_at")
     return Dialect(
         checkpoints=checkpoints,
@@ -131,6 +132,17 @@ def _refuse_ids(rows: PostgresRows, table: str, columns: Mapping[str, str]) -> N
                 f"{rows.name}: the column {column} of {table} is {kind}, so ids are no text; give them as "
                 f'text, e.g. with a view that has CAST({column} AS TEXT) COLLATE "C" AS {column}'
             )
+
+
+def _refuse_unequal_ids(name: str, columns: Mapping[str, str], of_writes: Mapping[str, str]) -> None:
+    """Refuse threads' ids of one type in one table and of another in the other: PostgreSQL compares them with
+    an error, or calls different ones equal."""
+    ids, of_ids = columns["thread_id"], of_writes["thread_id"]
+    if ids != of_ids and {ids, of_ids} != {"text", "character varying"}:
+        raise BadUrl(
+            f"{name}: the column thread_id is of type {ids} in checkpoints and {of_ids} in writes; give both "
+            "as one type, e.g. with a view that has CAST(thread_id AS TEXT) AS thread_id"
+        )
 
 
 def _form(column: str, kind: str) -> str:

@@ -25,6 +25,7 @@ from bench.environment import describe
 from bench.plan import FULL, QUICK
 from bench.savers import CANDIDATES
 from bench.workloads import (
+    cold,
     growth,
     histories,
     network,
@@ -48,18 +49,21 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True)
 class Workload:
-    """A section of the page. Only the candidates of its backend take part."""
+    """A section of the page. Only the candidates of its backend take part; of ``EVERY`` one, all."""
 
     backend: str
     units: Callable[[Desk], int]
     run: Callable[[Desk], Results]
 
 
+EVERY = "every"
+
 WORKLOADS: dict[str, Workload] = {
     "growth": Workload("sqlite", growth.units, growth.run),
     "shapes": Workload("sqlite", shapes.units, shapes.run),
     "throughput": Workload("sqlite", throughput.units, throughput.run),
     "race": Workload("sqlite", race.units, race.run),
+    "cold": Workload(EVERY, cold.units, cold.run),
     **{
         name: Workload(name, partial(network.units, backend=backend), partial(network.run, backend=backend))
         for name, backend in BACKENDS.items()
@@ -208,7 +212,7 @@ def _measure(quick: bool, workloads: list[str], names: list[str], scratch: Path 
         with Progress(*columns, console=console) as progress:
             for name in workloads:
                 workload = WORKLOADS[name]
-                here = [each for each in names if CANDIDATES[each].backend == workload.backend]
+                here = [each for each in names if workload.backend in (EVERY, CANDIDATES[each].backend)]
                 gaps = [
                     f"{CANDIDATES[each].label} is left out: {absent[each]}" for each in here if each in absent
                 ]

@@ -20,6 +20,8 @@ class Plan:
     pairs: int
     pause_s: float
     cold_starts: int
+    cold_sizes: tuple[int, ...]
+    cold_rounds: int
     call_budget_s: float
     trip_rounds: int
     trip_turns: int
@@ -74,6 +76,8 @@ FULL = Plan(
     pairs=20,
     pause_s=0.05,
     cold_starts=3,
+    cold_sizes=(100, 400, 1000),
+    cold_rounds=5,
     call_budget_s=4.0,
     trip_rounds=6,
     trip_turns=10,
@@ -121,6 +125,8 @@ QUICK = Plan(
     pairs=5,
     pause_s=0.05,
     cold_starts=1,
+    cold_sizes=(20, 60),
+    cold_rounds=1,
     call_budget_s=1.0,
     trip_rounds=2,
     trip_turns=3,

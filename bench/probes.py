@@ -52,6 +52,8 @@ class Probe:
             "race": self.race,
             "prune": self.prune,
             "units": self.units,
+            "warm_up": self.warm_up,
+            "first": self.first,
         }
         return await handlers[question](**arguments)
 
@@ -148,6 +150,24 @@ class Probe:
         config = await self._client.put(found, checkpoint)
         elapsed = (time.perf_counter() - start) * 1000
         return elapsed, found._replace(config=config, checkpoint=checkpoint)
+
+    async def warm_up(self) -> Reply:
+        """Run a turn of a thread of its own, so that all is imported and connected."""
+        await self._client.turn("warm-up", self._scenario.payload("warm-up", 0))
+        return {}
+
+    async def first(self, what: str) -> Reply:
+        """Milliseconds of this process's first "load" or "turn" of the conversation, by the clock and of its
+        processor time."""
+        payload = self._scenario.payload(THREAD, self._turns)
+        gc.collect()
+        start, worked = time.perf_counter(), time.process_time()
+        if what == "turn":
+            self._last = await self._client.turn(THREAD, payload)
+        elif await self._client.load(THREAD) is None:
+            raise RuntimeError(f"{THREAD} has no checkpoint")
+        took, worked = time.perf_counter() - start, time.process_time() - worked
+        return {"ms": took * 1000, "processor_ms": worked * 1000}
 
     async def many(self, threads: int, turns: int) -> Reply:
         """All threads at once, each waiting for its own turn before the next; fails when a message is

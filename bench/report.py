@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.figures import median_ratio
 from bench.report_backends import backends, pruned
+from bench.report_cold import cold
 from bench.report_histories import histories
 from bench.report_runtime import runtime
 from bench.report_scale import scale
@@ -27,6 +28,7 @@ def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
         *_parts(results),
         *_throughput(results, plots, image_folder),
         *_race(results, plots, image_folder),
+        *cold(results),
         *backends(results),
         *runtime(results),
         *server(results),

@@ -69,7 +69,7 @@ def _sizes(desk: Desk, backend: Backend) -> tuple[int, ...]:
     return backend.quick_sizes if desk.plan.mode == "quick" else backend.sizes
 
 
-class _Bench:
+class Wires:
     """Databases of one purpose, each for one candidate, and the proxies before them."""
 
     def __init__(self, server: Server, purpose: str) -> None:
@@ -93,7 +93,7 @@ def _lone(desk: Desk, backend: Backend, server: Server) -> list[Results]:
     """
     plan = desk.plan
     found: list[Results] = []
-    with _Bench(server, "lone").wires(desk.names) as wires:
+    with Wires(server, "lone").wires(desk.names) as wires:
         urls = {name: wire.through for name, wire in wires.items()}
         with Field(backend.name, SCENARIO, desk.names, desk.scratch, desk.notes, urls) as field:
             field.each(_warm_up)
@@ -171,7 +171,7 @@ def _crowd(desk: Desk, backend: Backend, server: Server, trip_s: float, turns: i
     for number in range(repeats):
         turn = number % len(desk.names)
         order = desk.names[turn:] + desk.names[:turn]
-        with _Bench(server, f"crowd-{next(_numbers)}").wires(order) as wires:
+        with Wires(server, f"crowd-{next(_numbers)}").wires(order) as wires:
             for wire in wires.values():
                 wire.proxy.round_trip_s = trip_s
             urls = {name: wire.through if trip_s else wire.url for name, wire in wires.items()}
@@ -230,7 +230,7 @@ def _growth(desk: Desk, backend: Backend, server: Server) -> Results:
     """Through a proxy that only counts: it takes its own thread, and the same from everybody."""
     plan, sizes = desk.plan, _sizes(desk, backend)
     savers: dict[str, Results] = {name: {} for name in desk.names}
-    with _Bench(server, "growth").wires(desk.names) as wires:
+    with Wires(server, "growth").wires(desk.names) as wires:
         urls = {name: wire.through for name, wire in wires.items()}
         with Field(backend.name, SCENARIO, desk.names, desk.scratch, desk.notes, urls) as field:
             done = 0

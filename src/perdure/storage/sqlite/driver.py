@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import apsw
 
-from perdure.errors import BadUrl, Corrupt, Unavailable
+from perdure.errors import BadUrl, Corrupt, PerdureError, Unavailable
 from perdure.model.ops import (
     Check,
     Commit,
@@ -106,9 +106,10 @@ class SqliteDriver:
 
     async def aperform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Fetch | Find | Now):
-            # A few keys are read in microseconds; a thread would cost more than it saves.
-            if isinstance(effect, Now) or (isinstance(effect, Fetch) and _is_small(effect)):
-                return cast(R, self._read(effect))
+            if self._is_quick(effect):
+                # What fails is read again by the pool, which looks at the file and says what is wrong.
+                with suppress(PerdureError):
+                    return cast(R, self._read(effect, look=False))
             self._commits.refuse_when_closed()
             loop = asyncio.get_running_loop()
             return cast(R, await loop.run_in_executor(self._pool, self._read, effect))
@@ -278,15 +279,26 @@ class SqliteDriver:
 
     # Reading
 
+    def _is_quick(self, effect: Fetch | Find | Now) -> bool:
+        """Return True for a read that takes an event loop less time than a thread would cost: of the clock or
+        a few keys, by a connection that is open, of a file that was looked at a moment ago."""
+        if not self._watch.is_fresh():
+            return False
+        return isinstance(effect, Now) or (
+            isinstance(effect, Fetch) and bool(self._readers) and _is_small(effect)
+        )
+
     @contextmanager
-    def _reader(self, partition: Partition | None) -> Iterator[apsw.Connection]:
+    def _reader(self, partition: Partition | None, *, look: bool = True) -> Iterator[apsw.Connection]:
         self._commits.refuse_when_closed()
         with self._reading:
             self._commits.refuse_when_closed()
             reader = self._readers.pop() if self._readers else None
         with translated(self._path, partition):
             try:
-                reader = reader or connect(self._watch.path, read_only=True)
+                if reader is None:
+                    # It opens whatever has the path now.
+                    reader, look = connect(self._watch.path, read_only=True), True
                 try:
                     yield reader
                 except BaseException:
@@ -295,10 +307,12 @@ class SqliteDriver:
                     raise
             except Exception:
                 # SQLite reports a file that was replaced by many different errors.
-                self._watch.check()
+                if look:
+                    self._watch.check()
                 raise
             self._put_back(reader)
-            self._watch.check()
+            if look:
+                self._watch.check()
 
     def _put_back(self, reader: apsw.Connection) -> None:
         with self._reading:
@@ -307,13 +321,15 @@ class SqliteDriver:
             else:
                 self._readers.append(reader)
 
-    def _read(self, effect: Fetch | Find | Now) -> Any:
+    def _read(self, effect: Fetch | Find | Now, *, look: bool = True) -> Any:
+        """Return what an effect reads; ``look`` examines the file, which may block."""
         if isinstance(effect, Now):
             self._commits.refuse_when_closed()
-            with translated(self._path):
-                self._watch.check()
+            if look:
+                with translated(self._path):
+                    self._watch.check()
             return self._clock.now()
-        with self._reader(_partition(effect)) as reader:
+        with self._reader(_partition(effect), look=look) as reader:
             reader.execute("BEGIN")
             try:
                 if isinstance(effect, Fetch):

@@ -2,9 +2,10 @@
 
 SQLite continues to write into a file that was removed, moved or replaced, and after a restart nothing of that
 is found. So the path is compared with the opened file before each commit, after it and before it is answered,
-and for each read. A file of the same name and inode with replaced content is recognised by the history that
-the database keeps of itself: its id, and a number that only rises, once for each time that the log was copied
-into the file; and by the number of commits of each thread.
+and for each read, but for those that an event loop makes itself within a moment of the last comparison. A
+file of the same name and inode with replaced content is recognised by the history that the database keeps of
+itself: its id, and a number that only rises, once for each time that the log was copied into the file; and by
+the number of commits of each thread.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from perdure.storage.sql.schema import PREFIX
 _HISTORY = f"SELECT id, state FROM {PREFIX}history WHERE one = 1"
 _ADVANCE = f"UPDATE {PREFIX}history SET state = state + 1 WHERE one = 1 RETURNING id, state"
 _PATIENCE_S = 2.0
+_FRESH_S = 0.05
 _HEADER = 100
 _MAGIC = b"SQLite format 3\0"
 _LOG_HEADER = 32
@@ -54,6 +56,7 @@ class FileWatch:
         self._log = os.open(self._log_path, os.O_RDONLY)
         self._looking = threading.Lock()
         self._lost: str | None = None
+        self._looked_at = 0.0
         self._known: dict[int, int] = {}
         self._advanced: _Change | None = None
         self._advancing: tuple[_Change | None, int] = None, self._state
@@ -154,11 +157,17 @@ class FileWatch:
         if stored is None or stored[0] != self._id or stored[1] < state:
             raise self._replaced("its log was emptied", written=True)
 
+    def is_fresh(self) -> bool:
+        """Return True if the file was found to be the right one a moment ago. A read then may be answered as
+        if it had come at that moment."""
+        return self._lost is None and time.monotonic() - self._looked_at < _FRESH_S
+
     def check(self) -> None:
         """Raise ``DatabaseReplaced`` if the path does not name the file that is open, or its content is that
         of another database or an older one."""
         if self._lost is not None:
             raise DatabaseReplaced(self._lost)
+        now = time.monotonic()
         found = _stat(self.path)
         if found is None:
             raise self._replaced("was removed or moved away")
@@ -166,6 +175,7 @@ class FileWatch:
             raise self._replaced("was replaced by another file")
         if _change(found) != self._seen:
             self._look_again()
+        self._looked_at = now
 
     def _look_again(self) -> None:
         """Examine a file that was written to: by a checkpoint of the log, or by another program."""

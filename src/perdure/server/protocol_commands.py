@@ -75,8 +75,8 @@ class _Start(_Params):
 
 
 class _Looked(_Params):
-    namespace: list[str] = Field(default_factory=list)
-    keys: list[str] | None = None
+    namespace: requests.Names = Field(default_factory=list[str])
+    keys: requests.Names | None = None
     limit: requests.Page = 10
     before: str | None = None
 

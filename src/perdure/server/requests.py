@@ -122,7 +122,7 @@ class Body(BaseModel):
     _has_numbers = model_validator(mode="before")(check_numbers)
 
 
-def _listed(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -131,6 +131,37 @@ def _mapping(value: Any) -> Any:
 
 
 Mapped = Annotated[dict[str, Any], BeforeValidator(_mapping)]
+
+IDS_MAX = 1000
+"""Maximum number of ids in a request, so that the work of one request is bounded."""
+NAMES_MAX = 100
+"""Maximum number of names, labels or conditions in a request."""
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Return a validator that refuses a list or an object with more than ``count`` entries."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > count:
+            raise PydanticCustomError(
+                "too_long",
+                "{given} entries are given, and a request has at most {most} here; send several requests",
+                {"given": len(value), "most": count},
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+Ids = Annotated[list[str], Field(max_length=IDS_MAX), at_most(IDS_MAX)]
+Names = Annotated[list[str], Field(max_length=NAMES_MAX), at_most(NAMES_MAX)]
+Conditions = Annotated[
+    dict[str, Any], Field(max_length=NAMES_MAX), at_most(NAMES_MAX), BeforeValidator(_mapping)
+]
+Modes = Annotated[
+    list[RunMode] | None, Field(max_length=NAMES_MAX), at_most(NAMES_MAX), BeforeValidator(_to_list)
+]
+Breakpoints = Literal["*"] | Names | None
 
 
 def _config(value: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +211,7 @@ class Command(Body):
 
     update: Any = None
     resume: Any = None
-    goto: Any = None
+    goto: Annotated[Any, at_most(IDS_MAX)] = None
 
     @property
     def is_answer(self) -> bool:
@@ -216,11 +247,11 @@ class NewRun(Body):
     context: Mapped = Field(default_factory=dict)
     checkpoint: Ref | None = None
     checkpoint_id: str | None = None
-    stream_mode: Annotated[list[RunMode] | None, BeforeValidator(_listed)] = None
+    stream_mode: Modes = None
     stream_subgraphs: bool | None = None
     stream_resumable: bool | None = None
-    interrupt_before: Literal["*"] | list[str] | None = None
-    interrupt_after: Literal["*"] | list[str] | None = None
+    interrupt_before: Breakpoints = None
+    interrupt_after: Breakpoints = None
     multitask_strategy: Strategy | None = None
     if_not_exists: Literal["reject", "create"] | None = None
     on_disconnect: Literal["cancel", "continue"] | None = None
@@ -240,7 +271,7 @@ class NewThread(Body):
     metadata: Mapped = Field(default_factory=dict)
     if_exists: Literal["raise", "do_nothing"] | None = None
     ttl: Ttl | None = None
-    supersteps: list[dict[str, Any]] | None = None
+    supersteps: Annotated[list[dict[str, Any]] | None, Field(max_length=IDS_MAX), at_most(IDS_MAX)] = None
 
 
 class ThreadPatch(Body):
@@ -253,15 +284,15 @@ class ThreadPatch(Body):
 class ThreadSearch(Body):
     """Conditions, order and page of a search for threads."""
 
-    metadata: Mapped = Field(default_factory=dict)
-    values: Mapped = Field(default_factory=dict)
-    ids: list[str] | None = None
+    metadata: Conditions = Field(default_factory=dict)
+    values: Conditions = Field(default_factory=dict)
+    ids: Ids | None = None
     status: Literal["idle", "busy", "interrupted", "error"] | None = None
     limit: Page = 10
     offset: Offset = 0
     sort_by: Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"] | None = None
     sort_order: Literal["asc", "desc"] | None = None
-    select: list[str] | None = None
+    select: Names | None = None
     extract: Annotated[dict[str, str] | None, Field(max_length=10)] = None
 
 
@@ -279,7 +310,7 @@ class StateAt(Body):
 
     checkpoint: Ref
     subgraphs: bool = False
-    select: list[str] | None = None
+    select: Names | None = None
 
 
 class NewTag(Body):
@@ -295,6 +326,6 @@ class History(Body):
 
     limit: Page = 10
     before: str | dict[str, Any] | None = None
-    metadata: Mapped = Field(default_factory=dict)
+    metadata: Conditions = Field(default_factory=dict)
     checkpoint: Ref | None = None
-    select: list[str] | None = None
+    select: Names | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 from urllib.parse import unquote
 
-from fastapi import Depends, Path, Request
+from fastapi import Depends, Path, Request, Response
+from fastapi.routing import APIRoute
 from langgraph.pregel import Pregel
 from starlette.requests import HTTPConnection
 
@@ -47,6 +48,7 @@ LOOPBACK = "perdure.loopback"
 
 _TEXT_MAX = 256
 
+_CALLER = "perdure.caller"
 RAW = "perdure.raw_path"
 """Key in the scope of a request whose path is matched before it is decoded."""
 
@@ -249,11 +251,28 @@ async def caller_of(connection: HTTPConnection) -> Caller:
 
 
 async def _caller(request: Request) -> Caller:
-    return await caller_of(request)
+    known: Caller | None = request.scope.get(_CALLER)
+    return known or await caller_of(request)
 
 
 CallerNow = Annotated[Caller, Depends(_caller)]
 """The user of a request, as the type of an endpoint's parameter; refused if not authenticated."""
+
+
+class GatedRoute(APIRoute):
+    """A route that authenticates the user before it reads the body, so that a request that is refused costs
+    no more than its headers."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if not any(part.call is _caller for part in self.dependant.dependencies):
+            return handle
+
+        async def gated(request: Request) -> Response:
+            request.scope[_CALLER] = await caller_of(request)
+            return await handle(request)
+
+        return gated
 
 
 def _segment(request: HTTPConnection, name: str) -> str:

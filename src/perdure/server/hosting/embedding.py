@@ -20,6 +20,7 @@ from perdure.server.app import create_app, routers
 from perdure.server.auth.identity import Refusal
 from perdure.server.config import Http
 from perdure.server.origins import allows
+from perdure.server.resources import GatedRoute
 from perdure.web.guard import SIMPLE, changes, is_asked_about, is_foreign
 
 
@@ -73,7 +74,7 @@ def perdure_router(http: Http | None = None) -> APIRouter:
     return router
 
 
-class _Answered(APIRoute):
+class _Answered(GatedRoute):
     """A route that returns errors in this API's form, whatever the application's error handlers do."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -22,11 +22,11 @@ from perdure.server.assistants import Assistant, no_assistant
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.auth.reserved_names import config_without_claims, with_verified
-from perdure.server.requests import Body, Config, Mapped, Offset, Page
-from perdure.server.resources import AssistantName, Caller, CallerNow, Namespace
+from perdure.server.requests import Body, Conditions, Config, Mapped, Names, Offset, Page
+from perdure.server.resources import AssistantName, Caller, CallerNow, GatedRoute, Namespace
 from perdure.server.responses import Json
 
-router = APIRouter(tags=["assistants"])
+router = APIRouter(tags=["assistants"], route_class=GatedRoute)
 
 _UNNAMED = "Untitled"
 
@@ -58,7 +58,7 @@ class _Patch(Body):
 class _Asked(Body):
     """Conditions of a search; ``name`` is a part of an assistant's name, in any case of letters."""
 
-    metadata: Mapped = Field(default_factory=dict)
+    metadata: Conditions = Field(default_factory=dict)
     graph_id: str | None = None
     name: str | None = None
 
@@ -71,7 +71,7 @@ class _Search(_Asked):
     offset: Offset = 0
     sort_by: Literal["assistant_id", "graph_id", "name", "created_at", "updated_at"] | None = None
     sort_order: Literal["asc", "desc"] | None = None
-    select: list[str] | None = None
+    select: Names | None = None
 
 
 class _Versions(Body):

@@ -21,12 +21,24 @@ from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.auth.reserved_names import verified_names, without_claims
 from perdure.server.cron_schedules import BadSchedule, Schedule
 from perdure.server.crons import Completion, CronJob
-from perdure.server.requests import Body, Config, Mapped, NewRun, Offset, Page, RunMode, Strategy
-from perdure.server.resources import Caller, CallerNow, ThreadId
+from perdure.server.requests import (
+    Body,
+    Breakpoints,
+    Conditions,
+    Config,
+    Mapped,
+    Modes,
+    Names,
+    NewRun,
+    Offset,
+    Page,
+    Strategy,
+)
+from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.server.run_arguments import checked
 
-router = APIRouter(tags=["crons"])
+router = APIRouter(tags=["crons"], route_class=GatedRoute)
 
 _OWN = {"schedule", "timezone", "end_time", "assistant_id", "metadata", "on_run_completed", "enabled"}
 """Fields of a cron that are not part of the run to create."""
@@ -34,10 +46,6 @@ _OWN = {"schedule", "timezone", "end_time", "assistant_id", "metadata", "on_run_
 
 _DESCRIBED = ("schedule", "end_time", "metadata", "enabled", "on_run_completed")
 """Fields of the cron itself, for authorisation."""
-
-
-def _to_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 def _aware(value: Any) -> Any:
@@ -64,11 +72,11 @@ class _Changes(Body):
     config: Config | None = None
     context: Mapped | None = None
     webhook: str | None = None
-    interrupt_before: Literal["*"] | list[str] | None = None
-    interrupt_after: Literal["*"] | list[str] | None = None
+    interrupt_before: Breakpoints = None
+    interrupt_after: Breakpoints = None
     on_run_completed: Completion | None = None
     enabled: bool | None = None
-    stream_mode: Annotated[list[RunMode] | None, BeforeValidator(_to_list)] = None
+    stream_mode: Modes = None
     stream_subgraphs: bool | None = None
     stream_resumable: bool | None = None
     durability: Literal["sync", "async", "exit"] | None = None
@@ -103,7 +111,7 @@ class _Asked(Body):
     assistant_id: str | None = None
     thread_id: str | None = None
     enabled: bool | None = None
-    metadata: Mapped = Field(default_factory=dict)
+    metadata: Conditions = Field(default_factory=dict)
 
 
 A = TypeVar("A", bound=_Asked)
@@ -119,7 +127,7 @@ class _Search(_Asked):
         | None
     ) = None
     sort_order: Literal["asc", "desc"] | None = None
-    select: list[str] | None = None
+    select: Names | None = None
 
 
 CronId = Annotated[uuid.UUID, Path()]

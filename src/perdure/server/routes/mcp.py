@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from perdure.server.auth.identity import Open, Refusal
 from perdure.server.origins import is_allowed, is_rebound
-from perdure.server.resources import CallerNow
+from perdure.server.resources import CallerNow, GatedRoute
 
-router = APIRouter(tags=["agents"])
+router = APIRouter(tags=["agents"], route_class=GatedRoute)
 
 MISSING = "MCP needs an extra on the server: pip install 'perdure[mcp]'"
 """Message for a server without the packages of the protocol."""

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Response
 from perdure.errors import NotFound
 from perdure.runtime.memory_turns import lane_of
 from perdure.server.memories import memories_of
-from perdure.server.resources import CallerNow, EntryId
+from perdure.server.resources import CallerNow, EntryId, GatedRoute
 from perdure.server.responses import Json
 
-router = APIRouter(tags=["memory"])
+router = APIRouter(tags=["memory"], route_class=GatedRoute)
 
 
 @router.get("/memory")

@@ -21,11 +21,11 @@ from perdure.server.event_stream import Frame
 from perdure.server.protocol_events import ProtocolEvent
 from perdure.server.protocol_subscriptions import Failed
 from perdure.server.reading_rights import until_refused
-from perdure.server.resources import Caller, CallerNow, ThreadId
+from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.web.guard import is_asked_about
 
-router = APIRouter(tags=["protocol"])
+router = APIRouter(tags=["protocol"], route_class=GatedRoute)
 
 
 @router.post("/threads/{thread_id}/commands")

@@ -22,15 +22,15 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
 from perdure.server.error_handlers import sentence
 from perdure.server.late_response import LateResponse
-from perdure.server.requests import RUN_MODES, Body, NewRun, Page
-from perdure.server.resources import Caller, CallerNow, ThreadId
+from perdure.server.requests import NAMES_MAX, RUN_MODES, Body, Conditions, Ids, NewRun, Page
+from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.server.run_creation import AcceptedRun, accept, check, require_storable, submit
 from perdure.server.state_snapshots import config_of, snapshot
 from perdure.server.temporary_threads import ended, removed, removed_after
 from perdure.server.thread_ids import NAMES
 
-router = APIRouter(tags=["runs"])
+router = APIRouter(tags=["runs"], route_class=GatedRoute)
 
 _PAGE = 100
 _DEFAULT: tuple[StreamMode, ...] = ("values",)
@@ -41,16 +41,16 @@ Action = Literal["interrupt", "rollback"]
 class _CancelMany(Body):
     thread_id: str | None = None
     context_id: str | None = None
-    run_ids: list[str] = Field(default_factory=list[str])
+    run_ids: Ids = Field(default_factory=list[str])
     status: Literal["pending", "running", "all"] | None = None
 
 
 class _RetryMany(Body):
     thread_id: str | None = None
     context_id: str | None = None
-    run_ids: list[str] = Field(default_factory=list[str], max_length=1000)
+    run_ids: Ids = Field(default_factory=list[str])
     status: Literal["error"] | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    metadata: Conditions = Field(default_factory=dict[str, Any])
     limit: int = Field(default=100, ge=1, le=1000)
 
 
@@ -200,7 +200,7 @@ async def list_runs(
     limit: Page = 10,
     offset: Annotated[int, Query(ge=0, le=1 << 53)] = 0,
     status: str | None = None,
-    select: Annotated[list[str] | None, Query()] = None,
+    select: Annotated[list[str] | None, Query(max_length=NAMES_MAX)] = None,
 ) -> Json:
     """List a thread's runs, newest first."""
     await caller.thread(thread_id, "read")
@@ -253,7 +253,7 @@ async def join_stream(
     thread_id: ThreadId,
     run_id: str,
     *,
-    stream_mode: Annotated[list[str] | None, Query()] = None,
+    stream_mode: Annotated[list[str] | None, Query(max_length=NAMES_MAX)] = None,
     cancel_on_disconnect: bool = False,
     last_event_id: Annotated[str | None, Query()] = None,
 ) -> Response:

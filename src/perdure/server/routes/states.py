@@ -14,13 +14,14 @@ from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoint_references import NoCheckpoint, require
-from perdure.server.resources import CallerNow, ThreadId
+from perdure.server.requests import NAMES_MAX
+from perdure.server.resources import CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.server.state_snapshots import config_of, graph_id_of, shown_snapshot
 
-router = APIRouter(tags=["threads"])
+router = APIRouter(tags=["threads"], route_class=GatedRoute)
 
-Select = Annotated[list[str] | None, Query()]
+Select = Annotated[list[str] | None, Query(max_length=NAMES_MAX)]
 
 
 async def _show(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from perdure.server.resources import CallerNow, ThreadId
+from perdure.server.resources import CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 
-router = APIRouter(tags=["threads"])
+router = APIRouter(tags=["threads"], route_class=GatedRoute)
 
 
 @router.get("/threads/{thread_id}/storage")

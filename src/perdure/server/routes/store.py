@@ -22,11 +22,11 @@ from perdure.langgraph.store import PerdureStore
 from perdure.server.auth.authorized_values import fault_of, left
 from perdure.server.auth.identity import Refusal
 from perdure.server.memories import require_own
-from perdure.server.requests import Body, Mapped, Offset, Page
-from perdure.server.resources import Caller, CallerNow
+from perdure.server.requests import Body, Conditions, Names, Offset, Page
+from perdure.server.resources import Caller, CallerNow, GatedRoute
 from perdure.server.responses import Json
 
-router = APIRouter(tags=["store"])
+router = APIRouter(tags=["store"], route_class=GatedRoute)
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Body)
@@ -49,8 +49,8 @@ def _optional_labels(given: Any) -> Any:
     return None if given is None else _labels(given)
 
 
-Labels = Annotated[list[str], BeforeValidator(_labels)]
-OptionalLabels = Annotated[list[str] | None, BeforeValidator(_optional_labels)]
+Labels = Annotated[Names, BeforeValidator(_labels)]
+OptionalLabels = Annotated[Names | None, BeforeValidator(_optional_labels)]
 
 
 class _Put(Body):
@@ -59,7 +59,7 @@ class _Put(Body):
     namespace: Labels
     key: str
     value: dict[str, Any]
-    index: Literal[False] | list[str] | None = None
+    index: Literal[False] | Names | None = None
     ttl: Annotated[float, Field(gt=0)] | None = None
 
 
@@ -76,7 +76,7 @@ class _Delete(Body):
 
 class _Search(Body):
     namespace: Labels = Field(default_factory=list[str], alias="namespace_prefix")
-    filter: Mapped = Field(default_factory=dict)
+    filter: Conditions = Field(default_factory=dict)
     limit: Page = 10
     offset: Offset = 0
     query: str | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from perdure.server import requests
-from perdure.server.resources import CallerNow, TagName, ThreadId
+from perdure.server.resources import CallerNow, GatedRoute, TagName, ThreadId
 from perdure.server.responses import Json
 
-router = APIRouter(tags=["threads"])
+router = APIRouter(tags=["threads"], route_class=GatedRoute)
 
 
 @router.get("/threads/{thread_id}/tags")

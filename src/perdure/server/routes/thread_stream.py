@@ -22,10 +22,11 @@ from perdure.server.end_frames import wants_end
 from perdure.server.error_handlers import event_data
 from perdure.server.event_stream import Frame
 from perdure.server.reading_rights import until_refused
-from perdure.server.resources import Caller, CallerNow, ThreadId
+from perdure.server.requests import NAMES_MAX
+from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.thread_events import thread_events
 
-router = APIRouter(tags=["threads"])
+router = APIRouter(tags=["threads"], route_class=GatedRoute)
 
 _MODES = ("run_modes", "lifecycle", "state_update")
 _STATE = ("values", "updates")
@@ -36,8 +37,8 @@ async def join(
     caller: CallerNow,
     request: Request,
     thread_id: ThreadId,
-    stream_mode: Annotated[list[str] | None, Query()] = None,
-    stream_modes: Annotated[list[str] | None, Query()] = None,
+    stream_mode: Annotated[list[str] | None, Query(max_length=NAMES_MAX)] = None,
+    stream_modes: Annotated[list[str] | None, Query(max_length=NAMES_MAX)] = None,
 ) -> Response:
     """Stream the events of all runs of a thread, from now on or from a given event. ``Last-Event-ID``
     names the event to start after; ``-`` is before the first that is kept."""

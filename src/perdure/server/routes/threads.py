@@ -23,12 +23,12 @@ from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.auth.reserved_names import with_verified
 from perdure.server.requests import Body
-from perdure.server.resources import Caller, CallerNow, ThreadId
+from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.server.state_snapshots import graph_id_of, is_of_thread, shown_snapshot, snapshot
 from perdure.server.thread_graphs import keeps_apart, require_owner_kept
 
-router = APIRouter(tags=["threads"])
+router = APIRouter(tags=["threads"], route_class=GatedRoute)
 
 _AT_ONCE = 8
 _NARROWED = ("metadata", "values", "status", "limit", "offset")
@@ -37,7 +37,7 @@ _log = logging.getLogger("perdure.server")
 
 
 class _Prune(Body):
-    thread_ids: list[str]
+    thread_ids: requests.Ids
     strategy: str | None = None
 
 
@@ -90,11 +90,14 @@ def _supersteps(caller: Caller, given: list[dict[str, Any]], graph_id: Any) -> l
     if given and (not isinstance(graph_id, str) or graph_id not in caller.host.runtime.graphs):
         raise Refusal(422, f"metadata.graph_id is the name of a graph that is served, not {graph_id!r}")
     try:
-        return [[_update(update) for update in step.get("updates", [])] for step in given]
+        steps = [[_update(update) for update in step.get("updates", [])] for step in given]
     except (TypeError, AttributeError):
         raise Refusal(
             422, "supersteps are objects with updates, a list of objects with as_node and values or command"
         ) from None
+    if (count := sum(map(len, steps))) > requests.IDS_MAX:
+        raise Refusal(422, f"supersteps hold {count} updates, and a request has at most {requests.IDS_MAX}")
+    return steps
 
 
 def _update(given: dict[str, Any]) -> StateUpdate:

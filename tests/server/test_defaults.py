@@ -115,7 +115,14 @@ def _rows() -> dict[str, Callable[[Running], Any]]:
     rows: dict[str, Callable[[Running], Any]] = {
         f"runtime.{name}": attrgetter(f"host.runtime.settings.{name}") for name in names
     }
-    for name in ("body_bytes", "requests_per_minute", "streams", "page_max"):
+    for name in (
+        "body_bytes",
+        "requests_per_minute",
+        "streams",
+        "total_streams",
+        "total_waiting_runs",
+        "page_max",
+    ):
         rows[f"limits.{name}"] = attrgetter(f"host.limits.{name}")
     for name in ("leeway", "required", "identity_claim", "header", "jwks_timeout"):
         rows[f"auth.jwt.{name}"] = attrgetter(f"jwt.{name}")

@@ -80,13 +80,78 @@ def test_a_stream_counts_until_it_is_closed() -> None:
     assert throttle._open == {}
 
 
-def test_without_limits_nothing_is_counted() -> None:
-    throttle = Throttle(RequestLimits())
-    for _ in range(3):
+def test_without_limits_nothing_is_refused() -> None:
+    throttle = Throttle(RequestLimits(total_streams=None, total_waiting_runs=None), waiting=lambda: 10**6)
+    for _ in range(3000):
         throttle.request(ADA)
-        throttle.stream(ADA)
+        with throttle.arriving():
+            throttle.request(ADA)
+    closed = [throttle.stream(ADA) for _ in range(3000)]
+    for close in closed:
+        close()
     assert not throttle._left
     assert not throttle._open
+
+
+def test_the_process_has_a_number_of_streams_of_which_a_user_has_half() -> None:
+    throttle = Throttle(RequestLimits(total_streams=5))
+    closed = [throttle.stream(ADA) for _ in range(2)]
+    with pytest.raises(Refusal, match="This user has 2 streams") as refusal:
+        throttle.stream(ADA)
+    assert (refusal.value.status, refusal.value.headers) == (429, {"Retry-After": "5"})
+    nobody = User("", "")
+    closed += [throttle.stream(nobody) for _ in range(3)]
+    with pytest.raises(Refusal, match="This server has 5 streams") as refusal:
+        throttle.stream(BOB)
+    assert (refusal.value.status, refusal.value.headers) == (503, {"Retry-After": "5"})
+    closed.pop()()
+    throttle.stream(BOB)()
+    for close in closed:
+        close()
+    assert throttle._open == {}
+
+
+def test_a_run_for_which_a_request_waits_is_refused_behind_many_others() -> None:
+    waiting = 3
+    throttle = Throttle(RequestLimits(total_waiting_runs=4), waiting=lambda: waiting)
+    for _ in range(2):
+        with (
+            throttle.arriving(),
+            pytest.raises(Refusal, match="4 runs wait for a slot") as refusal,
+            throttle.arriving(),
+        ):
+            raise AssertionError("it was to be refused")
+    waiting = 4
+    with pytest.raises(Refusal, match="4 runs wait for a slot"), throttle.arriving():
+        raise AssertionError("it was to be refused")
+    assert (refusal.value.status, refusal.value.headers) == (503, {"Retry-After": "5"})
+
+
+@run
+async def test_of_a_storm_all_that_is_accepted_is_done_and_the_rest_is_refused_with_nothing_stored(
+    url: str,
+) -> None:
+    limits = RequestLimits(total_waiting_runs=10, total_streams=60)
+    async with serving(url, limits=limits, concurrency=4) as server:
+        http = await server.http()
+        body = {"assistant_id": "slow", "input": {"messages": [{"role": "user", "content": "0.05"}]}}
+
+        async def ask(number: int) -> tuple[int, str, bool]:
+            path = "/runs/stream" if number % 2 else "/runs/wait"
+            answer = await http.post(path, json={**body, "on_completion": "keep"})
+            return answer.status_code, answer.headers.get("Retry-After", ""), "rested" in answer.text
+
+        answers = await asyncio.gather(*map(ask, range(100)))
+        accepted = [answer for answer in answers if answer[0] == 200]
+        assert {answer for answer in answers if answer[0] != 200} == {(503, "5", False)}
+        # Those of the slots, those that wait, and those for which a slot became free meanwhile.
+        assert 10 <= len(accepted) <= 60
+        assert all(has_answer for _, _, has_answer in accepted)
+        assert (await http.post("/threads/count", json={})).json() == len(accepted)
+        # What does not wait is accepted however many wait.
+        assert (await http.post("/runs", json=body)).status_code == 200
+        assert (await ask(0))[0] == 200
+        assert server.host.throttle._open == {}
 
 
 @run

@@ -217,7 +217,11 @@ _LISTED = [
     _setting("http.cors.max_age", whole(0, _DAY_S), 600, langgraph=True),
     _setting("limits.body_bytes", whole(1), 4 * 1024 * 1024),
     _setting("limits.requests_per_minute", whole(1)),
-    _setting("limits.streams", whole(1)),
+    _setting(
+        "limits.streams", whole(1), derived="half of `total_streams` for a user with an identity, else none"
+    ),
+    _setting("limits.total_streams", whole(1), 1000),
+    _setting("limits.total_waiting_runs", whole(1), 256),
     _setting("limits.page_max", whole(1), _PAGE),
     _setting("conversation.limit", whole(1), langgraph=True),
     _setting(

@@ -196,6 +196,11 @@ class Runtime(OnDemand, TenantRuntime):
         return self._context.agents
 
     @property
+    def waiting_runs(self) -> int:
+        """The number of threads whose next run waits for a slot of this process."""
+        return self._worker.dispatch.waiting
+
+    @property
     def name(self) -> str:
         """Name of this process as the holder of runs."""
         return self._context.owner

@@ -37,6 +37,8 @@ from perdure.runtime.tickets import Ticket, message_of, options_of, partition_of
 from perdure.runtime.worker.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
+_HERE_S = 10.0
+"""Seconds between polls for the end of a run of this process, which is notified of it."""
 _OF_THE_QUESTION = ""
 
 
@@ -305,7 +307,9 @@ class TenantRuntime:
                 " or pass works=False if other processes do the work"
             )
         pause, longest = _WAIT_S
-        is_ours = self._worker.dispatch.serves(partition)
+        # A run that has ended long ago is not remembered here: the database is read after the first wait.
+        seldom = longest
+        is_ours = self._worker.dispatch.serves_next(partition)
         async with asyncio.timeout(timeout):
             while True:
                 if (run := self._worker.runner.ended(partition, ticket.id)) is not None:
@@ -314,10 +318,8 @@ class TenantRuntime:
                 if not is_ours and (run := (await self.look(ticket)).run) is not None and run.state != OPEN:
                     return run
                 is_ours = False
-                # The end of a run in this process is notified without fail.
-                seldom = self._worker.dispatch.serves(partition)
-                await ended.wait(longest if seldom else pause)
-                pause = min(longest, pause * 1.5)
+                await ended.wait(seldom if self._worker.dispatch.serves_next(partition) else pause)
+                pause, seldom = min(longest, pause * 1.5), _HERE_S
 
     async def run_id(self, ticket: Ticket) -> str:
         """Return the id of the run of an accepted message: its own, or that of the first message with which

@@ -91,13 +91,24 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits per request and user. ``requests_per_minute`` and ``streams``, which are open at the same
-    time, count per user; None is no limit. ``page_max`` is the maximum number of entries in a page of a
-    listing."""
+    """Limits per request, user and process; None is no limit, but for ``streams``.
+
+    Attributes:
+        body_bytes: The size of a body.
+        requests_per_minute: The requests of a user.
+        streams: The streams and waiting requests of a user that are open at the same time; by default half of
+            those of the process for a user with an identity.
+        total_streams: Those of the process.
+        total_waiting_runs: The runs that may wait for a slot of the process before a request that would wait
+            for one more is refused.
+        page_max: The entries in a page of a listing.
+    """
 
     body_bytes: int = 4 * 1024 * 1024
     requests_per_minute: int | None = None
     streams: int | None = None
+    total_streams: int | None = 1000
+    total_waiting_runs: int | None = 256
     page_max: int = 1000
 
 

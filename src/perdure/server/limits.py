@@ -1,8 +1,9 @@
-"""Limits on the requests and streams of a user, and on the size of a request.
+"""Limits on the requests and streams of a user and of the process, and on the size of a request.
 
 Requests and streams are counted in this process's memory, for each authenticated user: several servers
 admit several times as much, and requests that fail to authenticate are not counted. All users without an
-identity count as one. The limits of bodies and pages are the same for all.
+identity count as one. The limits of bodies and pages are the same for all. More load than the process can
+carry is refused at once, so that what was accepted is finished.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import math
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, MutableMapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -29,21 +30,30 @@ anew."""
 
 _HELD = "perdure.held"
 _DIGITS = 19
-_STREAMS = ("/stream", "/stream/events")
-_STREAM_AGAIN_S = "5"
+_STREAMS = ("/stream", "/stream/events", "/wait", "/join")
+_AGAIN = {"Retry-After": "5"}
 
 _Key = tuple[str, str]
 
 
 class Throttle:
-    """Counts the requests and the open streams of users. ``clock`` is in seconds."""
+    """Counts the requests and the open streams of users. ``waiting`` returns the number of runs that wait
+    for a slot of this process; ``clock`` is in seconds."""
 
-    def __init__(self, limits: RequestLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: RequestLimits,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        waiting: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._limits = limits
         self._clock = clock
+        self._waiting = waiting
         # Remaining requests of a user, and the time at which they were computed.
         self._left: OrderedDict[_Key, tuple[float, float]] = OrderedDict()
         self._open: dict[_Key, int] = {}
+        self._arriving = 0
 
     def admit(self, user: User, scope: MutableMapping[str, Any]) -> None:
         """Count a request of a user, and its stream, if it opens one, until that has ended. ``Refusal`` if
@@ -74,18 +84,46 @@ class Throttle:
                 {"Retry-After": str(again)},
             )
 
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Count a run for which its request will wait until it is accepted. ``Refusal`` if too many runs wait
+        already."""
+        most = self._limits.total_waiting_runs
+        if most is not None and (count := self._waiting() + self._arriving) >= most:
+            raise Refusal(
+                503,
+                f"{count} runs wait for a slot of this server; try again in a few seconds, or create the run "
+                "without waiting for it.",
+                _AGAIN,
+            )
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
+
     def stream(self, user: User) -> Callable[[], None]:
-        """Count a stream as open, and return the function that counts it as closed."""
-        if (most := self._limits.streams) is None:
-            return lambda: None
+        """Count a stream or a waiting request as open, and return the function that counts it as closed."""
+        total = self._limits.total_streams
+        if total is not None and (count := sum(self._open.values())) >= total:
+            raise Refusal(
+                503,
+                f"This server has {count} streams and waiting requests open, at most {total} at once; try "
+                "again in a few seconds.",
+                _AGAIN,
+            )
         key = (user.tenant, user.identity)
-        if (count := self._open.get(key, 0)) >= most:
+        most = self._limits.streams
+        if most is None and total is not None and user.identity:
+            most = max(1, total // 2)
+        if most is not None and (count := self._open.get(key, 0)) >= most:
             raise Refusal(
                 429,
-                f"This user has {count} streams open, at most {most} at once; close one of them.",
-                {"Retry-After": _STREAM_AGAIN_S},
+                f"This user has {count} streams and waiting requests open, at most {most} at once; close one "
+                "of them.",
+                _AGAIN,
             )
-        self._open[key] = count + 1
+        self._open[key] = self._open.get(key, 0) + 1
 
         def closed() -> None:
             if self._open[key] > 1:

@@ -72,7 +72,7 @@ class ServerState:
     _background: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
 
     def __post_init__(self) -> None:
-        self.throttle = Throttle(self.limits)
+        self.throttle = Throttle(self.limits, waiting=lambda: self.runtime.waiting_runs)
 
     @classmethod
     def over(

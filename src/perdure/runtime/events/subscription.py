@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import events, inbox, subscribers
@@ -26,6 +26,8 @@ _LOOK_S = (0.1, 1.0)
 """Seconds between polls of the event log: at first, and at most after polls without a result."""
 _IDLE_S = 3.0
 """Maximum of the same for the subscription to a thread, which may be idle for long."""
+_HERE_S = 10.0
+"""Seconds between polls for a run that waits in this process for its turn, and of which it is notified."""
 _FOLLOWED_S = 90.0
 """Seconds until the record that this process follows a thread expires; it is renewed three times as often."""
 _UNHEARD_S = 30.0
@@ -50,7 +52,13 @@ class Subscriptions:
         self._buffers: dict[Partition, EventBuffer] = {}
         self._unheard: dict[tuple[Partition, str], EventBuffer] = {}
         self._waiting: dict[Partition, list[list[EventBuffer]]] = {}
+        self._serves_next: Callable[[Partition], bool] = lambda _: False
         self._free: OrderedDict[Partition, tuple[int, int]] = OrderedDict()
+
+    def serve(self, serves_next: Callable[[Partition], bool]) -> None:
+        """Set the function of a worker that returns True for a thread on which this process works, or will
+        once it has a slot. Nobody polls for what runs here."""
+        self._serves_next = serves_next
 
     def is_followed(self, partition: Partition) -> bool:
         """Return True if a thread is followed in this process."""
@@ -125,6 +133,7 @@ class Subscriptions:
             # Subscribers that are behind read finished runs from the log, if they are stored.
             buffers[1:] = [before for before in buffers[1:] if not (before.is_over and before.is_stored)]
             buffers.append(buffer)
+        self.changed(buffer.partition)
 
     def closed(self, buffer: EventBuffer, last: Event | None, ended: Ended | None = None) -> None:
         """Close and unregister a buffer. ``last`` is the end of its run, if the run has ended, and ``ended``
@@ -223,7 +232,7 @@ class Subscriptions:
                 # The stored events of earlier attempts have been read; the rest is in the buffer.
                 after = begun
                 continue
-            await news.wait(pause)
+            await news.wait(_HERE_S if self._serves_next(partition) else pause)
             pause = min(longest, pause * 1.5)
 
     async def thread(self, partition: Partition, after: int) -> AsyncIterator[Event]:

@@ -79,6 +79,9 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._new) + len(self._again)
 
+    def __contains__(self, due: Due) -> bool:
+        return due in self._new or due in self._again
+
     def add(self, due: Due) -> None:
         """Add a queue that this process made due itself."""
         self._new.setdefault(due, None)

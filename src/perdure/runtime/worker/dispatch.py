@@ -17,7 +17,7 @@ from perdure.errors import Unavailable
 from perdure.model.queue import IN, Lane
 from perdure.model.records import Partition
 from perdure.runtime.jitter import spread
-from perdure.runtime.notifications import PollDelay
+from perdure.runtime.notifications import ENDED, PollDelay
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Reason
 from perdure.runtime.worker.fairness import Due
@@ -196,6 +196,18 @@ class Dispatch:
         """Return True if this process works on a thread's inbox now."""
         return (partition, IN) in self._serving
 
+    def serves_next(self, partition: Partition) -> bool:
+        """Return True if this process works on a thread's inbox, or will once it has a slot. Whoever waits
+        for that thread is woken when that has ended."""
+        due = partition, IN
+        is_waiting = not self.is_stopping and (due in self._backlog or due in self._again)
+        return is_waiting or due in self._serving
+
+    @property
+    def waiting(self) -> int:
+        """The number of queues that wait for a slot of this process."""
+        return len(self._backlog)
+
     def reserve(self, due: Due) -> bool:
         """Reserve a slot for a queue that the caller is about to claim, until ``serve_reserved`` or
         ``release``. Return False if there is none now, or the queue is served already."""
@@ -266,6 +278,9 @@ class Dispatch:
         if due in self._again:
             self._again.discard(due)
             self._backlog.add(due)
+        elif due[1] == IN:
+            # Another process may have taken what is waited for here.
+            self._notifications.happened(ENDED, due[0])
         is_fresh = asyncio.get_running_loop().time() - self._backlog.looked_at < _STALE_S
         if is_fresh:
             self._fill()

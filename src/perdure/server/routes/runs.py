@@ -144,7 +144,8 @@ async def stream_alone(caller: CallerNow, request: Request, new: NewRun) -> Resp
 
 async def _streamed(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
     is_kept = bool(new.stream_resumable)
-    accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=is_kept)
+    with caller.host.throttle.arriving():
+        accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=is_kept)
     if thread_id is None and new.on_completion != "keep":
         caller.host.in_background(removed_after(caller, accepted, linger=True))
     return streams.respond(
@@ -177,7 +178,8 @@ async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Respon
 async def _waited_for(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
     # Subscribers of the thread receive this run's events too; a temporary thread has none.
     modes = () if thread_id is None else _DEFAULT
-    accepted = await submit(caller, request.headers, thread_id, new, modes=modes, is_kept=False)
+    with caller.host.throttle.arriving():
+        accepted = await submit(caller, request.headers, thread_id, new, modes=modes, is_kept=False)
     is_removed = thread_id is None and new.on_completion != "keep"
     work = _outcome(caller, accepted.thread_id, accepted.run_id, removes=is_removed)
     return _late(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import PerdureError, RunInProgress
 from perdure.langgraph.readable_states import aread_history, aread_state, aupdate_state
 from perdure.langgraph.unfit_values import unfitness
+from perdure.runtime.json_encoding import encoded
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoint_references import NoCheckpoint, require
+from perdure.server.json_list import json_list
 from perdure.server.requests import NAMES_MAX
-from perdure.server.resources import CallerNow, GatedRoute, ThreadId
+from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.server.state_snapshots import config_of, graph_id_of, shown_snapshot
 
@@ -103,20 +106,25 @@ def _find_checkpoint(asked: requests.StateUpdate) -> requests.Ref:
 @router.get("/threads/{thread_id}/history")
 async def history_of(
     caller: CallerNow, thread_id: ThreadId, limit: requests.Page = 10, before: str | None = None
-) -> Json:
+) -> Response:
     """List a thread's states of all branches, newest first."""
     return await history(caller, thread_id, requests.History(limit=limit, before=before))
 
 
 @router.post("/threads/{thread_id}/history")
-async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.History) -> Json:
+async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.History) -> Response:
     """List a thread's states of all branches, newest first, with filters."""
     row = await caller.thread(thread_id, "read")
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         return Json([])
-    before = _before(thread_id, asked.before)
-    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+    return await json_list(_past_states(caller, thread_id, graph_id, asked, _before(thread_id, asked.before)))
+
+
+async def _past_states(
+    caller: Caller, thread_id: str, graph_id: str, asked: requests.History, before: RunnableConfig | None
+) -> AsyncGenerator[str, None]:
+    async with caller.graph(graph_id, "threads.read", thread_id) as graph:
         found = aread_history(
             graph,
             config_of(thread_id, asked.checkpoint),
@@ -124,7 +132,8 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.Histor
             before=before,
             limit=asked.limit,
         )
-        return Json([responses.state(state, asked.select) async for state in found])
+        async for state in found:
+            yield encoded(responses.state(state, asked.select))
 
 
 def _before(thread_id: str, given: str | dict[str, Any] | None) -> RunnableConfig | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Header, Request, Response
@@ -22,6 +22,7 @@ from perdure.server import thread_ids as naming
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.auth.reserved_names import with_verified
+from perdure.server.json_list import json_list
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
@@ -110,11 +111,16 @@ def _update(given: dict[str, Any]) -> StateUpdate:
 async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
     """Find threads, the ones with the latest activity first. One that cannot be read is marked."""
     rows, end, has_more = await _find(caller, asked)
-    shown: list[str] = []
-    for at in range(0, len(rows), _AT_ONCE):
-        shown += await asyncio.gather(*(_entry(caller, row, asked) for row in rows[at : at + _AT_ONCE]))
     headers = responses.page_headers(end + has_more, end if has_more else None)
-    return Response(f"[{','.join(shown)}]", media_type=Json.media_type, headers=headers)
+    return await json_list(_entries(caller, rows, asked), headers)
+
+
+async def _entries(
+    caller: Caller, rows: Sequence[ThreadRow], asked: requests.ThreadSearch
+) -> AsyncGenerator[str, None]:
+    for at in range(0, len(rows), _AT_ONCE):
+        for entry in await asyncio.gather(*(_entry(caller, row, asked) for row in rows[at : at + _AT_ONCE])):
+            yield entry
 
 
 async def _entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSearch) -> str:

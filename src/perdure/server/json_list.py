@@ -1,0 +1,76 @@
+"""Response with a list as JSON: whole if the list is short, and sent while it is read if it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
+
+_log = logging.getLogger("perdure.server")
+
+_JSON = "application/json"
+_WHOLE = 256 * 1024
+"""Maximum number of characters of a list that is sent whole."""
+_PATIENCE_S = 30.0
+"""Seconds for which the reader of a long list may take nothing."""
+
+
+async def json_list(entries: AsyncGenerator[str, None], headers: Mapping[str, str] | None = None) -> Response:
+    """Return the response with a list.
+
+    A short list is read to its end first, so that an error in it has a status. Of a long one a single entry
+    is in memory at a time, each read when its reader took the one before; an error in its midst breaks the
+    connection, as a part was sent with another status.
+
+    Args:
+        entries: the entries, each as JSON text; closed when the response has ended.
+        headers: headers of the response.
+    """
+    first: list[str] = []
+    size = 0
+    try:
+        async for entry in entries:
+            first.append(entry)
+            size += len(entry)
+            if size > _WHOLE:
+                return _LongList(first, entries, headers)
+    except BaseException:
+        await entries.aclose()
+        raise
+    return Response(f"[{','.join(first)}]", media_type=_JSON, headers=headers)
+
+
+class _LongList(StreamingResponse):
+    """A list of which the first entries were read."""
+
+    def __init__(
+        self, first: list[str], entries: AsyncGenerator[str, None], headers: Mapping[str, str] | None
+    ) -> None:
+        super().__init__(entries, media_type=_JSON, headers=headers)
+        self._first = first
+        self._entries = entries
+
+    async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._entries):
+                await _send(send, f"[{','.join(self._first)}")
+                self._first.clear()
+                async for entry in self._entries:
+                    await _send(send, f",{entry}")
+        except TimeoutError:
+            _log.warning("a list was broken off: its reader took nothing for %g s", _PATIENCE_S)
+            return
+        except Exception as error:
+            _log.warning("a list was broken off in its midst: %s", type(error).__name__)
+            return
+        await send({"type": "http.response.body", "body": b"]", "more_body": False})
+
+
+async def _send(send: Send, part: str) -> None:
+    async with asyncio.timeout(_PATIENCE_S):
+        await send({"type": "http.response.body", "body": part.encode(), "more_body": True})

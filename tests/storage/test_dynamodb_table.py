@@ -75,22 +75,6 @@ def test_a_newer_layout_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) ->
             ask(url)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
-def test_a_table_of_an_earlier_layout_is_refused_by_name_and_left_alone(
-    url: str, monkeypatch: pytest.MonkeyPatch, version: int
-) -> None:
-    monkeypatch.setattr(dynamo_table, "SCHEMA_VERSION", version)
-    dynamodb.migrate(url)
-    monkeypatch.undo()
-    os.environ.update(server.CREDENTIALS)
-    refusal = f"has layout version {version}, which this release can neither read nor convert"
-    assert refusal in said(MigrationRequired, url)
-    for ask in (dynamodb.migrate, dynamodb.pending):
-        with pytest.raises(MigrationRequired, match=refusal):
-            ask(url)
-    assert dynamodb.schema_version(url) == version
-
-
 def test_a_table_of_another_make_is_left_alone(url: str) -> None:
     boto = boto3.client("dynamodb", region_name=server.REGION, endpoint_url=server.endpoint())
     boto.create_table(

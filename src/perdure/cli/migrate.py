@@ -8,7 +8,6 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import Db, err, legible, out, url_of
-from perdure.errors import MigrationRequired
 from perdure.storage.url import backend_of, redacted
 
 
@@ -26,10 +25,6 @@ def migrate(
     backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, redacted(url)
     if check or dry_run:
         found = backend.schema_version(url)
-        if found > after:
-            raise MigrationRequired(
-                f"{name} has schema version {found}, this release knows {after}; upgrade perdure"
-            )
         steps = backend.pending(url)
         for step in steps if dry_run else ():
             out.print(escape(step), soft_wrap=True)

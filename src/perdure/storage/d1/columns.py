@@ -26,10 +26,10 @@ VALUE_BYTES = 1_900_000
 
 
 def catalogue(version: int) -> str:
-    """Return the name of the table of threads in a schema version. From version 9 on it contains the version:
-    a process of an earlier release that still has the database open finds no table after a migration, so that
+    """Return the name of the table of threads in a schema version. It contains the version: a process of an
+    earlier release that still has the database open finds no table after a migration, so that
     it neither reads records that it cannot understand nor writes beside them."""
-    return f"{PREFIX}thread" if version < 9 else f"{PREFIX}thread_{version}"
+    return f"{PREFIX}thread_{version}"
 
 
 CATALOGUE = catalogue(SCHEMA_VERSION)

@@ -347,7 +347,9 @@ def schema_version(url: str) -> int:
 
 def pending(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
-    return list(schema.pending(schema_version(url)))
+    found = schema_version(url)
+    schema.demand_steps(_target(url).name, found)
+    return list(schema.pending(found))
 
 
 def migrate(url: str) -> int:

@@ -11,6 +11,7 @@ from perdure.storage.d1 import writing
 from perdure.storage.d1.columns import catalogue
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, asked, gave_up, translated
+from perdure.storage.layout_version import other_version
 from perdure.storage.sql import migrations, schema
 
 SCHEMA_VERSION = schema.SCHEMA_VERSION
@@ -47,10 +48,11 @@ def check(transport: Transport, name: str) -> None:
     found = version(transport, name)
     if found == SCHEMA_VERSION:
         return
-    if found > SCHEMA_VERSION:
-        raise _newer(name, found)
-    what = "has no Perdure schema" if found == 0 else f"has schema version {found}, not {SCHEMA_VERSION}"
-    raise MigrationRequired(f"{name} {what}; run `perdure migrate --db {name}`, or connect with migrate=True")
+    if found:
+        raise _other(name, found)
+    raise MigrationRequired(
+        f"{name} has no Perdure schema; run `{_command(name)}`, or connect with migrate=True"
+    )
 
 
 def apply(transport: Transport, name: str) -> int:
@@ -58,8 +60,7 @@ def apply(transport: Transport, name: str) -> int:
     tries = Tries()
     found = version(transport, name)
     while found != SCHEMA_VERSION:
-        if found > SCHEMA_VERSION:
-            raise _newer(name, found)
+        demand_steps(name, found)
         try:
             transport.batch([(statement, ()) for statement in pending(found)])
         except AnswerLost as lost:
@@ -79,19 +80,28 @@ def apply(transport: Transport, name: str) -> int:
 
 def pending(found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's."""
-    if found >= SCHEMA_VERSION:
+    if found == SCHEMA_VERSION:
         return ()
-    shared, before, after = (catalogue(number) for number in (0, found, SCHEMA_VERSION))
-    last = f"ALTER TABLE {shared} RENAME TO {after}"
+    # The steps name the table of threads as in a file.
+    shared = f"{schema.PREFIX}thread"
+    last = f"ALTER TABLE {shared} RENAME TO {catalogue(SCHEMA_VERSION)}"
     if found == 0:
         return (*schema.sqlite_schema(), *writing.SCHEMA, last)
     # The column refuses NULL, and with it the batch: another process was first.
     moved = f"UPDATE {_VERSION} SET version = CASE WHEN version = {found} THEN {SCHEMA_VERSION} END"
-    first = () if before == shared else (f"ALTER TABLE {before} RENAME TO {shared}",)
-    return (moved, *first, *migrations.pending(found), last)
+    first = f"ALTER TABLE {catalogue(found)} RENAME TO {shared}"
+    return (moved, first, *migrations.pending(found), last)
 
 
-def _newer(name: str, found: int) -> MigrationRequired:
-    return MigrationRequired(
-        f"{name} has schema version {found}, this release knows {SCHEMA_VERSION}; upgrade perdure"
-    )
+def demand_steps(name: str, found: int) -> None:
+    """Raise ``MigrationRequired`` if no steps lead from a version to this release's."""
+    if not migrations.can_migrate(found):
+        raise _other(name, found)
+
+
+def _other(name: str, found: int) -> MigrationRequired:
+    return other_version(name, found, migrations.first_version(), SCHEMA_VERSION, _command(name))
+
+
+def _command(name: str) -> str:
+    return f"perdure migrate --db {name}"

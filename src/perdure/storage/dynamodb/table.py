@@ -8,11 +8,10 @@ from typing import Any
 from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redacted_target, target_of
+from perdure.storage.layout_version import other_version
 
 SCHEMA_VERSION = 7
-"""The version of the layout that this release reads and writes. In version 5 the head of the root namespace
-is in the root item; in version 6 the head of a session is there, too; in version 7 several writes of a task
-share a record. Tables of earlier versions are refused: their records are at other places."""
+"""The version of the layout that this release reads and writes, and the first one."""
 
 _LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}
 _EXPIRY = "x"
@@ -62,19 +61,12 @@ def connect(url: str) -> Client:
 
 
 def unfit(client: Client, found: int) -> MigrationRequired:
-    what = f"{client.target} has layout version {found}"
-    if found > SCHEMA_VERSION:
-        return MigrationRequired(f"{what}, this release knows {SCHEMA_VERSION}; upgrade perdure")
-    if found > 0:
-        return MigrationRequired(
-            f"{what}, which this release can neither read nor convert; name "
-            "another table, and perdure migrate creates it. For what it holds, run `perdure export --all` of "
-            "the earlier release, and `perdure import` of this one"
-        )
-    url = redacted_target(client.target)
+    command = f"perdure migrate --db '{redacted_target(client.target)}'"
+    if found:
+        return other_version(str(client.target), found, SCHEMA_VERSION, SCHEMA_VERSION, command)
     return MigrationRequired(
         f"{client.target} is not there or holds no Perdure layout; check the name and the region, or run "
-        f"`perdure migrate --db '{url}'`, or connect with migrate=True"
+        f"`{command}`, or connect with migrate=True"
     )
 
 

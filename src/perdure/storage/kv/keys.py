@@ -18,20 +18,11 @@ from perdure.errors import TooLarge
 from perdure.model.records import Column, Key, Kind, Partition, Record
 
 LAYOUT_VERSION = 5
-"""The version of the encodings of this module; a change of the declared kinds changes it too.
+"""The version of the encodings of this module; a change of the declared kinds changes it too."""
 
-Version 2 added the kinds of a thread's queue. Data of version 1 is unchanged, byte for byte: migrating raises
-the number and changes nothing else. It had to be raised, because a release without queues does harm beside
-one with them: it copies a thread without its messages and replies, and with ``ttl`` lets a thread expire that
-has pending messages. One that was open before the number was raised cannot hide a queue that is due, as
-queues have an index key that it does not know; entries that its removals leave there are removed when they
-are next read.
-
-Version 3 added documents and events, and changes nothing else either. A release without documents would copy
-a thread without its own.
-
-Version 4 has compressed chunks and shorter checkpoints beside earlier ones, version 5 records of several
-writes of a task, which an earlier release cannot read."""
+FIRST_VERSION = 5
+"""The first version that is read. A migration raises the number and changes nothing else: what is stored in
+versions from this one on stays readable."""
 
 _END = b"\x00\x01"
 _NUL, _ESCAPED = b"\x00", b"\x00\xff"

@@ -11,6 +11,7 @@ from hashlib import sha256
 import psycopg
 
 from perdure.errors import MigrationRequired, Unavailable
+from perdure.storage.layout_version import other_version
 from perdure.storage.postgres import schema, vector_table
 from perdure.storage.postgres.connection import ServerConnection, translated
 from perdure.storage.postgres.driver import PostgresDriver
@@ -62,6 +63,7 @@ def pending(url: str) -> list[str]:
     with _connected(place) as connection:
         found = _version(connection, place)
         extension = _extension(connection, place)
+    _demand_steps(place, found)
     return [*schema.pending(place.schema, found), *vector_table.setup(place.schema, extension)]
 
 
@@ -89,8 +91,7 @@ def _migrated(connection: psycopg.Connection, place: PostgresUrl) -> int:
     if encoding != ("UTF8",):
         raise Unavailable(f"{place.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
     found = _version(connection, place)
-    if found > SCHEMA_VERSION:
-        _refuse_other(place, found)
+    _demand_steps(place, found)
     there = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quoted(place.schema),))
     has_schema = there.fetchone() == (True,)
     for statement in schema.pending(place.schema, found):
@@ -158,17 +159,19 @@ def _extension(connection: psycopg.Connection, place: PostgresUrl) -> Extension:
 
 
 def _refuse_other(place: PostgresUrl, found: int) -> None:
-    if found > SCHEMA_VERSION:
+    if found == 0:
         raise MigrationRequired(
-            f"{place.name} has schema version {found}, this release knows {SCHEMA_VERSION}; upgrade perdure"
+            f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`, or connect with "
+            "migrate=True"
         )
-    if found < SCHEMA_VERSION:
-        what = (
-            f"has no Perdure schema {place.schema!r}"
-            if found == 0
-            else f"has schema version {found}, not {SCHEMA_VERSION}"
-        )
-        raise MigrationRequired(f"{place.name} {what}; run `{place.migrate}`, or connect with migrate=True")
+    if found != SCHEMA_VERSION:
+        raise other_version(place.name, found, schema.first_version(), SCHEMA_VERSION, place.migrate)
+
+
+def _demand_steps(place: PostgresUrl, found: int) -> None:
+    """Refuse a database from whose version no steps lead to this release's."""
+    if found and not schema.first_version() <= found <= SCHEMA_VERSION:
+        _refuse_other(place, found)
 
 
 def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:

@@ -27,67 +27,10 @@ def granted(*tables: str) -> str:
     )
 
 
-# One entry a version: the statements that lead to its tables from the version before, with {schema} for the
-# schema's name. They are frozen: a later change of the declarations must not change them. An empty database
-# gets the current schema at once.
-STEPS: dict[int, tuple[str, ...]] = {
-    2: (
-        'CREATE TABLE {schema}.lane (t bigint NOT NULL, name text COLLATE "C" NOT NULL, due_at bigint, last'
-        " bigint NOT NULL, bound bigint NOT NULL, since bigint, ready_at bigint, run_id text COLLATE"
-        ' "C", owner text COLLATE "C", epoch bigint NOT NULL, lease_until bigint, retry_at bigint,'
-        ' waiting text COLLATE "C", stop text COLLATE "C", version bigint NOT NULL, PRIMARY KEY (t, name))',
-        "CREATE INDEX lane_due_at ON {schema}.lane (due_at) WHERE due_at IS NOT NULL",
-        'CREATE TABLE {schema}.inbox (t bigint NOT NULL, seq bigint NOT NULL, graph text COLLATE "C" NOT'
-        ' NULL, channel text COLLATE "C" NOT NULL, mode text COLLATE "C" NOT NULL, dedupe bytea NOT NULL,'
-        " accepted_at bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
-        "CREATE TABLE {schema}.dedupe (t bigint NOT NULL, digest bytea NOT NULL, seq bigint NOT NULL,"
-        " PRIMARY KEY (t, digest))",
-        'CREATE TABLE {schema}.run (t bigint NOT NULL, run_id text COLLATE "C" NOT NULL, first bigint NOT'
-        ' NULL, last bigint NOT NULL, state text COLLATE "C" NOT NULL, graph text COLLATE "C" NOT NULL,'
-        ' channel text COLLATE "C" NOT NULL, epoch bigint NOT NULL, attempts bigint NOT NULL, base text'
-        ' COLLATE "C", started_at bigint NOT NULL, updated_at bigint NOT NULL, version bigint NOT NULL,'
-        " body bytea NOT NULL, PRIMARY KEY (t, run_id))",
-        "CREATE INDEX run_first ON {schema}.run (t, first)",
-        'CREATE TABLE {schema}.outbox (t bigint NOT NULL, seq bigint NOT NULL, run_id text COLLATE "C" NOT'
-        ' NULL, ord bigint NOT NULL, channel text COLLATE "C" NOT NULL, state text COLLATE "C" NOT NULL,'
-        ' attempts bigint NOT NULL, provider_id text COLLATE "C", created_at bigint NOT NULL, version'
-        " bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
-        'CREATE TABLE {schema}.effect (t bigint NOT NULL, run_id text COLLATE "C" NOT NULL, task_id text'
-        ' COLLATE "C" NOT NULL, idx bigint NOT NULL, body bytea NOT NULL, PRIMARY KEY (t, run_id, task_id,'
-        " idx))",
-        granted("lane", "inbox", "dedupe", "run", "outbox", "effect"),
-    ),
-    3: (
-        'CREATE TABLE {schema}.document (t bigint NOT NULL, collection text COLLATE "C" NOT NULL, name text'
-        ' COLLATE "C" NOT NULL, updated_at bigint NOT NULL, version bigint NOT NULL, body bytea NOT NULL,'
-        " PRIMARY KEY (t, collection, name))",
-        "CREATE INDEX document_updated_at ON {schema}.document (t, (collection || ''), updated_at)",
-        'CREATE TABLE {schema}.event (t bigint NOT NULL, seq bigint NOT NULL, run_id text COLLATE "C" NOT'
-        " NULL, body bytea NOT NULL, PRIMARY KEY (t, seq))",
-        granted("document", "event"),
-    ),
-    4: (*listing.postgres("{schema}"), granted("listing")),
-    # From here on chunks may be compressed and checkpoints are shorter. Processes of earlier releases would
-    # take them for damaged, so the functions by which they read and write are removed: they ask for an
-    # upgrade.
-    5: (
-        "DROP INDEX {schema}.listing_status_updated",
-        "DROP INDEX {schema}.listing_status_created",
-        "CREATE INDEX listing_status_updated ON {schema}.listing (tenant, status, updated_at, t)"
-        " WHERE status <> 'idle'",
-        "CREATE INDEX listing_status_created ON {schema}.listing (tenant, status, created_at, t)"
-        " WHERE status <> 'idle'",
-        "DO $perdure$ DECLARE _old regprocedure; BEGIN FOR _old IN SELECT oid FROM pg_proc"
-        " WHERE pronamespace = $name${schema}$name$::regnamespace AND proname ~ '^(commit|fetch)_[1-4]$'"
-        " LOOP EXECUTE concat('DROP FUNCTION ', _old); END LOOP; END $perdure$",
-    ),
-    # From here on writes of a task may share records, which those of version 5 cannot read.
-    6: (
-        "DO $perdure$ DECLARE _old regprocedure; BEGIN FOR _old IN SELECT oid FROM pg_proc"
-        " WHERE pronamespace = $name${schema}$name$::regnamespace AND proname ~ '^(commit|fetch)_[1-5]$'"
-        " LOOP EXECUTE concat('DROP FUNCTION ', _old); END LOOP; END $perdure$",
-    ),
-}
+STEPS: dict[int, tuple[str, ...]] = {}
+"""The statements that lead to the tables of a version from the one before, with {schema} for the schema's
+name; the first that is read is the one before them all. They are frozen: a later change of the declarations
+must not change them. An empty database gets the current schema at once."""
 
 
 def quoted(name: str) -> str:
@@ -116,11 +59,16 @@ def whole(name: str) -> tuple[str, ...]:
     return tuple(statements)
 
 
+def first_version() -> int:
+    """Return the first version from which the steps lead to this release's."""
+    return min(STEPS, default=SCHEMA_VERSION + 1) - 1
+
+
 def pending(name: str, found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's."""
     if found == 0:
         return whole(name)
-    if found >= SCHEMA_VERSION:
+    if found == SCHEMA_VERSION:
         return ()
     schema = quoted(name)
     steps = [s.replace("{schema}", schema) for n in range(found + 1, SCHEMA_VERSION + 1) for s in STEPS[n]]

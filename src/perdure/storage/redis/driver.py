@@ -22,6 +22,7 @@ from perdure.model.program import Effect
 from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.kv import keys
+from perdure.storage.layout_version import other_version
 from perdure.storage.notify import ServerNotifier
 from perdure.storage.port import CommitLimits, Notifier
 from perdure.storage.redis import requests, scripts
@@ -234,12 +235,15 @@ def _stored(settings: RedisUrl) -> tuple[int, int]:
     return version, buckets
 
 
-def _refuse_newer(settings: RedisUrl, version: int) -> None:
-    if version > SCHEMA_VERSION:
-        raise MigrationRequired(
-            f"{settings.shown} has layout version {version}, this release knows {SCHEMA_VERSION}; "
-            "upgrade perdure"
-        )
+def _demand_steps(settings: RedisUrl, version: int) -> None:
+    """Raise ``MigrationRequired`` if a database of a version cannot be migrated."""
+    if version and not keys.FIRST_VERSION <= version <= SCHEMA_VERSION:
+        raise _other(settings, version)
+
+
+def _other(settings: RedisUrl, version: int) -> MigrationRequired:
+    command = f"perdure migrate --db '{settings.shown}'"
+    return other_version(settings.shown, version, keys.FIRST_VERSION, SCHEMA_VERSION, command)
 
 
 def open_driver(url: str) -> RedisDriver:
@@ -247,14 +251,13 @@ def open_driver(url: str) -> RedisDriver:
     ``RuntimeWarning`` if the server would keep nothing over a restart."""
     settings = read(url)
     version, buckets = _stored(settings)
-    _refuse_newer(settings, version)
-    if version < SCHEMA_VERSION:
-        what = (
-            "has no Perdure layout" if not version else f"has layout version {version}, not {SCHEMA_VERSION}"
-        )
+    if not version:
         raise MigrationRequired(
-            f"{settings.shown} {what}; run `perdure migrate` with this URL, or connect with migrate=True"
+            f"{settings.shown} has no Perdure layout; run `perdure migrate` with this URL, or connect with "
+            "migrate=True"
         )
+    if version != SCHEMA_VERSION:
+        raise _other(settings, version)
     topology = Topology(settings)
     _warn_of_loss(topology)
     return RedisDriver(topology, buckets)
@@ -269,7 +272,7 @@ def pending(url: str) -> list[str]:
     """Return the commands that ``migrate`` would execute now."""
     settings = read(url)
     version, buckets = _stored(settings)
-    _refuse_newer(settings, version)
+    _demand_steps(settings, version)
     if version == SCHEMA_VERSION:
         return []
     key = _layout_key(settings).decode(errors="replace")
@@ -288,7 +291,7 @@ def migrate(url: str) -> int:
     """
     settings = read(url)
     version, buckets = _stored(settings)
-    _refuse_newer(settings, version)
+    _demand_steps(settings, version)
     if not version:
         _once(settings, b"SET", _layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
     elif version < SCHEMA_VERSION:

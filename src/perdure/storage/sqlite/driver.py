@@ -410,7 +410,9 @@ def schema_version(url: str) -> int:
 
 def pending(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
-    return list(migrations.pending_file(schema_version(url)))
+    found = schema_version(url)
+    migrations.demand_steps(found, file_of(url))
+    return list(migrations.pending_file(found))
 
 
 def migrate(url: str) -> int:

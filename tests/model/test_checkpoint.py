@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perdure.errors import Corrupt
-from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
+from perdure.model.checkpoint import FORMAT, Carried, CarriedWrite, CheckpointRecord, PendingWrite
 from perdure.model.ops import Put
 from perdure.model.records import CHECKPOINT, Record
 from perdure.model.short_forms import KNOWN, PLAIN_METADATA
@@ -157,12 +157,12 @@ def _example(ts: str) -> CheckpointRecord:
     )
 
 
-def test_a_body_of_format_1_is_read() -> None:
-    example = _example("2026-11-25T19:08:21.534021+00:00")
-    body = [1, 4, example.ts, ["__start__", "messages"], [1, 2], [None, b"\x01\x90"]]
-    body += [[["__start__", [0, 1], [1, 2]]], None, b"", b"", "", [], None, None, False, [], []]
-    before = Record(CHECKPOINT, ("", "c"), example.put().fields, 0, ormsgpack.packb(body))
-    assert CheckpointRecord.read(before) == example
+@pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1])
+def test_a_body_of_another_format_is_refused(number: int) -> None:
+    record = stored(_example("2026-11-25T19:08:21.534021+00:00").put())
+    _, *parts = ormsgpack.unpackb(record.body)
+    with pytest.raises(Corrupt, match=f"format {number}; this release reads {FORMAT}"):
+        CheckpointRecord.read(record._replace(body=ormsgpack.packb([number, *parts])))
 
 
 def test_what_most_checkpoints_have_is_stored_shortly_and_comes_back() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import Corrupt
 from perdure.model import refs
-from perdure.model.checkpoint import PendingWrite, in_order
+from perdure.model.checkpoint import PendingWrite
 from perdure.model.ops import Expect, Put
 from perdure.model.records import WRITE, Key, Record
 from perdure.model.write_records import (
@@ -39,7 +39,6 @@ WRITES = st.builds(
     st.sampled_from(["", "one", "two.run"]),
     st.binary(max_size=70).map(lambda payload: refs.inline(refs.MSGPACK, payload)),
     version=st.just(1),
-    record=st.none(),
     record_version=st.just(0),
 )
 SOME = st.lists(WRITES, max_size=40, unique_by=lambda write: write.key)
@@ -51,7 +50,7 @@ def stored(puts: Iterable[Put]) -> list[Record]:
 
 def plain(writes: Iterable[PendingWrite]) -> list[PendingWrite]:
     """Writes without the record that holds them, in order."""
-    return sorted(write._replace(record=None, record_version=0) for write in writes)
+    return sorted(write._replace(record_version=0) for write in writes)
 
 
 def written(idx: int, nonce: str = "", channel: str = "x", ref: bytes = b"\x01w") -> PendingWrite:
@@ -96,26 +95,10 @@ def test_the_writes_of_a_call_are_one_record_and_reserved_slots_have_their_own()
     ]
 
 
-def test_a_write_alone_is_stored_as_earlier_releases_stored_each() -> None:
+def test_a_write_alone_is_stored_without_a_list() -> None:
     (put,) = new_puts([written(0, "one")])
     assert put.body == b"\x01w"
     assert dict(put.fields) == {"channel": "x", "task_path": "~path", "nonce": "one"}
-
-
-@given(SOME)
-def test_writes_of_earlier_releases_are_read_and_come_together_when_copied(
-    writes: list[PendingWrite],
-) -> None:
-    each = [
-        Record(WRITE, w.key, {"channel": w.channel, "task_path": w.task_path, "nonce": w.nonce}, 1, w.ref)
-        for w in writes
-    ]
-    found = read_writes(each)
-    assert plain(found) == plain(writes)
-    assert sorted(map(record_key, found)) == sorted(w.key for w in writes)
-    copied = new_puts(found)
-    assert len(copied) == len(by_record(writes))
-    assert plain(read_writes(stored(copied))) == plain(writes)
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "over", "remove"]), SOME, st.randoms()), max_size=8)
@@ -147,16 +130,6 @@ def test_any_order_of_calls_and_removals_leaves_what_records_of_their_own_would(
             for write in gone:
                 del slots[write.key]
         assert plain(store.writes()) == plain(slots.values())
-
-
-def test_of_two_writes_in_a_slot_the_one_of_an_earlier_release_counts() -> None:
-    """It stood in the slot before; the later call found the record of its number free."""
-    (earlier,) = stored(
-        [Put(WRITE, ("", "c", "t", 1), {"channel": "old", "task_path": "", "nonce": ""}, b"\x01o")]
-    )
-    later = stored(new_puts([written(0), written(1)]))
-    for records in ([earlier, *later], [*later, earlier]):
-        assert [w.channel for w in in_order(read_writes(records))] == ["old", "x"]
 
 
 @given(SOME, st.data())

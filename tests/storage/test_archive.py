@@ -35,7 +35,7 @@ from perdure.model.ops import (
     Refused,
 )
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, KINDS, TAG, Partition
-from perdure.storage.archive import Archive
+from perdure.storage.archive import FORMAT, Archive
 from tests.engine.test_transfer import grow, in_memory
 from tests.langgraph import graphs
 from tests.langgraph.session import config
@@ -94,11 +94,16 @@ def test_every_byte_counts(path: Path) -> None:
         Archive.read(other)
 
 
-def test_a_newer_format_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.storage.archive.FORMAT", 4)
+@pytest.mark.parametrize(
+    ("off", "told"),
+    [(1, r"newer Perdure \({}\); upgrade"), (-1, r"earlier Perdure \({}\)\. .* --all --as history`")],
+)
+def test_another_format_says_so(path: Path, monkeypatch: pytest.MonkeyPatch, off: int, told: str) -> None:
+    monkeypatch.setattr("perdure.storage.archive.FORMAT", FORMAT + off)
     export(path)
     monkeypatch.undo()
-    with pytest.raises(BadArchive, match=r"newer Perdure \(format 4, this release reads 3\)"):
+    formats = f"format {FORMAT + off}, this release reads {FORMAT}"
+    with pytest.raises(BadArchive, match=told.format(formats)):
         Archive.read(path)
 
 

@@ -27,7 +27,7 @@ from perdure.model.queue import IN, Lane
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.stale_questions import StaleQuestions
-from perdure.model.write_records import NULL_TASK, RESUME, asking_tasks, put_over, read_writes
+from perdure.model.write_records import NULL_TASK, RESUME, asking_tasks, put_over, read_writes, record_key
 
 REFUSALS = (NotWaiting, Conflict)
 """Refusals of a message because of what its thread asks, which is read after the inbox: it may be the outcome
@@ -356,8 +356,8 @@ def _releasing(
         is_behind = write.channel == RESUME and write.task_id in stale
         if not (is_of_command or is_behind or write.task_id in called):
             continue
-        if write.record is not None and write.record >= 0:
-            ops.append(Delete(WRITE, (*write.key[:3], write.record)))
+        if write.idx >= 0:
+            ops.append(Delete(WRITE, record_key(write)))
             continue
         before = aside.get(write.aside.key)
         if before is None:

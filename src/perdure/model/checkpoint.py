@@ -25,7 +25,7 @@ from perdure.model.short_forms import (
 from perdure.model.well_formed import ill_formed
 
 FORMAT = 2
-"""Version of the body's layout, its first element. Format 1 had no short forms, and another order."""
+"""Version of the body's layout, its first element."""
 
 Version = int | str | float
 
@@ -194,21 +194,21 @@ class CheckpointRecord(NamedTuple):
             layout, *parts = ormsgpack.unpackb(record.body)
         except (ValueError, TypeError) as error:
             raise Corrupt(f"checkpoint {checkpoint_id} cannot be read: {error}") from error
-        if layout not in range(1, FORMAT + 1):
+        if layout != FORMAT:
             raise Corrupt(f"checkpoint {checkpoint_id} has format {layout}; this release reads {FORMAT}")
-
         try:
-            return cls._of(record, parts if layout == 1 else _long(parts))
+            return cls._of(record, parts)
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             raise Corrupt(f"checkpoint {checkpoint_id} cannot be read: {error}") from error
 
     @classmethod
     def _of(cls, record: Record, parts: list[Any]) -> CheckpointRecord:
         namespace, checkpoint_id = record.key
-        (
-            v, ts, names, versions, found, seen_nodes, updated, metadata, extra,
-            nonce, seen, root, root_head, cut, deltas, carried, *rest,
-        ) = parts  # fmt: skip
+        v, ts, short_names, versions, found, seen_nodes, updated, metadata, nonce, *last = parts
+        last += _DEFAULTS[len(last) :]
+        extra, seen, root, root_head, cut, deltas, carried, prior, passed, schema = last
+        nodes = [long_name(node, ()) for node, _, _ in seen_nodes]
+        names = [long_name(name, nodes) for name in short_names]
 
         def name(place: int | str) -> str:
             return names[place] if isinstance(place, int) else place
@@ -223,17 +223,18 @@ class CheckpointRecord(NamedTuple):
             source=fields["source"],
             step=fields["step"],
             v=v,
-            ts=ts,
+            ts=long_time(ts),
             versions=dict(zip(names[: len(versions)], versions, strict=True)),
             refs={n: ref for n, ref in zip(names, found, strict=True) if ref is not None},
             versions_seen={
-                node: dict(zip(map(name, chs), vers, strict=True)) for node, chs, vers in seen_nodes
+                node: dict(zip(map(name, chs), vers, strict=True))
+                for node, (_, chs, vers) in zip(nodes, seen_nodes, strict=True)
             },
             updated=None if updated is None else tuple(map(name, updated)),
-            metadata=metadata,
+            metadata=PLAIN_METADATA if metadata is None else metadata,
             extra=extra,
-            nonce=nonce,
-            seen=tuple(seen),
+            nonce=long_nonce(nonce),
+            seen=tuple(map(long_nonce, seen)),
             root=root,
             root_head=root_head,
             cut=cut,
@@ -242,9 +243,9 @@ class CheckpointRecord(NamedTuple):
                 ch: Carried(seed, tuple(CarriedWrite(t, r) for t, r in writes))
                 for ch, seed, writes in carried
             },
-            prior=rest[0] if rest else None,
-            passed=tuple(rest[1]) if len(rest) > 1 else (),
-            schema=rest[2] if len(rest) > 2 else UNVERSIONED,
+            prior=prior,
+            passed=tuple(passed),
+            schema=schema,
         )
 
     def references(self) -> list[bytes]:
@@ -273,8 +274,7 @@ class PendingWrite(NamedTuple):
 
     Attributes:
         version: of what is in the slot; only reserved slots, below zero, are overwritten.
-        record: number of the record that holds it (``model.write_records``), ``None`` if it is not stored.
-        record_version: version of that record.
+        record_version: version of the record that holds it (``model.write_records``), 0 if it is not stored.
     """
 
     namespace: str
@@ -286,7 +286,6 @@ class PendingWrite(NamedTuple):
     nonce: str
     ref: bytes
     version: int = 1
-    record: int | None = None
     record_version: int = 0
 
     @property
@@ -300,33 +299,12 @@ class PendingWrite(NamedTuple):
     @property
     def aside(self) -> PendingWrite:
         """The write as it is when set aside."""
-        return self._replace(idx=self.idx + _ASIDE, version=1, record=None)
+        return self._replace(idx=self.idx + _ASIDE, version=1)
 
     @property
     def sort_key(self) -> tuple[str, str, int]:
         """Order in which a super-step applies its writes (LangGraph's ``writes_sort_key``)."""
         return (self.task_path, self.task_id, self.idx)
-
-
-def _long(parts: list[Any]) -> list[Any]:
-    """Return the elements of a body of format 2 as those of format 1."""
-    v, ts, names, versions, found, seen_nodes, updated, metadata, nonce, *last = parts
-    extra, seen, *rest = last + list(_DEFAULTS[len(last) :])
-    nodes = [long_name(node, ()) for node, _, _ in seen_nodes]
-    return [
-        v,
-        long_time(ts),
-        [long_name(name, nodes) for name in names],
-        versions,
-        found,
-        [(node, *each[1:]) for node, each in zip(nodes, seen_nodes, strict=True)],
-        updated,
-        PLAIN_METADATA if metadata is None else metadata,
-        extra,
-        long_nonce(nonce),
-        list(map(long_nonce, seen)),
-        *rest,
-    ]
 
 
 def in_order(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:

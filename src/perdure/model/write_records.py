@@ -3,8 +3,6 @@
 A write in a reserved slot, below zero, is overwritten on its own and has a record of its own. The others of a
 task, which are written once, share records by their numbers: as one call stores them, so one record does. The
 record of several is rewritten when another call fills further slots, or when some of them are removed.
-Earlier releases stored each write in a record of its own; those are read, and come together when they are
-copied.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ _SHARING = b"\x70"
 
 def record_key(write: PendingWrite) -> Key:
     """Return the key of the record that holds a write, or will hold it."""
-    number = _number(write.idx) if write.record is None else write.record
-    return (*write.key[:3], number)
+    idx = write.idx
+    return (*write.key[:3], idx if idx < 0 else idx - idx % SHARED)
 
 
 def by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:
@@ -49,13 +47,12 @@ def by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:
 
 
 def new_puts(writes: Iterable[PendingWrite], expect: Expectation = Expect.ANY) -> list[Put]:
-    """Return the operations that store writes in new records, wherever they were stored before."""
-    fresh = (write if write.record is None else write._replace(record=None) for write in writes)
-    return [_put(key, some, expect, some[0].version) for key, some in by_record(fresh).items()]
+    """Return the operations that store writes in new records."""
+    return [_put(key, some, expect, some[0].version) for key, some in by_record(writes).items()]
 
 
 def held_by_record(records: Iterable[Record]) -> dict[Key, Sequence[PendingWrite]]:
-    """Return what each record holds, by its key: also a write that ``read_writes`` leaves out."""
+    """Return the writes that each record holds, by its key."""
     return {record.key: _read(record) for record in records}
 
 
@@ -112,21 +109,8 @@ def stored_bytes(writes: Iterable[PendingWrite]) -> int:
 
 
 def read_writes(records: Iterable[Record]) -> list[PendingWrite]:
-    """Return the writes that records hold. Of two in one slot, the one in a record of its own counts: an
-    earlier release stored it before.
-
-    Raises:
-        Corrupt: a record cannot be read.
-    """
-    found: dict[Key, PendingWrite] = {}
-    for write in chain.from_iterable(map(_read, records)):
-        if write.key not in found or write.record == write.idx:
-            found[write.key] = write
-    return list(found.values())
-
-
-def _number(idx: int) -> int:
-    return idx if idx < 0 else idx - idx % SHARED
+    """Return the writes that records hold; raises ``Corrupt`` if one cannot be read."""
+    return list(chain.from_iterable(map(_read, records)))
 
 
 def _rewritten(held: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> Put:
@@ -159,7 +143,7 @@ def _read(record: Record) -> Sequence[PendingWrite]:
     place = namespace, checkpoint_id, task_id
     if not record.body.startswith(_SHARING):
         own = version if number < 0 else 1
-        return [PendingWrite(*place, number, channel, path, nonce, record.body, own, number, version)]
+        return [PendingWrite(*place, number, channel, path, nonce, record.body, own, version)]
     if channel:
         raise Corrupt(
             f"the writes of task {task_id} on {checkpoint_id} cannot be read: they name one channel"
@@ -168,7 +152,7 @@ def _read(record: Record) -> Sequence[PendingWrite]:
         return [
             PendingWrite(
                 *place, idx, long_name(name, ()), whose[1] if whose else path, whose[0] if whose else nonce,
-                ref, 1, number, version,
+                ref, 1, version,
             )
             for idx, name, ref, *whose in ormsgpack.unpackb(record.body[len(_SHARING) :])
         ]  # fmt: skip

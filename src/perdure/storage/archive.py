@@ -44,11 +44,11 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition, Record
+from perdure.storage.layout_version import TAKE_ALONG
 from perdure.storage.port import CommitLimits
 
 FORMAT = 3
-"""The version of the file's layout that this release writes; it reads earlier ones, too. Version 2 has
-another format of checkpoints, version 3 of writes of tasks."""
+"""The version of the file's layout that this release writes and reads."""
 
 _MAGIC = b"perdure threads\n"
 _LENGTH = Struct(">I")
@@ -131,7 +131,7 @@ class Archive:
         """Open a complete file.
 
         Raises:
-            BadArchive: It is no archive, ends early, was changed, or is newer than this release.
+            BadArchive: It is no archive, ends early, was changed, or is of another release's format.
             NotFound: There is no such file.
             Unavailable: It cannot be read.
         """
@@ -227,6 +227,11 @@ class Archive:
             raise BadArchive(
                 f"{self._path} was written by a newer Perdure (format {head[0]}, this release reads "
                 f"{FORMAT}); upgrade, then import it"
+            )
+        if head[0] < FORMAT:
+            raise BadArchive(
+                f"{self._path} was written by an earlier Perdure (format {head[0]}, this release reads "
+                f"{FORMAT}). {TAKE_ALONG}"
             )
         while True:
             before, at = self._sum.digest(), self._size

@@ -80,8 +80,7 @@ def select_listed(effect: Find, catalogue: str = f"{PREFIX}thread") -> Statement
 
 
 def select_items(effect: Find) -> Statement:
-    """Return the statement for a page of the store's items, the latest written first, with their namespaces,
-    each with a flag if it must have a checksum."""
+    """Return the statement for a page of items, the latest written first, each with its namespace."""
     parameters: list[Any] = []
 
     def bind(value: str | int | float | bytes) -> str:
@@ -99,12 +98,12 @@ def select_items(effect: Find) -> Statement:
     columns = ", ".join(f"i.{name}" for name in (*ITEM.columns(), checksums.NAME))
     # Rows are sorted without their bodies, and read whole when the page is known.
     page = (
-        "SELECT i.rowid AS place, p.total IS NOT NULL AS required, p.tenant AS tenant, p.thread AS thread,"
+        "SELECT i.rowid AS place, p.tenant AS tenant, p.thread AS thread,"
         f" p.space AS space FROM {PREFIX}thread p JOIN {table(ITEM)} i ON i.t = p.pk"
         f" WHERE {where} ORDER BY {ORDER} LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
     )
     sql = (
-        f"SELECT f.required, f.tenant, f.thread, f.space, {columns} FROM ({page}) f"
+        f"SELECT f.tenant, f.thread, f.space, {columns} FROM ({page}) f"
         f" JOIN {table(ITEM)} i ON i.rowid = f.place ORDER BY i.updated_at DESC, f.thread, i.key"
     )
     return sql, tuple(parameters)
@@ -289,7 +288,6 @@ def record(
     *,
     bodies: bool = True,
     verify: bool = True,
-    required: bool = False,
 ) -> Record:
     """Return the record of a row of ``select_one`` or ``select_range``.
 
@@ -299,7 +297,6 @@ def record(
         partition: Its partition.
         bodies: True if the row has the body.
         verify: Compare the record with its checksum.
-        required: Do not accept a row without a checksum, which is one from before there were any.
 
     Raises:
         Corrupt: The record differs from what was written.
@@ -311,22 +308,20 @@ def record(
     body = row[-2] if kind.body and bodies else b""
     if body is None or (verify and not isinstance(body, bytes)):
         raise checksums.damaged(partition, kind, key)
-    if verify and (found is not None or required):
+    if verify:
         read = body if bodies or not kind.body else None
         if not checksums.matches(found, partition, kind, key, values, version, body=read):
             raise checksums.damaged(partition, kind, key)
     return Record(kind, key, dict(zip(names, values, strict=True)), version, body)
 
 
-def header(kind: Kind, row: tuple[Any, ...], partition: Partition, *, required: bool) -> Sequence[Any]:
+def header(kind: Kind, row: tuple[Any, ...], partition: Partition) -> Sequence[Any]:
     """Return the fields of a row without its body, in the order of their declaration; arguments and errors as
     for ``record``."""
     size = len(kind.key)
     key, values, found = row[:size], row[size : size + len(kind.fields)], row[-1]
     version = row[-2] if kind.versioned else 0
-    if (found is not None or required) and not checksums.matches(
-        found, partition, kind, key, values, version, body=None if kind.body else b""
-    ):
+    if not checksums.matches(found, partition, kind, key, values, version, body=None if kind.body else b""):
         raise checksums.damaged(partition, kind, key)
     return values
 

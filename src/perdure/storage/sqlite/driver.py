@@ -244,37 +244,31 @@ class SqliteDriver:
         puts: dict[tuple[Kind, bool], list[tuple[Any, ...]]] = {}
         change = 0
         for op in ops:
-            old: int | None = 0
-            new = 0
+            old = new = 0
             if isinstance(op, Put):
                 before = known.get((op.kind, op.key))
                 fields = sql.fields(op)
                 if before is not None:
-                    old = before[1]
-                    rows.keep_field(fields, op, before, thread, partition)
+                    old = _sound(before[1])
+                    rows.keep_field(fields, op, before, partition)
                 row = sql.row(op, fields, t, partition)
                 new = row[-1]
                 puts.setdefault((op.kind, op.expect is Expect.ABSENT), []).append(row)
             elif isinstance(op, Delete):
                 gone = writer.execute(*sql.delete(op, t)).fetchall()
-                old = cast("int | None", gone[0][0]) if gone else 0
+                old = _sound(gone[0][0]) if gone else 0
             else:
                 continue
             if op.kind.grows is None:
-                if old is None:
-                    total = None
-                else:
-                    change += new - old
+                change += new - old
             if (op.kind, op.key) == checksums.ROOT_HEAD:
                 head = new
         for (kind, is_new), values in puts.items():
             rows.write(writer, kind, values, new=is_new)
         if all(isinstance(op, Check) for op in ops):
             return
-        if total is not None:
-            total = checksums.added(total, change)
-        commits = (thread.commits or 0) + 1
-        writer.execute(sql.THREAD_SUM, (total, head, commits, t))
+        commits = thread.commits + 1
+        writer.execute(sql.THREAD_SUM, (checksums.added(total, change), head, commits, t))
         self._written[t] = commits
 
     # Reading
@@ -374,6 +368,11 @@ def _write_ahead(connection: apsw.Connection) -> object:
             if time.monotonic() > patience:
                 raise
             time.sleep(0.005)
+
+
+def _sound(found: Any) -> int:
+    """Return a record's stored checksum; 0 for what is none, which the next check of the sum reports."""
+    return found if isinstance(found, int) else 0
 
 
 def open_driver(url: str) -> SqliteDriver:

@@ -96,15 +96,15 @@ class FileWatch:
         self._compare(found, state, self._state + 1)
         self._advancing = seen, state
 
-    def compare(self, thread: int, commits: int | None) -> None:
+    def compare(self, thread: int, commits: int) -> None:
         """Raise ``DatabaseReplaced`` if a thread has fewer commits than the driver knows. Called within a
         transaction that writes.
 
         Args:
             thread: The thread's number.
-            commits: Its commits as stored, ``None`` if they are not counted.
+            commits: Its commits as stored.
         """
-        if commits is not None and commits < self._known.get(thread, 0):
+        if commits < self._known.get(thread, 0):
             raise self._replaced("was brought back to an older state")
 
     def committed(self, commits: Mapping[int, int]) -> None:

@@ -25,7 +25,7 @@ def examine_file(connection: apsw.Connection) -> list[str]:
         found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_SHOWN})")]
         out += [f"SQLite's integrity check: {line}" for line in found if line != "ok"]
         catalogue = f"{schema.PREFIX}thread"
-        names = f"SELECT tenant, thread, space, checksum FROM {catalogue} NOT INDEXED WHERE checksum NOT NULL"
+        names = f"SELECT tenant, thread, space, checksum FROM {catalogue} NOT INDEXED"
         damaged = sum(
             checksums.of_partition(Partition(*row[:3])) != row[3] for row in connection.execute(names)
         )
@@ -51,7 +51,7 @@ def examine_partition(connection: apsw.Connection, partition: Partition) -> list
         total, head, out = _survey(connection, thread, partition)
     finally:
         connection.execute("COMMIT")
-    if thread.total not in (None, total) or thread.head not in (None, head):
+    if (thread.total, thread.head) != (total, head):
         out.append(NOT_LATEST)
     return out
 
@@ -60,10 +60,10 @@ def settle_partition(connection: apsw.Connection, partition: Partition) -> bool:
     """Set the sums of a partition's records to those of the stored ones; return True if that changed them.
     Nothing is changed if a record is damaged. Called within a transaction that writes."""
     thread = look_up(connection, partition)
-    if thread is None or thread.total is None:
+    if thread is None:
         return False
     total, head, damaged = _survey(connection, thread, partition)
-    if damaged or (thread.total == total and thread.head in (None, head)):
+    if damaged or (thread.total, thread.head) == (total, head):
         return False
     connection.execute(sql.THREAD_SUM, (total, head, thread.commits, thread.pk))
     return True
@@ -85,7 +85,7 @@ def _survey(
             if (kind, row[: len(kind.key)]) == checksums.ROOT_HEAD:
                 head = found
             try:
-                sql.record(kind, row, partition, required=thread.total is not None)
+                sql.record(kind, row, partition)
             except Corrupt as error:
                 out.append(str(error))
     return total, head, out

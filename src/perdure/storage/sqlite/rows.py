@@ -23,12 +23,12 @@ _BLOCKS = (64, 16, 4, 2, 1)
 
 
 class CatalogueRow(NamedTuple):
-    """A row of the catalogue; values that are not kept are ``None``."""
+    """A row of the catalogue."""
 
     pk: int
-    total: int | None
-    head: int | None
-    commits: int | None
+    total: int
+    head: int
+    commits: int
 
 
 def look_up(connection: apsw.Connection, partition: Partition) -> CatalogueRow | None:
@@ -40,11 +40,11 @@ def look_up(connection: apsw.Connection, partition: Partition) -> CatalogueRow |
             return None
         raise checksums.misled(partition, "the catalogue has it and does not find it by its name")
     pk, found, *kept = row
-    if any(not isinstance(value, int | None) for value in kept):
-        raise checksums.misled(partition, "its row of the catalogue has text for numbers")
-    if found is not None and found != checksums.of_partition(partition):
+    if any(not isinstance(value, int) for value in kept):
+        raise checksums.misled(partition, "its row of the catalogue lacks numbers")
+    if found != checksums.of_partition(partition):
         raise checksums.misled(partition, "the catalogue finds another one by its name")
-    return CatalogueRow(cast(int, pk), *cast("list[int | None]", kept))
+    return CatalogueRow(cast(int, pk), *cast("list[int]", kept))
 
 
 def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRow:
@@ -52,8 +52,8 @@ def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRo
     return CatalogueRow(connection.last_insert_rowid(), 0, 0, 0)
 
 
-KnownRecord = tuple[int, int | None, Row]
-"""A record that exists: its version, its checksum, which is ``None`` if it is not kept, and the row that was
+KnownRecord = tuple[int, int, Row]
+"""A record that exists: its version, its checksum, and the row that was
 read, of a kind of which the commit keeps a field with all columns but the body. There may be thousands at a
 time; the garbage collector does not look at plain tuples again."""
 
@@ -87,16 +87,13 @@ def known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, trusting: b
     return found
 
 
-def keep_field(
-    fields: list[Any], put: Put, before: KnownRecord, thread: CatalogueRow, partition: Partition
-) -> None:
+def keep_field(fields: list[Any], put: Put, before: KnownRecord, partition: Partition) -> None:
     """Replace the field that a put keeps, if any, by that of the record.
 
     Args:
         fields: The fields of the put, in the order of their declaration.
         put: The put.
         before: The record that it overwrites.
-        thread: The partition's row of the catalogue.
         partition: The partition.
 
     Raises:
@@ -104,7 +101,7 @@ def keep_field(
     """
     if put.keep is None:
         return
-    found = sql.header(put.kind, before[2], partition, required=thread.total is not None)
+    found = sql.header(put.kind, before[2], partition)
     kept, expiry = _places(put.kind, put.keep)
     until = None if expiry is None else found[expiry]
     if until is None or until > fields[kept]:
@@ -190,7 +187,7 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
     thread = look_up(connection, partition)
     if thread is None:
         return tuple(() for _ in effect.items)
-    t, required = thread.pk, thread.total is not None
+    t = thread.pk
     if len(effect.items) > INLINE_ITEMS and len({i.kind.name for i in effect.items}) == 1:
         gets = [i.key for i in effect.items if isinstance(i, Get)]
         headers = [i.prefix for i in effect.items if _is_header(i)]
@@ -201,18 +198,16 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
     for item in effect.items:
         if isinstance(item, Get):
             rows = connection.execute(sql.select_one(item.kind), (t, *item.key)).fetchall()
-            if (item.kind, item.key) == checksums.ROOT_HEAD and thread.head is not None:
+            if (item.kind, item.key) == checksums.ROOT_HEAD:
                 found = rows[0][-1] if rows else 0
                 if found != thread.head:
                     raise checksums.misled(partition, "its head is not the one that was written last")
-            out.append(tuple(sql.record(item.kind, row, partition, required=required) for row in rows))
+            out.append(tuple(sql.record(item.kind, row, partition) for row in rows))
         else:
             found_rows = connection.execute(*sql.select_range(item, t))
             out.append(
                 tuple(
-                    sql.record(
-                        item.kind, row, partition, bodies=item.bodies, verify=item.verify, required=required
-                    )
+                    sql.record(item.kind, row, partition, bodies=item.bodies, verify=item.verify)
                     for row in found_rows
                 )
             )
@@ -243,7 +238,7 @@ def _fetch_many(
     rows = _select(connection, statement, kind, thread.pk, keys)
     found: dict[Key, Record] = {}
     for row in rows:
-        record = sql.record(kind, row, partition, bodies=bodies, required=thread.total is not None)
+        record = sql.record(kind, row, partition, bodies=bodies)
         found[record.key] = record
     return tuple((found[key],) if key in found else () for key in keys)
 
@@ -265,9 +260,9 @@ def find(connection: apsw.Connection, effect: Find) -> Iterable[IndexHit]:
 
 
 def _item(row: tuple[Any, ...]) -> IndexHit:
-    required, *own = row[: 1 + len(Partition._fields)]
-    partition = _named(own)
-    return IndexHit(partition, sql.record(ITEM, row[1 + len(own) :], partition, required=bool(required)))
+    own = len(Partition._fields)
+    partition = _named(row[:own])
+    return IndexHit(partition, sql.record(ITEM, row[own:], partition))
 
 
 def _listed(row: tuple[Any, ...]) -> IndexHit:

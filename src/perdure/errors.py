@@ -223,7 +223,7 @@ class BadUrl(PerdureError):
 
 
 class BadArchive(PerdureError):
-    """A file to import is no export of threads, is damaged, incomplete, or newer than this release."""
+    """A file to import is no export of threads, is damaged, incomplete, or of another release's format."""
 
 
 class BadSetting(PerdureError):

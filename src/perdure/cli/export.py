@@ -194,7 +194,7 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
     """Import threads from an archive that `perdure export --output` wrote, into the tenant that is named.
 
     First the whole file is checked and compared with the database. A file that is truncated, modified,
-    encrypted with another key or from a newer release is refused, and so is a thread whose id is taken by a
+    encrypted with another key or of another format is refused, and so is a thread whose id is taken by a
     different one (unless ``replace``); then nothing is changed. In an encrypted database the threads are
     encrypted with its key, even if the file is not encrypted.
     """

@@ -57,7 +57,7 @@ def sqlite_threads(name: str) -> str:
     """Return the statement that creates the catalogue. A partition's number, by which its records are keyed,
     is never reused. ``checksum`` is of its names, ``total`` the sum of its records' checksums, ``head`` the
     checksum of its root head, ``commits`` the number of commits that wrote to it. They are NULL in databases
-    that do not keep them, and in rows from before they were kept."""
+    that do not keep them."""
     return (
         f"CREATE TABLE {PREFIX}{name} (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
         " thread TEXT NOT NULL, space TEXT NOT NULL, checksum INTEGER, total INTEGER, head INTEGER,"

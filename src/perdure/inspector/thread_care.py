@@ -172,8 +172,7 @@ def _schema(url: str) -> dict[str, Any]:
     backend = backend_of(url)
     if not backend.SCHEMA_VERSION:
         return {"version": None, "release": None, "pending": []}
-    return {
-        "version": backend.schema_version(url),
-        "release": backend.SCHEMA_VERSION,
-        "pending": backend.pending(url),
-    }
+    version, release = backend.schema_version(url), backend.SCHEMA_VERSION
+    # A later release may have migrated the database while this process goes on to use it.
+    pending = backend.pending(url) if version <= release else []
+    return {"version": version, "release": release, "pending": pending}

@@ -35,7 +35,7 @@ from tests.server.applications import QUICK, postgresql
 
 ADDRESS = "postgresql://somebody@db.internal:5433/conversations"
 DRIVER = 'connection to server at "10.1.2.3", port 5433 failed: password authentication failed'
-WORDS = ("somebody", "db.internal", "5433", "conversations", "10.1.2.3", "password", "postgresql")
+WORDS = ("somebody", "db.internal", "port 5433", "conversations", "10.1.2.3", "password", "postgresql")
 
 TOLD = (
     errors.Conflict,

@@ -1,5 +1,8 @@
 """A database of another layout is refused by one error on every backend, and left as it is; one step leads
-from a layout to the next, once for all who ask, and keeps everything."""
+from a layout to the next, once for all who ask, and keeps everything.
+
+Covers perdure.storage.layout_version.
+"""
 
 from __future__ import annotations
 

@@ -451,7 +451,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     def _delete_thread(self, thread_id: str) -> Program[None]:
         partition = self._partition(thread_id)
         yield from removal.delete_thread(partition)
-        self._forget(partition)
+        self.forget_thread(partition)
 
     def _copy(self, source: str, target: str) -> Program[None]:
         yield from copying.copy_thread(
@@ -461,7 +461,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             self._budget,
             self._first_version(),
         )
-        self._forget(self._partition(target))
+        self.forget_thread(self._partition(target))
 
     def _prune(self, thread_ids: Sequence[str], strategy: str, keep_last: int | None) -> Program[None]:
         refuse_text("thread_ids", thread_ids)
@@ -469,7 +469,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         for partition in map(self._partition, thread_ids):
             yield from removal.prune(partition, keep, self._digest, self._budget)
             if keep.last == 0:
-                self._forget(partition)
+                self.forget_thread(partition)
 
     def _report_older(self, partition: Partition) -> None:
         if self.on_older is not None:
@@ -487,7 +487,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         while len(self._views) > _VIEWS_MAX:
             self._views.popitem(last=False)
 
-    def _forget(self, partition: Partition) -> None:
+    def forget_thread(self, partition: Partition) -> None:
+        """Drop what this process remembers of a thread, which may be removed."""
         for key in [k for k in self._views if k[0] == partition]:
             del self._views[key]
         self._caches.forget(partition)

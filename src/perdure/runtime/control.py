@@ -104,6 +104,7 @@ class Control:
 
     def _removed(self, partition: Partition) -> None:
         self._worker.runner.conversations.forget(partition)
+        self._worker.runner.graphs.forget(partition)
         self._context.queues.forget(partition)
         self._context.subscriptions.forget(partition)
         self._context.notifications.ended(partition)

@@ -156,6 +156,12 @@ class Graphs:
         saver = None if bound is None else bound.checkpointer
         return saver if isinstance(saver, PerdureSaver) else None
 
+    def forget(self, partition: Partition) -> None:
+        """Drop what the graphs' checkpointers remember of a thread that was removed."""
+        for name in self.agents:
+            if (saver := self.saver(name, partition.tenant)) is not None:
+                saver.forget_thread(partition)
+
     def read_asked(self, partition: Partition) -> Program[Asked]:
         """Return what a thread's latest checkpoint asks, of whichever graph it is."""
         schemas: list[Schema | None] = []

@@ -11,9 +11,9 @@ from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 from perdure.database.opening import open_database
-from perdure.langgraph.cache import known_chunks
+from perdure.langgraph.cache import known_chunks, thread_cache
 from perdure.langgraph.cache.known_chunks import KnownChunks, entered
-from perdure.langgraph.cache.thread_cache import ThreadCache
+from perdure.langgraph.cache.thread_cache import Caches, Elements, KnownValue, ThreadCache
 from perdure.model.ops import Commit, Put, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, Partition
@@ -49,6 +49,30 @@ def test_what_is_known_of_a_thread_counts_for_the_bound_of_all_threads() -> None
     before = cache.weight()
     cache.known.stored.update(str(number).encode() for number in range(8000))
     assert cache.weight() == before + 1000
+
+
+def test_few_large_elements_count_as_much_as_many_small_ones() -> None:
+    def weight(*sizes: int) -> int:
+        cache = ThreadCache()
+        refs = [b""] * len(sizes)
+        elements = Elements(refs, list(sizes), [b""] * len(sizes), None, None)
+        cache.hold({("", "messages"): KnownValue(b"", 1, elements)})
+        return cache.weight() - ThreadCache().weight()
+
+    assert weight(*[1] * 100) == 100
+    assert weight(51_200) == 101
+    assert weight(51_200, 51_200) == 202
+
+
+def test_threads_with_large_values_are_dropped_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_cache, "_MOST", 1000)
+    caches = Caches()
+    for number in range(20):
+        partition = Partition("", str(number))
+        elements = Elements([b""], [100_000], [b""], None, None)
+        caches.of(partition).hold({("", "messages"): KnownValue(b"", 1, elements)})
+        caches.weigh(partition)
+    assert list(caches._threads) == [Partition("", str(number)) for number in range(16, 20)]
 
 
 class Counting(WrappingDriver):

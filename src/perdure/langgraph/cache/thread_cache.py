@@ -25,7 +25,11 @@ from perdure.model.records import Partition
 from perdure.model.tree import ListCuts
 
 _SLOTS_MAX = 256
-_MOST_ELEMENTS = 200_000
+_MOST = 200_000
+"""Maximum weight of what is held: about 100 MB."""
+_EMPTY = 24
+_UNIT = 512
+"""Bytes that weigh 1, as each element does at least."""
 
 Source = int | bytes
 """The source of an element's decoded form: its position among those of the last load, or its bytes."""
@@ -154,20 +158,19 @@ class ThreadCache:
         return {channel: held.size for channel, ref, held in found if held is not None and held.ref == ref}
 
     def weight(self) -> int:
-        """Return roughly the number of elements that are held; a payload counts one for each 512 bytes, a
-        known chunk an eighth of one, a known node a half."""
-        weight = 8 + self.known.count // 8 + len(self.known.nodes) // 2
+        """Return roughly the memory that is held, in units of 512 bytes."""
+        weight = _EMPTY + self.known.count // 8 + len(self.known.nodes) // 2
         for held in list(self.held.values()):
             if held.elements is not None:
                 handed = held.elements.handed
-                weight += len(held.elements.refs) + (len(handed.refs) if handed else 0)
-                weight += len(handed.spare.values) if handed and handed.spare else 0
-            weight += len(held.payload[1]) // 512 if held.payload else 0
+                weight += _weight(held.elements.sizes)
+                weight += _weight(handed.sizes) * (2 if handed.spare else 1) if handed else 0
+            weight += len(held.payload[1]) // _UNIT if held.payload else 0
         return weight
 
 
 class Caches:
-    """The threads that this process worked on last, bounded by the elements that they hold."""
+    """The threads that this process worked on last, bounded by the memory that they hold."""
 
     def __init__(self) -> None:
         self._threads: OrderedDict[Partition, ThreadCache] = OrderedDict()
@@ -194,7 +197,7 @@ class Caches:
             weight = cache.weight()
             self._total += weight - self._weights[partition]
             self._weights[partition] = weight
-            while self._total > _MOST_ELEMENTS and len(self._threads) > 1:
+            while self._total > _MOST and len(self._threads) > 1:
                 oldest, _ = self._threads.popitem(last=False)
                 self._total -= self._weights.pop(oldest)
 
@@ -202,6 +205,10 @@ class Caches:
         with self._lock:
             if self._threads.pop(partition, None) is not None:
                 self._total -= self._weights.pop(partition)
+
+
+def _weight(sizes: Sequence[int]) -> int:
+    return len(sizes) + sum(sizes) // _UNIT
 
 
 def common_start(left: Sequence[object], right: Sequence[object]) -> int:

@@ -248,6 +248,37 @@ def test_the_runs_of_a_process_that_is_known_to_have_ended_continue_at_once(
     go(main())
 
 
+def test_a_renewal_that_is_not_answered_delays_no_other_lease(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        database, line = near.open()
+        aperform = line.aperform
+
+        async def silent(effect: Effect[Any]) -> Any:
+            is_renewal = isinstance(effect, Commit) and any(
+                isinstance(op, Put) and op.kind is LANE for op in effect.ops
+            )
+            if is_renewal and talk.under_way == 2 and effect.partition.thread == "ada":  # type: ignore[attr-defined]
+                await asyncio.Event().wait()
+            return await aperform(effect)
+
+        async with working(database, talk.graph, settings=settings(lease=1.5)) as runtime:
+            leases = runtime._worker.runner.leases
+            for thread in ("ada", "bob"):
+                await runtime.accept(thread, "hold one")
+            await eventually(lambda: talk.under_way == 2)
+            line.aperform = silent  # type: ignore[method-assign]
+            of_ada, of_bob = sorted(leases.working, key=lambda partition: partition.thread)
+            # Twice as long as a lease lasts.
+            await asyncio.sleep(3)
+            assert not leases.is_confirmed(of_ada)
+            assert leases.is_confirmed(of_bob)
+            assert leases.working[of_bob].how == ""
+            line.aperform = aperform  # type: ignore[method-assign]
+            talk.gate.set()
+
+    go(main())
+
+
 class LateAnswers:
     """Holds up the answers to a line's requests once ``is_away``, as a database does that performs what it
     has received and is not heard: they come with ``answer``. Renewals of leases that are sent before then are

@@ -32,6 +32,7 @@ class Working:
         confirmed_at: The time (``time.monotonic``) from which on its lease lasts, at the least.
         how: The reason for its cancellation: stopped, past its deadline, lost, or drained.
         asked: Done when the run is cancelled.
+        renewal: The latest regular renewal of its lease.
     """
 
     held: HeldRun
@@ -40,6 +41,7 @@ class Working:
     confirmed_at: float
     how: str = ""
     asked: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    renewal: asyncio.Task[None] | None = None
 
     def cancel(self, how: str) -> None:
         """Cancel the run; the first reason counts."""
@@ -117,10 +119,13 @@ class Leases:
             )
 
     async def beat(self) -> None:
-        """Renew the leases of all runs under way, three times per lease duration."""
+        """Renew the leases of all runs under way, three times per lease duration. Each is renewed by itself:
+        one for which the database does not answer delays no other."""
         while True:
             await asyncio.sleep(self._settings.lease / 3)
-            await asyncio.gather(*(self._renew(working) for working in list(self.working.values())))
+            for working in self.working.values():
+                if working.renewal is None or working.renewal.done():
+                    working.renewal = self._soon(self._renew(working))
 
     def asked(self, is_meant: Callable[[Partition], bool]) -> None:
         """Renew the leases of some threads' runs now: another process may have asked them to stop, and the

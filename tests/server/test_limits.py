@@ -128,6 +128,25 @@ def test_a_run_for_which_a_request_waits_is_refused_behind_many_others() -> None
 
 
 @run
+async def test_other_protocols_refuse_a_run_behind_many_others_too(url: str) -> None:
+    async with serving(url) as server:
+        http = await server.http()
+        server.host.throttle._waiting = lambda: 300
+        part = {"kind": "text", "text": "hello"}
+        message = {"role": "user", "parts": [part], "messageId": "m", "kind": "message"}
+        calls = (
+            ("/a2a/aware", "message/send", {"message": message}),
+            ("/mcp/", "tools/call", {"name": "aware", "arguments": {"messages": []}}),
+        )
+        for path, method, params in calls:
+            asked = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            accept = {"Accept": "application/json, text/event-stream"}
+            answer = await http.post(path, json=asked, headers=accept)
+            assert "300 runs wait for a slot of this server" in answer.text, answer.text
+        assert (await http.post("/threads/count", json={})).json() == 0
+
+
+@run
 async def test_of_a_storm_all_that_is_accepted_is_done_and_the_rest_is_refused_with_nothing_stored(
     url: str,
 ) -> None:

@@ -323,17 +323,18 @@ class DurableTasks(RequestHandler):
             made |= {"input": input_of(self._caller.user, message, takes_messages=takes)}
 
         async def submit_on(thread_id: str | None, *, is_exclusive: bool = False) -> AcceptedRun:
-            return await submit(
-                self._caller,
-                self._run_headers(unique_id(message)),
-                thread_id,
-                NewRun.model_validate(made),
-                modes=_MODES,
-                is_kept=True,
-                interrupt_id=interrupt_id,
-                protocol=protocol,
-                is_exclusive=is_exclusive,
-            )
+            with self._caller.host.throttle.arriving():
+                return await submit(
+                    self._caller,
+                    self._run_headers(unique_id(message)),
+                    thread_id,
+                    NewRun.model_validate(made),
+                    modes=_MODES,
+                    is_kept=True,
+                    interrupt_id=interrupt_id,
+                    protocol=protocol,
+                    is_exclusive=is_exclusive,
+                )
 
         if thread_id is not None or context_id is None:
             accepted = await submit_on(thread_id)

@@ -73,6 +73,7 @@ SAVER: dict[str, Call] = {
 }
 NO_LOOK = {
     "declare",
+    "forget_thread",
     "get_next_version",
     "is_older",
     "load_of",

@@ -16,6 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 from perdure.runtime.events import END
 
 _log = logging.getLogger("perdure.server")
+_TURN_S = 0.005
+"""Seconds for which a stream may send before others have a turn of the event loop."""
 _BREAKS = re.compile(r"[\r\n]+")
 
 
@@ -111,8 +113,15 @@ class EventStream(EventSourceResponse):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_frames(self, send: Send, patience: _Patience) -> None:
+        loop = asyncio.get_running_loop()
+        turn = loop.time()
         try:
             async for frame in self._frames:
+                if loop.time() - turn > _TURN_S:
+                    # A connection that is closed takes all at once: without a turn for others a stored
+                    # stream would be sent to nobody before it is noticed.
+                    await asyncio.sleep(0)
+                    turn = loop.time()
                 self._is_whole = frame.name in self._ends
                 if self._has_end or frame.name != END:
                     patience.began()

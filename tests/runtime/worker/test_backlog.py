@@ -154,3 +154,20 @@ def test_a_lane_that_has_moved_on_is_tried_at_once(near: Storage) -> None:
         assert backlog.counts[FOREIGN] == 0
 
     go(main())
+
+
+def test_what_is_for_other_workers_does_not_wait_for_a_slot_here(near: Storage) -> None:
+    async def main() -> None:
+        for n in range(6):
+            due(near, f"t{n}", n)
+        backlog = Backlog(handle_of(near.database()), None, 1.0)
+        await backlog.look(1 << 40, 0.0, {}, 10)
+        assert backlog.waiting == 6
+        for item in backlog.take({}, 4, None):
+            backlog.in_vain(item, 0.0, FOREIGN)
+        assert backlog.waiting == 2
+        # They are tried again in time, and count as little as before.
+        await backlog.look(1 << 40, 5.0, {}, 10)
+        assert (backlog.waiting, len(backlog)) == (2, 6)
+
+    go(main())

@@ -79,6 +79,12 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._new) + len(self._again)
 
+    @property
+    def waiting(self) -> int:
+        """The number of queues that wait for a slot: without those that were tried in vain, most of which are
+        for other workers."""
+        return len(self._new)
+
     def __contains__(self, due: Due) -> bool:
         return due in self._new or due in self._again
 

@@ -206,7 +206,7 @@ class Dispatch:
     @property
     def waiting(self) -> int:
         """The number of queues that wait for a slot of this process."""
-        return len(self._backlog)
+        return self._backlog.waiting
 
     def reserve(self, due: Due) -> bool:
         """Reserve a slot for a queue that the caller is about to claim, until ``serve_reserved`` or

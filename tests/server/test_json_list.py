@@ -105,13 +105,13 @@ async def test_an_error_has_a_status_in_a_short_list_and_breaks_off_a_long_one(
     client = await sent(await json_list(entries()), Sent())
     assert entries.is_closed
     assert not client.is_whole
-    assert "a list was broken off in its midst: ValueError" in caplog.text
+    assert "a list was broken off: ValueError" in caplog.text
     assert "secret" not in caplog.text
 
 
 @run
 async def test_a_reader_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.server.json_list._PATIENCE_S", 0.05)
+    monkeypatch.setattr("perdure.server.json_list.STALLED_S", 0.05)
     entries = Entries(10)
 
     class Slow(Sent):

@@ -84,7 +84,7 @@ def test_without_limits_nothing_is_refused() -> None:
     throttle = Throttle(RequestLimits(total_streams=None, total_waiting_runs=None), waiting=lambda: 10**6)
     for _ in range(3000):
         throttle.request(ADA)
-        with throttle.arriving():
+        with throttle.count_arrival():
             throttle.request(ADA)
     closed = [throttle.stream(ADA) for _ in range(3000)]
     for close in closed:
@@ -116,13 +116,13 @@ def test_a_run_for_which_a_request_waits_is_refused_behind_many_others() -> None
     throttle = Throttle(RequestLimits(total_waiting_runs=4), waiting=lambda: waiting)
     for _ in range(2):
         with (
-            throttle.arriving(),
+            throttle.count_arrival(),
             pytest.raises(Refusal, match="4 runs wait for a slot") as refusal,
-            throttle.arriving(),
+            throttle.count_arrival(),
         ):
             raise AssertionError("it was to be refused")
     waiting = 4
-    with pytest.raises(Refusal, match="4 runs wait for a slot"), throttle.arriving():
+    with pytest.raises(Refusal, match="4 runs wait for a slot"), throttle.count_arrival():
         raise AssertionError("it was to be refused")
     assert (refusal.value.status, refusal.value.headers) == (503, {"Retry-After": "5"})
 

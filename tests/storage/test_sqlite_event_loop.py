@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -83,5 +84,29 @@ def test_a_file_that_was_replaced_is_noticed_a_moment_later(tmp_path: Path) -> N
             await asyncio.sleep(2 * file_identity._FRESH_S)
             with pytest.raises(DatabaseReplaced, match="was replaced by another file"):
                 await store.aget(("a",), "k")
+
+    asyncio.run(main())
+
+
+def test_a_loop_of_quick_reads_leaves_turns_to_others(tmp_path: Path) -> None:
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with perdure.connect(f"sqlite:///{tmp_path / 'items.db'}", migrate=True) as db:
+            saver = db.checkpointer()
+            assert await saver.aget_tuple(CONFIG) is None
+            other = asyncio.create_task(take_turns())
+            end = time.monotonic() + 30 * file_identity._FRESH_S
+            before = turns
+            while time.monotonic() < end:
+                await saver.aget_tuple(CONFIG)
+            other.cancel()
+            assert turns - before >= 5
 
     asyncio.run(main())

@@ -30,6 +30,8 @@ STORED = "ev"
 FOLLOWED = "fo"
 """A process began to follow the thread."""
 
+SELDOM_S = 10.0
+"""Seconds between polls for what this process is notified of without fail, as it happens in it."""
 _SOON_S = 0.02
 _LATEST_S = 0.25
 

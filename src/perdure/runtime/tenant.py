@@ -28,7 +28,7 @@ from perdure.runtime.crons import Crons
 from perdure.runtime.documents import TenantDocuments, ThreadDocuments
 from perdure.runtime.graph_factories import Access
 from perdure.runtime.interrupt_answers import is_by_name
-from perdure.runtime.notifications import ENDED
+from perdure.runtime.notifications import ENDED, SELDOM_S
 from perdure.runtime.options import Options
 from perdure.runtime.run_user import GraphUser
 from perdure.runtime.runtime_context import RuntimeContext
@@ -37,8 +37,6 @@ from perdure.runtime.tickets import Ticket, message_of, options_of, partition_of
 from perdure.runtime.worker.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
-_HERE_S = 10.0
-"""Seconds between polls for the end of a run of this process, which is notified of it."""
 _OF_THE_QUESTION = ""
 
 
@@ -309,7 +307,7 @@ class TenantRuntime:
         pause, longest = _WAIT_S
         # A run that has ended long ago is not remembered here: the database is read after the first wait.
         seldom = longest
-        is_ours = self._worker.dispatch.serves_next(partition)
+        is_ours = self._worker.dispatch.will_serve(partition)
         async with asyncio.timeout(timeout):
             while True:
                 if (run := self._worker.runner.ended(partition, ticket.id)) is not None:
@@ -318,8 +316,8 @@ class TenantRuntime:
                 if not is_ours and (run := (await self.look(ticket)).run) is not None and run.state != OPEN:
                     return run
                 is_ours = False
-                await ended.wait(seldom if self._worker.dispatch.serves_next(partition) else pause)
-                pause, seldom = min(longest, pause * 1.5), _HERE_S
+                await ended.wait(seldom if self._worker.dispatch.will_serve(partition) else pause)
+                pause, seldom = min(longest, pause * 1.5), SELDOM_S
 
     async def run_id(self, ticket: Ticket) -> str:
         """Return the id of the run of an accepted message: its own, or that of the first message with which

@@ -91,7 +91,7 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits per request, user and process; None is no limit, but for ``streams``.
+    """Limits per request, user and process; None means no limit, but for ``streams``.
 
     Attributes:
         body_bytes: The size of a body.

@@ -203,7 +203,11 @@ def sent_otherwise(request: Request) -> str:
 
 def _fault(error: dict[str, Any]) -> str:
     where = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path"))
-    return f"{where}: {error['msg']}" if where else str(error["msg"])
+    text = str(error["msg"])
+    if error["type"] == "too_long":
+        given, most = error["ctx"]["actual_length"], error["ctx"]["max_length"]
+        text = f"{given} entries are given, and a request has at most {most} here; send several requests"
+    return f"{where}: {text}" if where else text
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

@@ -118,8 +118,8 @@ class EventStream(EventSourceResponse):
         try:
             async for frame in self._frames:
                 if loop.time() - turn > _TURN_S:
-                    # A connection that is closed takes all at once: without a turn for others a stored
-                    # stream would be sent to nobody before it is noticed.
+                    # A closed connection takes everything at once: without a turn for others, a stored
+                    # stream would be sent to its end before the disconnection is seen.
                     await asyncio.sleep(0)
                     turn = loop.time()
                 self._is_whole = frame.name in self._ends

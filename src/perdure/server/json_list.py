@@ -10,20 +10,20 @@ from contextlib import aclosing
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
+from perdure.server.responses import Json
+from perdure.server.streams import STALLED_S
+
 _log = logging.getLogger("perdure.server")
 
-_JSON = "application/json"
 _WHOLE = 256 * 1024
 """Maximum number of characters of a list that is sent whole."""
-_PATIENCE_S = 30.0
-"""Seconds for which the reader of a long list may take nothing."""
 
 
 async def json_list(entries: AsyncGenerator[str, None], headers: Mapping[str, str] | None = None) -> Response:
     """Return the response with a list.
 
     A short list is read to its end first, so that an error in it has a status. Of a long one a single entry
-    is in memory at a time, each read when its reader took the one before; an error in its midst breaks the
+    is in memory at a time, each read when its reader took the one before; an error later in it breaks the
     connection, as a part was sent with another status.
 
     Args:
@@ -32,16 +32,12 @@ async def json_list(entries: AsyncGenerator[str, None], headers: Mapping[str, st
     """
     first: list[str] = []
     size = 0
-    try:
-        async for entry in entries:
-            first.append(entry)
-            size += len(entry)
-            if size > _WHOLE:
-                return _LongList(first, entries, headers)
-    except BaseException:
-        await entries.aclose()
-        raise
-    return Response(f"[{','.join(first)}]", media_type=_JSON, headers=headers)
+    async for entry in entries:
+        first.append(entry)
+        size += len(entry)
+        if size > _WHOLE:
+            return _LongList(first, entries, headers)
+    return Response(f"[{','.join(first)}]", media_type=Json.media_type, headers=headers)
 
 
 class _LongList(StreamingResponse):
@@ -50,7 +46,7 @@ class _LongList(StreamingResponse):
     def __init__(
         self, first: list[str], entries: AsyncGenerator[str, None], headers: Mapping[str, str] | None
     ) -> None:
-        super().__init__(entries, media_type=_JSON, headers=headers)
+        super().__init__(entries, media_type=Json.media_type, headers=headers)
         self._first = first
         self._entries = entries
 
@@ -63,14 +59,14 @@ class _LongList(StreamingResponse):
                 async for entry in self._entries:
                     await _send(send, f",{entry}")
         except TimeoutError:
-            _log.warning("a list was broken off: its reader took nothing for %g s", _PATIENCE_S)
+            _log.warning("a list was broken off: its reader took nothing for %g s", STALLED_S)
             return
         except Exception as error:
-            _log.warning("a list was broken off in its midst: %s", type(error).__name__)
+            _log.warning("a list was broken off: %s", type(error).__name__)
             return
         await send({"type": "http.response.body", "body": b"]", "more_body": False})
 
 
 async def _send(send: Send, part: str) -> None:
-    async with asyncio.timeout(_PATIENCE_S):
+    async with asyncio.timeout(STALLED_S):
         await send({"type": "http.response.body", "body": part.encode(), "more_body": True})

@@ -85,7 +85,7 @@ class Throttle:
             )
 
     @contextmanager
-    def arriving(self) -> Iterator[None]:
+    def count_arrival(self) -> Iterator[None]:
         """Count a run for which its request will wait until it is accepted. ``Refusal`` if too many runs wait
         already."""
         most = self._limits.total_waiting_runs

@@ -26,7 +26,7 @@ _FAILURES = {
     413: "The body is too large",
     422: "The request cannot be understood",
     429: "Too many requests, streams or messages that wait; see Retry-After",
-    503: "The database does not answer, or the server starts or stops; try again",
+    503: "The database does not answer, or the server starts, stops or is full; try again",
 }
 
 _SCHEMAS = "#/components/schemas/"

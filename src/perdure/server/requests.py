@@ -138,29 +138,10 @@ NAMES_MAX = 100
 """Maximum number of names, labels or conditions in a request."""
 
 
-def at_most(count: int) -> BeforeValidator:
-    """Return a validator that refuses a list or an object with more than ``count`` entries."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list | dict) and len(value) > count:
-            raise PydanticCustomError(
-                "too_long",
-                "{given} entries are given, and a request has at most {most} here; send several requests",
-                {"given": len(value), "most": count},
-            )
-        return value
-
-    return BeforeValidator(check)
-
-
-Ids = Annotated[list[str], Field(max_length=IDS_MAX), at_most(IDS_MAX)]
-Names = Annotated[list[str], Field(max_length=NAMES_MAX), at_most(NAMES_MAX)]
-Conditions = Annotated[
-    dict[str, Any], Field(max_length=NAMES_MAX), at_most(NAMES_MAX), BeforeValidator(_mapping)
-]
-Modes = Annotated[
-    list[RunMode] | None, Field(max_length=NAMES_MAX), at_most(NAMES_MAX), BeforeValidator(_to_list)
-]
+Ids = Annotated[list[str], Field(max_length=IDS_MAX)]
+Names = Annotated[list[str], Field(max_length=NAMES_MAX)]
+Conditions = Annotated[dict[str, Any], Field(max_length=NAMES_MAX), BeforeValidator(_mapping)]
+Modes = Annotated[list[RunMode] | None, Field(max_length=NAMES_MAX), BeforeValidator(_to_list)]
 Breakpoints = Literal["*"] | Names | None
 
 
@@ -211,7 +192,7 @@ class Command(Body):
 
     update: Any = None
     resume: Any = None
-    goto: Annotated[Any, at_most(IDS_MAX)] = None
+    goto: Any = None
 
     @property
     def is_answer(self) -> bool:
@@ -219,11 +200,13 @@ class Command(Body):
         return "resume" in self.model_fields_set
 
     @model_validator(mode="after")
-    def _holds_anything(self) -> Command:
+    def _check_parts(self) -> Command:
         if not holds_anything(self.given()):
             raise ValueError(
                 "the command holds nothing: no resume, no update and no goto; leave it out to go on"
             )
+        if isinstance(self.goto, list) and len(self.goto) > IDS_MAX:
+            raise ValueError(f"goto names {len(self.goto)} nodes, and a command has at most {IDS_MAX}")
         return self
 
     @model_serializer
@@ -271,7 +254,7 @@ class NewThread(Body):
     metadata: Mapped = Field(default_factory=dict)
     if_exists: Literal["raise", "do_nothing"] | None = None
     ttl: Ttl | None = None
-    supersteps: Annotated[list[dict[str, Any]] | None, Field(max_length=IDS_MAX), at_most(IDS_MAX)] = None
+    supersteps: Annotated[list[dict[str, Any]] | None, Field(max_length=IDS_MAX)] = None
 
 
 class ThreadPatch(Body):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 from urllib.parse import unquote
 
-from fastapi import Depends, Path, Request, Response
+from fastapi import Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from langgraph.pregel import Pregel
 from starlette.requests import HTTPConnection
@@ -36,6 +36,7 @@ from perdure.server.config import RequestLimits
 from perdure.server.configurable_headers import NO_HEADERS, Headers
 from perdure.server.limits import Throttle
 from perdure.server.outbound_policy import OutboundPolicy
+from perdure.server.requests import NAMES_MAX
 
 _log = logging.getLogger("perdure.server")
 
@@ -259,6 +260,10 @@ CallerNow = Annotated[Caller, Depends(_caller)]
 """The user of a request, as the type of an endpoint's parameter; refused if not authenticated."""
 
 
+QueriedNames = Annotated[list[str] | None, Query(max_length=NAMES_MAX)]
+"""Names in the query, as the type of an endpoint's parameter."""
+
+
 class GatedRoute(APIRoute):
     """A route that authenticates the user before it reads the body, so that a request that is refused costs
     no more than its headers."""
@@ -268,11 +273,11 @@ class GatedRoute(APIRoute):
         if not any(part.call is _caller for part in self.dependant.dependencies):
             return handle
 
-        async def gated(request: Request) -> Response:
+        async def authenticate_first(request: Request) -> Response:
             request.scope[_CALLER] = await caller_of(request)
             return await handle(request)
 
-        return gated
+        return authenticate_first
 
 
 def _segment(request: HTTPConnection, name: str) -> str:

@@ -44,7 +44,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition, Record
-from perdure.storage.layout_version import TAKE_ALONG
+from perdure.storage.layout_version import EXPORT_AND_IMPORT
 from perdure.storage.port import CommitLimits
 
 FORMAT = 3
@@ -131,7 +131,7 @@ class Archive:
         """Open a complete file.
 
         Raises:
-            BadArchive: It is no archive, ends early, was changed, or is of another release's format.
+            BadArchive: It is not an archive, ends early, was changed, or is of another release's format.
             NotFound: There is no such file.
             Unavailable: It cannot be read.
         """
@@ -231,7 +231,7 @@ class Archive:
         if head[0] < FORMAT:
             raise BadArchive(
                 f"{self._path} was written by an earlier Perdure (format {head[0]}, this release reads "
-                f"{FORMAT}). {TAKE_ALONG}"
+                f"{FORMAT}). {EXPORT_AND_IMPORT}"
             )
         while True:
             before, at = self._sum.digest(), self._size

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from perdure.errors import MigrationRequired
 
-TAKE_ALONG = (
+EXPORT_AND_IMPORT = (
     "Nothing was changed. Run `perdure export --all --as history`, for sessions `--as sessions`, with the "
     "version that wrote it, and `perdure import FILE --from history` with this one"
 )
-"""What to do with data that this release does not read: these exports are the same in every version."""
+"""The remedy where the data are of a version that this release does not read."""
+
+
+def first_version(steps: Mapping[int, object], present: int) -> int:
+    """Return the first version from which the steps, one for each version that they lead to, lead to the
+    present one."""
+    return min(steps, default=present + 1) - 1
+
+
+def require_steps(name: str, found: int, first: int, present: int, command: str) -> None:
+    """Raise ``MigrationRequired`` if no steps lead from a version to the present one. From 0, a database
+    without a layout, they always do. The arguments are those of ``other_version``."""
+    if found and not first <= found <= present:
+        raise other_version(name, found, first, present, command)
 
 
 def other_version(name: str, found: int, first: int, present: int, command: str) -> MigrationRequired:
@@ -26,5 +41,5 @@ def other_version(name: str, found: int, first: int, present: int, command: str)
         return MigrationRequired(f"{what}, this release knows {present}; upgrade perdure")
     if found < first:
         reads = f"{present} only" if first == present else f"{first} to {present}"
-        return MigrationRequired(f"{what}, this release reads {reads}. {TAKE_ALONG}")
+        return MigrationRequired(f"{what}, this release reads {reads}. {EXPORT_AND_IMPORT}")
     return MigrationRequired(f"{what}, not {present}; run `{command}`, or connect with migrate=True")

@@ -28,6 +28,7 @@ _SLOTS_MAX = 256
 _MOST = 200_000
 """Maximum weight of what is held: about 100 MB."""
 _EMPTY = 24
+"""Weight of a thread of which nothing is held."""
 _UNIT = 512
 """Bytes that weigh 1, as each element does at least."""
 
@@ -162,9 +163,10 @@ class ThreadCache:
         weight = _EMPTY + self.known.count // 8 + len(self.known.nodes) // 2
         for held in list(self.held.values()):
             if held.elements is not None:
-                handed = held.elements.handed
-                weight += _weight(held.elements.sizes)
-                weight += _weight(handed.sizes) * (2 if handed.spare else 1) if handed else 0
+                weight += _weigh(held.elements.sizes)
+                if (handed := held.elements.handed) is not None:
+                    copies = 1 if handed.spare is None else 2
+                    weight += copies * _weigh(handed.sizes)
             weight += len(held.payload[1]) // _UNIT if held.payload else 0
         return weight
 
@@ -207,7 +209,7 @@ class Caches:
                 self._total -= self._weights.pop(partition)
 
 
-def _weight(sizes: Sequence[int]) -> int:
+def _weigh(sizes: Sequence[int]) -> int:
     return len(sizes) + sum(sizes) // _UNIT
 
 

@@ -19,15 +19,13 @@ from perdure.errors import NotFound, PerdureError, SubscriberTooSlow
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.publisher import Ended, EventBuffer
-from perdure.runtime.notifications import STORED, Notifications
+from perdure.runtime.notifications import SELDOM_S, STORED, Notifications
 from perdure.runtime.observers import Observers
 
 _LOOK_S = (0.1, 1.0)
 """Seconds between polls of the event log: at first, and at most after polls without a result."""
 _IDLE_S = 3.0
 """Maximum of the same for the subscription to a thread, which may be idle for long."""
-_HERE_S = 10.0
-"""Seconds between polls for a run that waits in this process for its turn, and of which it is notified."""
 _FOLLOWED_S = 90.0
 """Seconds until the record that this process follows a thread expires; it is renewed three times as often."""
 _UNHEARD_S = 30.0
@@ -52,13 +50,13 @@ class Subscriptions:
         self._buffers: dict[Partition, EventBuffer] = {}
         self._unheard: dict[tuple[Partition, str], EventBuffer] = {}
         self._waiting: dict[Partition, list[list[EventBuffer]]] = {}
-        self._serves_next: Callable[[Partition], bool] = lambda _: False
+        self._will_serve: Callable[[Partition], bool] = lambda _: False
         self._free: OrderedDict[Partition, tuple[int, int]] = OrderedDict()
 
-    def serve(self, serves_next: Callable[[Partition], bool]) -> None:
+    def serve(self, will_serve: Callable[[Partition], bool]) -> None:
         """Set the function of a worker that returns True for a thread on which this process works, or will
-        once it has a slot. Nobody polls for what runs here."""
-        self._serves_next = serves_next
+        once it has a slot. Its runs are polled for seldom."""
+        self._will_serve = will_serve
 
     def is_followed(self, partition: Partition) -> bool:
         """Return True if a thread is followed in this process."""
@@ -232,7 +230,7 @@ class Subscriptions:
                 # The stored events of earlier attempts have been read; the rest is in the buffer.
                 after = begun
                 continue
-            await news.wait(_HERE_S if self._serves_next(partition) else pause)
+            await news.wait(SELDOM_S if self._will_serve(partition) else pause)
             pause = min(longest, pause * 1.5)
 
     async def thread(self, partition: Partition, after: int) -> AsyncIterator[Event]:

@@ -196,9 +196,9 @@ class Dispatch:
         """Return True if this process works on a thread's inbox now."""
         return (partition, IN) in self._serving
 
-    def serves_next(self, partition: Partition) -> bool:
-        """Return True if this process works on a thread's inbox, or will once it has a slot. Whoever waits
-        for that thread is woken when that has ended."""
+    def will_serve(self, partition: Partition) -> bool:
+        """Return True if this process works on a thread's inbox, or will once it has a slot. Those who wait
+        for a run of the thread are woken at the end of that work."""
         due = partition, IN
         is_waiting = not self.is_stopping and (due in self._backlog or due in self._again)
         return is_waiting or due in self._serving

@@ -61,7 +61,7 @@ class Worker:
         self._context.notifications.serve(
             self.dispatch.summons.heard, runner.leases.asked, runner.keep_buffers
         )
-        self._context.subscriptions.serve(self.dispatch.serves_next)
+        self._context.subscriptions.serve(self.dispatch.will_serve)
 
     def _prepare(self, *, waits_for_calls: bool = False) -> None:
         self.runner.sizes.start()

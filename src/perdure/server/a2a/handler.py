@@ -323,7 +323,7 @@ class DurableTasks(RequestHandler):
             made |= {"input": input_of(self._caller.user, message, takes_messages=takes)}
 
         async def submit_on(thread_id: str | None, *, is_exclusive: bool = False) -> AcceptedRun:
-            with self._caller.host.throttle.arriving():
+            with self._caller.host.throttle.count_arrival():
                 return await submit(
                     self._caller,
                     self._run_headers(unique_id(message)),

@@ -142,7 +142,7 @@ class _Exchange:
         # Who the user is comes from the credentials alone, as everywhere.
         verified = with_verified(caller.user, arguments)
         new = NewRun(assistant_id=assistant.assistant_id, input=taken.of(verified))
-        with caller.host.throttle.arriving():
+        with caller.host.throttle.count_arrival():
             accepted = await submit(caller, without_terms(self._headers), None, new, modes=(), is_kept=False)
         try:
             standing = await ended(caller, accepted.thread_id, accepted.run_id)

@@ -22,8 +22,8 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
 from perdure.server.error_handlers import sentence
 from perdure.server.late_response import LateResponse
-from perdure.server.requests import NAMES_MAX, RUN_MODES, Body, Conditions, Ids, NewRun, Page
-from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
+from perdure.server.requests import RUN_MODES, Body, Conditions, Ids, NewRun, Page
+from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.run_creation import AcceptedRun, accept, check, require_storable, submit
 from perdure.server.state_snapshots import config_of, snapshot
@@ -144,7 +144,7 @@ async def stream_alone(caller: CallerNow, request: Request, new: NewRun) -> Resp
 
 async def _streamed(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
     is_kept = bool(new.stream_resumable)
-    with caller.host.throttle.arriving():
+    with caller.host.throttle.count_arrival():
         accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=is_kept)
     if thread_id is None and new.on_completion != "keep":
         caller.host.in_background(removed_after(caller, accepted, linger=True))
@@ -178,7 +178,7 @@ async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Respon
 async def _waited_for(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
     # Subscribers of the thread receive this run's events too; a temporary thread has none.
     modes = () if thread_id is None else _DEFAULT
-    with caller.host.throttle.arriving():
+    with caller.host.throttle.count_arrival():
         accepted = await submit(caller, request.headers, thread_id, new, modes=modes, is_kept=False)
     is_removed = thread_id is None and new.on_completion != "keep"
     work = _outcome(caller, accepted.thread_id, accepted.run_id, removes=is_removed)
@@ -202,7 +202,7 @@ async def list_runs(
     limit: Page = 10,
     offset: Annotated[int, Query(ge=0, le=1 << 53)] = 0,
     status: str | None = None,
-    select: Annotated[list[str] | None, Query(max_length=NAMES_MAX)] = None,
+    select: QueriedNames = None,
 ) -> Json:
     """List a thread's runs, newest first."""
     await caller.thread(thread_id, "read")
@@ -255,7 +255,7 @@ async def join_stream(
     thread_id: ThreadId,
     run_id: str,
     *,
-    stream_mode: Annotated[list[str] | None, Query(max_length=NAMES_MAX)] = None,
+    stream_mode: QueriedNames = None,
     cancel_on_disconnect: bool = False,
     last_event_id: Annotated[str | None, Query()] = None,
 ) -> Response:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import PerdureError, RunInProgress
@@ -17,14 +17,11 @@ from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.checkpoint_references import NoCheckpoint, require
 from perdure.server.json_list import json_list
-from perdure.server.requests import NAMES_MAX
-from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
+from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.state_snapshots import config_of, graph_id_of, shown_snapshot
 
 router = APIRouter(tags=["threads"], route_class=GatedRoute)
-
-Select = Annotated[list[str] | None, Query(max_length=NAMES_MAX)]
 
 
 async def _show(
@@ -38,7 +35,9 @@ async def _show(
 
 
 @router.get("/threads/{thread_id}/state")
-async def get(caller: CallerNow, thread_id: ThreadId, subgraphs: bool = False, select: Select = None) -> Json:
+async def get(
+    caller: CallerNow, thread_id: ThreadId, subgraphs: bool = False, select: QueriedNames = None
+) -> Json:
     """Return a thread's current state."""
     row = await caller.thread(thread_id, "read")
     return await _show(caller, row, config_of(thread_id), subgraphs, select)
@@ -50,7 +49,7 @@ async def get_at(
     thread_id: ThreadId,
     checkpoint_id: str,
     subgraphs: bool = False,
-    select: Select = None,
+    select: QueriedNames = None,
 ) -> Json:
     """Return a thread's state at a checkpoint."""
     row = await caller.thread(thread_id, "read")

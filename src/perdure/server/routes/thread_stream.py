@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from perdure.errors import SubscriberTooSlow
 from perdure.model.messages import FAILED
@@ -22,8 +22,7 @@ from perdure.server.end_frames import wants_end
 from perdure.server.error_handlers import event_data
 from perdure.server.event_stream import Frame
 from perdure.server.reading_rights import until_refused
-from perdure.server.requests import NAMES_MAX
-from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
+from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.thread_events import thread_events
 
 router = APIRouter(tags=["threads"], route_class=GatedRoute)
@@ -37,8 +36,8 @@ async def join(
     caller: CallerNow,
     request: Request,
     thread_id: ThreadId,
-    stream_mode: Annotated[list[str] | None, Query(max_length=NAMES_MAX)] = None,
-    stream_modes: Annotated[list[str] | None, Query(max_length=NAMES_MAX)] = None,
+    stream_mode: QueriedNames = None,
+    stream_modes: QueriedNames = None,
 ) -> Response:
     """Stream the events of all runs of a thread, from now on or from a given event. ``Last-Event-ID``
     names the event to start after; ``-`` is before the first that is kept."""

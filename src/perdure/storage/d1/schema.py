@@ -11,7 +11,7 @@ from perdure.storage.d1 import writing
 from perdure.storage.d1.columns import catalogue
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, asked, gave_up, translated
-from perdure.storage.layout_version import other_version
+from perdure.storage.layout_version import other_version, require_steps
 from perdure.storage.sql import migrations, schema
 
 SCHEMA_VERSION = schema.SCHEMA_VERSION
@@ -49,7 +49,7 @@ def check(transport: Transport, name: str) -> None:
     if found == SCHEMA_VERSION:
         return
     if found:
-        raise _other(name, found)
+        raise other_version(name, found, *migrations.readable_versions(), _command(name))
     raise MigrationRequired(
         f"{name} has no Perdure schema; run `{_command(name)}`, or connect with migrate=True"
     )
@@ -60,9 +60,9 @@ def apply(transport: Transport, name: str) -> int:
     tries = Tries()
     found = version(transport, name)
     while found != SCHEMA_VERSION:
-        demand_steps(name, found)
+        statements = pending(name, found)
         try:
-            transport.batch([(statement, ()) for statement in pending(found)])
+            transport.batch([(statement, ()) for statement in statements])
         except AnswerLost as lost:
             if not tries.again(lost):
                 raise gave_up(lost, name, unsure=True) from lost
@@ -78,8 +78,10 @@ def apply(transport: Transport, name: str) -> int:
     return found
 
 
-def pending(found: int) -> tuple[str, ...]:
-    """Return the statements that lead from a version, 0 for none, to this release's."""
+def pending(name: str, found: int) -> tuple[str, ...]:
+    """Return the statements that lead from a version, 0 for none, to this release's. Raise
+    ``MigrationRequired`` if none do."""
+    require_steps(name, found, *migrations.readable_versions(), _command(name))
     if found == SCHEMA_VERSION:
         return ()
     # The steps name the table of threads as in a file.
@@ -91,16 +93,6 @@ def pending(found: int) -> tuple[str, ...]:
     moved = f"UPDATE {_VERSION} SET version = CASE WHEN version = {found} THEN {SCHEMA_VERSION} END"
     first = f"ALTER TABLE {catalogue(found)} RENAME TO {shared}"
     return (moved, first, *migrations.pending(found), last)
-
-
-def demand_steps(name: str, found: int) -> None:
-    """Raise ``MigrationRequired`` if no steps lead from a version to this release's."""
-    if not migrations.can_migrate(found):
-        raise _other(name, found)
-
-
-def _other(name: str, found: int) -> MigrationRequired:
-    return other_version(name, found, migrations.first_version(), SCHEMA_VERSION, _command(name))
 
 
 def _command(name: str) -> str:

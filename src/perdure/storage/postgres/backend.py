@@ -11,7 +11,7 @@ from hashlib import sha256
 import psycopg
 
 from perdure.errors import MigrationRequired, Unavailable
-from perdure.storage.layout_version import other_version
+from perdure.storage.layout_version import other_version, require_steps
 from perdure.storage.postgres import schema, vector_table
 from perdure.storage.postgres.connection import ServerConnection, translated
 from perdure.storage.postgres.driver import PostgresDriver
@@ -63,7 +63,7 @@ def pending(url: str) -> list[str]:
     with _connected(place) as connection:
         found = _version(connection, place)
         extension = _extension(connection, place)
-    _demand_steps(place, found)
+    require_steps(place.name, found, *schema.readable_versions(), place.migrate)
     return [*schema.pending(place.schema, found), *vector_table.setup(place.schema, extension)]
 
 
@@ -91,7 +91,7 @@ def _migrated(connection: psycopg.Connection, place: PostgresUrl) -> int:
     if encoding != ("UTF8",):
         raise Unavailable(f"{place.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
     found = _version(connection, place)
-    _demand_steps(place, found)
+    require_steps(place.name, found, *schema.readable_versions(), place.migrate)
     there = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quoted(place.schema),))
     has_schema = there.fetchone() == (True,)
     for statement in schema.pending(place.schema, found):
@@ -165,13 +165,7 @@ def _refuse_other(place: PostgresUrl, found: int) -> None:
             "migrate=True"
         )
     if found != SCHEMA_VERSION:
-        raise other_version(place.name, found, schema.first_version(), SCHEMA_VERSION, place.migrate)
-
-
-def _demand_steps(place: PostgresUrl, found: int) -> None:
-    """Refuse a database from whose version no steps lead to this release's."""
-    if found and not schema.first_version() <= found <= SCHEMA_VERSION:
-        _refuse_other(place, found)
+        raise other_version(place.name, found, *schema.readable_versions(), place.migrate)
 
 
 def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:

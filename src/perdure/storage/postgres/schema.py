@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.model.records import KINDS, Column, Kind
+from perdure.storage.layout_version import first_version
 from perdure.storage.postgres import functions
 from perdure.storage.sql import listing
 
@@ -59,9 +60,9 @@ def whole(name: str) -> tuple[str, ...]:
     return tuple(statements)
 
 
-def first_version() -> int:
-    """Return the first version from which the steps lead to this release's."""
-    return min(STEPS, default=SCHEMA_VERSION + 1) - 1
+def readable_versions() -> tuple[int, int]:
+    """Return the first and the last version from which statements lead to this release's."""
+    return first_version(STEPS, SCHEMA_VERSION), SCHEMA_VERSION
 
 
 def pending(name: str, found: int) -> tuple[str, ...]:

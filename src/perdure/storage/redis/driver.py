@@ -22,7 +22,7 @@ from perdure.model.program import Effect
 from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.kv import keys
-from perdure.storage.layout_version import other_version
+from perdure.storage.layout_version import other_version, require_steps
 from perdure.storage.notify import ServerNotifier
 from perdure.storage.port import CommitLimits, Notifier
 from perdure.storage.redis import requests, scripts
@@ -235,15 +235,9 @@ def _stored(settings: RedisUrl) -> tuple[int, int]:
     return version, buckets
 
 
-def _demand_steps(settings: RedisUrl, version: int) -> None:
-    """Raise ``MigrationRequired`` if a database of a version cannot be migrated."""
-    if version and not keys.FIRST_VERSION <= version <= SCHEMA_VERSION:
-        raise _other(settings, version)
-
-
-def _other(settings: RedisUrl, version: int) -> MigrationRequired:
-    command = f"perdure migrate --db '{settings.shown}'"
-    return other_version(settings.shown, version, keys.FIRST_VERSION, SCHEMA_VERSION, command)
+def _readable(settings: RedisUrl) -> tuple[int, int, str]:
+    """Return the first and the last version that ``migrate`` brings to this release's, and the command."""
+    return keys.FIRST_VERSION, SCHEMA_VERSION, f"perdure migrate --db '{settings.shown}'"
 
 
 def open_driver(url: str) -> RedisDriver:
@@ -257,7 +251,7 @@ def open_driver(url: str) -> RedisDriver:
             "migrate=True"
         )
     if version != SCHEMA_VERSION:
-        raise _other(settings, version)
+        raise other_version(settings.shown, version, *_readable(settings))
     topology = Topology(settings)
     _warn_of_loss(topology)
     return RedisDriver(topology, buckets)
@@ -272,7 +266,7 @@ def pending(url: str) -> list[str]:
     """Return the commands that ``migrate`` would execute now."""
     settings = read(url)
     version, buckets = _stored(settings)
-    _demand_steps(settings, version)
+    require_steps(settings.shown, version, *_readable(settings))
     if version == SCHEMA_VERSION:
         return []
     key = _layout_key(settings).decode(errors="replace")
@@ -291,7 +285,7 @@ def migrate(url: str) -> int:
     """
     settings = read(url)
     version, buckets = _stored(settings)
-    _demand_steps(settings, version)
+    require_steps(settings.shown, version, *_readable(settings))
     if not version:
         _once(settings, b"SET", _layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
     elif version < SCHEMA_VERSION:

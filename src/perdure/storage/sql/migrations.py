@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perdure.errors import BadUrl, Corrupt, MigrationRequired
-from perdure.storage.layout_version import other_version
+from perdure.storage.layout_version import first_version, other_version, require_steps
 from perdure.storage.sql.checksums import ADVICE
 from perdure.storage.sql.schema import PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
 
@@ -20,7 +20,7 @@ all. They are frozen: a later change of the declarations must not change them. A
 schema at once."""
 
 FILE_STEPS: dict[int, tuple[str, ...]] = {}
-"""Further steps for files, which a database that is no file does not get."""
+"""Further steps for files, which other databases do not get."""
 
 _VERSION = f"SELECT version FROM {PREFIX}schema"
 
@@ -46,7 +46,7 @@ def check(connection: apsw.Connection, path: Path) -> None:
     if found == SCHEMA_VERSION:
         return
     if found:
-        raise _other(found, path)
+        raise other_version(str(path), found, *readable_versions(), _command(path))
     if is_stock(connection):
         raise MigrationRequired(_stock(path))
     raise MigrationRequired(
@@ -60,14 +60,9 @@ def check_again(connection: apsw.Connection, path: Path) -> None:
         check(connection, path)
 
 
-def demand_steps(found: int, path: Path) -> None:
-    """Raise ``MigrationRequired`` if no steps lead from a version to this release's."""
-    if not can_migrate(found):
-        raise _other(found, path)
-
-
-def _other(found: int, path: Path) -> MigrationRequired:
-    return other_version(str(path), found, first_version(), SCHEMA_VERSION, _command(path))
+def readable_versions() -> tuple[int, int]:
+    """Return the first and the last schema version from which statements lead to this release's."""
+    return first_version(STEPS, SCHEMA_VERSION), SCHEMA_VERSION
 
 
 def _command(path: Path) -> str:
@@ -93,10 +88,9 @@ def apply(connection: apsw.Connection, path: Path) -> int:
     connection.execute("BEGIN IMMEDIATE")
     try:
         found = version(connection)
-        demand_steps(found, path)
         if found == 0 and is_stock(connection):
             raise BadUrl(_stock(path))
-        for statement in pending_file(found):
+        for statement in pending_file(found, path):
             connection.execute(statement)
         if 0 < found < SCHEMA_VERSION:
             connection.execute(f"UPDATE {PREFIX}schema SET version = ?", (SCHEMA_VERSION,))
@@ -108,16 +102,6 @@ def apply(connection: apsw.Connection, path: Path) -> int:
     return found
 
 
-def first_version() -> int:
-    """Return the first schema version from which the steps lead to this release's."""
-    return min(STEPS, default=SCHEMA_VERSION + 1) - 1
-
-
-def can_migrate(found: int) -> bool:
-    """Return True if statements lead from a version, 0 for none, to this release's."""
-    return found == 0 or first_version() <= found <= SCHEMA_VERSION
-
-
 def pending(found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's."""
     if found == 0:
@@ -125,8 +109,10 @@ def pending(found: int) -> tuple[str, ...]:
     return tuple(statement for step in range(found + 1, SCHEMA_VERSION + 1) for statement in STEPS[step])
 
 
-def pending_file(found: int) -> tuple[str, ...]:
-    """Return the statements of ``pending`` for a file, which has further tables."""
+def pending_file(found: int, path: Path) -> tuple[str, ...]:
+    """Return the statements of ``pending`` for a file, which has further tables. Raise
+    ``MigrationRequired`` if none lead from its version to this release's."""
+    require_steps(str(path), found, *readable_versions(), _command(path))
     if found == 0:
         return sqlite_file()
     besides = [s for step in range(found + 1, SCHEMA_VERSION + 1) for s in FILE_STEPS.get(step, ())]

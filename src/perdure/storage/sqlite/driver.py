@@ -409,9 +409,7 @@ def schema_version(url: str) -> int:
 
 def pending(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
-    found = schema_version(url)
-    migrations.demand_steps(found, file_of(url))
-    return list(migrations.pending_file(found))
+    return list(migrations.pending_file(schema_version(url), file_of(url)))
 
 
 def migrate(url: str) -> int:

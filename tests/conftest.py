@@ -17,6 +17,8 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from tests.packing_soon import packing_soon
+
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
 MEMORY = Path("/dev/shm")
@@ -112,6 +114,20 @@ def pytest_collection_finish() -> None:
     # What is there now stays: every collection of garbage would look through all modules and tests again.
     gc.collect()
     gc.freeze()
+
+
+PACKED = re.compile(r"tests/(langgraph|engine|runtime|chaos|conversation|imports|care|replay|schema)/")
+"""Folders of which half of the tests pack chunks after few checkpoints, as most histories are short."""
+
+
+@pytest.fixture(autouse=True)
+def _packs_soon(request: pytest.FixtureRequest) -> Iterator[None]:
+    path = Path(request.node.path).as_posix()
+    if not PACKED.search(path) or crc32(request.node.nodeid.encode()) % 2 or "packs_late" in request.keywords:
+        yield
+        return
+    with packing_soon():
+        yield
 
 
 def _words(item: pytest.Item) -> set[str]:

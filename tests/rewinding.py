@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Put, Range, Stage
 from perdure.model.program import Effect
-from perdure.model.records import CHUNK, KINDS, SPACES, Partition, Record
+from perdure.model.records import BLOB, CHUNK, KINDS, PACK, SPACES, Partition, Record
 from perdure.storage.port import CommitLimits, Driver
 
 R = TypeVar("R")
+CHUNKS = (CHUNK, BLOB, PACK)
 Past = dict[Partition, list[Record]]
 
 
@@ -34,8 +35,8 @@ def restore(driver: Driver, past: Past) -> None:
         for found in driver.perform(Find("threads", None, space=space)):
             driver.perform(Drop(found.partition))
     for partition, records in past.items():
-        chunks = tuple(_put(r) for r in records if r.kind is CHUNK)
-        rows = [_put(r) for r in records if r.kind is not CHUNK]
+        chunks = tuple(_put(r) for r in records if r.kind in CHUNKS)
+        rows = [_put(r) for r in records if r.kind not in CHUNKS]
         for start in range(0, len(chunks), 50):
             driver.perform(Stage(partition, chunks[start : start + 50]))
         for start in range(0, len(rows), 50):

@@ -17,7 +17,7 @@ from perdure.care.sweeper import SweepOptions
 from perdure.database.base import handle_of
 from perdure.engine.range_reads import read_all
 from perdure.model.ops import Range
-from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
+from perdure.model.records import BLOB, CHECKPOINT, CHUNK, PACK, WRITE, Partition
 from tests.langgraph.session import config
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
@@ -49,7 +49,7 @@ def said(n: int) -> dict[str, list[str]]:
 
 
 def stored(db: perdure.SyncDatabase, thread: str) -> tuple[list[int], int]:
-    kinds = (CHECKPOINT, WRITE, CHUNK)
+    kinds = (CHECKPOINT, WRITE, CHUNK, BLOB, PACK)
     found = handle_of(db).run(read_all(Partition("", thread), *map(Range, kinds)))
     return [len(records) for records in found], sum(len(r.body) for records in found for r in records)
 
@@ -66,7 +66,7 @@ def test_storage_is_limited_by_the_live_state_and_not_by_the_turns() -> None:
             for thread in ("old", "fresh"):
                 chat.invoke(said(TURNS + n), config(thread))
         assert db.sweeper(AT_ONCE).sweep()
-        (checkpoints, writes, _), held = stored(db, "old")
+        (checkpoints, writes, *_), held = stored(db, "old")
         assert checkpoints == KEPT
         assert writes <= 2 * KEPT
         assert held <= 1.2 * stored(db, "fresh")[1]

@@ -11,7 +11,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.errors import Corrupt
 from perdure.model.ops import Commit, Committed, Delete
-from perdure.model.records import CHECKPOINT, CHUNK, HEAD, Partition
+from perdure.model.records import CHECKPOINT, CHUNK, HEAD, PACK, Partition
 from tests.engine.test_transfer import in_memory, rows
 from tests.langgraph import graphs
 from tests.langgraph.session import config
@@ -50,15 +50,16 @@ def damaged(lost: str) -> perdure.SyncDatabase:
     return db
 
 
+@pytest.mark.packs_late
 @pytest.mark.parametrize("lost", LOST)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_a_damaged_thread_names_it_and_says_what_to_do(way: str, lost: str) -> None:
     db = damaged(lost)
-    before = [rows(db, ADA, kind) for kind in (HEAD, CHECKPOINT, CHUNK)]
+    before = [rows(db, ADA, kind) for kind in (HEAD, CHECKPOINT, CHUNK, PACK)]
     with pytest.raises(Corrupt, match=LOST[lost]) as raised:
         WAYS[way](db)
     assert "'ada'" in str(raised.value)
-    assert [rows(db, ADA, kind) for kind in (HEAD, CHECKPOINT, CHUNK)] == before
+    assert [rows(db, ADA, kind) for kind in (HEAD, CHECKPOINT, CHUNK, PACK)] == before
 
 
 @pytest.mark.parametrize("lost", ["head", "checkpoint of the head"])

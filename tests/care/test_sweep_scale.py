@@ -20,7 +20,7 @@ from perdure.care.sweeper import SweepOptions
 from perdure.database.base import handle_of
 from perdure.engine.sweep import SweepState, Swept
 from perdure.model.ops import Commit, Expect, Fetch, Put, Range
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, WRITE, Partition
+from perdure.model.records import BLOB, CHECKPOINT, CHUNK, GC, HEAD, PACK, WRITE, Partition
 from tests.langgraph import graphs
 from tests.langgraph.session import config
 
@@ -30,7 +30,7 @@ SHARE = 0.05
 LONG = 10
 """One thread of so many has checkpoints that the policy does not keep."""
 KEPT = 3
-KINDS = (HEAD, GC, CHECKPOINT, WRITE, CHUNK)
+KINDS = (HEAD, GC, CHECKPOINT, WRITE, CHUNK, BLOB, PACK)
 
 
 @pytest.fixture(scope="module")

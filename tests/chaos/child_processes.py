@@ -57,6 +57,7 @@ from perdure.storage.port import (
 from perdure.storage.url import backend_of
 from perdure.testing.faults import Fault, FaultyDriver, kill
 from tests.chaos.history import Log, Pause, logging_agent
+from tests.packing_soon import pack_soon
 
 R = TypeVar("R")
 
@@ -512,4 +513,5 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
+    pack_soon()
     serve()

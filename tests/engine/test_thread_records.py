@@ -5,8 +5,9 @@ from __future__ import annotations
 from perdure.database.base import handle_of
 from perdure.engine.chunk_reads import reachable
 from perdure.engine.thread_records import read, read_heads, references
-from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
+from perdure.model.records import CHECKPOINT, WRITE, Partition
 from perdure.model.write_records import record_key
+from tests.chunk_names import chunk_names
 from tests.engine.test_transfer import grow, in_memory, rows
 
 ADA = Partition("", "ada")
@@ -24,7 +25,7 @@ def test_a_thread_is_read_as_a_whole() -> None:
     assert contents.tagged == set(contents.latest.items()) == {("", db.show("ada").checkpoint_id)}
     assert contents.heads == handle.run(read_heads(ADA))
     reached = handle.run(reachable(ADA, references(contents), handle.digest))
-    assert reached == {row.key[0] for row in rows(db, ADA, CHUNK)}
+    assert reached == chunk_names(db, ADA)
 
 
 def test_a_thread_that_is_not_there_is_empty() -> None:

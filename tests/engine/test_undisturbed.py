@@ -195,6 +195,7 @@ def test_what_is_removed_beside_disturbs_nothing(state: str, name: str, beside: 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("beside", [*REMOVALS, "delete"])
 @pytest.mark.parametrize("state", ["plain", "delta"])
+@pytest.mark.packs_late
 def test_a_subgraph_of_a_run_from_an_old_state_does_not_begin_anew(state: str, beside: str) -> None:
     def branch(thread: Thread) -> list[list[str]]:
         given: Any = {"configurable": {**HERE["configurable"], "checkpoint_id": thread.old}}

@@ -26,7 +26,7 @@ from perdure.inspector.web import create_app
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Commit, Expect, Fetch, Find, Put, Range
 from perdure.model.program import Effect
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, Partition
+from perdure.model.records import BLOB, CHECKPOINT, CHUNK, GC, HEAD, Partition
 from perdure.runtime import Runtime
 from perdure.storage.port import Driver, WrappingDriver
 from perdure.storage.postgres.connection import ServerConnection
@@ -40,7 +40,7 @@ from tests.server.browsing import browsing, launched
 R = TypeVar("R")
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 THREADS, CHECKPOINTS = (50_000, 10_000) if FULL else (400, 600)
-KINDS = (HEAD, GC, CHECKPOINT, CHUNK)
+KINDS = (HEAD, GC, CHECKPOINT, CHUNK, BLOB)
 
 
 class Counting(WrappingDriver):

@@ -15,6 +15,9 @@ from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.conformance import Backend, Narrow, SaverContract
 from tests.backends import BACKENDS, fresh
 
+# They look for chunks in records of their own.
+pytestmark = pytest.mark.packs_late
+
 KEY = bytes(range(32))
 
 

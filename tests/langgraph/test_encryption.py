@@ -63,6 +63,8 @@ CLEAR = {
         "t", "namespace", "checkpoint_id", "seq", "parent_id", "run_id", "source", "step",
     },
     "perdure_chunk": {"t", "digest", "generation"},
+    "perdure_blob": {"t", "digest", "generation"},
+    "perdure_pack": {"t", "block", "digest", "generation"},
     "perdure_write": {
         "t", "namespace", "checkpoint_id", "task_id", "idx", "channel", "task_path", "nonce", "version",
     },

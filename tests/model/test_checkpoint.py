@@ -107,8 +107,8 @@ def test_a_changed_body_is_read_or_corrupt_and_nothing_else(
 
 def test_another_format_is_named() -> None:
     fields = {"seq": 1, "parent_id": None, "run_id": None, "source": None, "step": None}
-    with pytest.raises(Corrupt, match="format 3"):
-        CheckpointRecord.read(Record(CHECKPOINT, ("", "c"), fields, 0, b"\xdc\x00\x11\x03" + b"\xc0" * 16))
+    with pytest.raises(Corrupt, match="format 4"):
+        CheckpointRecord.read(Record(CHECKPOINT, ("", "c"), fields, 0, b"\xdc\x00\x11\x04" + b"\xc0" * 16))
 
 
 WRITES = st.builds(

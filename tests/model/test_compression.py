@@ -7,19 +7,22 @@ import zlib
 from hashlib import sha256
 from random import Random
 
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.model.chunks import Digester
-from perdure.model.compression import DICTIONARY, LEAST, MARK, MOST, compressed, decompressed
+from perdure.model.compression import DICTIONARY, LEAST, LONG_MARK, MARK, MOST, compressed, decompressed
 
 DIGEST = Digester()
 PLAIN = st.one_of(
     st.binary(max_size=600),
     st.text(max_size=600).map(str.encode),
     st.binary(max_size=40).map(lambda some: MARK + some * 20),
+    st.binary(max_size=40).map(lambda some: LONG_MARK + some * 20),
+    st.binary(max_size=40).map(lambda some: some * 900),
 )
 
 
@@ -59,6 +62,14 @@ def test_a_body_expands_to_a_limit() -> None:
     assert compressed(whole + b"\0") == whole + b"\0"
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
     assert decompressed(MARK + deflate.compress(bytes(100 * MOST)) + deflate.flush()) is None
+
+
+def test_a_long_body_expands_to_a_limit() -> None:
+    frame = zstandard.ZstdCompressor(level=19).compress(bytes(MOST + 1))
+    assert decompressed(LONG_MARK + frame) is None
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(9000))
+    for odd in (unsized, frame[:20], frame + b"x", b"", b"\x28\xb5\x2f\xfd"):
+        assert decompressed(LONG_MARK + odd) is None
 
 
 def test_large_bodies_are_compressed_too() -> None:

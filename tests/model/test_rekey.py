@@ -42,7 +42,7 @@ def build(builder: Builder, value: Any) -> bytes:
 
 
 def read(ref: bytes, chunks: dict[bytes, bytes], digest: Digester) -> Any:
-    expansion = Expansion(digest)
+    expansion = Expansion()
     while (tree := expansion.try_expand(ref)) is None:
         expansion.feed({name: chunks[name] for name in expansion.missing()})
     return tree

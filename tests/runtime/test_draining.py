@@ -153,6 +153,7 @@ def test_whoever_leaves_twice_as_many_runs_leaves_them_all(near: Storage) -> Non
 # ---------------------------------------------------------------- deleting
 
 
+@pytest.mark.packs_late
 def test_a_thread_that_is_deleted_in_the_middle_of_a_run_is_gone(storage: Storage, talk: Talk) -> None:
     heard = Heard()
 

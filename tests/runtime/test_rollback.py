@@ -192,11 +192,12 @@ def test_the_head_does_not_go_to_what_an_earlier_rollback_left_for_a_tag(
     go(main())
 
 
+@pytest.mark.packs_late
 def test_a_run_is_taken_back_although_an_earlier_checkpoint_is_damaged(near: Storage, talk: Talk) -> None:
     async def main() -> None:
         database, other = near.database(), near.database()
         async with working(database, talk.graph) as runtime:
-            await turns(runtime, 8)
+            await turns(runtime, 5)
             await begin_anew(other, talk, "fresh")
             run = await runtime.accept("ada", "hold this")
             await eventually(lambda: talk.under_way)

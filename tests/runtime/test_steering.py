@@ -122,6 +122,7 @@ def wanted(runtime: Any, thread: str) -> bool:
     )
 
 
+@pytest.mark.packs_late
 def test_a_run_that_takes_nothing_up_stores_each_step_by_one_commit(storage: Storage) -> None:
     """Commits as pairs: the checkpoints in it, and whether it has writes of tasks."""
     asked: list[Commit] = []

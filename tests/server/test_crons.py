@@ -351,8 +351,13 @@ async def _delete_by_saver(server: Served, thread: str) -> None:
 
 async def _expire(server: Served, thread: str) -> None:
     await (await server.client()).threads.update(thread, metadata={}, ttl={"ttl": 0.001})
-    await asyncio.sleep(0.2)
-    await server.host.runtime.database.sweeper().sweep()
+
+    async def is_gone() -> bool:
+        # The server's own sweep may have the thread in hand.
+        await server.host.runtime.database.sweeper().sweep()
+        return not await (await server.client()).threads.search(ids=[thread])
+
+    await until(is_gone)
 
 
 DELETIONS = {"client": _delete_by_client, "saver": _delete_by_saver, "sweep": _expire}

@@ -90,14 +90,18 @@ def test_a_turn_is_at_most_five_requests(between: tuple[Proxy, str], durability:
     wire, url = between
     counts = talk(url, wire, 8, durability)
     # The first turn finds out that there is no thread yet.
-    assert max(counts[1:]) <= 5, f"requests a turn: {counts}"
+    # Now and then the newest chunks are packed, with two requests more, or three.
+    assert max(counts[1:]) <= 6, f"requests a turn: {counts}"
+    assert sum(counts[1:]) <= 3.3 * len(counts[1:]), f"requests a turn: {counts}"
 
 
 @pytest.mark.timeout(3000)
 def test_the_last_turn_of_a_long_conversation_is_like_the_second(between: tuple[Proxy, str]) -> None:
     wire, url = between
     counts = talk(url, wire, TURNS, "async")
-    assert max(counts[1:]) <= 5, f"requests a turn: {counts}"
+    # Now and then the newest chunks are packed, with two requests more, or three.
+    assert max(counts[1:]) <= 6, f"requests a turn: {counts}"
+    assert sum(counts[1:]) <= 3.3 * len(counts[1:]), f"requests a turn: {counts}"
 
 
 def test_a_value_of_five_megabytes_comes_back(between: tuple[Proxy, str]) -> None:

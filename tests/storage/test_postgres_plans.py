@@ -15,6 +15,7 @@ import pytest
 
 from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Find, Get, Put, Range
 from perdure.model.records import (
+    BLOB,
     CHECKPOINT,
     CHUNK,
     DEDUPE,
@@ -29,6 +30,7 @@ from perdure.model.records import (
     KINDS,
     LANE,
     OUTBOX,
+    PACK,
     RUN,
     STORE,
     TAG,
@@ -198,6 +200,8 @@ def commits() -> list[Commit]:
                 Check(GC, (), Expect.ANY),
                 Check(EPOCH, (), Expect.ANY),
                 *(Put(CHUNK, (b"%d" % n,), {"generation": 1}, b"x") for n in range(200)),
+                Put(BLOB, (b"1",), {"generation": 1}, b"x"),
+                Put(PACK, (1, b"1"), {"generation": 1}, b"x"),
             ),
         ),
         Commit(

@@ -12,6 +12,7 @@ import pytest
 import perdure
 from perdure.model.ops import Commit, Drop, Fetch, Find, Get, Range, Stage
 from perdure.model.records import CHUNK, HEAD
+from perdure.storage.kv.keys import LAYOUT_VERSION
 from perdure.storage.redis import driver as backend
 from perdure.storage.redis import scripts
 from perdure.testing.conformance import rows
@@ -94,10 +95,11 @@ def test_a_process_that_had_it_open_does_nothing_after_a_migration(
         with closing(backend.open_driver(url)) as driver:
             rows.stored(driver, rows.head(), rows.lane("inbox", 5))
             with next_layout():
-                assert backend.migrate(url) == 5
+                assert backend.migrate(url) == LAYOUT_VERSION
                 for effect in REQUESTS:
                     with pytest.raises(
-                        perdure.MigrationRequired, match=r"newer release .*\(MIGRATED to layout 6\)"
+                        perdure.MigrationRequired,
+                        match=rf"newer release .*\(MIGRATED to layout {LAYOUT_VERSION + 1}\)",
                     ):
                         driver.perform(effect)
                     with pytest.raises(perdure.MigrationRequired, match="newer release"):
@@ -123,5 +125,5 @@ def test_a_migration_that_ended_between_its_writes_is_finished_by_the_next(
                 with pytest.raises(perdure.MigrationRequired, match="newer release"):
                     driver.perform(effect)
         with next_layout():
-            assert backend.migrate(url) == 5
-            assert backend.schema_version(url) == 6
+            assert backend.migrate(url) == LAYOUT_VERSION
+            assert backend.schema_version(url) == LAYOUT_VERSION + 1

@@ -14,7 +14,7 @@ import pytest
 
 import perdure
 from bench.graphs import SCENARIOS
-from perdure.model.compression import MARK
+from perdure.model.compression import LONG_MARK, MARK
 from perdure.storage.sqlite import driver
 
 TURNS = 100
@@ -71,9 +71,10 @@ def test_the_listing_s_indexes_by_status_have_no_idle_thread(path: Path) -> None
 def test_messages_are_compressed_and_small_values_are_not(path: Path) -> None:
     with closing(apsw.Connection(str(path))) as connection:
         sizes = connection.execute(
-            "SELECT substr(body, 1, 2) = ?, count(*), min(length(body)) FROM perdure_chunk GROUP BY 1",
-            (MARK,),
+            "SELECT substr(body, 1, 2), count(*), min(length(body)) FROM"
+            " (SELECT body FROM perdure_chunk UNION ALL SELECT body FROM perdure_pack) GROUP BY 1"
         )
-        found = {bool(packed): (count, least) for packed, count, least in sizes}
-    assert found[True][0] >= 2 * TURNS
-    assert found[False][1] < 128
+        found = {bytes(mark): (count, least) for mark, count, least in sizes}
+    assert found.pop(MARK)[0] >= 5
+    assert found.pop(LONG_MARK)[0] >= TURNS // 12
+    assert min(least for _, least in found.values()) < 128

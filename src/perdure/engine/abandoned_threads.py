@@ -15,6 +15,7 @@ from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT
 from perdure.model.record_versions import successor
 from perdure.model.records import (
+    BLOB,
     CHECKPOINT,
     CHUNK,
     DOCUMENT,
@@ -24,6 +25,7 @@ from perdure.model.records import (
     ITEM,
     LANE,
     OF_THREAD,
+    PACK,
     RUN,
     SEAL,
     TAG,
@@ -121,8 +123,8 @@ def _remove_first_write(partition: Partition, now: int) -> Program[bool]:
 
 def _look(partition: Partition) -> Program[tuple[bool, int, bool]]:
     """Return whether a name has chunks, its generation or 0, and whether it has any other rows."""
-    kinds = (CHUNK, GC, *_ROWS)
-    chunks, generations, *rows = yield from ask(
+    kinds = (GC, CHUNK, BLOB, PACK, *_ROWS)
+    generations, chunks, blobs, packs, *rows = yield from ask(
         Fetch(partition, tuple(Range(kind, limit=1, bodies=False) for kind in kinds))
     )
-    return bool(chunks), generations[0].version if generations else 0, any(rows)
+    return bool(chunks or blobs or packs), generations[0].version if generations else 0, any(rows)

@@ -12,9 +12,9 @@ from perdure.engine.range_reads import read_all
 from perdure.engine.transact import Budget, batches
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, CHUNK, HEAD, SEAL, TAG, WRITE, Partition
+from perdure.model.records import BLOB, CHECKPOINT, CHUNK, HEAD, PACK, SEAL, TAG, WRITE, Partition
 
-_LEFT = (CHECKPOINT, WRITE, TAG, HEAD, CHUNK)
+_LEFT = (CHECKPOINT, WRITE, TAG, HEAD, CHUNK, BLOB, PACK)
 
 
 def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]:

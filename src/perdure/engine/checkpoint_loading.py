@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perdure.engine.chunk_reads import ChunkReader
 from perdure.engine.thread_state import HeadView, View, missing_head, read_view, refuse_headless, view_items
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
@@ -13,6 +14,9 @@ from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, WRITE, Partition, Record
 from perdure.model.write_records import read_writes
+
+_WRITES = 16
+"""Writes that are read with a checkpoint of which it is not known whether it is the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,14 @@ def load(
     checkpoint_id: str | None,
     *,
     guess: str | None = None,
+    reader: ChunkReader | None = None,
 ) -> Program[LoadedCheckpoint]:
     """Load a checkpoint with its pending writes, the latest if no id is given.
 
     Args:
         guess: id that the caller expects to be the latest; if right, one fetch is enough.
+        reader: reader of the thread's chunks, for a caller that knows nothing of the thread: its first reads
+            are made in the same request, and so are those of the checkpoint that is probably the latest.
 
     Raises:
         Corrupt: the latest checkpoint is not stored, or it is not known which one that is.
@@ -50,9 +57,18 @@ def load(
     target = checkpoint_id or guess
     missed: HeadView | None = None
     for _ in range(ATTEMPTS):
-        asked = items if target is None else (*items, *_target(namespace, target))
-        answers = yield from ask(Fetch(partition, asked))
-        view, wanted = read_view(namespace, answers), answers[first:]
+        if reader is not None:
+            asked = (*items, *_newest(namespace), *reader.ranges)
+            answers = yield from ask(Fetch(partition, asked))
+            checkpoints, writes, *chunks = answers[first:]
+            reader.take(chunks)
+            reader = None
+            view, wanted = read_view(namespace, answers), _pending(checkpoints, writes)
+            target = wanted[0][0].key[1] if wanted else None
+        else:
+            asked = items if target is None else (*items, *_target(namespace, target))
+            answers = yield from ask(Fetch(partition, asked))
+            view, wanted = read_view(namespace, answers), answers[first:]
         if view.is_arriving:
             return LoadedCheckpoint(view, None)
         if checkpoint_id is None:
@@ -77,6 +93,24 @@ def load(
 
 def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
     return (Get(CHECKPOINT, (namespace, checkpoint_id)), Range(WRITE, (namespace, checkpoint_id)))
+
+
+def _newest(namespace: str) -> tuple[Range, ...]:
+    """Return the reads of the checkpoint that was stored last, and of the last writes."""
+    return (
+        Range(CHECKPOINT, (namespace,), "seq", reverse=True, limit=1),
+        Range(WRITE, (namespace,), reverse=True, limit=_WRITES),
+    )
+
+
+def _pending(checkpoints: Sequence[Record], last: Sequence[Record]) -> tuple[tuple[Record, ...], ...]:
+    """Return the checkpoint that was stored last and its writes, nothing if there may be more of them."""
+    if not checkpoints:
+        return ()
+    name = checkpoints[0].key[1]
+    own = tuple(record for record in last if record.key[1] == name)
+    is_whole = len(last) < _WRITES or last[-1].key[1] < name
+    return (tuple(checkpoints), own[::-1]) if is_whole else ()
 
 
 def _sorted(records: Sequence[Record]) -> tuple[PendingWrite, ...]:

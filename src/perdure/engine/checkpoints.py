@@ -20,12 +20,13 @@ from perdure.engine.thread_state import (
     removed,
     unwritten,
 )
-from perdure.engine.transact import Budget, chunk_puts, commit_with_chunks, retrying
+from perdure.engine.transact import Budget, commit_with_chunks, retrying
 from perdure.engine.undisturbed import is_disturbed
 from perdure.errors import Conflict, Corrupt, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range, Refused
+from perdure.model.packs import chunk_puts
 from perdure.model.program import Effect, Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, Record
@@ -178,7 +179,7 @@ class CheckpointPut:
                 if self.met_in == generation:
                     self.on_older(partition)
                 raise unwritten(partition, parent)
-            if _refuses(outcome, draft.checks):
+            if _misses(outcome, draft.checks):
                 self.on_older(partition)
             return None
         if self.taking is not None:
@@ -319,7 +320,7 @@ class WritesPut:
         if before is not None and outcome == Refused(CHECKPOINT, before) and self.plan.before() == before:
             raise removed(partition, before[1])
         if outcome.kind is not WRITE:
-            if _refuses(outcome, draft.checks):
+            if _misses(outcome, draft.checks):
                 self.on_older(partition)
             return None
         tasks = dict.fromkeys(w.key[:3] for w in draft.writes)
@@ -409,9 +410,11 @@ def _guarded(
     return (fence, born, transfer_claim.UNCLAIMED), first_version
 
 
-def _refuses(outcome: Refused, checks: Sequence[Check]) -> bool:
-    """Return True if a commit was refused because of one of these checks."""
-    return any((check.kind, check.key) == (outcome.kind, outcome.key) for check in checks)
+def _misses(outcome: Refused, checks: Sequence[Check]) -> bool:
+    """Return True if a commit was refused because of one of these checks of what was stored. A chunk that is
+    not where it was may have been packed."""
+    is_chunk = outcome.kind.grows is not None
+    return not is_chunk and any((check.kind, check.key) == (outcome.kind, outcome.key) for check in checks)
 
 
 def _holds(claim: HeadClaim, head: HeadView | None) -> bool:

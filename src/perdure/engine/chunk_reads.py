@@ -1,29 +1,200 @@
-"""Fetches of the chunks that references name, level by level, for many references at once."""
+"""Reads of the chunks that references name: packs by the block, and level by level what they do not hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from perdure.errors import Corrupt
 from perdure.model.chunks import Digester
-from perdure.model.ops import Fetch, Get
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.packs import Pack, Place, Runs, read_pack, runs_of, shown_name
 from perdure.model.program import Program, ask
-from perdure.model.records import CHUNK, Partition
+from perdure.model.records import BLOB, CHUNK, PACK, Key, Partition, Record
 from perdure.model.tree import Expansion, Tree
 
 FETCH_KEYS = 2000
-"""Chunks that one fetch asks for."""
+"""Chunks that one fetch asks for by name."""
+
+_CHUNKS = 1000
+_PACKS = 256
+"""Packs that one fetch asks for: about 2 MB as they are stored."""
+FEW = 4
+"""The same where all that is wanted is probably among the newest."""
+
+_BLOCKS_MAX = 64
+_SPARE = 16
+"""Packs that are read in vain before a checkpoint notes which blocks it needs."""
 
 
 class MissingChunk(Corrupt):
     """Raised when a reference names a chunk that is not stored."""
 
 
+class ChunkReader:
+    """Reader of a thread's chunks: the newest ones and the packs, newest first, and large ones by name.
+
+    What was read is kept, but for large chunks: packs hold what is asked for next.
+
+    Attributes:
+        bodies: Chunks by name.
+        places: The records that hold chunks, by the chunks' names.
+        packs: The packs by their keys.
+        newest: The newest generation of the records.
+        damaged: Errors by the names of chunks that cannot be read.
+        damaged_packs: Errors by the names of packs that cannot be read.
+
+    Args:
+        partition: The thread.
+        digest: Names the chunks.
+        runs: The blocks in which the chunks are looked for first.
+        packs: The number of packs that are asked for at first.
+    """
+
+    def __init__(self, partition: Partition, digest: Digester, runs: Runs = (), packs: int = _PACKS) -> None:
+        self._partition = partition
+        self._digest = digest
+        self._ranges = [Range(CHUNK, limit=_CHUNKS, verify=False), *_ranges_of(runs, packs)]
+        self._reads_all = not runs
+        self._has_begun = False
+        self.packs: dict[Key, Pack] = {}
+        self.damaged: dict[bytes, Corrupt] = {}
+        self.damaged_packs: dict[bytes, Corrupt] = {}
+        self.bodies: dict[bytes, bytes] = {}
+        self.places: dict[bytes, Place] = {}
+        self._sizes: dict[bytes, int] = {}
+        self.newest = 0
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """The reads with which it begins, for a caller that reads something else in the same request."""
+        return tuple(self._ranges)
+
+    def find(self, names: Iterable[bytes]) -> Program[dict[bytes, bytes]]:
+        """Return the bytes of chunks by name.
+
+        Raises:
+            MissingChunk: One is not stored.
+            Corrupt: One may be in a record that is damaged.
+        """
+        wanted = set(names)
+        asked: set[bytes] = set()
+        large: dict[bytes, bytes] = {}
+        while missing := wanted - self.bodies.keys() - large.keys():
+            # Nearly all are in packs: only what these lack is asked for by name.
+            few = sorted(missing - asked)[:FETCH_KEYS] if self._has_begun else []
+            if not self._ranges and not few:
+                if self._reads_all:
+                    errors = (*self.damaged.values(), *self.damaged_packs.values())
+                    raise next(iter(errors), _missing(self._partition, min(missing)))
+                self._reads_all = True
+                self._ranges = _ranges_of(())
+            large |= yield from self._fetch(few)
+            asked.update(few)
+        return {name: large[name] if name in large else self.bodies[name] for name in wanted}
+
+    def read(self) -> Program[None]:
+        """Read all chunks but the large ones."""
+        while self._ranges:
+            yield from self._fetch([])
+
+    def _fetch(self, large: Sequence[bytes]) -> Program[dict[bytes, bytes]]:
+        """Read on, and return the large chunks that are stored among those with these names. They are not
+        kept."""
+        ranges = self._ranges
+        items: list[Get | Range] = [*ranges, *(Get(BLOB, (name,)) for name in large)]
+        answers = yield from ask(Fetch(self._partition, tuple(items)))
+        self.take(answers[: len(ranges)])
+        found = (record for answer in answers[len(ranges) :] for record in answer)
+        return {record.key[0]: body for record in found if (body := self._plain(record)) is not None}
+
+    def take(self, answers: Iterable[tuple[Record, ...]]) -> None:
+        """Take the answers to ``ranges``, in order."""
+        ranges, self._ranges = self._ranges, []
+        self._has_begun = True
+        for asked, records in zip(ranges, answers, strict=True):
+            self._add(records)
+            if asked.limit is not None and len(records) == asked.limit:
+                limit = _PACKS if asked.kind is PACK else asked.limit
+                self._ranges.append(asked._replace(after=records[-1].key, limit=limit))
+
+    def hold(self, records: Iterable[Record]) -> None:
+        """Take all chunks and packs of the thread, which the caller has read."""
+        self._ranges = []
+        self._has_begun = True
+        self._add(records)
+
+    def _add(self, records: Iterable[Record]) -> None:
+        for record in records:
+            age = record.fields["generation"]
+            self.newest = max(self.newest, age) if isinstance(age, int) else self.newest
+            if record.kind is PACK:
+                self._add_pack(record)
+            elif (body := self._plain(record)) is not None:
+                self.bodies[record.key[0]] = body
+
+    def _plain(self, record: Record) -> bytes | None:
+        """Return the bytes of a chunk that has a record of its own, ``None`` if it is damaged."""
+        (name,) = record.key
+        # A record that is not verified may hold anything.
+        stored = cast(object, record.body)
+        body = self._digest.plain(name, stored if isinstance(stored, bytes) else b"")
+        if not self._digest.names(name, body):
+            shown = f"chunk {shown_name(name)} is damaged"
+            self.damaged[name] = Corrupt(f"{shown}: its bytes are not those of its name; run `perdure fsck`")
+            return None
+        self.places[name] = record.kind, record.key
+        self._sizes[name] = len(record.body)
+        return body
+
+    def _add_pack(self, record: Record) -> None:
+        try:
+            pack = read_pack(record, self._digest)
+        except Corrupt as error:
+            self.damaged_packs[record.key[1]] = error
+            return
+        place = PACK, record.key
+        self.packs[record.key] = pack
+        self.bodies.update(pack.chunks)
+        self.places.update(dict.fromkeys(pack.chunks, place))
+
+    def sizes(self, names: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the bytes that chunks that were read take up in the database."""
+        packed: dict[bytes, int] = {}
+        for pack in self.packs.values():
+            packed |= pack.sizes()
+        return {name: self._sizes[name] if name in self._sizes else packed[name] for name in names}
+
+    def runs_for(self, names: Iterable[bytes]) -> Runs | None:
+        """Return the blocks in which chunks were found, ``None`` if that saves a later reader little."""
+        keys = {place[1] for name in names if (place := self.places.get(name)) and place[0] is PACK}
+        blocks = {key[0] for key in keys}
+        if len(blocks) > _BLOCKS_MAX or len(self.packs) <= _SPARE + 2 * len(keys):
+            return None
+        return runs_of(blocks or {max(self.packs)[0]})
+
+
+def _ranges_of(runs: Runs, packs: int = _PACKS) -> list[Range]:
+    """Return the reads of the packs of blocks, and of those that came later."""
+    if not runs:
+        return [Range(PACK, reverse=True, limit=packs, verify=False)]
+    blocks = [b for first, last in zip(runs[::2], runs[1::2], strict=True) for b in range(first, last + 1)]
+    behind: Key = (blocks.pop() - 1, b"\xff" * 16)
+    return [
+        *(Range(PACK, (block,), verify=False) for block in blocks),
+        Range(PACK, after=behind, limit=packs, verify=False),
+    ]
+
+
 def resolve(
-    partition: Partition, references: Mapping[str, bytes], digest: Digester
+    partition: Partition,
+    references: Mapping[str, bytes],
+    digest: Digester,
+    reader: ChunkReader | None = None,
 ) -> Program[tuple[dict[str, Tree], Expansion]]:
     """Return the trees of named references, and the expansion with the nodes it met."""
-    expansion = Expansion(digest)
+    reader = reader or ChunkReader(partition, digest)
+    expansion = Expansion()
     trees: dict[str, Tree] = {}
     open_names = list(references)
     while open_names:
@@ -34,45 +205,41 @@ def resolve(
                 missing.append(name)
             else:
                 trees[name] = tree
-        wanted = expansion.missing()
-        if wanted:
-            expansion.feed((yield from fetch_chunks(partition, wanted, digest)))
+        yield from _feed(expansion, reader)
         open_names = missing
     return trees, expansion
 
 
-def reachable(partition: Partition, references: Iterable[bytes], digest: Digester) -> Program[set[bytes]]:
-    """Return the digests of all chunks that the references need, without reading payloads."""
-    expansion = Expansion(digest, payloads=False)
+def reachable(
+    partition: Partition,
+    references: Iterable[bytes],
+    digest: Digester,
+    reader: ChunkReader | None = None,
+) -> Program[set[bytes]]:
+    """Return the digests of all chunks that the references need, without reading large ones."""
+    reader = reader or ChunkReader(partition, digest)
+    expansion = Expansion(payloads=False)
     pending = list(dict.fromkeys(references))
     while pending:
         pending = [ref for ref in pending if expansion.try_expand(ref) is None]
-        wanted = expansion.missing()
-        if wanted:
-            expansion.feed((yield from fetch_chunks(partition, wanted, digest)))
+        yield from _feed(expansion, reader)
     return expansion.used
+
+
+def _feed(expansion: Expansion, reader: ChunkReader) -> Program[None]:
+    if wanted := expansion.missing():
+        expansion.feed((yield from reader.find(wanted)), reader.places)
 
 
 def fetch_chunks(
     partition: Partition, names: Iterable[bytes], digest: Digester
 ) -> Program[dict[bytes, bytes]]:
     """Return the bytes of chunks by name; raises ``MissingChunk`` if one is not stored."""
-    stored = yield from fetch_stored(partition, names)
-    return {name: digest.plain(name, body) for name, body in stored.items()}
+    return (yield from ChunkReader(partition, digest).find(names))
 
 
-def fetch_stored(partition: Partition, digests: Iterable[bytes]) -> Program[dict[bytes, bytes]]:
-    """Return the bodies of chunks as they are stored; errors as for ``fetch_chunks``."""
-    names = list(digests)
-    out: dict[bytes, bytes] = {}
-    for at in range(0, len(names), FETCH_KEYS):
-        batch = names[at : at + FETCH_KEYS]
-        answers = yield from ask(Fetch(partition, tuple(Get(CHUNK, (name,)) for name in batch)))
-        for name, answer in zip(batch, answers, strict=True):
-            if not answer:
-                raise MissingChunk(
-                    f"thread {partition.thread!r}: chunk {name.hex()} is named by a checkpoint and is not "
-                    "stored; run `perdure fsck`"
-                )
-            out[name] = answer[0].body
-    return out
+def _missing(partition: Partition, name: bytes) -> MissingChunk:
+    return MissingChunk(
+        f"thread {partition.thread!r}: chunk {name.hex()} is named by a checkpoint and is not "
+        "stored; run `perdure fsck`"
+    )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from perdure.engine import arrival_leftovers, transfer_claim
-from perdure.engine.chunk_reads import MissingChunk, fetch_chunks, reachable
+from perdure.engine.chunk_reads import ChunkReader, MissingChunk, reachable
 from perdure.engine.thread_records import Contents, read, read_heads, references
 from perdure.engine.thread_state import missing_head
-from perdure.engine.transact import ATTEMPTS, Budget, batches, chunk_puts
+from perdure.engine.transact import ATTEMPTS, Budget, batches
 from perdure.engine.undisturbed import is_disturbed
 from perdure.errors import Conflict, Contention
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT
 from perdure.model.ops import Commit, Committed, Expect, Op, Put, Stage
+from perdure.model.packs import pack_puts
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, HEAD, TAG, Partition
 from perdure.model.write_records import new_puts
@@ -46,13 +47,14 @@ def copy_thread(
         if not contents.checkpoints and not contents.writes:
             return
         try:
-            needed = yield from reachable(source, references(contents), digest)
-            chunks = yield from fetch_chunks(source, sorted(needed), digest)
+            reader = ChunkReader(source, digest)
+            needed = yield from reachable(source, references(contents), digest, reader)
+            chunks = yield from reader.find(needed)
         except MissingChunk:
             if not (yield from is_disturbed(source, contents.view.generation)):
                 raise
             continue
-        yield from _write_copy(target, contents, chunk_puts(chunks, 0), budget, first_version)
+        yield from _write_copy(target, contents, pack_puts(chunks, 0, 0), budget, first_version)
         return
     raise Contention(f"thread {source.thread!r} is written to or pruned all the time; copy it later")
 
@@ -70,7 +72,7 @@ def _write_copy(
         )
         for namespace, head in contents.heads.items()
     ]
-    rows: list[Op] = [c.put() for c in contents.checkpoints]
+    rows: list[Op] = [c.moved(blocks=()).put() for c in contents.checkpoints]
     rows.extend(new_puts(contents.writes))
     rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
     # An occupied target keeps the claim of the writer that is bringing it; another may have begun between

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from perdure.engine import transfer_claim
-from perdure.engine.chunk_reads import FETCH_KEYS
+from perdure.engine.chunk_reads import ChunkReader
 from perdure.engine.fsck_queue import check_queue
 from perdure.engine.fsck_report import ARRIVE, REPAIR, RESTORE, Damage, Finding, Repaired
 from perdure.engine.scan import Walk, start
@@ -20,10 +20,11 @@ from perdure.engine.transact import ATTEMPTS, Budget, batches
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Op, Put, Range
+from perdure.model.packs import shown_name
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, LANE, SEAL, TAG, WRITE, Key, Partition, Record
+from perdure.model.records import BLOB, CHECKPOINT, GC, HEAD, LANE, SEAL, TAG, WRITE, Key, Partition, Record
 from perdure.model.retention import Name
 from perdure.model.tree import Expansion
 from perdure.model.write_records import read_writes
@@ -105,7 +106,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
 def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents, list[Finding]]]:
     for _ in range(ATTEMPTS):
         before = yield from _pulse(partition)
-        *walks, chunks = yield from start(partition, (HEAD, TAG, CHECKPOINT, WRITE, CHUNK))
+        *walks, blobs = yield from start(partition, (HEAD, TAG, CHECKPOINT, WRITE, BLOB))
         contents = yield from _read(partition, *walks)
         findings = [
             *_unreadable(partition, contents),
@@ -113,7 +114,7 @@ def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents,
             *_heads(partition, contents),
             *_tags(partition, contents),
         ]
-        findings += yield from _chunks(partition, contents, chunks, digest)
+        findings += yield from _chunks(partition, contents, blobs, digest)
         try:
             findings += yield from check_queue(partition)
         except Corrupt as error:
@@ -244,22 +245,30 @@ def _tags(partition: Partition, contents: _Contents) -> Iterator[Finding]:
 
 
 def _chunks(
-    partition: Partition, contents: _Contents, stored: Walk, digest: Digester
+    partition: Partition, contents: _Contents, blobs: Walk, digest: Digester
 ) -> Program[list[Finding]]:
     """Return findings for references to chunks that are absent or do not match their names."""
-    sound, damaged = yield from _survey(partition, stored, digest)
+    reader = ChunkReader(partition, digest)
+    yield from reader.read()
+    sound, damaged = yield from _survey(partition, blobs, reader, digest)
     owners = list(_references(contents))
-    error, needs = yield from _expand(partition, dict.fromkeys(ref for _, _, ref in owners), sound, digest)
+    error, needs = yield from _expand(reader, dict.fromkeys(ref for _, _, ref in owners), sound)
     if not error and needs <= sound:
         return []
+    in_packs = ", ".join(f"pack {shown_name(name)}" for name in reader.damaged_packs)
     findings: list[Finding] = []
     for name, what, ref in owners:
-        error, needs = yield from _expand(partition, (ref,), sound, digest)
+        error, needs = yield from _expand(reader, (ref,), sound)
         if error:
             detail = f"{what} cannot be read: {error}"
             findings.append(Finding(partition.thread, *name, Damage.UNREADABLE, detail, RESTORE))
         absent = sorted(needs - sound - damaged)
-        if absent:
+        if absent and in_packs:
+            detail = (
+                f"{what} needs {len(absent)} chunks that are not stored or in damaged records: {in_packs}"
+            )
+            findings.append(Finding(partition.thread, *name, Damage.DAMAGED, detail, RESTORE))
+        elif absent:
             detail = f"{what} needs {len(absent)} chunks that are not stored, the first {absent[0].hex()}"
             findings.append(Finding(partition.thread, *name, Damage.DANGLING, detail, RESTORE))
         changed = sorted(needs & damaged)
@@ -282,10 +291,11 @@ def _references(contents: _Contents) -> Iterator[tuple[Name, str, bytes]]:
         yield (write.namespace, write.checkpoint_id), what, write.ref
 
 
-def _survey(partition: Partition, page: Walk, digest: Digester) -> Program[tuple[set[bytes], set[bytes]]]:
+def _survey(
+    partition: Partition, page: Walk, reader: ChunkReader, digest: Digester
+) -> Program[tuple[set[bytes], set[bytes]]]:
     """Return the names of the sound chunks, and of the damaged ones."""
-    sound: set[bytes] = set()
-    damaged: set[bytes] = set()
+    sound, damaged = set(reader.bodies), set(reader.damaged)
     while not page.last:
         yield from page.turn(partition)
         for record in page.records:
@@ -296,11 +306,11 @@ def _survey(partition: Partition, page: Walk, digest: Digester) -> Program[tuple
 
 
 def _expand(
-    partition: Partition, references: Iterable[bytes], sound: set[bytes], digest: Digester
+    reader: ChunkReader, references: Iterable[bytes], sound: set[bytes]
 ) -> Program[tuple[str, set[bytes]]]:
     """Return an error found in the references, empty if none, and the chunks they need as far as sound
     chunks show."""
-    expansion = Expansion(digest, payloads=False)
+    expansion = Expansion(payloads=False)
     pending = list(references)
     asked: set[bytes] = set()
     while True:
@@ -308,15 +318,11 @@ def _expand(
             pending = [ref for ref in pending if expansion.try_expand(ref) is None]
         except Corrupt as error:
             return str(error), expansion.used
-        wanted = sorted((expansion.missing() & sound) - asked)
+        wanted = (expansion.missing() & sound) - asked
         if not wanted:
             return "", expansion.used
         asked.update(wanted)
-        for at in range(0, len(wanted), FETCH_KEYS):
-            items = tuple(Get(CHUNK, (name,)) for name in wanted[at : at + FETCH_KEYS])
-            answers = yield from ask(Fetch(partition, items))
-            records = [record for answer in answers for record in answer]
-            expansion.feed({r.key[0]: digest.plain(r.key[0], r.body) for r in records})
+        expansion.feed((yield from reader.find(wanted)))
 
 
 # Repair

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from perdure.engine import arrival_leftovers, transfer_claim
 from perdure.engine.range_reads import read_all
 from perdure.engine.thread_state import HeadView, View, guards, read_view, view_items
-from perdure.engine.transact import ATTEMPTS, Budget, batches, chunk_puts, commit_with_chunks
+from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite
 from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.packs import chunk_puts
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT
 from perdure.model.record_versions import successor

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from perdure.engine.chunk_reads import MissingChunk, fetch_stored, reachable
+from perdure.engine.chunk_reads import ChunkReader, MissingChunk, reachable
 from perdure.engine.thread_digest import ATTEMPTS, Pace, pulse
 from perdure.engine.thread_records import Contents, read
 from perdure.errors import Contention
@@ -74,13 +74,14 @@ def _measure(partition: Partition, contents: Contents, digest: Digester) -> Prog
             inside[channel] += len(ref)
     written = {write.ref for write in contents.writes}
     needs: dict[str, set[bytes]] = {}
+    reader = ChunkReader(partition, digest)
     for channel in sorted(versions):
-        needs[channel] = yield from reachable(partition, sorted(versions[channel]), digest)
-    of_writes = yield from reachable(partition, sorted(written), digest)
+        needs[channel] = yield from reachable(partition, sorted(versions[channel]), digest, reader)
+    of_writes = yield from reachable(partition, sorted(written), digest, reader)
     of_values = set[bytes]().union(*needs.values())
     records = sum(len(record.put().body) for record in contents.checkpoints)
     inside_writes = stored_bytes(contents.writes)
-    sizes = yield from _sizes(partition, of_values | of_writes)
+    sizes = yield from _sizes(reader, of_values | of_writes)
 
     def weight(names: Iterable[bytes]) -> int:
         return sum(sizes[name] for name in names)
@@ -107,12 +108,9 @@ def _references(record: CheckpointRecord) -> Iterator[tuple[str, bytes]]:
             yield channel, write.ref
 
 
-def _sizes(partition: Partition, names: set[bytes]) -> Program[dict[bytes, int]]:
-    """Return the lengths of chunks without keeping them."""
-    sizes: dict[bytes, int] = {}
+def _sizes(reader: ChunkReader, names: set[bytes]) -> Program[dict[bytes, int]]:
+    """Return the bytes that chunks take up. Large ones are not kept."""
     pace = Pace()
     for some in pace.slices(sorted(names)):
-        bodies = yield from fetch_stored(partition, some)
-        pace.learn(bodies)
-        sizes.update((name, len(body)) for name, body in bodies.items())
-    return sizes
+        pace.learn((yield from reader.find(some)))
+    return reader.sizes(names)

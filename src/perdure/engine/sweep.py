@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.engine import documents, outside_records, removal
 from perdure.engine.abandoned_threads import is_arriving, is_unfinished, remove_unfinished
-from perdure.engine.chunk_reads import FETCH_KEYS, reachable
+from perdure.engine.chunk_reads import ChunkReader, reachable
 from perdure.engine.expiry import Clocks, ThreadAtRest, read_at_rest, remove_expired
 from perdure.engine.thread_records import Contents, read
 from perdure.engine.thread_state import missing_head
@@ -23,14 +23,16 @@ from perdure.engine.undisturbed import undisturbed
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.chunks import Digester
-from perdure.model.ops import Check, Commit, Expect, Fetch, Find, Get, Range
+from perdure.model.ops import Check, Commit, Expect, Fetch, Find, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import (
+    BLOB,
     CHECKPOINT,
     CHUNK,
     DOCUMENT,
     INBOX,
     OUTBOX,
+    PACK,
     RESERVED,
     TAG,
     WRITE,
@@ -419,13 +421,13 @@ def _weigh(partition: Partition, contents: Contents, plan: Plan, digest: Digeste
     after = {**before, **changed}
     total = sum(map(_size, gone)) + stored_bytes(writes)
     total -= sum(_size(after[name]) - _size(before[name]) for name in changed)
-    needed = yield from reachable(partition, _references(after.values(), contents, removed), digest)
+    reader = ChunkReader(partition, digest)
+    needed = yield from reachable(partition, _references(after.values(), contents, removed), digest, reader)
     mine = [*(ref for c in gone for ref in c.references()), *(w.ref for w in writes)]
-    doomed = sorted((yield from reachable(partition, mine, digest)) - needed)
+    doomed = sorted((yield from reachable(partition, mine, digest, reader)) - needed)
     for at in range(0, len(doomed), _PAGE):
-        some = doomed[at : at + min(_PAGE, FETCH_KEYS)]
-        answers = yield from ask(Fetch(partition, tuple(Get(CHUNK, (name,)) for name in some)))
-        total += sum(len(record.body) for answer in answers for record in answer)
+        yield from reader.find(doomed[at : at + _PAGE])
+    total += sum(reader.sizes(doomed).values())
     return Swept(threads=1, checkpoints=len(gone), bytes=total)
 
 
@@ -447,7 +449,7 @@ def _weigh_all(partition: Partition) -> Program[Swept]:
     """Count a whole thread, a page at a time."""
     checkpoints = 0
     total = 0
-    for kind in (CHECKPOINT, WRITE, CHUNK, INBOX, OUTBOX):
+    for kind in (CHECKPOINT, WRITE, CHUNK, BLOB, PACK, INBOX, OUTBOX):
         after: Key | None = None
         while True:
             page = yield from _page(partition, kind, after)

@@ -14,7 +14,7 @@ from typing import Any
 
 import ormsgpack
 
-from perdure.engine.chunk_reads import MissingChunk, fetch_chunks
+from perdure.engine.chunk_reads import ChunkReader, MissingChunk
 from perdure.engine.range_reads import read_all
 from perdure.engine.thread_records import Contents, read
 from perdure.errors import Contention
@@ -71,7 +71,8 @@ class ThreadContent:
     pulse: object
     contents: Contents
     graft: Graft
-    documents: tuple[Record, ...] = ()
+    documents: tuple[Record, ...]
+    reader: ChunkReader
 
 
 class Pace:
@@ -118,7 +119,8 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
     before = yield from pulse(partition)
     contents = yield from read(partition)
     (documents,) = yield from read_all(partition, Range(DOCUMENT))
-    reading = ThreadContent(before, contents, Graft(source, target), tuple(documents))
+    reader = ChunkReader(partition, source)
+    reading = ThreadContent(before, contents, Graft(source, target), tuple(documents), reader)
     pending = list(dict.fromkeys(references(contents)))
     while pending:
         pending = [ref for ref in pending if not reading.graft.explore(ref)]
@@ -140,7 +142,7 @@ def fetch(
         MissingChunk: a thread at rest lacks a chunk.
     """
     try:
-        return (yield from fetch_chunks(partition, names, reading.graft.source))
+        return (yield from reading.reader.find(names))
     except MissingChunk:
         if (yield from pulse(partition)) == reading.pulse:
             raise
@@ -249,6 +251,7 @@ def references(contents: Contents) -> Iterator[bytes]:
 def renamed(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:
     """Return a checkpoint with its references renamed for the target."""
     return record.moved(
+        blocks=(),
         refs={channel: graft.reference(ref).name for channel, ref in record.refs.items()},
         carried={
             channel: carried._replace(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from perdure.errors import Contention, TooLarge
 from perdure.model.ops import Check, Commit, Committed, Expect, Op, Put, Refused, Stage
 from perdure.model.program import Program, ask
-from perdure.model.records import CHUNK, GC, Partition
+from perdure.model.records import GC, Partition
 
 ATTEMPTS = 64
 """Times that a commit is planned before it gives up with ``Contention``."""
@@ -33,12 +33,6 @@ class Budget:
             if type(op) is Put:
                 room -= len(op.body)
         return len(ops) <= self.ops and room >= 0
-
-
-def chunk_puts(chunks: Mapping[bytes, bytes], generation: int) -> list[Put]:
-    """Return the operations that store chunks under a collection generation."""
-    fields = {"generation": generation}
-    return [Put(CHUNK, (digest,), fields, body) for digest, body in chunks.items()]
 
 
 def commit_with_chunks(

@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 
 from perdure.engine import thread_digest, transfer_claim
 from perdure.engine.chunk_collection import collect
+from perdure.engine.chunk_reads import ChunkReader
 from perdure.engine.range_reads import read_all
 from perdure.engine.thread_digest import Digest, Report, ThreadContent
 from perdure.engine.thread_records import Contents
 from perdure.engine.thread_state import HeadView, View, guards, load_view
-from perdure.engine.transact import Budget, batches, chunk_puts
+from perdure.engine.transact import Budget, batches
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
 from perdure.model.chunks import Digester
 from perdure.model.ops import (
@@ -46,9 +47,11 @@ from perdure.model.ops import (
     Range,
     Stage,
 )
+from perdure.model.packs import pack_puts
 from perdure.model.program import Effect, Program, ask
 from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import (
+    BLOB,
     CHECKPOINT,
     CHUNK,
     DEDUPE,
@@ -63,6 +66,7 @@ from perdure.model.records import (
     LANE,
     OF_THREAD,
     OUTBOX,
+    PACK,
     RUN,
     SEAL,
     TAG,
@@ -76,7 +80,7 @@ from perdure.model.write_records import new_puts
 
 R = TypeVar("R")
 
-MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, WRITE, TAG, ITEM, DOCUMENT)
+MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, BLOB, PACK, WRITE, TAG, ITEM, DOCUMENT)
 """The kinds that are transferred; ``ITEM`` by ``engine.transfer_items``."""
 
 LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, EVENT)
@@ -198,7 +202,7 @@ def _compare(partition: Partition, target: Partition, terms: TransferOptions) ->
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
         there = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target))
         return TransferResult(State.SAME if there.agrees(digest) else State.DIFFERENT, digest)
-    held = yield from at(Side.TARGET, _hold(target))
+    held = yield from at(Side.TARGET, _hold(target, terms.target))
     return TransferResult(held.state, digest)
 
 
@@ -251,7 +255,7 @@ def _bring(
             raise _gone(partition)
         _refuse_headless(partition, reading.contents)
         yield from at(Side.TARGET, _claim(target, terms.first_version))
-        held = yield from at(Side.TARGET, _hold(target))
+        held = yield from at(Side.TARGET, _hold(target, terms.target))
         found = found or held.state
         sent = yield from _send_chunks(partition, target, reading, held, terms)
         if sent is None:
@@ -263,7 +267,7 @@ def _bring(
             Side.TARGET, thread_digest.digest_thread(target, terms.target, arriving=reading)
         )
         if not arrived.agrees(digest):
-            yield from at(Side.TARGET, _refuse_foreign(target, _rows(reading, terms), terms.first_version))
+            yield from at(Side.TARGET, _refuse_foreign(target, _rows(reading, terms), terms))
             raise Corrupt(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
@@ -365,16 +369,18 @@ def _has_documents(target: Partition) -> Program[bool]:
     return bool(documents) and not claims
 
 
-def _hold(target: Partition) -> Program[_Held]:
-    *found, chunks = yield from read_all(target, *map(Range, _ROWS), Range(CHUNK, bodies=False))
+def _hold(target: Partition, digest: Digester) -> Program[_Held]:
+    *found, blobs = yield from read_all(target, *map(Range, _ROWS), Range(BLOB, bodies=False))
+    reader = ChunkReader(target, digest)
+    yield from reader.read()
     rows = {
         (record.kind.name, record.key): record
         for records in found
         for record in records
         if record.kind is not HEAD or record.key != _ROOT
     }
-    generation = max((r.fields["generation"] for r in chunks), default=0)
-    return _Held(rows, {r.key[0] for r in chunks}, generation)
+    names = {*reader.bodies, *(r.key[0] for r in blobs)}
+    return _Held(rows, names, max((reader.newest, *(r.fields["generation"] for r in blobs))))
 
 
 def _withdraw(target: Partition, view: View, version: int) -> Program[None]:
@@ -418,7 +424,7 @@ def _send_chunks(
 
 def _stage(target: Partition, chunks: dict[bytes, bytes], held: _Held, budget: Budget) -> Program[int]:
     fresh = {name: body for name, body in chunks.items() if name not in held.chunks}
-    for batch in batches(chunk_puts(fresh, 0), budget):
+    for batch in batches(pack_puts(fresh, 0, 0), budget):
         yield from ask(Stage(target, tuple(batch)))
     return sum(map(len, fresh.values()))
 
@@ -501,11 +507,11 @@ def _is_same(stored: Record | None, put: Put) -> bool:
     return stored is not None and stored.body == put.body and dict(stored.fields) == dict(put.fields)
 
 
-def _refuse_foreign(target: Partition, wanted: Iterable[Put], version: int) -> Program[None]:
+def _refuse_foreign(target: Partition, wanted: Iterable[Put], terms: TransferOptions) -> Program[None]:
     """Raise ``Conflict`` if the target was removed meanwhile, or has rows that were not sent: the writes of a
     task, of a run that began on the thread before, check no claim."""
-    yield from _commit(target, transfer_claim.checks(version))
-    held = yield from _hold(target)
+    yield from _commit(target, transfer_claim.checks(terms.first_version))
+    held = yield from _hold(target, terms.target)
     if held.rows.keys() - {(put.kind.name, put.key) for put in wanted}:
         raise _written_to(target)
 

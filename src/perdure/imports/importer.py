@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import importing
+from perdure.engine import importing, packing
 from perdure.engine.importing import Arrival, CheckpointKey, StoredThread
 from perdure.engine.thread_state import HeadView
 from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
@@ -177,6 +177,7 @@ class Importer:
             verified = self._verify(plan, touched) if self._options.verify else 0
             last = {ns: HeadView(0, name, encoder.numbers[ns]) for ns, name in heads.items()}
             self._db.run(importing.finish(arrival, last, extent(outline.checkpoints)))
+            self._db.run(packing.pack(partition, self._db.digest, self._budget))
         except Unavailable:
             raise
         except Exception:

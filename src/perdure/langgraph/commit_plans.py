@@ -25,6 +25,7 @@ from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, UNVERSIONED
 from perdure.model.ops import Check, Expect, Fetch, Get
+from perdure.model.packs import Runs
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, WRITE, Partition
 
@@ -97,7 +98,7 @@ class Encoder:
 class CheckpointPlan:
     """The plan for storing a checkpoint that ``loop`` made (``None``: a bare put). ``migration`` brings what
     it is built on to the present schema version. ``beside`` is its parent, if both are to be stored by one
-    commit. ``stored`` is called when the checkpoint is durable."""
+    commit. ``stored`` is called when the checkpoint is durable. ``seq`` is its number in the last draft."""
 
     encoder: Encoder
     loop: Loop | None
@@ -111,6 +112,7 @@ class CheckpointPlan:
     beside: CheckpointRecord | None = None
     is_by_hand: bool = False
     stored: Callable[[], None] | None = None
+    seq: int = 0
     _is_frozen: bool = False
 
     def freeze(self) -> None:
@@ -146,6 +148,7 @@ class CheckpointPlan:
             seq: The number of the checkpoint in the order of its namespace.
         """
         encoder, beside = self.encoder, self.beside
+        self.seq = seq
         base = yield from self._base(generation, is_known=not encoder.is_again)
         checkpoint = self.checkpoint
         root_head = None if self.namespace == ROOT else view.root_head
@@ -170,7 +173,7 @@ class CheckpointPlan:
                         base=base,
                         are_unchanged=self._follows_load,
                         schema=self.migration.schema.version,
-                    )
+                    ).moved(blocks=self._blocks())
                     return record if carried is None else record.moved(carried=carried(encoding.write))
                 except (TypeNotAllowed, Unserialisable) as error:
                     values = checkpoint["channel_values"].items()
@@ -181,6 +184,11 @@ class CheckpointPlan:
         if base is not None and base is not beside and base.id != head:
             checks = (*checks, Check(CHECKPOINT, (base.namespace, base.id), Expect.PRESENT))
         return Draft(encoder.chunks, checkpoint=record, checks=checks, folded=folded)
+
+    def _blocks(self) -> Runs:
+        """Return the blocks of packs in which the values were found on which the checkpoint is built."""
+        before = self.beside or (None if self.loop is None else self.loop.base)
+        return () if before is None else before.blocks
 
     def _folded(self) -> tuple[Check, ...]:
         """Return the checks that prove the writes on the parent from which DeltaChannels of this checkpoint

@@ -6,7 +6,9 @@ async method awaits it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -31,8 +33,11 @@ from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import Address
 from perdure.model.checkpoint import Version
 from perdure.model.heads import ROOT
+from perdure.model.packs import ends_block
 from perdure.schema.schema import Schema
 from perdure.storage.port import arun, is_kept, run
+
+_log = logging.getLogger("perdure.langgraph")
 
 __all__ = ["SERDE", "OnConflict", "OnStored", "PerdureSaver"]
 
@@ -200,6 +205,9 @@ class PerdureSaver(SaverPrograms):
         except Exception as error:
             _report(at, error)
             raise
+        if ends_block(plan.seq):
+            with self._logged(at):
+                run(self._pack(at.partition), self._driver)
         return translate.stored_config(at, checkpoint["id"])
 
     async def aput(
@@ -213,13 +221,16 @@ class PerdureSaver(SaverPrograms):
         at = self._address(config)
         putting = self._steps.putting(at, checkpoint["id"])
         try:
-            await self._aput(at, config, checkpoint, metadata, new_versions)
+            seqs = await self._aput(at, config, checkpoint, metadata, new_versions)
             await _confirm(at)
         except Exception as error:
             _report(at, error)
             raise
         finally:
             putting.end()
+        if any(map(ends_block, seqs)):
+            with self._logged(at):
+                await arun(self._pack(at.partition), self._driver)
         return translate.stored_config(at, checkpoint["id"])
 
     async def _aput(
@@ -229,20 +240,32 @@ class PerdureSaver(SaverPrograms):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> None:
+    ) -> tuple[int, ...]:
+        """Store a checkpoint and return the numbers of those that are durable with it."""
         opening = self._openings.of(at)
         if opening is not None:
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, beside=opening.base)
             if await opening.join(self._store(put, plan, opening.view), is_last=True):
-                return
+                return opening.base.seq, plan.seq
             plan.freeze()
             await opening.settled()
             checkpoint = plan.checkpoint
         put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
         if not self._fork and may_be_carried(at, plan.loop, put.source):
+            # Its number is told by the write that carries it.
             await self._openings.store(put, self._store(put, plan))
-        else:
-            await self._steps.store_checkpoint(at, put, self._store(put, plan))
+            return ()
+        await self._steps.store_checkpoint(at, put, self._store(put, plan))
+        return (plan.seq,)
+
+    @contextmanager
+    def _logged(self, at: Address) -> Iterator[None]:
+        """Log an error of packing: the checkpoint is stored, and a later one packs what is left."""
+        try:
+            yield
+        except Exception as error:
+            thread, kind = at.partition.thread, type(error).__name__
+            _log.warning("thread %r: its newest chunks were not packed: %s", thread, kind)
 
     def put_writes(
         self,

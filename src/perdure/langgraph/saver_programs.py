@@ -25,9 +25,9 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
-from perdure.engine import checkpoint_loading, checkpoints, copying, history, removal
+from perdure.engine import checkpoint_loading, checkpoints, copying, history, packing, removal
 from perdure.engine import chunk_reads as engine_values
-from perdure.engine.chunk_reads import MissingChunk
+from perdure.engine.chunk_reads import ChunkReader, MissingChunk
 from perdure.engine.questions import Asked
 from perdure.engine.steering import Taking
 from perdure.engine.thread_state import View, is_older
@@ -139,11 +139,15 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     def _get_at(self, at: Address, run_id: object) -> Program[CheckpointTuple | None]:
         namespace = at.namespace or ""
         guess = self._views.get((at.partition, namespace))
+        # A process that does not know the thread needs all of its state: it is read with the head.
+        is_new = guess is None and at.checkpoint_id is None
+        reader = ChunkReader(at.partition, self._digest) if is_new else None
         found = yield from checkpoint_loading.load(
             at.partition,
             namespace,
             at.checkpoint_id,
             guess=guess.head.checkpoint_id if guess and guess.head else None,
+            reader=reader,
         )
         if found.checkpoint is None and (yield from self._migration.find_namespace(at)):
             return (yield from self._get_at(self._migration.stored_address(at), run_id))
@@ -151,8 +155,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             self._report_older(at.partition)
         while True:
             try:
-                return (yield from self._read(at, run_id, namespace, found))
+                return (yield from self._read(at, run_id, namespace, found, reader))
             except MissingChunk:
+                reader = None
                 again = yield from checkpoint_loading.load(at.partition, namespace, at.checkpoint_id)
                 if again.checkpoint is not None and again.view == found.view:
                     raise
@@ -169,7 +174,12 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._early.add(load, answers)
 
     def _read(
-        self, at: Address, run_id: object, namespace: str, found: checkpoint_loading.LoadedCheckpoint
+        self,
+        at: Address,
+        run_id: object,
+        namespace: str,
+        found: checkpoint_loading.LoadedCheckpoint,
+        reader: ChunkReader | None,
     ) -> Program[CheckpointTuple | None]:
         self._remember(at.partition, namespace, found.view)
         migration = self._migration
@@ -193,11 +203,13 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         # Only the latest state is worth caching: loops start from it again and again.
         cache = self._caches.of(at.partition) if found.is_head else ThreadCache()
         known = self._packer, self._digest, cache, at.partition
-        read = partial(translate.read_values, *known, view=found.view)
+        read = partial(translate.read_values, *known, view=found.view, reader=reader)
         shown, values = yield from migration.read(
             at.partition, found.checkpoint, visible(found.writes), at.named or ROOT, read
         )
         self._caches.weigh(at.partition)
+        if values.blocks is not None and loop.base is not None:
+            loop.base = loop.base.moved(blocks=values.blocks)
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
         found_tuple = translate.to_tuple(self._packer, at.partition, shown, values, thread)
         if self.graph is not None and namespace == ROOT:
@@ -376,6 +388,11 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._caches.weigh(partition)
         if self.on_stored is not None:
             self.on_stored(partition, namespace, plan.encoder.cache.sizes(namespace, record.refs))
+
+    def _pack(self, partition: Partition) -> Program[None]:
+        """Pack the thread's newest chunks."""
+        places = yield from packing.pack(partition, self._digest, self._budget)
+        self._caches.of(partition).known.move(places)
 
     def _encoder(self, partition: Partition) -> Encoder:
         return Encoder(self._packer, self._digest, partition, self._caches.of(partition), self._budget.ops)

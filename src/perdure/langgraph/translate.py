@@ -16,6 +16,7 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.engine import chunk_reads as engine_values
+from perdure.engine.chunk_reads import ChunkReader
 from perdure.engine.thread_state import View
 from perdure.errors import PerdureError, Unreadable
 from perdure.langgraph import value_errors
@@ -31,6 +32,7 @@ from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, UNVERSIONED
 from perdure.model.joined_values import joined
+from perdure.model.packs import Runs
 from perdure.model.program import Program
 from perdure.model.records import Partition
 
@@ -240,10 +242,12 @@ def to_record(
 
 @dataclass(slots=True)
 class Values:
-    """The values of a checkpoint as read: of its channels, and of its pending writes."""
+    """The values of a checkpoint as read: of its channels, and of its pending writes. ``blocks`` are those in
+    which they were found, ``None`` if that is not worth a note."""
 
     channels: dict[str, Any]
     writes: list[tuple[str, str, Any]]
+    blocks: Runs | None = None
 
 
 def read_values(
@@ -255,6 +259,7 @@ def read_values(
     writes: Iterable[PendingWrite],
     *,
     view: View,
+    reader: ChunkReader | None = None,
 ) -> Program[Values]:
     """Read the values of a checkpoint that a loop starts from: from the cache if they are what is stored,
     else from the database into the cache.
@@ -267,6 +272,7 @@ def read_values(
         record: The checkpoint.
         writes: Its pending writes.
         view: The thread as it was read.
+        reader: What was read of its chunks with the checkpoint.
     """
     generation, root = view.generation, view.root_head
     channels: dict[str, Any] = {}
@@ -286,7 +292,11 @@ def read_values(
         return Values(channels, [])
     wanted.update(_write_refs(record, pending))
     with noted(partition, record.id):
-        trees, expansion = yield from engine_values.resolve(partition, wanted, digest)
+        if reader is None:
+            # What only the pending writes need is new.
+            packs = {} if own else {"packs": engine_values.FEW}
+            reader = ChunkReader(partition, digest, record.blocks if own else (), **packs)
+        trees, expansion = yield from engine_values.resolve(partition, wanted, digest, reader)
         new = {channel: trees[channel] for channel in own}
         try:
             with collection_paused:
@@ -309,7 +319,8 @@ def read_values(
             new.update((write.channel, trees[name]) for name, write in _named(record, pending))
             raise value_errors.on_read(serde, error, new) from error
     cache.see(record.namespace, HeadRefs(record.id, record.refs))
-    return Values({c: channels[c] for c in record.refs}, out)
+    blocks = reader.runs_for(expansion.used) if own else None
+    return Values({c: channels[c] for c in record.refs}, out, blocks)
 
 
 def read_page(

@@ -12,6 +12,7 @@ from perdure.errors import Corrupt
 from perdure.model.checkpoint_times import read_time, time_of
 from perdure.model.heads import UNVERSIONED
 from perdure.model.ops import Expect, Expectation, Put
+from perdure.model.packs import Runs
 from perdure.model.records import CHECKPOINT, Record
 from perdure.model.short_forms import (
     PLAIN_METADATA,
@@ -24,12 +25,12 @@ from perdure.model.short_forms import (
 )
 from perdure.model.well_formed import ill_formed
 
-FORMAT = 2
+FORMAT = 3
 """Version of the body's layout, its first element."""
 
 Version = int | str | float
 
-_DEFAULTS: tuple[object, ...] = (b"", (), None, None, False, (), [], None, (), UNVERSIONED)
+_DEFAULTS: tuple[object, ...] = (b"", (), None, None, False, (), [], None, (), UNVERSIONED, ())
 """Values of the body's last elements if they are left out."""
 
 _ASIDE = -16
@@ -79,6 +80,7 @@ class CheckpointRecord(NamedTuple):
         passed: removed root checkpoints between this one and its parent by which subgraphs' checkpoints still
             have their place.
         schema: schema version of the application that stored it; not stored if it is the first.
+        blocks: blocks of packs in which its values are (``model.packs``): a hint, empty if not known.
     """
 
     namespace: str
@@ -106,6 +108,7 @@ class CheckpointRecord(NamedTuple):
     prior: str | None = None
     passed: tuple[str, ...] = ()
     schema: int = UNVERSIONED
+    blocks: Runs = ()
 
     @property
     def replaced(self) -> str | None:
@@ -179,6 +182,7 @@ class CheckpointRecord(NamedTuple):
             self.prior,
             self.passed,
             self.schema,
+            self.blocks,
         ]
         for default in reversed(_DEFAULTS):
             if last[-1] != default:
@@ -206,7 +210,7 @@ class CheckpointRecord(NamedTuple):
         namespace, checkpoint_id = record.key
         v, ts, short_names, versions, found, seen_nodes, updated, metadata, nonce, *last = parts
         last += _DEFAULTS[len(last) :]
-        extra, seen, root, root_head, cut, deltas, carried, prior, passed, schema = last
+        extra, seen, root, root_head, cut, deltas, carried, prior, passed, schema, blocks = last
         nodes = [long_name(node, ()) for node, _, _ in seen_nodes]
         names = [long_name(name, nodes) for name in short_names]
 
@@ -246,6 +250,7 @@ class CheckpointRecord(NamedTuple):
             prior=prior,
             passed=tuple(passed),
             schema=schema,
+            blocks=tuple(blocks),
         )
 
     def references(self) -> list[bytes]:

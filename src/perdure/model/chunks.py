@@ -6,6 +6,7 @@ of the database cannot test a guess about the content.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 
 from perdure.model.compression import decompressed
@@ -13,6 +14,9 @@ from perdure.model.compression import decompressed
 DIGEST_SIZE = 16
 CHUNK_MAX = 256 * 1024
 """Largest chunk, in bytes: below the item limits of every backend."""
+
+
+_PERSON = b"perdure.chunk"
 
 
 class Digester:
@@ -36,6 +40,13 @@ class Digester:
         """Return True if a chunk's bytes match its name under any of the keys."""
         return any(_digest(body, key) == digest for key in self._keys)
 
+    def each(self, bodies: list[bytes]) -> Iterator[list[bytes]]:
+        """Yield the names of chunks, first under the key that makes names, then under each other key."""
+        for key in self._keys:
+            yield [
+                blake2b(body, digest_size=DIGEST_SIZE, key=key, person=_PERSON).digest() for body in bodies
+            ]
+
     def plain(self, digest: bytes, stored: bytes) -> bytes:
         """Return a chunk's bytes, given its name and what is stored, which may be compressed. If neither form
         matches the name, what is stored is returned."""
@@ -44,4 +55,4 @@ class Digester:
 
 
 def _digest(body: bytes, key: bytes) -> bytes:
-    return blake2b(body, digest_size=DIGEST_SIZE, key=key, person=b"perdure.chunk").digest()
+    return blake2b(body, digest_size=DIGEST_SIZE, key=key, person=_PERSON).digest()

@@ -1,18 +1,26 @@
-"""Compression of stored bodies: raw deflate after a mark, with a dictionary of what such bodies consist of.
+"""Compression of stored bodies, after a mark that says how.
 
-A short message of LangChain is mostly names of fields, so each body gains although it is compressed alone,
-and stays readable alone. The mark begins no MessagePack value. A payload may begin with it
-all the same: who reads a chunk knows its name, which tells the two apart (``chunks.Digester.plain``).
+A short body is compressed by raw deflate with a dictionary of what such bodies consist of: a message of
+LangChain is mostly names of fields, so each gains although it is compressed alone. A long one, such as a
+pack, is a frame of Zstandard, which is smaller and quicker there.
+
+The marks begin no MessagePack value. A payload may begin with one all the same: who reads a chunk knows its
+name, which tells the two apart (``chunks.Digester.plain``).
 """
 
 from __future__ import annotations
 
 import zlib
 
+import zstandard
+
 from perdure.model.ops import Put
 
 MARK = b"\xc1\x01"
 """First bytes of a compressed body: a byte that MessagePack never uses, and the number of the dictionary."""
+
+LONG_MARK = b"\xc1\x02"
+"""First bytes of a long compressed body."""
 
 SEALED = b"\xf5\x50"
 """First bytes of an encrypted body. It was compressed before, and gains nothing."""
@@ -26,7 +34,8 @@ expand without end."""
 
 _WINDOW = 15
 _SMALL = 3 << 10
-_LARGE = 16 << 10
+_LONG = 8 << 10
+_LEVEL = 3
 
 # Frozen: a change would make what is stored unreadable. Another dictionary gets another mark.
 DICTIONARY = (
@@ -65,17 +74,21 @@ def compressed(body: bytes) -> bytes:
     size = len(body)
     if not LEAST <= size <= MOST:
         return body
-    # A small window and a fast level cost small and large bodies less time, and few bytes.
-    level = 6 if size <= _LARGE else 1
-    window = 12 if size <= _SMALL else _WINDOW
-    deflate = zlib.compressobj(level, zlib.DEFLATED, -window, 8, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
-    short = deflate.compress(body) + deflate.flush()
-    return MARK + short if len(short) + len(MARK) < size else body
+    if size > _LONG:
+        short = LONG_MARK + zstandard.ZstdCompressor(level=_LEVEL).compress(body)
+    else:
+        # A small window costs a small body less time, and few bytes.
+        window = 12 if size <= _SMALL else _WINDOW
+        deflate = zlib.compressobj(6, zlib.DEFLATED, -window, 8, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
+        short = MARK + deflate.compress(body) + deflate.flush()
+    return short if len(short) < size else body
 
 
 def decompressed(stored: bytes) -> bytes | None:
     """Return what was compressed, ``None`` if a body is not the whole of something compressed of at most
     ``MOST`` bytes."""
+    if stored.startswith(LONG_MARK):
+        return _expanded(stored[len(LONG_MARK) :])
     if not stored.startswith(MARK):
         return None
     inflate = zlib.decompressobj(-_WINDOW, DICTIONARY)
@@ -84,3 +97,13 @@ def decompressed(stored: bytes) -> bytes | None:
     except zlib.error:
         return None
     return body if inflate.eof and not inflate.unused_data else None
+
+
+def _expanded(frame: bytes) -> bytes | None:
+    try:
+        if not 0 <= zstandard.frame_content_size(frame) <= MOST:
+            return None
+        inflate = zstandard.ZstdDecompressor(max_window_size=MOST)
+        return inflate.decompress(frame, read_across_frames=False, allow_extra_data=False)
+    except zstandard.ZstdError:
+        return None

@@ -142,7 +142,30 @@ CHUNK = Kind(
     grows="generation",
     compressed=True,
 )
-"""Immutable bytes named by their digest, scoped to the thread."""
+"""Immutable bytes named by their digest, scoped to the thread. The chunks are those that came last: they go
+into packs."""
+
+BLOB = Kind(
+    "blob",
+    key=(_bytes("digest"),),
+    fields=(_integer("generation"),),
+    body=True,
+    compact=False,
+    grows="generation",
+    compressed=True,
+)
+"""Chunk that is too large for a pack."""
+
+PACK = Kind(
+    "pack",
+    key=(_integer("block"), _bytes("digest")),
+    fields=(_integer("generation"),),
+    body=True,
+    compact=False,
+    grows="generation",
+    compressed=True,
+)
+"""Small chunks of a thread in one record (``perdure.model.packs``)."""
 
 WRITE = Kind(
     "write",
@@ -301,6 +324,8 @@ KINDS: tuple[Kind, ...] = (
     EPOCH,
     CHECKPOINT,
     CHUNK,
+    BLOB,
+    PACK,
     WRITE,
     TAG,
     SEAL,

@@ -13,7 +13,7 @@ The builder uses no storage: it takes the stored digests as sets and returns the
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -21,6 +21,7 @@ from zlib import crc32
 from perdure.errors import Corrupt
 from perdure.model import refs
 from perdure.model.chunks import CHUNK_MAX, Digester
+from perdure.model.packs import Place
 
 _LEAF_TARGET = 256
 _NODE_MIN = 2
@@ -218,25 +219,25 @@ Run = tuple[list[bytes], list[Tree]]
 class Expansion:
     """Expansion of references into trees, in rounds: ``missing`` names chunks, ``feed`` supplies them.
 
-    ``nodes`` collects the bodies and digests of the nodes on the way, ``used`` every digest. With
-    ``payloads=False`` only nodes are requested and leaves are empty: enough to find what is reachable.
+    ``nodes`` collects the bodies and digests of the nodes on the way, ``used`` every digest, ``places`` where
+    the chunks are stored, as far as that was said. With ``payloads=False`` only nodes are requested and
+    leaves are empty: enough to find what is reachable.
     """
 
-    def __init__(self, digest: Digester, *, payloads: bool = True) -> None:
-        self._digest = digest
+    def __init__(self, *, payloads: bool = True) -> None:
         self._payloads = payloads
         self._bodies: Bodies = {}
         self._wanted: set[bytes] = set()
         self._runs: dict[tuple[int, bytes], Run] = {}
         self.nodes: dict[bytes, bytes] = {}
         self.used: set[bytes] = set()
+        self.places: dict[bytes, Place] = {}
 
-    def feed(self, bodies: Bodies) -> None:
-        """Supply chunks; each must match its name."""
-        for digest, body in bodies.items():
-            if not self._digest.names(digest, body):
-                raise Corrupt(f"chunk {digest.hex()} does not hold the bytes that its name says")
-            self._bodies[digest] = body
+    def feed(self, bodies: Bodies, places: Mapping[bytes, Place] | None = None) -> None:
+        """Supply chunks, each of which matches its name, and where they are stored."""
+        self._bodies.update(bodies)
+        if places is not None:
+            self.places.update((name, places[name]) for name in bodies)
 
     def try_expand(self, ref: bytes) -> Tree | None:
         """Return the tree of a reference, or ``None`` if chunks are missing (see ``missing``)."""

@@ -47,7 +47,7 @@ from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition,
 from perdure.storage.layout_version import EXPORT_AND_IMPORT
 from perdure.storage.port import CommitLimits
 
-FORMAT = 3
+FORMAT = 4
 """The version of the file's layout that this release writes and reads."""
 
 _MAGIC = b"perdure threads\n"

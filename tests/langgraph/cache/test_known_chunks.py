@@ -16,38 +16,39 @@ from perdure.langgraph.cache.known_chunks import KnownChunks, entered
 from perdure.langgraph.cache.thread_cache import Caches, Elements, KnownValue, ThreadCache
 from perdure.model.ops import Commit, Put, Stage
 from perdure.model.program import Effect
-from perdure.model.records import CHUNK, Partition
+from perdure.model.records import BLOB, CHUNK, Partition
 from perdure.storage.port import Driver, WrappingDriver
 from tests.langgraph.session import config
 
 R = TypeVar("R")
+PLACE = (CHUNK, (b"",))
 
 
 def test_a_checkpoint_heard_of_late_does_not_prove_what_came_after_it() -> None:
     known = KnownChunks(1, "head")
-    known.advance("second", "first", [b"of the second"])
-    known.advance("first", "head", [b"of the first"])
+    known.advance("second", "first", {b"of the second": PLACE})
+    known.advance("first", "head", {b"of the first": PLACE})
     assert known.root == "first"
-    assert known.stored == {b"of the first"}
-    assert known.recent == {b"of the second"}
+    assert known.stored.keys() == {b"of the first"}
+    assert known.recent.keys() == {b"of the second"}
 
 
 def test_digests_of_earlier_states_are_forgotten_beyond_a_multiple_of_the_state() -> None:
     known = KnownChunks(1, "head")
-    known.stored.update(str(number).encode() for number in range(2000))
+    known.stored.update((str(n).encode(), PLACE) for n in range(2000))
     known.learned()
-    known.recent.update(str(number).encode() for number in range(2000, 8000))
+    known.recent.update((str(n).encode(), PLACE) for n in range(2000, 8000))
     known.learned()
     assert entered(known, 1, "head") is known
     assert entered(known, 1, "other").first == 2000
-    known.recent.add(b"one more")
+    known.recent[b"one more"] = PLACE
     assert entered(known, 1, "head").count == 0
 
 
 def test_what_is_known_of_a_thread_counts_for_the_bound_of_all_threads() -> None:
     cache = ThreadCache()
     before = cache.weight()
-    cache.known.stored.update(str(number).encode() for number in range(8000))
+    cache.known.stored.update((str(n).encode(), PLACE) for n in range(8000))
     assert cache.weight() == before + 1000
 
 
@@ -83,7 +84,7 @@ class Counting(WrappingDriver):
     def perform(self, effect: Effect[R]) -> R:
         ops: Any = effect.ops if isinstance(effect, Commit) else ()
         ops = effect.puts if isinstance(effect, Stage) else ops
-        self.chunks += sum(isinstance(op, Put) and op.kind is CHUNK for op in ops)
+        self.chunks += sum(isinstance(op, Put) and op.kind in (CHUNK, BLOB) for op in ops)
         return self._inner.perform(effect)
 
     async def aperform(self, effect: Effect[R]) -> R:

@@ -151,6 +151,7 @@ async def _unfollowed(storage: Storage) -> bool:
     return not is_followed(storage)
 
 
+@pytest.mark.packs_late
 def test_a_run_of_a_thread_that_nobody_follows_makes_no_more_requests(memory: Storage, talk: Talk) -> None:
     """Two runs after the first: one commit accepts and claims, one ends, and neither reads."""
 

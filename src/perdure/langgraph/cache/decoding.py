@@ -46,7 +46,7 @@ def take(
     out: dict[str, Any] = {}
     known = cache.enter(generation, root)
     # What the root's head refers to is present if the head is; pending writes and subgraphs come after it.
-    (known.stored if are_roots else known.recent).update(expansion.used)
+    (known.stored if are_roots else known.recent).update(expansion.places)
     known.nodes.update(expansion.nodes)
     known.learned()
     for channel, tree in trees.items():

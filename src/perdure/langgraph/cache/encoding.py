@@ -28,6 +28,7 @@ from perdure.model.joined_values import (
     map_header,
 )
 from perdure.model.ops import Check
+from perdure.model.packs import place_of
 from perdure.model.tree import Builder
 
 _SPLIT_ELEMENT = 4096
@@ -91,8 +92,8 @@ class Encoding:
         self._builder = Builder(
             digest,
             nodes=self._known.nodes,
-            stored=frozenset() if reuse is Reuse.NONE else self._known.stored,
-            recent=self._known.recent if reuse is Reuse.ALL else frozenset(),
+            stored=frozenset() if reuse is Reuse.NONE else self._known.stored.keys(),
+            recent=self._known.recent.keys() if reuse is Reuse.ALL else frozenset(),
         )
         self._held: dict[tuple[str, str], KnownValue] = {}
 
@@ -207,10 +208,12 @@ class Encoding:
         encoded channel values belong."""
         known, builder = self._known, self._builder
         known.nodes.update(builder.seen)
+        places = {name: place_of(name, body) for name, body in builder.fresh.items()}
         if record is not None and record.namespace == ROOT:
-            known.advance(record.id, record.replaced, chain(builder.fresh, builder.relied))
+            relied = {name: known.recent[name] for name in builder.relied if name in known.recent}
+            known.advance(record.id, record.replaced, relied | places)
         else:
-            known.recent.update(builder.fresh)
+            known.recent.update(places)
         known.learned()
         self._cache.hold(self._held)
         if record is not None:

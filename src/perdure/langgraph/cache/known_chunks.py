@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Expect
-from perdure.model.records import CHECKPOINT, CHUNK
+from perdure.model.packs import Place
+from perdure.model.records import CHECKPOINT
 
 _DIGESTS_MAX = 4096
 """Most digests that are known of a thread whose state has few chunks."""
@@ -56,7 +57,8 @@ class Reuse(Enum):
 
 @dataclass(slots=True, eq=False)
 class KnownChunks:
-    """The chunks that are known in one collection generation, by digest, and nodes with their digests.
+    """The chunks that are known in one collection generation, with the records that hold them, and nodes with
+    their digests.
 
     All of ``stored`` is present if the checkpoint ``root`` is; each of ``recent`` has to be checked by
     itself. ``past`` holds earlier values of ``root``, as this process moved it. ``first`` is the number of
@@ -65,8 +67,8 @@ class KnownChunks:
 
     generation: int
     root: str | None
-    stored: set[bytes] = field(default_factory=set)
-    recent: set[bytes] = field(default_factory=set)
+    stored: dict[bytes, Place] = field(default_factory=dict)
+    recent: dict[bytes, Place] = field(default_factory=dict)
     nodes: dict[bytes, bytes] = field(default_factory=dict)
     past: deque[str | None] = field(default_factory=lambda: deque(maxlen=_PAST_MAX))
     first: int = 0
@@ -80,24 +82,29 @@ class KnownChunks:
         """Return True if ``root`` is the known head of the root, or one that this process has replaced."""
         return root == self.root or root in self.past
 
-    def advance(self, root: str, replaced: str | None, digests: Iterable[bytes]) -> None:
+    def advance(self, root: str, replaced: str | None, places: Mapping[bytes, Place]) -> None:
         """Record a move of the root's head by this process.
 
         Args:
             root: The new head.
             replaced: The head before, ``None`` for none.
-            digests: Chunks that are stored besides the known ones.
+            places: Chunks that are stored besides the known ones.
         """
         if replaced != self.root:
             # Another move was recorded in between: this checkpoint does not prove what came with that one.
-            self.recent.update(digests)
+            self.recent.update(places)
             return
         # First the proof, then what it proves: another thread may be planning a write with this instance.
         self.past.append(self.root)
         self.root = root
-        digests = list(digests)
-        self.stored.update(digests)
-        self.recent.difference_update(digests)
+        self.stored.update(places)
+        for name in places:
+            self.recent.pop(name, None)
+
+    def move(self, places: Mapping[bytes, Place]) -> None:
+        """Record that chunks are in other records now."""
+        for known in (self.stored, self.recent):
+            known.update((name, place) for name, place in places.items() if name in known)
 
     def learned(self) -> None:
         """Note the end of a load or a write."""
@@ -144,7 +151,9 @@ def proof(
     Returns:
         The checks, ``None`` if there are more of them than ``room`` or ``_CHECKS_MAX``.
     """
-    checks = [Check(CHUNK, (digest,), Expect.PRESENT) for digest in sorted(relied)]
+    # What another thread has stored with a checkpoint meanwhile is no longer among the recent ones.
+    places = dict.fromkeys(known.recent.get(name) or known.stored[name] for name in sorted(relied))
+    checks = [Check(*place, Expect.PRESENT) for place in places]
     if leans and not basis.guards_root and known.root is not None:
         checks.append(Check(CHECKPOINT, (ROOT, known.root), Expect.PRESENT))
     return tuple(checks) if len(checks) <= min(room, _CHECKS_MAX) else None

@@ -17,10 +17,10 @@ import ormsgpack
 from perdure.errors import TooLarge
 from perdure.model.records import Column, Key, Kind, Partition, Record
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 """The version of the encodings of this module; a change of the declared kinds changes it too."""
 
-FIRST_VERSION = 5
+FIRST_VERSION = 6
 """The first version that is read. A migration raises the number and changes nothing else: what is stored in
 versions from this one on stays readable."""
 

@@ -7,7 +7,7 @@ from perdure.storage.layout_version import first_version
 from perdure.storage.postgres import functions
 from perdure.storage.sql import listing
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The version that this release reads and writes."""
 
 _TEXT = 'text COLLATE "C"'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.model.records import KINDS, Column, Kind
 from perdure.storage.sql import listing
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """The version that this release reads and writes."""
 
 PREFIX = "perdure_"

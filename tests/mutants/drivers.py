@@ -22,7 +22,7 @@ from perdure.model.ops import (
     Range,
     Stage,
 )
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE
+from perdure.model.records import BLOB, CHECKPOINT, CHUNK, GC, HEAD, PACK, TAG, WRITE
 from perdure.storage.port import Driver
 
 
@@ -227,7 +227,8 @@ class PutsDoNotCheckGc(Broken):
 
 class UnguardedChunkDelete(Broken):
     def op(self, commit: Commit, op: Op) -> tuple[Op, ...]:
-        return (Delete(CHUNK, op.key),) if isinstance(op, Delete) and op.kind is CHUNK else (op,)
+        is_chunk = isinstance(op, Delete) and op.kind in (CHUNK, BLOB, PACK)
+        return (Delete(op.kind, op.key),) if is_chunk else (op,)
 
 
 class TagLeavesGenerationAlone(Broken):

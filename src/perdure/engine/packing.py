@@ -34,9 +34,9 @@ def pack(
         answers = yield from ask(Fetch(partition, (*items, Range(CHUNK, limit=_PAGE))))
         view = read_view(ROOT, answers[: len(items)])
         ages = {record.key[0]: record.fields["generation"] for record in answers[-1]}
-        bodies = ((record.key[0], digest.plain(record.key[0], record.body)) for record in answers[-1])
+        found = ((record.key[0], digest.sound(record.key[0], record.body)) for record in answers[-1])
         # A damaged one stays where it is, for `perdure fsck` to report.
-        sound = [Put(CHUNK, (name,), body=body) for name, body in bodies if digest.names(name, body)]
+        sound = [Put(CHUNK, (name,), body=body) for name, body in found if body is not None]
         if len(sound) < (_LEAST if least is None else least):
             return moved
         block = block_of(view.head.seq if view.head else 0)

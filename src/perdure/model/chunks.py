@@ -47,6 +47,13 @@ class Digester:
                 blake2b(body, digest_size=DIGEST_SIZE, key=key, person=_PERSON).digest() for body in bodies
             ]
 
+    def sound(self, digest: bytes, stored: bytes) -> bytes | None:
+        """Return a chunk's bytes as ``plain`` does, ``None`` if they do not match its name."""
+        body = decompressed(stored)
+        if body is not None and self.names(digest, body):
+            return body
+        return stored if self.names(digest, stored) else None
+
     def plain(self, digest: bytes, stored: bytes) -> bytes:
         """Return a chunk's bytes, given its name and what is stored, which may be compressed. If neither form
         matches the name, what is stored is returned."""

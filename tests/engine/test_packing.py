@@ -102,7 +102,7 @@ def test_a_conversation_goes_on_over_what_was_packed_meanwhile(db: perdure.SyncD
 class Between:
     """A driver that does something right before the first commit that deletes a chunk."""
 
-    def __init__(self, inner: Driver, act: Callable[[], None]) -> None:
+    def __init__(self, inner: Driver, act: Callable[[], Any]) -> None:
         self.inner, self.act, self.is_done = inner, act, False
 
     @property
@@ -137,40 +137,42 @@ def test_a_rival_between_the_read_and_the_commit_loses_nothing(db: perdure.SyncD
     assert db.fsck("ada") == []
 
 
-def test_what_a_prune_removes_is_in_no_pack(db: perdure.SyncDatabase) -> None:
+def tell_a_secret(db: perdure.SyncDatabase) -> tuple[Any, Any]:
+    """Hold a conversation with a secret, and return its graph and the message."""
     graph = graphs.chat(db.checkpointer())
     talk(db, 4)
     graph.update_state(config("ada"), {"messages": [("user", "a secret that is taken back " * 9)]})
     (secret,) = [m for m in graph.get_state(config("ada")).values["messages"] if "secret" in m.content]
+    return graph, secret
+
+
+def holds_the_secret(db: perdure.SyncDatabase) -> bool:
+    reader = ChunkReader(ADA, handle_of(db).digest)
+    handle_of(db).run(reader.read())
+    return any(b"a secret" in body for body in reader.bodies.values())
+
+
+def test_what_a_prune_removes_is_in_no_pack(db: perdure.SyncDatabase) -> None:
+    graph, secret = tell_a_secret(db)
     pack_all(db)
     graph.update_state(config("ada"), {"messages": [RemoveMessage(secret.id)]})
 
-    def holds() -> bool:
-        reader = ChunkReader(ADA, handle_of(db).digest)
-        handle_of(db).run(reader.read())
-        return any(b"a secret" in body for body in reader.bodies.values())
-
-    assert holds()
+    assert holds_the_secret(db)
     before = said(db)
     db.checkpointer().prune(["ada"], keep_last=1)
-    assert not holds()
+    assert not holds_the_secret(db)
     assert said(db) == before
     assert db.fsck("ada") == []
 
 
 def test_what_is_packed_in_the_middle_of_a_prune_is_in_no_pack_either(db: perdure.SyncDatabase) -> None:
-    graph = graphs.chat(db.checkpointer())
-    talk(db, 4)
-    graph.update_state(config("ada"), {"messages": [("user", "a secret that is taken back " * 9)]})
-    (secret,) = [m for m in graph.get_state(config("ada")).values["messages"] if "secret" in m.content]
+    graph, secret = tell_a_secret(db)
     graph.update_state(config("ada"), {"messages": [RemoveMessage(secret.id)]})
     handle = handle_of(db)
     driver: Any = Between(handle.driver, lambda: pack_all(db))
     run(removal.prune(ADA, removal.Keep.parse("keep_latest", None), handle.digest, handle.budget), driver)
     assert driver.is_done
-    reader = ChunkReader(ADA, handle.digest)
-    handle.run(reader.read())
-    assert not any(b"a secret" in body for body in reader.bodies.values())
+    assert not holds_the_secret(db)
     assert db.fsck("ada") == []
 
 

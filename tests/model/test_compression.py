@@ -45,7 +45,7 @@ def test_a_changed_chunk_is_not_taken_for_another(body: bytes, data: st.DataObje
     other = stored[:at] + bytes([stored[at] ^ data.draw(st.integers(1, 255))]) + stored[at + 1 :]
     for changed in (other, stored[:at], stored + b"\0"):
         found = DIGEST.plain(name, changed)
-        assert found == body or not DIGEST.names(name, found)
+        assert found is None or found == body
 
 
 def test_what_gains_nothing_is_stored_as_it_is() -> None:

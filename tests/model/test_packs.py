@@ -17,8 +17,8 @@ from perdure.model.packs import (
     block_of,
     chunk_puts,
     ends_block,
+    make_packs,
     pack_puts,
-    packed,
     read_pack,
     runs_of,
 )
@@ -41,7 +41,7 @@ def named(bodies: list[bytes], digest: Digester = DIGEST) -> dict[bytes, bytes]:
 @given(BODIES)
 def test_the_chunks_of_packs_come_back_by_their_names(bodies: list[bytes]) -> None:
     chunks = named(bodies)
-    packs = [read_pack(record(pack.put), DIGEST) for pack in packed(chunks, 3, 7)]
+    packs = [read_pack(record(pack.put), DIGEST) for pack in make_packs(chunks, 3, 7)]
     found = {names[0]: pack.chunks[names[0]] for pack in packs for names in pack.names}
     assert found == chunks
     for pack in packs:
@@ -53,14 +53,14 @@ def test_the_chunks_of_packs_come_back_by_their_names(bodies: list[bytes]) -> No
 @given(BODIES)
 def test_chunks_that_were_named_by_an_earlier_key_are_found_beside_new_ones(bodies: list[bytes]) -> None:
     chunks = {DIGEST(b) if n % 2 else Digester(OLD)(b): b for n, b in enumerate(bodies)}
-    for pack in packed(chunks, 0, 0):
+    for pack in make_packs(chunks, 0, 0):
         found = read_pack(record(pack.put), DIGEST).chunks
         assert {name: found[name] for name in pack.names} == {name: chunks[name] for name in pack.names}
 
 
 @given(BODIES, st.data())
 def test_a_changed_pack_is_refused(bodies: list[bytes], data: st.DataObject) -> None:
-    pack = packed(named(bodies), 0, 0)[0]
+    pack = make_packs(named(bodies), 0, 0)[0]
     whole = record(pack.put)
     at = data.draw(st.integers(0, len(whole.body) - 1))
     other = whole.body[:at] + bytes((whole.body[at] ^ data.draw(st.integers(1, 255)),)) + whole.body[at + 1 :]
@@ -72,9 +72,9 @@ def test_a_changed_pack_is_refused(bodies: list[bytes], data: st.DataObject) -> 
 @given(BODIES, st.integers(0, 9), st.integers(0, 9))
 def test_equal_chunks_make_the_same_packs(bodies: list[bytes], generation: int, block: int) -> None:
     chunks = named(bodies)
-    assert packed(chunks, generation, block) == packed(chunks, generation, block)
-    assert len({pack.put.key for pack in packed(chunks, generation, block)}) == len(
-        packed(chunks, generation, block)
+    assert make_packs(chunks, generation, block) == make_packs(chunks, generation, block)
+    assert len({pack.put.key for pack in make_packs(chunks, generation, block)}) == len(
+        make_packs(chunks, generation, block)
     )
 
 

@@ -185,6 +185,9 @@ def test_a_turn_costs_the_same_early_and_late(driver: DynamoDriver) -> None:
     assert len(graph.get_state(config).values["messages"]) == 2 * TURNS
 
 
+COLD_TURNS = 60
+
+
 def watched_turns(driver: DynamoDriver, *, weigh: bool = False) -> list[Wire]:
     """What each of some turns asks for, once the thread is under way. One of them packs chunks."""
     graph = talking(driver)
@@ -258,6 +261,25 @@ def test_a_cold_process_goes_on_with_the_thread(driver: DynamoDriver) -> None:
     other = open_driver(driver.client.target.url)
     try:
         assert len(talking(other).get_state(config).values["messages"]) == 24
+    finally:
+        other.close()
+
+
+def test_a_cold_load_reads_few_items_of_a_packed_thread(driver: DynamoDriver) -> None:
+    graph = talking(driver)
+    config: Any = {"configurable": {"thread_id": "ada"}}
+
+    async def talk() -> None:
+        for n in range(COLD_TURNS):
+            await graph.ainvoke({"messages": [("user", f"turn {n} " + "words " * 30)]}, config)
+
+    asyncio.run(talk())
+    other = open_driver(driver.client.target.url)
+    try:
+        with watched(other, weigh=True) as wire:
+            assert len(talking(other).get_state(config).values["messages"]) == 2 * COLD_TURNS
+        assert len(wire.calls) <= 6
+        assert wire.reads <= 12
     finally:
         other.close()
 

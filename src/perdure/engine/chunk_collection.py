@@ -13,7 +13,7 @@ from perdure.engine.undisturbed import is_disturbed
 from perdure.errors import Contention
 from perdure.model.chunks import Digester
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Op, Range
-from perdure.model.packs import PACK_BYTES, packed
+from perdure.model.packs import PACK_BYTES, make_packs
 from perdure.model.program import Program, ask
 from perdure.model.records import BLOB, CHUNK, GC, PACK, Key, Partition, Record
 
@@ -68,9 +68,9 @@ def _delete_unreached(
             ops, is_over = [op for op in ops if op.key != outcome.key], True
     # As many packs at once as one commit can remove and store.
     most = max(1, min((budget.ops - 1) // 2, budget.bytes // (2 * PACK_BYTES)))
-    old = [record for record in packs if record.fields["generation"] < generation]
-    for some in _slices(list(_partly_dead(old, reader, needed)), most):
-        ops, count = _repacked(some, reader, needed)
+    old = (record for record in packs if record.fields["generation"] < generation)
+    for some in batches(_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
+        ops, count = _repack(some, reader, needed)
         outcome = yield from ask(Commit(partition, (guard, *ops)))
         if isinstance(outcome, Committed):
             deleted += count
@@ -95,11 +95,11 @@ def _partly_dead(
         record
         for record in packs
         if (pack := reader.packs.get(record.key)) is not None
-        and not all(_live(names, record, reader, needed) for names in pack.names)
+        and not all(_needed_names(names, record, reader, needed) for names in pack.names)
     )
 
 
-def _repacked(
+def _repack(
     records: Iterable[Record], reader: ChunkReader, needed: AbstractSet[bytes]
 ) -> tuple[list[Op], int]:
     """Return the operations that store the needed chunks of packs in new ones of the same blocks, and the
@@ -112,23 +112,19 @@ def _repacked(
         newest = max(newest, age)
         ops[record.key] = Delete(PACK, record.key, unchanged={"generation": age})
         for names in reader.packs[record.key].names:
-            kept = _live(names, record, reader, needed)
+            kept = _needed_names(names, record, reader, needed)
             count += not kept
             live.setdefault(record.key[0], {}).update((name, reader.bodies[name]) for name in kept)
     for block, chunks in live.items():
-        for made in packed(chunks, newest, block):
+        for made in make_packs(chunks, newest, block):
             # It may be one of them, whose chunks were counted to another one.
             if ops.pop(made.put.key, None) is None:
                 ops[made.put.key] = made.put
     return list(ops.values()), count
 
 
-def _live(
+def _needed_names(
     names: Iterable[bytes], pack: Record, reader: ChunkReader, needed: AbstractSet[bytes]
 ) -> list[bytes]:
     """Return those names of a chunk by which it is needed from this pack."""
     return [name for name in names if name in needed and reader.places[name] == (PACK, pack.key)]
-
-
-def _slices(records: list[Record], size: int) -> Iterator[list[Record]]:
-    return (records[at : at + size] for at in range(0, len(records), size))

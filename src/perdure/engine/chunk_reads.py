@@ -13,11 +13,11 @@ from perdure.model.program import Program, ask
 from perdure.model.records import BLOB, CHUNK, PACK, Key, Partition, Record
 from perdure.model.tree import Expansion, Tree
 
-FETCH_KEYS = 2000
+_KEYS = 2000
 """Chunks that one fetch asks for by name."""
 
 _CHUNKS = 1000
-_PACKS = 256
+PACKS = 256
 """Packs that one fetch asks for: about 2 MB as they are stored."""
 FEW = 4
 """The same where all that is wanted is probably among the newest."""
@@ -51,7 +51,7 @@ class ChunkReader:
         packs: The number of packs that are asked for at first.
     """
 
-    def __init__(self, partition: Partition, digest: Digester, runs: Runs = (), packs: int = _PACKS) -> None:
+    def __init__(self, partition: Partition, digest: Digester, runs: Runs = (), packs: int = PACKS) -> None:
         self._partition = partition
         self._digest = digest
         self._ranges = [Range(CHUNK, limit=_CHUNKS, verify=False), *_ranges_of(runs, packs)]
@@ -82,7 +82,7 @@ class ChunkReader:
         large: dict[bytes, bytes] = {}
         while missing := wanted - self.bodies.keys() - large.keys():
             # Nearly all are in packs: only what these lack is asked for by name.
-            few = sorted(missing - asked)[:FETCH_KEYS] if self._has_begun else []
+            few = sorted(missing - asked)[:_KEYS] if self._has_begun else []
             if not self._ranges and not few:
                 if self._reads_all:
                     errors = (*self.damaged.values(), *self.damaged_packs.values())
@@ -115,7 +115,7 @@ class ChunkReader:
         for asked, records in zip(ranges, answers, strict=True):
             self._add(records)
             if asked.limit is not None and len(records) == asked.limit:
-                limit = _PACKS if asked.kind is PACK else asked.limit
+                limit = PACKS if asked.kind is PACK else asked.limit
                 self._ranges.append(asked._replace(after=records[-1].key, limit=limit))
 
     def hold(self, records: Iterable[Record]) -> None:
@@ -138,7 +138,7 @@ class ChunkReader:
         (name,) = record.key
         # A record that is not verified may hold anything.
         stored = cast(object, record.body)
-        body = self._digest.sound(name, stored if isinstance(stored, bytes) else b"")
+        body = self._digest.plain(name, stored if isinstance(stored, bytes) else b"")
         if body is None:
             shown = f"chunk {shown_name(name)} is damaged"
             self.damaged[name] = Corrupt(f"{shown}: its bytes are not those of its name; run `perdure fsck`")
@@ -174,7 +174,7 @@ class ChunkReader:
         return runs_of(blocks or {max(self.packs)[0]})
 
 
-def _ranges_of(runs: Runs, packs: int = _PACKS) -> list[Range]:
+def _ranges_of(runs: Runs, packs: int = PACKS) -> list[Range]:
     """Return the reads of the packs of blocks, and of those that came later."""
     if not runs:
         return [Range(PACK, reverse=True, limit=packs, verify=False)]
@@ -205,7 +205,7 @@ def resolve(
                 missing.append(name)
             else:
                 trees[name] = tree
-        yield from _feed(expansion, reader)
+        yield from _supply(expansion, reader)
         open_names = missing
     return trees, expansion
 
@@ -222,20 +222,13 @@ def reachable(
     pending = list(dict.fromkeys(references))
     while pending:
         pending = [ref for ref in pending if expansion.try_expand(ref) is None]
-        yield from _feed(expansion, reader)
+        yield from _supply(expansion, reader)
     return expansion.used
 
 
-def _feed(expansion: Expansion, reader: ChunkReader) -> Program[None]:
+def _supply(expansion: Expansion, reader: ChunkReader) -> Program[None]:
     if wanted := expansion.missing():
         expansion.feed((yield from reader.find(wanted)), reader.places)
-
-
-def fetch_chunks(
-    partition: Partition, names: Iterable[bytes], digest: Digester
-) -> Program[dict[bytes, bytes]]:
-    """Return the bytes of chunks by name; raises ``MissingChunk`` if one is not stored."""
-    return (yield from ChunkReader(partition, digest).find(names))
 
 
 def _missing(partition: Partition, name: bytes) -> MissingChunk:

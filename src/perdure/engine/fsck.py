@@ -300,7 +300,7 @@ def _survey(
         yield from page.turn(partition)
         for record in page.records:
             name = record.key[0]
-            (sound if digest.names(name, digest.plain(name, record.body)) else damaged).add(name)
+            (damaged if digest.plain(name, record.body) is None else sound).add(name)
         damaged.update(key[0] for key, _ in page.unreadable)
     return sound, damaged
 

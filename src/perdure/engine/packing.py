@@ -7,7 +7,7 @@ from perdure.engine.transact import Budget, batches
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Put, Range
-from perdure.model.packs import Place, block_of, packed
+from perdure.model.packs import Place, block_of, make_packs
 from perdure.model.program import Program, ask
 from perdure.model.records import CHUNK, GC, PACK, Partition
 
@@ -34,7 +34,7 @@ def pack(
         answers = yield from ask(Fetch(partition, (*items, Range(CHUNK, limit=_PAGE))))
         view = read_view(ROOT, answers[: len(items)])
         ages = {record.key[0]: record.fields["generation"] for record in answers[-1]}
-        found = ((record.key[0], digest.sound(record.key[0], record.body)) for record in answers[-1])
+        found = ((record.key[0], digest.plain(record.key[0], record.body)) for record in answers[-1])
         # A damaged one stays where it is, for `perdure fsck` to report.
         sound = [Put(CHUNK, (name,), body=body) for name, body in found if body is not None]
         if len(sound) < (_LEAST if least is None else least):
@@ -43,7 +43,7 @@ def pack(
         guard = Check(GC, (), view.generation or Expect.ABSENT)
         for some in batches(sound, part):
             chunks = {put.key[0]: put.body for put in some}
-            packs = packed(chunks, max(ages[name] for name in chunks), block)
+            packs = make_packs(chunks, max(ages[name] for name in chunks), block)
             gone = (Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks)
             outcome = yield from ask(Commit(partition, (guard, *(pack.put for pack in packs), *gone)))
             if not isinstance(outcome, Committed):

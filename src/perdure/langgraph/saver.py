@@ -206,7 +206,7 @@ class PerdureSaver(SaverPrograms):
             _report(at, error)
             raise
         if ends_block(plan.seq):
-            with self._logged(at):
+            with self._log_failure(at):
                 run(self._pack(at.partition), self._driver)
         return translate.stored_config(at, checkpoint["id"])
 
@@ -229,7 +229,7 @@ class PerdureSaver(SaverPrograms):
         finally:
             putting.end()
         if any(map(ends_block, seqs)):
-            with self._logged(at):
+            with self._log_failure(at):
                 await arun(self._pack(at.partition), self._driver)
         return translate.stored_config(at, checkpoint["id"])
 
@@ -252,14 +252,14 @@ class PerdureSaver(SaverPrograms):
             checkpoint = plan.checkpoint
         put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
         if not self._fork and may_be_carried(at, plan.loop, put.source):
-            # Its number is told by the write that carries it.
+            # The write that carries it returns its number.
             await self._openings.store(put, self._store(put, plan))
             return ()
         await self._steps.store_checkpoint(at, put, self._store(put, plan))
         return (plan.seq,)
 
     @contextmanager
-    def _logged(self, at: Address) -> Iterator[None]:
+    def _log_failure(self, at: Address) -> Iterator[None]:
         """Log an error of packing: the checkpoint is stored, and a later one packs what is left."""
         try:
             yield

@@ -294,8 +294,8 @@ def read_values(
     with noted(partition, record.id):
         if reader is None:
             # What only the pending writes need is new.
-            packs = {} if own else {"packs": engine_values.FEW}
-            reader = ChunkReader(partition, digest, record.blocks if own else (), **packs)
+            runs, packs = (record.blocks, engine_values.PACKS) if own else ((), engine_values.FEW)
+            reader = ChunkReader(partition, digest, runs, packs)
         trees, expansion = yield from engine_values.resolve(partition, wanted, digest, reader)
         new = {channel: trees[channel] for channel in own}
         try:

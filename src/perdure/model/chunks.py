@@ -16,9 +16,6 @@ CHUNK_MAX = 256 * 1024
 """Largest chunk, in bytes: below the item limits of every backend."""
 
 
-_PERSON = b"perdure.chunk"
-
-
 class Digester:
     """Digest function for the names of chunks.
 
@@ -40,26 +37,18 @@ class Digester:
         """Return True if a chunk's bytes match its name under any of the keys."""
         return any(_digest(body, key) == digest for key in self._keys)
 
-    def each(self, bodies: list[bytes]) -> Iterator[list[bytes]]:
+    def name_all(self, bodies: list[bytes]) -> Iterator[list[bytes]]:
         """Yield the names of chunks, first under the key that makes names, then under each other key."""
-        for key in self._keys:
-            yield [
-                blake2b(body, digest_size=DIGEST_SIZE, key=key, person=_PERSON).digest() for body in bodies
-            ]
+        return ([_digest(body, key) for body in bodies] for key in self._keys)
 
-    def sound(self, digest: bytes, stored: bytes) -> bytes | None:
-        """Return a chunk's bytes as ``plain`` does, ``None`` if they do not match its name."""
+    def plain(self, digest: bytes, stored: bytes) -> bytes | None:
+        """Return a chunk's bytes, given its name and what is stored, which may be compressed. ``None`` if
+        neither form matches the name."""
         body = decompressed(stored)
         if body is not None and self.names(digest, body):
             return body
         return stored if self.names(digest, stored) else None
 
-    def plain(self, digest: bytes, stored: bytes) -> bytes:
-        """Return a chunk's bytes, given its name and what is stored, which may be compressed. If neither form
-        matches the name, what is stored is returned."""
-        body = decompressed(stored)
-        return stored if body is None or not self.names(digest, body) else body
-
 
 def _digest(body: bytes, key: bytes) -> bytes:
-    return blake2b(body, digest_size=DIGEST_SIZE, key=key, person=_PERSON).digest()
+    return blake2b(body, digest_size=DIGEST_SIZE, key=key, person=b"perdure.chunk").digest()

@@ -88,7 +88,7 @@ def decompressed(stored: bytes) -> bytes | None:
     """Return what was compressed, ``None`` if a body is not the whole of something compressed of at most
     ``MOST`` bytes."""
     if stored.startswith(LONG_MARK):
-        return _expanded(stored[len(LONG_MARK) :])
+        return _expand_frame(stored[len(LONG_MARK) :])
     if not stored.startswith(MARK):
         return None
     inflate = zlib.decompressobj(-_WINDOW, DICTIONARY)
@@ -99,7 +99,7 @@ def decompressed(stored: bytes) -> bytes | None:
     return body if inflate.eof and not inflate.unused_data else None
 
 
-def _expanded(frame: bytes) -> bytes | None:
+def _expand_frame(frame: bytes) -> bytes | None:
     try:
         if not 0 <= zstandard.frame_content_size(frame) <= MOST:
             return None

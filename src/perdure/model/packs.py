@@ -32,7 +32,7 @@ BLOCK = 32
 
 _FORMAT = b"\x01"
 _SUM = 4
-"""Bytes of a pack's checksum, CRC-32 of its entries: damage is told from a chunk that is not there."""
+"""Bytes of a pack's checksum, CRC-32 of its entries: it distinguishes damage from an absent chunk."""
 
 Place = tuple[Kind, Key]
 """Kind and key of a record that holds a chunk."""
@@ -62,26 +62,26 @@ def chunk_puts(chunks: Mapping[bytes, bytes], generation: int) -> list[Put]:
     return [Put(*place_of(name, body), fields, body) for name, body in chunks.items()]
 
 
-class Packed(NamedTuple):
+class NewPack(NamedTuple):
     """The operation that stores a pack, and the names of its chunks."""
 
     put: Put
     names: list[bytes]
 
 
-def packed(chunks: Mapping[bytes, bytes], generation: int, block: int) -> list[Packed]:
-    """Return small chunks as packs of a block."""
-    return [_packed(chunks, names, generation, block) for names in _parts(chunks)]
+def make_packs(chunks: Mapping[bytes, bytes], generation: int, block: int) -> list[NewPack]:
+    """Make packs of small chunks, for a block."""
+    return [_make_pack(chunks, names, generation, block) for names in _split(chunks)]
 
 
 def pack_puts(chunks: Mapping[bytes, bytes], generation: int, block: int) -> list[Put]:
     """Return the operations that store chunks as packs of a block, the large ones in records of their own."""
     small = {name: body for name, body in chunks.items() if len(body) <= PACKED_MAX}
     large = {name: body for name, body in chunks.items() if name not in small}
-    return [*(pack.put for pack in packed(small, generation, block)), *chunk_puts(large, generation)]
+    return [*(pack.put for pack in make_packs(small, generation, block)), *chunk_puts(large, generation)]
 
 
-def _parts(chunks: Mapping[bytes, bytes]) -> Iterator[list[bytes]]:
+def _split(chunks: Mapping[bytes, bytes]) -> Iterator[list[bytes]]:
     part: list[bytes] = []
     size = 0
     for name, body in chunks.items():
@@ -94,12 +94,12 @@ def _parts(chunks: Mapping[bytes, bytes]) -> Iterator[list[bytes]]:
         yield part
 
 
-def _packed(chunks: Mapping[bytes, bytes], names: list[bytes], generation: int, block: int) -> Packed:
+def _make_pack(chunks: Mapping[bytes, bytes], names: list[bytes], generation: int, block: int) -> NewPack:
     entries = b"".join(refs.entry(chunks[name]) for name in names)
     body = _FORMAT + crc32(entries).to_bytes(_SUM) + entries
     # A name that says no more about the content than those of the chunks.
     name = blake2b(b"".join(names), digest_size=DIGEST_SIZE, person=b"perdure.pack").digest()
-    return Packed(Put(PACK, (block, name), {"generation": generation}, body), names)
+    return NewPack(Put(PACK, (block, name), {"generation": generation}, body), names)
 
 
 class Pack(NamedTuple):
@@ -140,7 +140,7 @@ def read_pack(record: Record, digest: Digester) -> Pack:
         bodies = []
     if not bodies or body[:start] != _FORMAT + crc32(body[start:]).to_bytes(_SUM):
         raise Corrupt(f"pack {shown_name(record.key[1])} is damaged; run `perdure fsck`")
-    names = list(zip(*digest.each(bodies), strict=True))
+    names = list(zip(*digest.name_all(bodies), strict=True))
     chunks = {name: body for some, body in zip(names, bodies, strict=True) for name in some}
     return Pack(len(record.body), names, chunks)
 

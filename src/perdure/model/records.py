@@ -102,6 +102,19 @@ def _bytes(name: str) -> Column:
     return Column(name, "bytes", nullable=False)
 
 
+def _of_chunks(name: str, *key: Column) -> Kind:
+    """Return a kind of records that hold chunks. Storing one again only ever raises its generation."""
+    return Kind(
+        name,
+        key,
+        fields=(_integer("generation"),),
+        body=True,
+        compact=False,
+        grows="generation",
+        compressed=True,
+    )
+
+
 HEAD = Kind(
     "head",
     key=(_text("namespace"),),
@@ -133,38 +146,14 @@ CHECKPOINT = Kind(
 )
 """Checkpoint: its place in the tree in the clear, everything else in the body."""
 
-CHUNK = Kind(
-    "chunk",
-    key=(_bytes("digest"),),
-    fields=(_integer("generation"),),
-    body=True,
-    compact=False,
-    grows="generation",
-    compressed=True,
-)
+CHUNK = _of_chunks("chunk", _bytes("digest"))
 """Immutable bytes named by their digest, scoped to the thread. The chunks are those that came last: they go
 into packs."""
 
-BLOB = Kind(
-    "blob",
-    key=(_bytes("digest"),),
-    fields=(_integer("generation"),),
-    body=True,
-    compact=False,
-    grows="generation",
-    compressed=True,
-)
+BLOB = _of_chunks("blob", _bytes("digest"))
 """Chunk that is too large for a pack."""
 
-PACK = Kind(
-    "pack",
-    key=(_integer("block"), _bytes("digest")),
-    fields=(_integer("generation"),),
-    body=True,
-    compact=False,
-    grows="generation",
-    compressed=True,
-)
+PACK = _of_chunks("pack", _integer("block"), _bytes("digest"))
 """Small chunks of a thread in one record (``perdure.model.packs``)."""
 
 WRITE = Kind(

@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Find, Op, Put, Range
-from perdure.model.records import CHUNK, HEAD, ITEM, LANE, Partition
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Find, Op, Put
+from perdure.model.records import HEAD, ITEM, LANE, Partition
 from perdure.storage.redis import driver as backend
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.queues import due
@@ -93,23 +93,6 @@ def test_a_new_thread_takes_no_entries_away_of_kinds_that_a_later_release_has() 
         with opened(f"{url}&ttl=1h") as driver:
             rows.stored(driver, *step(1), at=AT)
         assert client.zcard(f"{prefix}:{{0}}:i") == 1
-
-
-def test_the_order_of_an_expired_thread_s_chunks_is_not_its_successor_s() -> None:
-    def chunks(mark: bytes) -> tuple[Put, ...]:
-        return tuple(rows.chunk(mark + b"%015d" % n) for n in range(20))
-
-    with valkey.empty() as url, opened(url) as driver, valkey.shared().client() as client:
-        assert driver.perform(Commit(AT, chunks(b"a"))) == Committed()
-        assert len(rows.keys(driver, Range(CHUNK), AT)) == 20
-        # As a time to live does it: the order of the chunks lives on for a minute after its last use.
-        bucket = f"{url.partition('prefix=')[2]}:*"
-        for key in client.scan_iter(bucket, count=1000):
-            if b":r:" in key or b":o:" in key:
-                client.unlink(key)
-        assert any(b":p:" in key for key in client.scan_iter(bucket, count=1000))
-        assert driver.perform(Commit(AT, chunks(b"b"))) == Committed()
-        assert len(rows.keys(driver, Range(CHUNK, limit=5), AT)) == 5
 
 
 def test_expired_threads_leave_the_catalogue_even_if_nobody_looks() -> None:

@@ -1,9 +1,9 @@
 """Translates requests of the port to calls of scripts, and their answers back: names, arguments, bytes.
 
 All keys of a bucket have its number as their hash tag, so that they share a slot: a partition's records (a
-hash), their order and passing order (sorted sets), and for the whole bucket a catalogue of each space, an
-index of records by their indexed field, and one of queues that are due (sorted sets). The mark of a bucket (a
-string) is the layout version to which it was migrated; a bucket without one is as its database was created.
+hash) and their order (a sorted set), and for the whole bucket a catalogue of each space, an index of records
+by their indexed field, and one of queues that are due (sorted sets). The mark of a bucket (a string) is the
+layout version to which it was migrated; a bucket without one is as its database was created.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from perdure.storage.redis.cluster import Call, evaluate
 _PUT, _DELETE, _CHECK = 1, 2, 3
 _ANY, _ABSENT, _PRESENT, _VERSION = 0, 1, 2, 3
 _EXPECT = {Expect.ANY: _ANY, Expect.ABSENT: _ABSENT, Expect.PRESENT: _PRESENT}
-_BODIES, _REVERSE, _BY, _PASSING = 1, 2, 4, 8
+_BODIES, _REVERSE, _BY = 1, 2, 4
 _ALL = 0xFFFFFFFF
 _U32 = struct.Struct(">I")
 _OP = struct.Struct(">BBBI")
@@ -60,7 +60,7 @@ class PartitionKeys(NamedTuple):
     """The slot, keys and script arguments of a partition."""
 
     slot: int
-    keys: tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
+    keys: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
     encoded: bytes
     records: bytes
     listed: bytes
@@ -105,7 +105,6 @@ class Keyspace:
             (
                 self.records(number) + encoded,
                 bucket + b"o:" + encoded,
-                bucket + b"p:" + encoded,
                 self.catalogue(number, partition.space),
                 self.index(number),
                 self.index(number, polled=True),
@@ -211,7 +210,7 @@ def fetch(space: Keyspace, effect: Fetch) -> Call:
     for item in effect.items:
         if isinstance(item, Range):
             args += _range(item)
-    return evaluate(scripts.FETCH, place.slot, (*place.keys[:3], place.keys[-1]), args, safe=True)
+    return evaluate(scripts.FETCH, place.slot, (*place.keys[:2], place.keys[-1]), args, safe=True)
 
 
 def _is_ordered_there(item: Range) -> bool:
@@ -237,7 +236,6 @@ def _range(item: Range) -> tuple[bytes, bytes, bytes]:
             past = b"[" if item.by else b"("
             low = max(low, past + edge, key=lambda bound: (bound[1:], bound[:1] == b"("))
     flags = _BODIES * item.bodies + _REVERSE * (item.reverse and there) + _BY * (by is not None)
-    flags += _PASSING * (kind.grows is not None)
     limit = _ALL if item.limit is None or not there else item.limit
     return _RANGE.pack(scripts.NUMBERS[kind], flags, limit, len(base)), low, high
 

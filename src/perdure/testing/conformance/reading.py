@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from perdure.model.compression import decompressed
 from perdure.model.ops import Fetch, Get, Range
-from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE
+from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Kind
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.rows import HERE, NAMES
@@ -104,6 +106,16 @@ class Reading:
         digests = [b"", b"\0", b"\0\0", b"\0\x01", b"\x7f", b"\x80", b"\xff", b"\xff\0"]
         rows.stored(driver, *(rows.chunk(d) for d in reversed(digests)))
         assert rows.keys(driver, Range(CHUNK)) == [(d,) for d in digests]
+
+    @pytest.mark.parametrize("kind", rows.OF_THREADS, ids=lambda kind: kind.name)
+    def test_each_kind_is_read_whole_whichever_was_read_before(self, driver: Driver, kind: Kind) -> None:
+        first, second = rows.every_kind("a"), rows.every_kind("b", 2)
+        assert {put.kind for put in first} == set(rows.OF_THREADS)
+        rows.stored(driver, *first)
+        rows.keys(driver, Range(kind))
+        rows.stored(driver, *second)
+        expected = {(put.kind.name, put.key) for put in (*first, *second)}
+        assert {(record.kind.name, record.key) for record in rows.everything(driver)} == expected
 
     def test_integers_in_a_key_are_ordered_as_numbers(self, driver: Driver) -> None:
         slots = [-1000, -4, -1, 0, 1, 2, 10, 100]

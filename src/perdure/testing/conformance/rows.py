@@ -6,18 +6,24 @@ from typing import Any
 
 from perdure.model.ops import Commit, Committed, Expect, Expectation, Fetch, Get, Op, Put, Range
 from perdure.model.records import (
+    BLOB,
     CHECKPOINT,
     CHUNK,
     DEDUPE,
     DOCUMENT,
     EFFECT,
+    EPOCH,
     EVENT,
     GC,
     HEAD,
     INBOX,
+    ITEM,
+    KINDS,
     LANE,
     OUTBOX,
+    PACK,
     RUN,
+    SEAL,
     TAG,
     WRITE,
     Key,
@@ -92,6 +98,14 @@ def chunk(
     digest: bytes, generation: int = 0, body: bytes = b"bytes", expect: Expectation = Expect.ANY
 ) -> Put:
     return Put(CHUNK, (digest,), {"generation": generation}, body, expect)
+
+
+def blob(digest: bytes, generation: int = 0, body: bytes = b"large") -> Put:
+    return Put(BLOB, (digest,), {"generation": generation}, body)
+
+
+def pack(block: int, digest: bytes, generation: int = 0, body: bytes = b"pack") -> Put:
+    return Put(PACK, (block, digest), {"generation": generation}, body)
 
 
 def write(
@@ -196,13 +210,21 @@ def keys(driver: Driver, item: Range, at: Partition = HERE) -> list[Key]:
     return [record.key for record in answer]
 
 
+OF_THREADS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind is not ITEM)
+"""Kinds of the records that a thread has."""
+
+
 def every_kind(mark: str = "x", version: int = 1) -> tuple[Put, ...]:
-    """Return one record of each kind in this suite, with the mark or the version."""
+    """Return one record of each kind that a thread has, with the mark or the version."""
     return (
         head(mark, version=version),
         gc(version),
+        Put(EPOCH, (), {"open_run": mark}, version=version),
+        Put(SEAL, (mark,), body=mark.encode(), version=version),
         checkpoint(mark, run_id="run", body=mark.encode()),
         chunk(mark.encode().ljust(16), body=mark.encode()),
+        blob(mark.encode().ljust(16), body=mark.encode()),
+        pack(version, mark.encode().ljust(16), body=mark.encode()),
         write(mark, 0, body=mark.encode(), version=version),
         tag(mark, version=version),
         lane(mark, 1 << 50, version=version),
@@ -217,8 +239,6 @@ def every_kind(mark: str = "x", version: int = 1) -> tuple[Put, ...]:
 
 
 def everything(driver: Driver, at: Partition = HERE) -> list[Record]:
-    """Return every record of a partition, of the kinds that ``every_kind`` writes."""
-    thread = (HEAD, GC, CHECKPOINT, CHUNK, WRITE, TAG)
-    kinds = (*thread, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, DOCUMENT, EVENT)
-    answers = driver.perform(Fetch(at, tuple(Range(kind) for kind in kinds)))
+    """Return every record of a thread's partition."""
+    answers = driver.perform(Fetch(at, tuple(Range(kind) for kind in OF_THREADS)))
     return [record for answer in answers for record in answer]

@@ -1,12 +1,12 @@
 -- Checks the expectations of all operations, then writes them: 0, or the number of the first that failed.
--- KEYS: records, order, passing order, catalogue, index, index of what is due, mark. ARGV: partition, 1 if it
--- belongs into the catalogue, milliseconds to live or 0, the prefix of records' keys, then for each operation
--- head, name, and for a put the record, for a delete the fields that must be unchanged.
+-- KEYS: records, order, catalogue, index, index of what is due, mark. ARGV: partition, 1 if it belongs into the
+-- catalogue, milliseconds to live or 0, the prefix of records' keys, then for each operation head, name, and
+-- for a put the record, for a delete the fields that must be unchanged.
 -- A head is: operation, kind, expectation, split (4 bytes), and the version that is expected, if one is.
 
 local PUT, DELETE = 1, 2
 local ANY, NONE, SOME = 0, 1, 2
-local records, order, passing = KEYS[1], KEYS[2], KEYS[3]
+local records, order = KEYS[1], KEYS[2]
 local partition, listed, life = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local existed = redis.call('EXISTS', records) == 1
 local ops, before = {}, {}
@@ -65,28 +65,13 @@ while ARGV[at] do
   at = at + (code == PUT and 3 or code == DELETE and 3 or 2)
 end
 
--- A script that has written is no longer refused for lack of memory, so the rare write below is made only if
--- it is needed.
-if not existed and redis.call('EXISTS', passing) == 1 then
-  -- What was there before has expired, and its passing order outlived it.
-  redis.call('UNLINK', passing)
-end
-
-local is_passing = nil
-local function passes()
-  if is_passing == nil then
-    is_passing = redis.call('EXISTS', passing) == 1
-  end
-  return is_passing
-end
-
 local function unlist(kind, op, value)
   for place = 1, #kind.by do
     redis.call('ZREM', order, order_entry(kind, place, op.field, value, op.split))
   end
   local entry = index_entry(kind, op.field, value, partition)
   if entry then
-    redis.call('ZREM', index_of(kind, KEYS[5], KEYS[6]), entry)
+    redis.call('ZREM', index_of(kind, KEYS[4], KEYS[5]), entry)
   end
 end
 
@@ -97,11 +82,6 @@ local function put(kind, op, n)
     if old and less(value:sub(1, 8), old:sub(1, 8)) then
       value = old:sub(1, 8) .. value:sub(9)
     end
-    redis.call('HSET', records, op.field, value)
-    if not old and passes() then
-      redis.call('ZADD', passing, 0, op.field)
-    end
-    return
   end
   if kind.index or #kind.by > 0 then
     local old = before[n] == nil and redis.call('HGET', records, op.field) or before[n]
@@ -113,7 +93,7 @@ local function put(kind, op, n)
     end
     local entry = index_entry(kind, op.field, value, partition)
     if entry then
-      redis.call('ZADD', index_of(kind, KEYS[5], KEYS[6]), 0, entry)
+      redis.call('ZADD', index_of(kind, KEYS[4], KEYS[5]), 0, entry)
     end
   end
   if redis.call('HSET', records, op.field, value) == 1 then
@@ -132,11 +112,7 @@ local function delete(kind, op, n)
   if old then
     unlist(kind, op, old)
   end
-  if not kind.grows then
-    redis.call('ZREM', order, op.field)
-  elseif passes() then
-    redis.call('ZREM', passing, op.field)
-  end
+  redis.call('ZREM', order, op.field)
 end
 
 -- Returns true if a queue of the partition will be due after the operations.
@@ -189,25 +165,25 @@ for n, op in ipairs(ops) do
 end
 
 if wrote and listed and not existed then
-  redis.call('ZADD', KEYS[4], 0, partition)
+  redis.call('ZADD', KEYS[3], 0, partition)
 end
 if removed and not wrote and listed and redis.call('EXISTS', records) == 0 then
-  redis.call('ZREM', KEYS[4], partition)
+  redis.call('ZREM', KEYS[3], partition)
 end
 if life > 0 and (wrote or idle) then
   redis.call('PEXPIRE', records, life)
   redis.call('PEXPIRE', order, life)
   if not existed then
     -- Threads that ended leave entries behind; a new one takes some of those away.
-    for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[4], 3)) do
+    for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[3], 3)) do
       if redis.call('EXISTS', ARGV[4] .. entry) == 0 then
-        redis.call('ZREM', KEYS[4], entry)
+        redis.call('ZREM', KEYS[3], entry)
       end
     end
-    for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[5], 9)) do
+    for _, entry in ipairs(redis.call('ZRANDMEMBER', KEYS[4], 9)) do
       local kind, found = indexed_record(entry, ARGV[4])
       if kind and not found then
-        redis.call('ZREM', KEYS[5], entry)
+        redis.call('ZREM', KEYS[4], entry)
       end
     end
   end

@@ -1,7 +1,7 @@
 -- Removes a partition with its entries in the catalogue and the indexes, if every check holds: 0, or the
 -- number of the first that failed.
--- KEYS: records, order, passing order, catalogue, index, index of what is due, mark. ARGV: partition, the
--- prefix of records' keys, then for each check head and name. A head is as that of a commit's operation.
+-- KEYS: records, order, catalogue, index, index of what is due, mark. ARGV: partition, the prefix of records'
+-- keys, then for each check head and name. A head is as that of a commit's operation.
 
 local NONE, SOME, VERSION = 1, 2, 3
 
@@ -40,10 +40,10 @@ for _, number in pairs(INDEXED) do
       end
     end
     if #entries > 0 then
-      redis.call('ZREM', index_of(kind, KEYS[5], KEYS[6]), unpack(entries))
+      redis.call('ZREM', index_of(kind, KEYS[4], KEYS[5]), unpack(entries))
     end
   end)
 end
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
-redis.call('ZREM', KEYS[4], ARGV[1])
+redis.call('UNLINK', KEYS[1], KEYS[2])
+redis.call('ZREM', KEYS[3], ARGV[1])
 return 0

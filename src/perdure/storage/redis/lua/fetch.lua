@@ -1,45 +1,22 @@
 -- Reads records and ranges of one partition, in one snapshot, as one string: for each record asked for by
 -- name its size and bytes (the largest size: there is none), then for each range the number of its records,
 -- and for each the size and bytes of its key and of itself.
--- KEYS: records, order, passing order, mark. ARGV: the number of names, the names, then for each range head,
--- low, high. A head is: kind, flags, limit (4 bytes, the largest number: none), split (4 bytes).
+-- KEYS: records, order, mark. ARGV: the number of names, the names, then for each range head, low, high. A
+-- head is: kind, flags, limit (4 bytes, the largest number: none), split (4 bytes).
 
-local BODIES, REVERSE, BY, PASSING = 1, 2, 4, 8
+local BODIES, REVERSE, BY = 1, 2, 4
 local ALL = 4294967295
-local records, order, passing = KEYS[1], KEYS[2], KEYS[3]
+local records, order = KEYS[1], KEYS[2]
 local out = {}
 
 local function flag(flags, bit)
   return math.floor(flags / bit) % 2 == 1
 end
 
--- The order of a kind that is seldom read in order is built on demand, and expires a minute after its last
--- use.
-local function make_passing(name)
-  if redis.call('EXISTS', passing) == 0 then
-    local fields, members = redis.call('HKEYS', records), {}
-    for _, field in ipairs(fields) do
-      if field:sub(1, #name + 1) == name .. ':' then
-        members[#members + 1] = 0
-        members[#members + 1] = field
-      end
-    end
-    sliced(members, function(from, to)
-      redis.call('ZADD', passing, unpack(members, from, to))
-    end)
-  end
-  redis.call('PEXPIRE', passing, 60000)
-end
-
 local function range(head, low, high)
   local number, flags = head:byte(1, 2)
   local kind = kind_of(number)
   local limit, split = struct.unpack('>I4I4', head:sub(3, 10))
-  local key = order
-  if flag(flags, PASSING) then
-    make_passing(kind.name)
-    key = passing
-  end
   local command = flag(flags, REVERSE) and 'ZREVRANGEBYLEX' or 'ZRANGEBYLEX'
   local from, to = low, high
   if flag(flags, REVERSE) then
@@ -47,9 +24,9 @@ local function range(head, low, high)
   end
   local names
   if limit == ALL then
-    names = redis.call(command, key, from, to)
+    names = redis.call(command, order, from, to)
   else
-    names = redis.call(command, key, from, to, 'LIMIT', 0, limit)
+    names = redis.call(command, order, from, to, 'LIMIT', 0, limit)
   end
   if flag(flags, BY) then
     local skip = low:find(':', 1, true)

@@ -76,6 +76,22 @@ def test_writes_of_a_partition_that_has_one_under_way_share_the_next_trip() -> N
     gatherer.close()
 
 
+def test_a_lone_caller_is_always_served_by_the_worker_that_served_last() -> None:
+    """So that one connection is opened, and stays warm, where one is enough."""
+    seen: list[str] = []
+
+    def execute(jobs: Sequence[PendingRequest]) -> None:
+        seen.append(threading.current_thread().name)
+
+    batcher = Batcher(execute, name="lone", workers=5)
+    for _ in range(20):
+        batcher.perform(commit("a"))
+        while len(batcher._idle) < 5:
+            threading.Event().wait(0.001)
+    batcher.close()
+    assert len(set(seen)) == 1
+
+
 def test_an_error_is_everybody_s_who_shared_the_trip_and_nobody_else_s() -> None:
     gate = Gate()
     gate.go.release(10)
@@ -229,7 +245,7 @@ def test_time_that_passes_between_a_look_and_the_sleep_after_it_is_slept_for_by_
 def submitted(gatherer: Batcher, *threads: str) -> list[Future[Any]]:
     """Writes that come at once, before anybody takes the first."""
     futures: list[Future[Any]] = [Future() for _ in threads]
-    with gatherer._wake:
+    with gatherer._lock:
         for thread, future in zip(threads, futures, strict=True):
             gatherer._submit(PendingRequest(commit(thread), future=future))
     return futures
@@ -255,7 +271,7 @@ def test_who_came_before_it_was_known_that_trips_are_short_waits_no_longer_than_
     gatherer = Batcher(gate, name="gate", workers=4)
     calls = submitted(gatherer, "a")
     assert gate.begun.acquire(timeout=PATIENCE)
-    with gatherer._wake:
+    with gatherer._lock:
         calls += submitted(gatherer, "b")
         gatherer.company = 0.005
     assert gate.begun.acquire(timeout=PATIENCE), "waits for a whole trip of another partition"
@@ -283,7 +299,7 @@ def test_a_forked_child_hears_at_once_that_it_has_to_open_for_itself() -> None:
     taken, go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with gatherer._wake:
+        with gatherer._lock:
             taken.set()
             go.wait(PATIENCE)
 

@@ -167,7 +167,7 @@ def test_a_commit_and_a_read_after_it_are_one_trip(url: str) -> None:
         assert await driver.aperform(put(3, 4)) == Committed()
         # Nor does one whose answer cannot be read; nor are those that share the trip stored twice.
         driver._sql.fetch = replace(driver._sql.fetch, name=b"odd", sql=b"SELECT 99::int8, $1, $2, $3, $4")
-        with driver._writes._wake:
+        with driver._writes._lock:
             both = [driver.acommit_and_fetch(put(at, at + 1), fetch) for at in (4, 5)]
             calls = [asyncio.ensure_future(each) for each in both]
             await asyncio.sleep(0)

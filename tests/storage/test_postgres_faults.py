@@ -301,7 +301,7 @@ def together(driver: Driver, effects: Sequence[Effect[Any]]) -> list[Any]:
     assert isinstance(driver, PostgresDriver)
     batcher = driver._batcher(effects[0])
     futures: list[Future[Any]] = [Future() for _ in effects]
-    with batcher._wake:
+    with batcher._lock:
         for effect, future in zip(effects, futures, strict=True):
             batcher._submit(PendingRequest(effect, future=future))
     return [future.exception(60) or future.result() for future in futures]

@@ -103,7 +103,7 @@ def test_a_commit_that_does_not_fit_fails_alone(driver: SqliteDriver) -> None:
     driver._writer.execute(f"PRAGMA max_page_count = {pages + 20}")
     big = PendingRequest(fat(2, chunks=40), future=Future())
     small = PendingRequest(Commit(other, (Put(GC, (), version=1),)), future=Future())
-    with driver._commits._wake:  # the writer cannot take one before both are there
+    with driver._commits._lock:  # the writer cannot take one before both are there
         driver._commits._submit(big)
         driver._commits._submit(small)
     assert big.future is not None

@@ -119,7 +119,9 @@ class Batcher:
         self._queue: deque[PendingRequest] = deque()
         # The time until which further writes of a partition wait.
         self._held: dict[Partition, float] = {}
-        self._wake = threading.Condition()
+        self._lock = threading.RLock()
+        # The workers that wait, each by a condition of its own; the last of them has worked last.
+        self._idle: list[threading.Condition] = []
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"perdure-{n}", daemon=True) for n in range(workers)
@@ -134,9 +136,9 @@ class Batcher:
     @company.setter
     def company(self, seconds: float) -> None:
         if seconds != self._company:
-            with self._wake:
+            with self._lock:
                 self._company = seconds
-                self._wake.notify_all()  # their deadlines were computed with the previous value
+                self._wake_all()  # their deadlines were computed with the previous value
 
     def perform(self, effect: Effect[R]) -> R:
         """Block until the request is done, and return its answer."""
@@ -181,16 +183,16 @@ class Batcher:
         if self.is_inherited:
             self._closed = True
             return
-        with self._wake:
+        with self._lock:
             self._closed = True
-            self._wake.notify_all()
+            self._wake_all()
         for thread in self._threads:
             thread.join()
 
     def _submit(self, job: PendingRequest) -> None:
         # Before the lock: in a forked child it may be held for ever by a thread of the parent.
         self.refuse_when_closed()
-        with self._wake:
+        with self._lock:
             self.refuse_when_closed()
             if self._distant and isinstance(job.effect, _WRITES):
                 if self._held.get(job.effect.partition) == _UNDER_WAY:
@@ -205,26 +207,36 @@ class Batcher:
                 self._since = min(self._since, now)
                 if self._awaits_company(now) and self._minded <= self._company_until():
                     return
-            self._wake.notify()
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Wake the worker that has worked last: its connection is open, and others may never need one."""
+        if self._idle:
+            self._idle.pop().notify()
+
+    def _wake_all(self) -> None:
+        while self._idle:
+            self._wake_one()
 
     def _work(self) -> None:
+        woken = threading.Condition(self._lock)
         while True:
-            with self._wake:
+            with self._lock:
                 while not (group := self._take(now := time.monotonic())):
                     if self._closed and not self._queue:
                         return
-                    self._sleep(now)
+                    self._sleep(now, woken)
                 started = time.monotonic()
                 self._begun.append(started)
                 if self._deadline(started) < self._minded:
-                    self._wake.notify()  # another worker has to wait for the deadline
+                    self._wake_one()  # another worker has to wait for the deadline
             try:
                 self._execute(group)
             except Exception as error:
                 for job in group:
                     job.error = error
             took = time.monotonic() - started
-            with self._wake:
+            with self._lock:
                 self._begun.remove(started)
                 if self._distant:
                     moment = min(took * self._moment, _MOMENT_MOST_S)
@@ -256,11 +268,11 @@ class Batcher:
             waiting = _written(self._queue) & done
             self._held.update(dict.fromkeys(waiting, time.monotonic() + moment))
         if self._closed:
-            self._wake.notify_all()
+            self._wake_all()
         elif self._queue:
             if self._begun:
                 self._since = min(self._since, time.monotonic())
-            self._wake.notify()
+            self._wake_one()
 
     def _company_until(self) -> float:
         """Return the time until which requests wait for a worker that is under way to end."""
@@ -275,15 +287,18 @@ class Batcher:
             return self._company_until() if self._queue else _NEVER
         return min((until for until in self._held.values() if until != _UNDER_WAY), default=_NEVER)
 
-    def _sleep(self, now: float) -> None:
-        """Wait to be notified, or until the next deadline unless another worker waits for it. ``now`` has to
+    def _sleep(self, now: float, woken: threading.Condition) -> None:
+        """Wait to be woken, or until the next deadline unless another worker waits for it. ``now`` has to
         be the time at which nothing could be taken: by a later one its deadline might have passed unseen."""
         deadline = self._deadline(now)
+        self._idle.append(woken)
         if deadline >= self._minded:
-            self._wake.wait()
+            woken.wait()
             return
         self._minded = deadline
-        self._wake.wait(max(0.0, deadline - time.monotonic()))
+        woken.wait(max(0.0, deadline - time.monotonic()))
+        if woken in self._idle:
+            self._idle.remove(woken)
         if self._minded == deadline:
             self._minded = _NEVER
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import httpx
@@ -18,6 +19,7 @@ from perdure.server.auth.identity import Refusal, User
 from perdure.server.config import Cors, Http, RequestLimits
 from perdure.server.limits import USERS_MOST, Bounded, Throttle
 from tests.backends import EMPTY
+from tests.runtime.graphs import eventually
 from tests.server.hosting import run, serving, tenants
 
 ADA, BOB = User("ada", ""), User("bob", "")
@@ -67,16 +69,22 @@ def test_users_are_not_counted_without_end() -> None:
     assert refused(throttle, User(str(USERS_MOST + 9), "")) == 60
 
 
+def opens(throttle: Throttle, user: User) -> bool:
+    """Whether a user may open one more stream, which is closed again."""
+    try:
+        with throttle.count_stream(user):
+            return True
+    except Refusal:
+        return False
+
+
 def test_a_stream_counts_until_it_is_closed() -> None:
     throttle = Throttle(RequestLimits(streams=2))
-    closed = [throttle.stream(ADA) for _ in range(2)]
-    with pytest.raises(Refusal):
-        throttle.stream(ADA)
-    throttle.stream(BOB)()
-    closed[0]()
-    closed[0] = throttle.stream(ADA)
-    for close in closed:
-        close()
+    with throttle.count_stream(ADA):
+        with throttle.count_stream(ADA):
+            assert not opens(throttle, ADA)
+            assert opens(throttle, BOB)
+        assert opens(throttle, ADA)
     assert throttle._open == {}
 
 
@@ -86,28 +94,31 @@ def test_without_limits_nothing_is_refused() -> None:
         throttle.request(ADA)
         with throttle.count_arrival():
             throttle.request(ADA)
-    closed = [throttle.stream(ADA) for _ in range(3000)]
-    for close in closed:
-        close()
+    with ExitStack() as stack:
+        for _ in range(3000):
+            stack.enter_context(throttle.count_stream(ADA))
     assert not throttle._left
     assert not throttle._open
 
 
 def test_the_process_has_a_number_of_streams_of_which_a_user_has_half() -> None:
     throttle = Throttle(RequestLimits(total_streams=5))
-    closed = [throttle.stream(ADA) for _ in range(2)]
-    with pytest.raises(Refusal, match="This user has 2 streams") as refusal:
-        throttle.stream(ADA)
-    assert (refusal.value.status, refusal.value.headers) == (429, {"Retry-After": "5"})
     nobody = User("", "")
-    closed += [throttle.stream(nobody) for _ in range(3)]
-    with pytest.raises(Refusal, match="This server has 5 streams") as refusal:
-        throttle.stream(BOB)
-    assert (refusal.value.status, refusal.value.headers) == (503, {"Retry-After": "5"})
-    closed.pop()()
-    throttle.stream(BOB)()
-    for close in closed:
-        close()
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(throttle.count_stream(ADA))
+        with pytest.raises(Refusal, match="This user has 2 streams") as refusal:
+            stack.enter_context(throttle.count_stream(ADA))
+        assert (refusal.value.status, refusal.value.headers) == (429, {"Retry-After": "5"})
+        for _ in range(2):
+            stack.enter_context(throttle.count_stream(nobody))
+        with (
+            throttle.count_stream(nobody),
+            pytest.raises(Refusal, match="This server has 5 streams") as refusal,
+        ):
+            stack.enter_context(throttle.count_stream(BOB))
+        assert (refusal.value.status, refusal.value.headers) == (503, {"Retry-After": "5"})
+        assert opens(throttle, BOB)
     assert throttle._open == {}
 
 
@@ -144,6 +155,37 @@ async def test_other_protocols_refuse_a_run_behind_many_others_too(url: str) -> 
             answer = await http.post(path, json=asked, headers=accept)
             assert "300 runs wait for a slot of this server" in answer.text, answer.text
         assert (await http.post("/threads/count", json={})).json() == 0
+
+
+@run
+async def test_streams_and_calls_that_wait_count_over_other_protocols_too(url: str) -> None:
+    async with serving(url, limits=RequestLimits(streams=1), gate=tenants()) as server:
+        http, throttle = await server.http("ada"), server.host.throttle
+        part = {"kind": "text", "text": "30"}
+        said = {"kind": "message", "role": "user", "messageId": "m", "parts": [part]}
+        given = {"messages": [{"role": "user", "content": "30"}]}
+        calls = (
+            ("/a2a/slow", "message/stream", {"message": said}),
+            ("/a2a/slow", "message/send", {"message": said | {"messageId": "n"}}),
+            ("/mcp/", "tools/call", {"name": "slow", "arguments": given}),
+        )
+
+        def ask(path: str, method: str, params: dict[str, object]) -> httpx.Request:
+            asked = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            return http.build_request(
+                "POST", path, json=asked, headers={"Accept": "application/json, text/event-stream"}
+            )
+
+        for call in calls:
+            count = (await http.post("/threads/count", json={})).json()
+            asking = asyncio.create_task(http.send(ask(*call)))
+            await eventually(lambda: throttle._open)
+            for other in calls:
+                answer = await http.send(ask(*other))
+                assert "This user has 1 streams and waiting requests open" in answer.text, answer.text
+            assert (await http.post("/threads/count", json={})).json() <= count + 1
+            asking.cancel()
+            await eventually(lambda: not throttle._open)
 
 
 @run

@@ -62,7 +62,7 @@ class Throttle:
         route = getattr(scope.get("route"), "path", "")
         held: ExitStack | None = scope.get(_HELD)
         if held is not None and route.endswith(_STREAMS):
-            held.callback(self.stream(user))
+            held.enter_context(self.count_stream(user))
 
     def request(self, user: User) -> None:
         """Count a request, as a token bucket: a minute's worth may come at once, and tokens are refilled
@@ -102,8 +102,9 @@ class Throttle:
         finally:
             self._arriving -= 1
 
-    def stream(self, user: User) -> Callable[[], None]:
-        """Count a stream or a waiting request as open, and return the function that counts it as closed."""
+    @contextmanager
+    def count_stream(self, user: User) -> Iterator[None]:
+        """Count a stream or a waiting request. ``Refusal`` if the user or the process has too many open."""
         total = self._limits.total_streams
         if total is not None and (count := sum(self._open.values())) >= total:
             raise Refusal(
@@ -124,14 +125,13 @@ class Throttle:
                 _AGAIN,
             )
         self._open[key] = self._open.get(key, 0) + 1
-
-        def closed() -> None:
+        try:
+            yield
+        finally:
             if self._open[key] > 1:
                 self._open[key] -= 1
             else:
                 del self._open[key]
-
-        return closed
 
 
 class Bounded:

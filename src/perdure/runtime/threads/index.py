@@ -191,8 +191,7 @@ class ThreadIndex:
         return {
             entry.name: entry.body
             for entry in copies
-            # Earlier releases stored copies without a version.
-            if entry.fault is None and entry.body.get("announced", 1) <= entry.body.get("version", 0)
+            if entry.fault is None and entry.body["announced"] <= entry.body["version"]
         }
 
 
@@ -204,13 +203,13 @@ def _copy(document: Document, announced: int) -> dict[str, Any]:
 
 def _age(copy: Mapping[str, Any]) -> tuple[int, int]:
     """Return what orders the documents of a name: a thread that was created again is newer."""
-    return copy["created_at"], copy.get("version", 0)
+    return copy["created_at"], copy["version"]
 
 
 def _read_announced(before: Document, document: Document) -> int:
     """Return the version that was announced for a thread, 0 for an earlier thread of its name."""
     is_same = before.body["created_at"] == document.body["created_at"]
-    return int(before.body.get("announced", 0)) if is_same else 0
+    return int(before.body["announced"]) if is_same else 0
 
 
 def contains(whole: Any, part: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
@@ -120,6 +120,9 @@ class DurableTasks(RequestHandler):
         self._caller, self._headers, self._assistant = caller, headers, assistant
         self._needs_context, self._shares_contexts = needs_context, shares_contexts
 
+    def _count_stream(self) -> AbstractContextManager[None]:
+        return self._caller.host.throttle.count_stream(self._caller.user)
+
     # Messages
 
     @validate_request_params
@@ -128,10 +131,12 @@ class DurableTasks(RequestHandler):
     ) -> types.Task | types.Message:
         """Accept a message. Return its task once it has ended or asks a question, or at once if the client
         does not wait. If the server stops first, the task is returned as it is, and goes on."""
+        does_wait = not params.configuration.return_immediately
         async with translated():
-            task = await self._accepted(params, context)
-            if not params.configuration.return_immediately:
-                task = await self._ended(task)
+            with self._count_stream() if does_wait else nullcontext():
+                task = await self._accepted(params, context)
+                if does_wait:
+                    task = await self._ended(task)
             return await self._shown(task, params.configuration)
 
     @validate_request_params
@@ -140,9 +145,10 @@ class DurableTasks(RequestHandler):
     ) -> Events:
         """Accept a message and stream its task: the task, its reply while it is written, its end."""
         async with translated():
-            task = await self._accepted(params, context)
-            async for event in self._events(task):
-                yield event
+            with self._count_stream():
+                task = await self._accepted(params, context)
+                async for event in self._events(task):
+                    yield event
 
     @validate_request_params
     async def on_subscribe_to_task(
@@ -153,8 +159,9 @@ class DurableTasks(RequestHandler):
             task = await self._task(params.id, "read")
             if task.state in TERMINAL:
                 raise UnsupportedOperationError(f"task {task.id!r} has ended; get it with GetTask")
-            async for event in self._events(task):
-                yield event
+            with self._count_stream():
+                async for event in self._events(task):
+                    yield event
 
     # Tasks
 

@@ -142,15 +142,18 @@ class _Exchange:
         # Who the user is comes from the credentials alone, as everywhere.
         verified = with_verified(caller.user, arguments)
         new = NewRun(assistant_id=assistant.assistant_id, input=taken.of(verified))
-        with caller.host.throttle.count_arrival():
-            accepted = await submit(caller, without_terms(self._headers), None, new, modes=(), is_kept=False)
-        try:
-            standing = await ended(caller, accepted.thread_id, accepted.run_id)
-            result = await self._result(accepted, standing)
-        except asyncio.CancelledError:
-            if not caller.host.closing.is_set():
-                caller.host.in_background(_abandoned(caller, accepted))
-            raise
+        with caller.host.throttle.count_stream(caller.user):
+            with caller.host.throttle.count_arrival():
+                accepted = await submit(
+                    caller, without_terms(self._headers), None, new, modes=(), is_kept=False
+                )
+            try:
+                standing = await ended(caller, accepted.thread_id, accepted.run_id)
+                result = await self._result(accepted, standing)
+            except asyncio.CancelledError:
+                if not caller.host.closing.is_set():
+                    caller.host.in_background(_abandoned(caller, accepted))
+                raise
         await removed(caller, standing, accepted.thread_id)
         return result
 

@@ -26,6 +26,7 @@ from bench.plan import FULL, QUICK
 from bench.savers import CANDIDATES
 from bench.workloads import (
     cold,
+    crowd,
     growth,
     histories,
     network,
@@ -70,6 +71,7 @@ WORKLOADS: dict[str, Workload] = {
     },
     "runtime": Workload("runtime", runtime.units, runtime.run),
     "server": Workload("server", server.units, server.run),
+    "crowd": Workload("crowd", crowd.units, crowd.run),
     "store": Workload("store", store.units, store.run),
     "search": Workload("search", search.units, search.run),
     "histories": Workload("histories", histories.units, histories.run),
@@ -80,7 +82,7 @@ GROUPS = {
     "postgresql": ["postgres"],
 }
 
-NOT_COMPARED = ("runtime", "server", "store", "search", "histories", "scale")
+NOT_COMPARED = ("runtime", "server", "crowd", "store", "search", "histories", "scale")
 """Sections that are driven through more of the package than its savers, which may differ between commits."""
 
 console = Console()

@@ -40,6 +40,11 @@ class Plan:
     streams_a_client: int
     idle_streams: int
     server_patience_s: float
+    crowd_levels: tuple[int, ...]
+    crowd_repeats: int
+    crowd_patience_s: float
+    memory_requests: int
+    memory_patience_s: float
     store_items: int
     store_operations: int
     store_searches: int
@@ -96,6 +101,11 @@ FULL = Plan(
     streams_a_client=2,
     idle_streams=200,
     server_patience_s=60.0,
+    crowd_levels=(16, 32, 64, 128, 256, 500, 800),
+    crowd_repeats=3,
+    crowd_patience_s=60.0,
+    memory_requests=40_000,
+    memory_patience_s=600.0,
     store_items=10_000,
     store_operations=60_000,
     store_searches=20,
@@ -145,6 +155,11 @@ QUICK = Plan(
     streams_a_client=1,
     idle_streams=50,
     server_patience_s=60.0,
+    crowd_levels=(4, 16),
+    crowd_repeats=1,
+    crowd_patience_s=30.0,
+    memory_requests=320,
+    memory_patience_s=60.0,
     store_items=2000,
     store_operations=5000,
     store_searches=5,

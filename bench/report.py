@@ -8,6 +8,7 @@ from typing import Any
 from bench.figures import median_ratio
 from bench.report_backends import backends, pruned
 from bench.report_cold import cold
+from bench.report_crowd import crowd
 from bench.report_histories import histories
 from bench.report_runtime import runtime
 from bench.report_scale import scale
@@ -32,6 +33,7 @@ def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
         *backends(results),
         *runtime(results),
         *server(results),
+        *crowd(results),
         *store(results),
         *search(results),
         *histories(results),

@@ -6,8 +6,9 @@ from typing import Any
 
 from bench.figures import median, median_ratio
 from bench.served.hosts import AEGRA, HOSTS, LANGGRAPH, PERDURE_PG
+from bench.served.tested import VARIANT
 from bench.tables import NONE, Row, number, table, times
-from bench.workloads.server import SHARE, TOO_LATE, VARIANT, doubling
+from bench.workloads.server import SHARE, TOO_LATE, doubling
 
 Results = dict[str, Any]
 

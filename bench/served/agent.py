@@ -13,6 +13,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 
 TOKENS = 16
 PAUSE_S = 0.02
+CROWD_TOKENS = 50
+CROWD_PAUSE_S = 0.01
 WORD = "word"
 """What every token begins with."""
 
@@ -20,12 +22,15 @@ WORD = "word"
 class Metronome(BaseChatModel):
     """The first token comes at once, each of the others after the same pause."""
 
+    tokens: int = TOKENS
+    pause_s: float = PAUSE_S
+
     @property
     def _llm_type(self) -> str:
         return "metronome"
 
     def _generate(self, *_: Any, **__: Any) -> ChatResult:
-        said = "".join(f"{WORD}{number} " for number in range(TOKENS))
+        said = "".join(f"{WORD}{number} " for number in range(self.tokens))
         return ChatResult(generations=[ChatGeneration(message=AIMessage(said))])
 
     async def _astream(
@@ -35,21 +40,21 @@ class Metronome(BaseChatModel):
         run_manager: Any = None,
         **_: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        for number in range(TOKENS):
+        for number in range(self.tokens):
             if number:
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(self.pause_s)
             yield ChatGenerationChunk(message=AIMessageChunk(content=f"{WORD}{number} "))
-
-
-_model = Metronome()
 
 
 async def answer(state: MessagesState) -> dict[str, Any]:
     return {"messages": [AIMessage(f"You said: {state['messages'][-1].content}")]}
 
 
-async def speak(state: MessagesState) -> dict[str, Any]:
-    return {"messages": [await _model.ainvoke(state["messages"])]}
+def _speaking(model: Metronome) -> Callable[[MessagesState], Awaitable[dict[str, Any]]]:
+    async def speak(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    return speak
 
 
 def _of_one(node: Callable[[MessagesState], Awaitable[dict[str, Any]]]) -> Any:
@@ -61,4 +66,5 @@ def _of_one(node: Callable[[MessagesState], Awaitable[dict[str, Any]]]) -> Any:
 
 
 chat = _of_one(answer)
-tokens = _of_one(speak)
+tokens = _of_one(_speaking(Metronome()))
+crowd = _of_one(_speaking(Metronome(tokens=CROWD_TOKENS, pause_s=CROWD_PAUSE_S)))

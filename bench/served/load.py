@@ -12,13 +12,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bench.served.agent import PAUSE_S, TOKENS
+from bench.served.agent import CROWD_TOKENS, PAUSE_S, TOKENS
 from bench.served.wire import Connection, Refused
 
 T = TypeVar("T")
 
 _TOKEN = b"event: messages"
 _FAILURE = b"event: error"
+_FULL = (429, 503)
+"""By which a server says that it has enough to do."""
+_TOKENS_ONLY = {"stream_mode": ["messages-tuple"]}
 _OPENING = 20
 """Requests at once where the time that they take is nobody's figure."""
 STREAM_S = TOKENS * PAUSE_S
@@ -31,6 +34,16 @@ class Seen:
     ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
     share: float = 0.0
+
+
+@dataclass
+class CrowdSeen(Seen):
+    """What became of a crowd's streams. `seconds` is when the last was done, `next_ms` how long a request
+    took that came when all had ended."""
+
+    refused: int = 0
+    failed: int = 0
+    next_ms: float = 0.0
 
 
 def within(patience_s: float, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -92,12 +105,59 @@ async def streams(port: int, there: list[str], each: int) -> Seen:
     async def listen(thread: str, connection: Connection, delay: float) -> None:
         await asyncio.sleep(delay)
         for number in range(each):
-            seen.ms.append(await _first_token(connection, thread, number))
+            body = {**_body("tokens", number), **_TOKENS_ONLY}
+            seen.ms.append(await _first_token(connection, f"/threads/{thread}/runs/stream", body, TOKENS))
 
     async with AsyncExitStack() as stack:
         clients = [(thread, await stack.enter_async_context(Connection(port))) for thread in there]
         apart = STREAM_S / len(clients)
         await _timed(seen, [listen(*client, apart * number) for number, client in enumerate(clients)])
+    return seen
+
+
+async def lone_runs(port: int, clients: int, count: int) -> Seen:
+    """Runs without a thread, each of which is waited for, about ``count`` in all."""
+    seen = Seen()
+
+    async def ask(connection: Connection) -> None:
+        for number in range(-(-count // clients)):
+            start = time.perf_counter()
+            state = await connection.ask("/runs/wait", _body("chat", number))
+            seen.ms.append((time.perf_counter() - start) * 1000)
+            if len(state.get("messages", ())) != 2:
+                raise Refused(f"a run was answered with {str(state)[:200]}")
+
+    async with AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(Connection(port)) for _ in range(clients)]
+        await _timed(seen, [ask(connection) for connection in connections])
+    return seen
+
+
+async def crowd(port: int, clients: int, patience_s: float) -> CrowdSeen:
+    """Clients that begin at once, each with one stream of a run without a thread, followed to its end. A
+    server may refuse some; those that break off, or are not done in time, have failed."""
+    seen = CrowdSeen()
+    body = {**_body("crowd", 0), **_TOKENS_ONLY}
+
+    async def listen(connection: Connection) -> None:
+        try:
+            async with asyncio.timeout_at(until):
+                first = await _first_token(connection, "/runs/stream", body, CROWD_TOKENS)
+        except (Refused, TimeoutError) as error:
+            if isinstance(error, Refused) and error.status in _FULL:
+                seen.refused += 1
+            else:
+                seen.failed += 1
+        else:
+            seen.ms.append(first)
+
+    async with AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(Connection(port)) for _ in range(clients)]
+        until = asyncio.get_running_loop().time() + patience_s
+        await _timed(seen, [listen(connection) for connection in connections])
+        start = time.perf_counter()
+        await threads(port, 1)
+        seen.next_ms = (time.perf_counter() - start) * 1000
     return seen
 
 
@@ -118,19 +178,18 @@ async def idle(port: int, there: list[str], weigh: Callable[[], int], settle_s: 
         return before, weigh()
 
 
-async def _first_token(connection: Connection, thread: str, number: int) -> float:
+async def _first_token(connection: Connection, path: str, body: dict[str, Any], tokens: int) -> float:
     """Milliseconds; the stream is followed to its end, which has to have all of its tokens."""
     start = time.perf_counter()
     first: float | None = None
     told = b""
-    body = {**_body("tokens", number), "stream_mode": ["messages-tuple"]}
-    async for piece in connection.follow(f"/threads/{thread}/runs/stream", body):
+    async for piece in connection.follow(path, body):
         told += piece
         if first is None and _TOKEN in told:
             first = (time.perf_counter() - start) * 1000
-    if first is None or told.count(_TOKEN) < TOKENS or _FAILURE in told:
+    if first is None or told.count(_TOKEN) < tokens or _FAILURE in told:
         raise Refused(
-            f"a stream told {told.count(_TOKEN)} of {TOKENS} tokens, and at its end {told[-200:]!r}"
+            f"a stream told {told.count(_TOKEN)} of {tokens} tokens, and at its end {told[-200:]!r}"
         )
     return first
 

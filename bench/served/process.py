@@ -26,7 +26,7 @@ _LEAVING_S = 20.0
 _SETTLING_S = 0.2
 _CONFIGURATION = {
     "dependencies": ["."],
-    "graphs": {"chat": "./agent.py:chat", "tokens": "./agent.py:tokens"},
+    "graphs": {name: f"./agent.py:{name}" for name in ("chat", "tokens", "crowd")},
 }
 
 

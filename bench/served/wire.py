@@ -15,7 +15,13 @@ _LINE_MAX = 1 << 20
 
 
 class Refused(Exception):
-    """The server said no, or broke off; the message has its status and how its answer begins."""
+    """The server said no, or broke off; the message has its status and how its answer begins.
+
+    `status` is that of an answer that says no, 0 for everything else."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Connection:
@@ -56,7 +62,8 @@ class Connection:
         status, headers = _head(await reader.readuntil(b"\r\n\r\n"))
         if status >= 300:
             wrong = b"".join([piece async for piece in _pieces(reader, headers)])
-            raise Refused(f"{path} was answered with {status}: {wrong[:200].decode(errors='replace')}")
+            shown = wrong[:200].decode(errors="replace")
+            raise Refused(f"{path} was answered with {status}: {shown}", status)
         return reader, headers
 
     def close(self) -> None:

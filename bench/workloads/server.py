@@ -6,22 +6,17 @@ on one machine from the first figure to the last and take turns; who is not aske
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from functools import partial
-from itertools import count
-from pathlib import Path
 from typing import Any
 
-from bench import servers
 from bench.desk import Desk
 from bench.figures import percentile
-from bench.served import load, rooms
+from bench.served import load
 from bench.served.agent import PAUSE_S, TOKENS
 from bench.served.hosts import CONCURRENCY, HOSTS
-from bench.served.process import HostFailed, Served
-from bench.served.wire import Refused
-from bench.servers import Missing, Server
+from bench.served.process import Served
+from bench.served.tested import TestedServers, tested_servers
 
 Results = dict[str, Any]
 
@@ -31,11 +26,7 @@ SHARE = 0.99
 TWICE, TOO_LATE = 2.0, 4.0
 """Times the first token of a single stream: what is looked for, and where a server's ramp ends."""
 _SETTLE_S = 0.5
-VARIANT = "appendfsync everysec"
-"""Of Valkey, which has a queue and passing events to keep, and no threads."""
-_numbers = count()
-
-KEEPERS: dict[str, servers.Starter] = {"postgres": servers.postgres, "redis": servers.redis}
+_FIGURES = ("idle", "one", "many", "streams", "shares")
 
 
 def units(desk: Desk) -> int:
@@ -58,94 +49,24 @@ def run(desk: Desk) -> Results:
         "idle_streams": plan.idle_streams,
         "idle_repeats": plan.idle_repeats,
         "repeats": plan.server_repeats,
-        "keepers": {},
-        "hosts": {},
     }
-    with ExitStack() as stack:
-        keepers = {name: _keeper(stack, found, name) for name in KEEPERS}
-        field = _Field(desk, found["hosts"], keepers)
-        stack.callback(field.leave)
+    with tested_servers(desk, found, list(HOSTS), _FIGURES) as tested:
         for repeat in range(plan.idle_repeats):
-            field.each(repeat, partial(_weigh, desk, fresh=repeat > 0))
+            tested.each(repeat, partial(_weigh, desk, fresh=repeat > 0))
         for repeat in range(plan.server_repeats):
-            field.each(repeat, partial(_wait, desk))
+            tested.each(repeat, partial(_wait, desk))
             for level in plan.stream_levels:
-                field.each(repeat, partial(_stream, desk, level=level, repeat=repeat))
+                tested.each(repeat, partial(_stream, desk, level=level, repeat=repeat))
     return found
 
 
-def _keeper(stack: ExitStack, found: Results, name: str) -> Server | None:
-    try:
-        server = stack.enter_context(KEEPERS[name]())
-    except Missing as missing:
-        found["keepers"][name] = {"skipped": str(missing)}
-        return None
-    if VARIANT in server.variants:
-        server.vary(VARIANT)
-    found["keepers"][name] = {"settings": server.settings, "variant": VARIANT in server.variants}
-    return server
-
-
-class _Field:
-    """The servers that take part. One that fails leaves, and what it had comes to nothing."""
-
-    def __init__(self, desk: Desk, seen: dict[str, Results], keepers: Mapping[str, Server | None]) -> None:
-        self._desk = desk
-        self._seen = seen
-        self._keepers = keepers
-        self._served: dict[str, Served] = {}
-        self._programs: dict[str, Path] = {}
-        for name, host in HOSTS.items():
-            seen[name] = {"idle": [], "one": [], "many": [], "streams": [], "shares": []}
-            with self._leaving(name):
-                self._programs[name] = rooms.programs(host)
-                python, packages = rooms.versions(host, self._programs[name])
-                seen[name] |= {"python": python, "packages": packages}
-                self._served[name] = self.begun(name)
-
-    def begun(self, name: str) -> Served:
-        """A process of its own, on empty databases of its own."""
-        host, number = HOSTS[name], next(_numbers)
-        urls = {need: self._empty(need, f"server-{number}") for need in host.needs}
-        return Served(host, self._programs[name], self._desk.scratch / f"server-{number}", urls)
-
-    def each(self, turn: int, visit: Callable[[str, Served, Results, _Field], None]) -> None:
-        order = list(self._served)
-        first = turn % len(order) if order else 0
-        for name in order[first:] + order[:first]:
-            with self._leaving(name):
-                visit(name, self._served[name], self._seen[name], self)
-
-    def leave(self) -> None:
-        for served in self._served.values():
-            served.leave()
-
-    def _empty(self, need: str, name: str) -> str:
-        if (keeper := self._keepers[need]) is None:
-            raise Missing(f"it needs {need}, which is not there")
-        return keeper.empty(name)
-
-    @contextmanager
-    def _leaving(self, name: str) -> Iterator[None]:
-        """What is missing here is said on the page; a failure is ours to look into and fails the run."""
-        try:
-            yield
-        except Missing as missing:
-            self._seen[name]["skipped"] = str(missing)
-        except (HostFailed, Refused) as failure:
-            self._seen[name]["skipped"] = str(failure)
-            self._desk.notes.append(f"{HOSTS[name].label} left the load: {failure}")
-        else:
-            return
-        if (served := self._served.pop(name, None)) is not None:
-            served.leave()
-
-
-def _weigh(desk: Desk, name: str, served: Served, seen: Results, field: _Field, *, fresh: bool) -> None:
+def _weigh(
+    desk: Desk, name: str, served: Served, seen: Results, tested: TestedServers, *, fresh: bool
+) -> None:
     """A process that has done nothing but answer a few requests: what it frees after others would be used
     again, and its streams seem to weigh nothing. The first of these is the one that is loaded later."""
     if fresh:
-        with field.begun(name) as other:
+        with tested.start(name) as other:
             _weighed(desk, other, seen)
     else:
         _weighed(desk, served, seen)
@@ -168,7 +89,7 @@ def _weighed(desk: Desk, served: Served, seen: Results) -> None:
     seen["idle"].append({"before": before, "a_stream": (after - before) / plan.idle_streams})
 
 
-def _wait(desk: Desk, name: str, served: Served, seen: Results, _: _Field) -> None:
+def _wait(desk: Desk, name: str, served: Served, seen: Results, _: TestedServers) -> None:
     plan = desk.plan
     for which, clients, each in (("one", 1, plan.lone_requests), ("many", CLIENTS, plan.requests_a_client)):
         with served.awake() as port:
@@ -190,7 +111,7 @@ def _wait(desk: Desk, name: str, served: Served, seen: Results, _: _Field) -> No
 
 
 def _stream(
-    desk: Desk, name: str, served: Served, seen: Results, _: _Field, *, level: int, repeat: int
+    desk: Desk, name: str, served: Served, seen: Results, _: TestedServers, *, level: int, repeat: int
 ) -> None:
     """One level of the ramp. A server whose tokens came far too late at the level before is not asked."""
     plan = desk.plan

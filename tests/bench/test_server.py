@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,64 +15,14 @@ import pytest
 from bench import report
 from bench.desk import Desk
 from bench.plan import FULL, QUICK
-from bench.served import agent, load, rooms
+from bench.served import agent, load, rooms, tested
 from bench.served.hosts import AEGRA, AEGRA_REDIS, HOSTS, LANGGRAPH, PERDURE, PERDURE_PG, Host, Site, Start
 from bench.served.process import HostFailed, Served
 from bench.served.wire import Connection, Refused
 from bench.servers import Missing
 from bench.workloads import server
+from tests.bench.small_servers import Easy, Reply, answering, asked, chunked, plain, told
 from tests.bench.test_report import results
-
-Reply = Callable[[str, dict[str, Any]], list[bytes]]
-
-
-def plain(body: Any, status: str = "200 OK", more: str = "") -> list[bytes]:
-    said = json.dumps(body).encode()
-    return [f"HTTP/1.1 {status}\r\nContent-Length: {len(said)}\r\n{more}\r\n".encode() + said]
-
-
-def chunked(*pieces: bytes) -> list[bytes]:
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return [head, *(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n"]
-
-
-@asynccontextmanager
-async def answering(reply: Reply) -> AsyncIterator[tuple[int, list[int]]]:
-    """A port whose server answers what `reply` says, and how many requests each of its connections had."""
-    had: list[int] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        mine = len(had)
-        had.append(0)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                length = int(head.lower().split("content-length:")[1].split("\r\n")[0])
-                body = json.loads(await reader.readexactly(length))
-                had[mine] += 1
-                written = reply(head.split(" ")[1], body)
-                for piece in written:
-                    writer.write(piece)
-                    await writer.drain()
-                    await asyncio.sleep(0)
-                if b"Connection: close" in written[0]:
-                    break
-        except asyncio.IncompleteReadError:  # the client is gone
-            pass
-        finally:
-            writer.close()
-
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with listener:
-        yield listener.sockets[0].getsockname()[1], had
-
-
-def asked(reply: Reply, work: Callable[[int], Awaitable[Any]]) -> tuple[Any, list[int]]:
-    async def main() -> tuple[Any, list[int]]:
-        async with answering(reply) as (port, had):
-            return await work(port), had
-
-    return asyncio.run(main())
 
 
 async def twice(port: int) -> list[Any]:
@@ -142,11 +88,6 @@ def test_an_answer_that_lacks_messages_is_no_figure() -> None:
 
     with pytest.raises(Refused, match="message 3 of a thread was answered with"):
         asked(talker(forgets=2), work)
-
-
-def told(tokens: int, *more: bytes) -> list[bytes]:
-    token = b'event: messages\r\ndata: ["word"]\r\n\r\n'
-    return chunked(b"event: metadata\r\n\r\neve", token[3:], *([token] * (tokens - 1)), *more)
 
 
 def test_the_first_token_is_timed_for_every_stream() -> None:
@@ -360,65 +301,6 @@ def test_a_page_without_the_section_says_nothing_of_it() -> None:
     assert "Servers under load" not in report.page(results({}, 1), [], "")
 
 
-class Easy:
-    """A server that has been asked all it can be."""
-
-    def __init__(self, *_: object) -> None:
-        self.left = 0
-
-    @contextmanager
-    def awake(self) -> Iterator[int]:
-        yield 1
-
-    def weight(self) -> int:
-        return 1
-
-    def cpu_s(self) -> float:
-        return 1.0
-
-    def leave(self) -> None:
-        self.left += 1
-
-    def __enter__(self) -> Easy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
-
-@pytest.fixture
-def easy(monkeypatch: pytest.MonkeyPatch) -> list[Easy]:
-    """Servers, environments and loads that take no time; those that were begun."""
-    begun: list[Easy] = []
-
-    class Known(Easy):
-        def __init__(self, *_: object) -> None:
-            super().__init__()
-            begun.append(self)
-
-    async def threads(_: int, count: int) -> list[str]:
-        return ["a"] * count
-
-    async def seen(*_: object) -> load.Seen:
-        return load.Seen([1.0, 2.0], 1.0, 0.5)
-
-    async def idle(*_: object) -> tuple[int, int]:
-        return 100, 200
-
-    monkeypatch.setattr(server, "Served", Known)
-    monkeypatch.setattr(server, "KEEPERS", dict.fromkeys(server.KEEPERS, databases))
-    monkeypatch.setattr(rooms, "programs", lambda _: Path())
-    monkeypatch.setattr(rooms, "versions", lambda *_: ("3.12.0", {}))
-    for name, work in {"threads": threads, "waits": seen, "streams": seen, "idle": idle}.items():
-        monkeypatch.setattr(load, name, work)
-    return begun
-
-
-@contextmanager
-def databases() -> Iterator[Any]:
-    yield SimpleNamespace(settings="a server", variants=(), empty=lambda name: f"it://{name}")
-
-
 @pytest.mark.parametrize("plan", [QUICK, FULL])
 def test_progress_comes_to_its_end(plan: Any, tmp_path: Path, easy: list[Easy]) -> None:
     steps: list[str] = []
@@ -459,7 +341,7 @@ def test_what_is_missing_is_no_failure(
     def missing() -> Any:
         raise Missing("no valkey here")
 
-    monkeypatch.setitem(server.KEEPERS, "redis", missing)
+    monkeypatch.setitem(tested.KEEPERS, "redis", missing)
     desk = Desk(QUICK, [], tmp_path, lambda _: None)
     hosts = server.run(desk)["hosts"]
     assert not desk.notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.figures import median, median_ratio
+from bench.report_server import client_share, missing, present
 from bench.served.hosts import HOSTS, LANGGRAPH
 from bench.tables import NONE, Row, number, table, times
 from bench.workloads.crowd import SHARE, WEIGHINGS
@@ -16,8 +17,10 @@ def crowd(results: Results) -> list[str]:
     found = results.get("crowd")
     if not found:
         return []
-    crowds = _present(found["crowds"]["hosts"])
-    weights = _present(found["weights"])
+    crowds = present(found["crowds"]["hosts"])
+    weights = present(found["weights"])
+    levels = [str(level) for level in found["levels"]]
+    shares = [visit["share"] for seen in crowds.values() for level in levels for visit in seen[level]]
     return [
         "## A crowd in front of a server",
         f"Streams that all begin at once, each of a run without a thread: {found['tokens']} tokens, "
@@ -26,29 +29,16 @@ def crowd(results: Results) -> list[str]:
         f"after {number(found['patience_s'])} s, has failed. Processor time is of the server for a stream "
         f"that was done, the first token is that of the {SHARE * 100:.0f}th percentile, and the next request "
         f"creates a thread when all streams have ended. Medians of {found['repeats']} rounds; ratios are "
-        "those of neighbours.",
-        *_missing(found["crowds"]["hosts"]),
+        f"those of neighbours.{client_share(shares)}",
+        *missing(found["crowds"]["hosts"]),
         *([_crowds(found, crowds)] if crowds else []),
         "### What requests leave behind",
         f"{found['requests']:,} runs without a thread from {found['clients']} clients, each waited for, on a "
         "server that has just started. Memory of its processes after the first eighth and at the end, and "
         "what a request of the second half added:",
-        *_missing(found["weights"]),
+        *missing(found["weights"]),
         *([_weights(found, weights)] if weights else []),
     ]
-
-
-def _present(hosts: Results) -> Results:
-    return {name: seen for name, seen in hosts.items() if "skipped" not in seen}
-
-
-def _missing(hosts: Results) -> list[str]:
-    lines = [
-        f"- {HOSTS[name].label} was not measured: {seen['skipped']}."
-        for name, seen in hosts.items()
-        if "skipped" in seen
-    ]
-    return ["\n".join(lines)] if lines else []
 
 
 def _crowds(found: Results, hosts: Results) -> str:

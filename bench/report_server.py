@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench.figures import median, median_ratio
@@ -17,7 +18,7 @@ def server(results: Results) -> list[str]:
     found = results.get("server")
     if not found:
         return []
-    hosts: Results = {name: seen for name, seen in found["hosts"].items() if "skipped" not in seen}
+    hosts = present(found["hosts"])
     return [
         "## Servers under load",
         "Perdure's server beside `langgraph dev`, the server of LangGraph's command line, and Aegra, an open "
@@ -29,14 +30,30 @@ def server(results: Results) -> list[str]:
     ]
 
 
+def present(hosts: Results) -> Results:
+    """The servers that were measured."""
+    return {name: seen for name, seen in hosts.items() if "skipped" not in seen}
+
+
+def missing(hosts: Results) -> list[str]:
+    """A paragraph on those that were not, if there are any."""
+    lines = [
+        f"- {HOSTS[name].label} was not measured: {seen['skipped']}."
+        for name, seen in hosts.items()
+        if "skipped" in seen
+    ]
+    return ["\n".join(lines)] if lines else []
+
+
+def client_share(shares: Sequence[float]) -> str:
+    """A sentence more, on the processor that the client took from the servers."""
+    return f" The client had {max(shares):.0%} of one processor at most." if shares else ""
+
+
 def _kept(found: Results) -> list[str]:
     rows: list[Row] = []
-    missing: list[str] = []
-    for name, seen in found["hosts"].items():
+    for name, seen in present(found["hosts"]).items():
         host = HOSTS[name]
-        if "skipped" in seen:
-            missing.append(f"- {host.label} was not measured: {seen['skipped']}.")
-            continue
         packages = ", ".join(f"{package} {version}" for package, version in seen["packages"].items())
         rows.append([host.label, f"{packages}; Python {seen['python']}", host.keeps])
     lines = ["| | versions | what is kept |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
@@ -47,7 +64,7 @@ def _kept(found: Results) -> list[str]:
     ]
     return [
         *(["\n".join(lines)] if rows else []),
-        *(["\n".join(missing)] if missing else []),
+        *missing(found["hosts"]),
         *([f"Behind them: {'; '.join(keepers)}. SQLite as it comes with Perdure."] if keepers else []),
     ]
 
@@ -137,7 +154,7 @@ def _idle(hosts: Results) -> str:
 
 def _closing(found: Results, hosts: Results) -> str:
     shares = [share for seen in hosts.values() for share in seen["shares"]]
-    share = f" The client had {max(shares):.0%} of one processor at most." if shares else ""
+    share = client_share(shares)
     pythons = {hosts[name]["python"] for name in (PERDURE_PG, AEGRA) if name in hosts}
     python = " Aegra needs a newer Python than the others here run on." if len(pythons) > 1 else ""
     return (

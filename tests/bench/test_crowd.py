@@ -80,7 +80,7 @@ def test_progress_comes_to_its_end(plan: Any, tmp_path: Path, easy: list[Easy]) 
 
 def visit(done_per_s: float, first_ms: float | None) -> dict[str, Any]:
     figures = {"done_per_s": done_per_s, "first_ms": first_ms, "cpu_ms": first_ms, "next_ms": 3.0}
-    return {**figures, "refused": 1, "failed": 0}
+    return {**figures, "refused": 1, "failed": 0, "share": done_per_s / 100}
 
 
 def test_the_page_has_ratios_of_neighbours_and_what_a_request_adds() -> None:
@@ -107,6 +107,7 @@ def test_the_page_has_ratios_of_neighbours_and_what_a_request_adds() -> None:
     page = report.page(results({}, 1, crowd=found), [], "")
     assert "| 16 | **Perdure**, SQLite | 60.0 | 3.00 × | 100 | 100 | 0.50 × | 1 | 0 | 3.00 |" in page
     assert "| **Perdure**, SQLite | 90.0 | 104 | 1.00 | 5.00 |" in page
+    assert "The client had 90% of one processor at most." in page
     assert "- **Perdure**, PostgreSQL was not measured: it needs postgres" in page
 
 

@@ -36,11 +36,14 @@ GRACE_S = 0.5
 
 
 class Model:
-    """A node that asks a model, which answers once all threads have asked, and then takes its time."""
+    """A node that asks a model, which answers once all that it expects have asked, then takes its time."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.met = asyncio.Barrier(THREADS)
+        self.met = asyncio.Barrier(1)
+
+    def expect(self, threads: int) -> None:
+        self.met = asyncio.Barrier(threads)
 
     async def __call__(self, state: MessagesState) -> dict[str, Any]:
         self.calls += 1
@@ -89,14 +92,16 @@ def test_many_threads_think_at_a_time_on_few_connections() -> None:
     names = [f"t{n}" for n in range(THREADS)]
     seen: Counter[str] = Counter()
 
-    async def main(storage: Storage) -> float:
+    async def main(storage: Storage) -> tuple[float, float]:
         wide = settings(concurrency=THREADS, lease=LEASE_S)
         over = asyncio.Event()
         watching = asyncio.create_task(watch(seen, over))
         database = storage.database()
         async with working(database, graph, settings=wide) as runtime:
             await eventually(lambda: seen["looks"])
-            seconds = await talk(runtime, names)
+            one = await talk(runtime, ["alone"])
+            model.expect(THREADS)
+            many = await talk(runtime, names)
             over.set()
             await watching
             for name in names:
@@ -104,17 +109,17 @@ def test_many_threads_think_at_a_time_on_few_connections() -> None:
                 assert state is not None
                 said = [message.text for message in state.checkpoint["channel_values"]["messages"]]
                 assert said == [f"I am {name}", f"echo: I am {name}"]
-        return seconds
+        return one, many
 
     with postgres.empty(pool=POOL, application_name=NAME) as url:
         storage = Storage("postgresql", url)
         try:
-            seconds = asyncio.run(main(storage))
+            one, many = asyncio.run(main(storage))
         finally:
             storage.close()
-    figures = {"threads": THREADS, "thinks": THINKS_S, "seconds": round(seconds, 1)}
+    figures = {"threads": THREADS, "thinks": THINKS_S, "one": round(one, 1), "many": round(many, 1)}
     publish("models", {**figures, "connections": seen["connections"], "idling": seen["idling"]})
-    assert model.calls == THREADS
+    assert model.calls == 1 + THREADS
     # At most the pool's, and one that hears of messages.
     assert 1 < seen["connections"] <= POOL + 1
     assert seen["idling"] == 0

@@ -75,16 +75,24 @@ local function unlist(kind, op, value)
   end
 end
 
+-- The record that an operation changes, nil or false if there is none.
+local function stored(op, n)
+  if before[n] == nil then
+    return redis.call('HGET', records, op.field)
+  end
+  return before[n]
+end
+
 local function put(kind, op, n)
   local value = op.more
   if kind.grows then
-    local old = before[n] == nil and redis.call('HGET', records, op.field) or before[n]
+    local old = stored(op, n)
     if old and less(value:sub(1, 8), old:sub(1, 8)) then
       value = old:sub(1, 8) .. value:sub(9)
     end
   end
   if kind.index or #kind.by > 0 then
-    local old = before[n] == nil and redis.call('HGET', records, op.field) or before[n]
+    local old = stored(op, n)
     if old then
       unlist(kind, op, old)
     end
@@ -104,7 +112,7 @@ end
 local function delete(kind, op, n)
   local old = nil
   if kind.index or #kind.by > 0 then
-    old = before[n] == nil and redis.call('HGET', records, op.field) or before[n]
+    old = stored(op, n)
   end
   if redis.call('HDEL', records, op.field) == 0 then
     return

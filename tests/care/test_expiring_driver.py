@@ -16,8 +16,8 @@ from perdure.care.expiring_driver import ExpiringDriver, with_expired
 from perdure.database.base import handle_of
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
-from perdure.model.ops import Expect, Find, Now
-from perdure.model.records import OF_THREAD, SERVER, Partition
+from perdure.model.ops import Commit, Delete, Drop, Expect, Fetch, Find, Get, Now, Range
+from perdure.model.records import GC, HEAD, OF_THREAD, SERVER, WRITE, Partition
 from tests import backends
 from tests.langgraph import graphs
 from tests.langgraph.graphs import STATES
@@ -29,18 +29,22 @@ HERE = Partition("", "a")
 
 
 class Moved:
-    """A driver whose database has the clock of the test."""
+    """A driver whose database has the clock of the test, and another process between two requests."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.asked: list[Any] = []
+        self.between: Callable[[Any], None] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def perform(self, effect: Any) -> Any:
         self.asked.append(effect)
-        return time.time_ns() // 1000 if isinstance(effect, Now) else self._inner.perform(effect)
+        answer = time.time_ns() // 1000 if isinstance(effect, Now) else self._inner.perform(effect)
+        if self.between is not None:
+            self.between(effect)
+        return answer
 
     async def aperform(self, effect: Any) -> Any:
         self.asked.append(effect)
@@ -129,6 +133,38 @@ def test_it_is_absent_to_every_call_and_starts_anew(kept: Kept) -> None:
     assert len(kept.whole.timeline("a")) == 3
     assert db.fsck("a") == []
     assert [t.thread_id for t in db.threads()] == ["a"]
+
+
+def test_a_thread_that_is_removed_while_it_is_looked_at_reads_as_absent(near: Kept) -> None:
+    talk(near.db)
+    near.wait(2)
+
+    def between(effect: Any) -> None:
+        near.moved.between = None
+        near.moved.perform(Drop(HERE))
+
+    near.moved.between = between
+    assert near.db.checkpointer().get_tuple(config("a")) is None
+
+
+def test_a_write_that_finds_a_removal_under_way_starts_anew(near: Kept) -> None:
+    """The other writer has taken the thread's generation away, and its other records are still there."""
+    talk(near.db)
+    near.wait(2)
+    saver = near.db.checkpointer()
+    assert saver.get_tuple(config("a")) is None
+
+    def between(effect: Any) -> None:
+        if isinstance(effect, Fetch) and Get(GC, ()) in effect.items:
+            near.moved.between = None
+            ((generation,),) = near.moved.perform(Fetch(HERE, (Get(GC, ()),)))
+            near.moved.perform(Commit(HERE, (Delete(GC, (), generation.version),)))
+
+    near.moved.between = between
+    saver.put_writes(config("a", checkpoint_ns="", checkpoint_id="first"), [("said", "hello")], "task")
+    assert near.moved.between is None
+    heads, writes = near.moved.perform(Fetch(HERE, (Range(HEAD), Range(WRITE))))
+    assert (heads, len(writes)) == ((), 1)
 
 
 def test_a_saver_that_knew_the_thread_starts_anew_too(near: Kept) -> None:

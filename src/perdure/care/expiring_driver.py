@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from perdure.engine.expiry import ThreadAtRest, read_at_rest, remove_expired
+from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
 from perdure.model.checkpoint_times import time_of
 from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Get, IndexHit, Now, Refused, Stage
@@ -94,7 +95,8 @@ class ExpiringDriver(WrappingDriver):
         if not self._may_be_over(effect.partition, heads, epochs, documents):
             return answers[:count]
         if (yield from self._expired(effect.partition)) is None:
-            return answers[:count]
+            # Another process may have removed the thread since the answers were read.
+            return (yield from ask(effect))
         return ((),) * count
 
     def _find(self, effect: Find) -> Program[tuple[IndexHit, ...]]:
@@ -135,9 +137,14 @@ class ExpiringDriver(WrappingDriver):
         return (yield from self._expired(partition)) is not None
 
     def _write(self, effect: Commit | Stage) -> Program[Any]:
-        thread = yield from self._expired(effect.partition)
-        if thread is not None and (yield from remove_expired(effect.partition, thread)):
-            self._forget(effect.partition)
+        for _ in range(ATTEMPTS):
+            thread = yield from self._expired(effect.partition)
+            if thread is None:
+                break
+            if (yield from remove_expired(effect.partition, thread)):
+                self._forget(effect.partition)
+                break
+            # Another writer removes it. What is stored while it does would go with the thread.
         return (yield from ask(cast("Effect[Any]", effect)))
 
     def _expired(self, partition: Partition) -> Program[ThreadAtRest | None]:

@@ -125,7 +125,7 @@ def within(seconds: float, body: Awaitable[T]) -> T:
 
 
 def assert_over(saver: PerdureSaver) -> None:
-    assert saver._openings._openings == {}
+    assert saver._steps._steps == {}
 
 
 @contextmanager

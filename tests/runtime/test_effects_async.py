@@ -71,10 +71,10 @@ def before_the_second_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Aw
     """Call ``act`` before the checkpoint is stored with which the node ``pay`` begins."""
     aput = PerdureSaver._aput  # pyright: ignore[reportPrivateUsage]
 
-    async def later(self: PerdureSaver, at: Any, config: Any, new: Any, metadata: Any, versions: Any) -> Any:
-        if metadata["step"] == 1 and not config["configurable"].get("checkpoint_ns"):
+    async def later(self: PerdureSaver, at: Any, step: Any, config: Any, *new: Any) -> Any:
+        if new[1]["step"] == 1 and not config["configurable"].get("checkpoint_ns"):
             await act()
-        return await aput(self, at, config, new, metadata, versions)
+        return await aput(self, at, step, config, *new)
 
     monkeypatch.setattr(PerdureSaver, "_aput", later)
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -27,9 +28,9 @@ from perdure.langgraph import translate
 from perdure.langgraph.channel_versions import next_version
 from perdure.langgraph.commit_plans import WritesPlan
 from perdure.langgraph.datatypes import TypeName
-from perdure.langgraph.first_step import may_be_carried
 from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.serde import Serde
+from perdure.langgraph.step_commits import Step
 from perdure.langgraph.translate import Address
 from perdure.model.checkpoint import Version
 from perdure.model.heads import ROOT
@@ -219,15 +220,17 @@ class PerdureSaver(SaverPrograms):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
-        putting = self._steps.putting(at, checkpoint["id"])
+        step = self._steps.begin(at, checkpoint["id"])
         try:
-            seqs = await self._aput(at, config, checkpoint, metadata, new_versions)
+            seqs = await self._aput(at, step, config, checkpoint, metadata, new_versions)
             await _confirm(at)
         except Exception as error:
             _report(at, error)
             raise
         finally:
-            putting.end()
+            # What carries it ends it.
+            if step.planned is None:
+                step.end()
         if any(map(ends_block, seqs)):
             with self._log_failure(at):
                 await arun(self._pack(at.partition), self._driver)
@@ -236,26 +239,27 @@ class PerdureSaver(SaverPrograms):
     async def _aput(
         self,
         at: Address,
+        step: Step,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> tuple[int, ...]:
         """Store a checkpoint and return the numbers of those that are durable with it."""
-        opening = self._openings.of(at)
-        if opening is not None:
-            put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, beside=opening.base)
-            if await opening.join(self._store(put, plan, opening.view), is_last=True):
-                return opening.base.seq, plan.seq
-            plan.freeze()
-            await opening.settled()
-            checkpoint = plan.checkpoint
+        before = self._steps.before(at)
+        if before is not None and before.planned is not None:
+            view, base = before.planned
+            put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, beside=base)
+            if await self._steps.store_with(before, put, self._store(put, plan, view)):
+                return base.seq, plan.seq
+            before, checkpoint = None, plan.checkpoint
         put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
-        if not self._fork and may_be_carried(at, plan.loop, put.source):
+        program = self._store(put, plan)
+        if not self._may_be_carried(at, put):
+            await self._steps.store_with(before, put, program)
+        elif await self._steps.store_input(step, put, program):
             # The write that carries it returns its number.
-            await self._openings.store(put, self._store(put, plan))
             return ()
-        await self._steps.store_checkpoint(at, put, self._store(put, plan))
         return (plan.seq,)
 
     @contextmanager
@@ -278,7 +282,7 @@ class PerdureSaver(SaverPrograms):
         at = self._address(config)
         try:
             plan = self._plan_writes(at, writes, task_id, task_path)
-            run(self._put_writes(at, plan), self._driver)
+            run(self._store_writes(at, plan), self._driver)
             plan.raise_refused()
         except Exception as error:
             _report(at, error)
@@ -300,20 +304,9 @@ class PerdureSaver(SaverPrograms):
             raise
 
     async def _aput_writes(self, at: Address, plan: WritesPlan) -> None:
-        opening = self._openings.of(at)
-        if opening is not None:
-            plan.beside = opening.base
-            if await opening.join(self._put_writes(at, plan, opening.view), is_last=False):
-                plan.raise_refused()
-                return
-            plan = self._plan_writes(at, plan.writes, plan.task_id, plan.task_path)
-        program = self._put_writes(at, plan)
-        if opening is None and self._may_be_held(at, plan):
-            await self._steps.store_writes(at, program)
-        else:
-            await arun(program, self._driver)
-        if opening is not None:
-            await opening.settled()
+        await self._steps.store_writes(
+            at, partial(self._store_writes, at, plan), may_wait=self._may_be_held(at, plan)
+        )
         plan.raise_refused()
 
     # Removing and copying

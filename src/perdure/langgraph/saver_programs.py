@@ -41,12 +41,11 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.datatypes import Allow
 from perdure.langgraph.early_loads import EarlyLoads
-from perdure.langgraph.first_step import Openings
 from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, leased, plain
 from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde
-from perdure.langgraph.step_commits import StepCommits
+from perdure.langgraph.step_commits import Planned, StepCommits
 from perdure.langgraph.translate import Address
 from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -67,6 +66,8 @@ OnStored = Callable[[Partition, str, Mapping[str, int]], None]
 _VIEWS_MAX = 20_000
 _OF_RUNS = "__pregel_"
 """Beginning of the configurable keys that only runs of graphs have."""
+_DURABILITY = f"{_OF_RUNS}durability"
+"""LangGraph's configurable key for the durability that the caller of a run asked for; absent if none."""
 GRAPH_ID = "graph_id"
 """Name in a checkpoint's metadata of the graph that made it."""
 _log = logging.getLogger("perdure.langgraph")
@@ -103,8 +104,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._loops = Loops()
         self._caches = Caches()
         self._early = EarlyLoads()
-        self._openings = Openings(driver)
-        self._steps = StepCommits(driver)
+        self._steps = StepCommits(driver, self._budget)
         self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
         self.on_stored: OnStored | None = None
         """Called with every checkpoint when it is durable, in the thread that stored it. It may neither raise
@@ -418,6 +418,18 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         plan.freeze()
         return plan
 
+    def _may_be_carried(self, at: Address, put: checkpoints.CheckpointPut) -> bool:
+        """Return True if another write may carry a put: a run's input on the root namespace, whose caller did
+        not ask to store nothing before the exit. With ``sync`` LangGraph awaits the checkpoint after START,
+        which shares the commit, before the first node begins."""
+        return (
+            put.loaded is not None
+            and put.source == "input"
+            and at.namespace == ROOT
+            and at.configurable.get(_DURABILITY, "async") in ("async", "sync")
+            and not self._fork
+        )
+
     def _may_be_held(self, at: Address, plan: WritesPlan) -> bool:
         """Return True if writes may wait a moment for the checkpoint that follows: those of a loop in which
         no task holds messages, as what is stored when a task ends decides which commit takes these."""
@@ -442,8 +454,10 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             return call.without_answer()
         return call
 
-    def _put_writes(self, at: Address, plan: WritesPlan, known: View | None = None) -> Program[None]:
+    def _store_writes(self, at: Address, plan: WritesPlan, planned: Planned | None = None) -> Program[None]:
+        """Store a task's writes, on what is stored or on a checkpoint that the same commit stores."""
         partition, namespace, loop = at.partition, plan.namespace, plan.loop
+        known, plan.beside = planned or (self._views.get((partition, ROOT)), None)
         if loop is not None:
             loop.refuse_if_lost()
         put = checkpoints.WritesPut(
@@ -459,7 +473,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             consumed=_consumed(at, plan),
         )
         try:
-            yield from put.store(known or self._views.get((partition, ROOT)))
+            yield from put.store(known)
         except Conflict as error:
             self._loops.lose(partition.thread, loop, error)
             raise

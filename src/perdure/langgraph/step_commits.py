@@ -1,20 +1,31 @@
-"""The writes of a step's last tasks and the checkpoint that follows it, in one commit.
+"""Commits that writes of one run share.
 
-LangGraph asks for both within a few rounds of the event loop: a task's writes when it ends, the checkpoint
-when all tasks have ended, but not before the one that the step began with is stored. So writes wait until
-that one is stored, as without it nothing could read them, and then these few rounds for the put of a
-checkpoint on theirs, which stores them, too. If none comes, as other tasks of the step are still under way,
-they make a commit of their own. No call returns before what it was given is durable.
+LangGraph asks within a moment for a run's input, the writes of START and the next checkpoint, and later for
+the writes of a step's last task and the checkpoint that follows. Each of these groups is one commit:
+
+- The put of an input may return before it is stored, as soon as a write of its run that builds on it is under
+  way: that write carries it, and returns when both are durable, or raises their error. LangGraph awaits every
+  write before a run ends, so a caller that waits for the run is not notified any sooner.
+- Writes of a task wait until the checkpoint that their step began with is stored, as without it nothing could
+  read them, and then a moment for the next checkpoint, whose put stores them, too.
+
+What finds no company makes a commit of its own. So does each part of a group that does not fit one commit, or
+whose commit is refused. No call but the put of an input returns before what it was given is durable.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from perdure.engine.checkpoints import CheckpointPut
-from perdure.errors import TooLarge, Unserialisable
+from perdure.engine.thread_state import View
+from perdure.engine.transact import Budget
+from perdure.errors import TooLarge, Unavailable, Unserialisable
 from perdure.langgraph.translate import Address
+from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.merged_commits import merged
 from perdure.model.ops import Commit, Committed
 from perdure.model.program import Effect, Program
@@ -22,151 +33,237 @@ from perdure.model.records import Partition
 from perdure.storage.port import Driver, arun
 
 _ROUNDS = 8
-"""Rounds of the event loop for which writes wait: from a task's end to the put of the checkpoint are up to
-six."""
+"""Rounds of the event loop for which company is waited for, which takes LangGraph three; wrappers of nodes
+may take more. Time would be no measure: the busier the loop, the longer are its rounds."""
 
-_Step = tuple[asyncio.AbstractEventLoop, Partition, str, str]
+Planned = tuple[View, CheckpointRecord]
+"""A thread, and its newest checkpoint, as they will be after a commit."""
+
+_Place = tuple[asyncio.AbstractEventLoop, Partition, str, str]
 
 
-class _HeldWrite:
-    """The writes of a task, planned up to their commit, and what became of them.
+class _Part(NamedTuple):
+    """A write whose program has been run up to its commit."""
 
-    ``over`` is set when a put that took them has an outcome: ``is_stored``, or ``error``, or neither if they
-    have to be stored alone."""
+    program: Program[None]
+    commit: Commit
 
-    __slots__ = ("commit", "error", "is_stored", "over", "program")
+    def finish(self) -> None:
+        """End the program: the commit was accepted."""
+        with suppress(StopIteration):
+            self.program.send(Committed())
+            raise RuntimeError("a write asks for nothing after its commit")
 
-    def __init__(self, program: Program[None], commit: Commit) -> None:
-        self.program = program
-        self.commit = commit
-        self.over: asyncio.Event | None = None
+    def fail(self, error: Exception) -> None:
+        """End the program: the commit failed."""
+        with suppress(Exception):
+            self.program.throw(error)
+
+
+class Step:
+    """What of a step is under way: its checkpoint, writes of its tasks, and the checkpoint that follows.
+
+    Attributes:
+        planned: The state after the commit, if that is to store the step's checkpoint: valid only for writes
+            in the same commit.
+        parts: The writes that wait for company.
+        is_open: True as long as others may join them.
+        is_stored: True if one commit has stored them all.
+    """
+
+    __slots__ = ("_error", "_over", "_place", "_steps", "is_open", "is_stored", "parts", "planned")
+
+    def __init__(self, steps: dict[_Place, Step], place: _Place, *, is_open: bool) -> None:
+        self.planned: Planned | None = None
+        self.parts: list[_Part] = []
+        self.is_open = is_open
         self.is_stored = False
-        self.error: Exception | None = None
+        self._error: Exception | None = None
+        self._over = asyncio.Event()
+        self._steps = steps
+        self._place = place
+        steps[place] = self
 
-
-class _Putting:
-    """The time in which a checkpoint is being stored, until ``end``."""
-
-    __slots__ = ("_over", "_puts", "_step")
-
-    def __init__(self, puts: dict[_Step, _Putting], step: _Step) -> None:
-        self._puts = puts
-        self._step = step
-        self._over: asyncio.Event | None = None
-        puts[step] = self
-
-    async def over(self) -> None:
-        """Return when the checkpoint has an outcome."""
-        self._over = self._over or asyncio.Event()
+    async def settled(self) -> None:
+        """Return when all parts have an outcome, or raise the error with which their commit failed."""
         await self._over.wait()
+        if self._error is not None:
+            raise self._error
 
-    def end(self) -> None:
-        if self._puts.get(self._step) is self:
-            del self._puts[self._step]
-        if self._over is not None:
-            self._over.set()
+    def end(self, error: Exception | None = None) -> None:
+        self.is_open = False
+        self._error = self._error or error
+        if self._steps.get(self._place) is self:
+            del self._steps[self._place]
+        self._over.set()
 
 
 class StepCommits:
-    """The writes that wait for a checkpoint, by the event loop and the checkpoint that they belong to."""
+    """The steps under way, by the event loop and the checkpoint with which they began."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, budget: Budget) -> None:
         self._driver = driver
-        self._held: dict[_Step, list[_HeldWrite]] = {}
-        self._puts: dict[_Step, _Putting] = {}
+        self._budget = budget
+        self._steps: dict[_Place, Step] = {}
 
-    def putting(self, at: Address, checkpoint_id: str) -> _Putting:
-        """Hold the writes on a checkpoint from now on, until the returned object is ended: it is being
-        stored."""
-        return _Putting(self._puts, _step(at, checkpoint_id))
+    def begin(self, at: Address, checkpoint_id: str) -> Step:
+        """Return a new step, whose checkpoint is being stored: writes on it wait until it is ended, or opened
+        by ``store_input``."""
+        return Step(self._steps, _place(at, checkpoint_id), is_open=False)
 
-    async def store_writes(self, at: Address, program: Program[None]) -> None:
-        """Store a task's writes on the checkpoint of ``at``, by the put of the next one or by a commit of
-        their own."""
-        step = _step(at, at.checkpoint_id)
-        if (putting := self._puts.get(step)) is not None:
-            # What the put changes in the thread would refuse writes that are planned before.
-            await putting.over()
-        effect = next(program)
-        if isinstance(effect, Commit):
-            held = _HeldWrite(program, effect)
-            await self._wait(step, held)
-            if held.over is not None:
-                await held.over.wait()
-                if held.is_stored:
-                    return
-                if held.error is not None:
-                    program.throw(held.error)
-        await arun(program, self._driver, effect)
+    def before(self, at: Address) -> Step | None:
+        """Return the step that a put ends, if something of it is under way."""
+        return self._steps.get(_place(at, at.checkpoint_id)) if self._steps else None
 
-    async def _wait(self, step: _Step, held: _HeldWrite) -> None:
-        self._held.setdefault(step, []).append(held)
-        try:
-            for _ in range(_ROUNDS):
-                await asyncio.sleep(0)
-                if held.over is not None:
-                    return
-        finally:
-            if held.over is None:
-                waiting = self._held[step]
-                waiting.remove(held)
-                if not waiting:
-                    del self._held[step]
+    async def store_writes(
+        self, at: Address, plan: Callable[[Planned | None], Program[None]], *, may_wait: bool
+    ) -> None:
+        """Store a task's writes on the checkpoint of ``at``.
 
-    async def store_checkpoint(self, at: Address, put: CheckpointPut, program: Program[None]) -> None:
-        """Store a checkpoint, and with it the writes that wait on the one of ``at``, which it is built on."""
-        waiting = self._held.pop(_step(at, at.checkpoint_id), None) if self._held else None
-        if waiting is None:
-            await arun(program, self._driver)
-            return
-        for held in waiting:
-            held.over = asyncio.Event()
-        effect: Effect[object] | None = None
-        try:
-            effect = next(program)
-            if await self._is_stored(waiting, put, program, effect):
+        Args:
+            at: The address of the checkpoint.
+            plan: Makes the program that stores them on what is stored, or on a checkpoint in the same commit.
+            may_wait: False if they have to be stored at once, unless their checkpoint waits for them.
+        """
+        place = _place(at, at.checkpoint_id)
+        while True:
+            step = self._steps.get(place)
+            planned = None if step is None else step.planned
+            if not may_wait and planned is None:
+                await arun(plan(None), self._driver)
                 return
-        finally:
-            # After any other end they are stored alone: also if this call was cancelled while its commit was
-            # under way, as writes that are stored already may be stored again.
-            for held in waiting:
-                if held.over is not None:
-                    held.over.set()
-        await arun(program, self._driver, effect)
+            if step is not None and not step.is_open:
+                # What the put changes in the thread would refuse writes that are planned before.
+                await step.settled()
+                continue
+            program = plan(planned)
+            effect = next(program)
+            if isinstance(effect, Commit):
+                step = step or Step(self._steps, place, is_open=True)
+                if await self._join(step, _Part(program, effect)):
+                    return
+            elif step is None or planned is None:
+                # What is too large for one commit begins with something else.
+                await arun(program, self._driver, effect)
+                return
+            else:
+                await step.settled()
 
-    async def _is_stored(
-        self, waiting: list[_HeldWrite], put: CheckpointPut, program: Program[None], effect: Effect[object]
-    ) -> bool:
-        """Return True when one commit has stored everything, False if each has to be stored alone."""
-        if not put.is_committed_by(effect):
+    async def _join(self, step: Step, part: _Part) -> bool:
+        """Store writes as a part of a step; return False if they have to be planned again."""
+        step.parts.append(part)
+        try:
+            await _moment(lambda: not step.is_open)
+        except BaseException:
+            if step.is_open:
+                self._leave(step, part)
+            raise
+        if step.is_open and step.planned is None:
+            self._leave(step, part)
+        else:
+            if step.is_open:
+                await self._send(step)
+            await step.settled()
+            if step.is_stored or step.planned is not None:
+                return step.is_stored
+        await arun(part.program, self._driver, part.commit)
+        return True
+
+    def _leave(self, step: Step, part: _Part) -> None:
+        """Take writes out of a step. If they were to carry its checkpoint, that is not stored either."""
+        step.parts.remove(part)
+        if step.planned is not None:
+            step.end(_cancelled())
+        elif not step.parts:
+            step.end()
+
+    async def store_input(self, step: Step, put: CheckpointPut, program: Program[None]) -> bool:
+        """Store a run's input, with which a step begins; return True if another write carries it, which need
+        not be durable yet."""
+        effect = next(program)
+        if put.is_committed_by(effect):
+            step.planned, step.is_open = put.planned, True
+            step.parts.append(_Part(program, effect))
+            try:
+                await _moment(lambda: len(step.parts) > 1)
+            finally:
+                if len(step.parts) == 1:
+                    step.planned, step.is_open = None, False
+            if step.planned is not None:
+                return True
+        await arun(program, self._driver, effect)
+        return False
+
+    async def store_with(self, step: Step | None, put: CheckpointPut, program: Program[None]) -> bool:
+        """Store a checkpoint, and with it what waits in the step that it ends.
+
+        Returns:
+            False if the program was planned on a checkpoint in the same commit, and has to be planned again.
+        """
+        effect: Effect[object] | None = None
+        if step is not None and step.is_open:
+            effect = next(program)
+            if put.is_committed_by(effect):
+                step.parts.append(_Part(program, effect))
+                if await self._send(step):
+                    return True
+        if step is not None and step.planned is not None:
+            put.plan.freeze()
+            await step.settled()
             return False
-        together = merged((*(held.commit for held in waiting), effect))
-        if together is None or not put.budget.holds(together.ops):
+        await arun(program, self._driver, effect)
+        return True
+
+    async def _send(self, step: Step) -> bool:
+        """Store all parts of a step by one commit; return False if they have to be stored apart. Then the
+        checkpoint that waited among them is stored."""
+        step.is_open = False
+        error: Exception | None = None
+        try:
+            step.is_stored = await self._commit(step.parts)
+            if step.is_stored:
+                for part in step.parts:
+                    part.finish()
+            elif step.planned is not None:
+                await arun(step.parts[0].program, self._driver, step.parts[0].commit)
+        except Exception as found:
+            error = found
+            raise
+        except BaseException:
+            # The others are stored alone: what is stored already may be stored again.
+            error = None if step.planned is None else _cancelled()
+            raise
+        finally:
+            step.end(error)
+        return step.is_stored
+
+    async def _commit(self, parts: list[_Part]) -> bool:
+        commit = merged(part.commit for part in parts)
+        if commit is None or not self._budget.holds(commit.ops):
             return False
         try:
-            answer = await self._driver.aperform(together)
+            return isinstance(await self._driver.aperform(commit), Committed)
         except (TooLarge, Unserialisable):
             return False  # whichever of them it is, the others may be stored
         except Exception as error:
-            for held in waiting:
-                held.error = error
-            program.throw(error)
+            for part in parts:
+                part.fail(error)
             raise
-        if not isinstance(answer, Committed):
-            return False
-        for held in waiting:
-            held.is_stored = True
-            _finish(held.program)
-        _finish(program)
-        return True
 
 
-def _step(at: Address, checkpoint_id: str | None) -> _Step:
+async def _moment(is_over: Callable[[], bool]) -> None:
+    for _ in range(_ROUNDS):
+        if is_over():
+            return
+        await asyncio.sleep(0)
+
+
+def _place(at: Address, checkpoint_id: str | None) -> _Place:
     return asyncio.get_running_loop(), at.partition, at.namespace or "", checkpoint_id or ""
 
 
-def _finish(program: Program[None]) -> None:
-    """End a program whose commit was accepted."""
-    with suppress(StopIteration):
-        program.send(Committed())
-        raise RuntimeError("a write asks for nothing after its commit")
+def _cancelled() -> Unavailable:
+    return Unavailable(
+        "the call that a run's input was stored with was cancelled: it may be stored or not; load the thread "
+        "again before repeating it"
+    )

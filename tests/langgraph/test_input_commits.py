@@ -88,6 +88,7 @@ def test_an_opening_is_one_commit_however_a_run_is_streamed(
     assert driver.openings == 1
 
 
+@pytest.mark.packs_late
 def test_a_turn_takes_three_trips_to_postgresql() -> None:
     with ExitStack() as stack:
         url = stack.enter_context(postgres.empty())

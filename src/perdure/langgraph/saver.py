@@ -30,7 +30,7 @@ from perdure.langgraph.commit_plans import WritesPlan
 from perdure.langgraph.datatypes import TypeName
 from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.serde import Serde
-from perdure.langgraph.step_commits import Step
+from perdure.langgraph.step_commits import UnfinishedStep
 from perdure.langgraph.translate import Address
 from perdure.model.checkpoint import Version
 from perdure.model.heads import ROOT
@@ -239,7 +239,7 @@ class PerdureSaver(SaverPrograms):
     async def _aput(
         self,
         at: Address,
-        step: Step,
+        step: UnfinishedStep,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,

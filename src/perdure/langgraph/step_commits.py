@@ -60,7 +60,7 @@ class _Part(NamedTuple):
             self.program.throw(error)
 
 
-class Step:
+class UnfinishedStep:
     """What of a step is under way: its checkpoint, writes of its tasks, and the checkpoint that follows.
 
     Attributes:
@@ -73,7 +73,7 @@ class Step:
 
     __slots__ = ("_error", "_over", "_place", "_steps", "is_open", "is_stored", "parts", "planned")
 
-    def __init__(self, steps: dict[_Place, Step], place: _Place, *, is_open: bool) -> None:
+    def __init__(self, steps: dict[_Place, UnfinishedStep], place: _Place, *, is_open: bool) -> None:
         self.planned: Planned | None = None
         self.parts: list[_Part] = []
         self.is_open = is_open
@@ -104,14 +104,14 @@ class StepCommits:
     def __init__(self, driver: Driver, budget: Budget) -> None:
         self._driver = driver
         self._budget = budget
-        self._steps: dict[_Place, Step] = {}
+        self._steps: dict[_Place, UnfinishedStep] = {}
 
-    def begin(self, at: Address, checkpoint_id: str) -> Step:
+    def begin(self, at: Address, checkpoint_id: str) -> UnfinishedStep:
         """Return a new step, whose checkpoint is being stored: writes on it wait until it is ended, or opened
         by ``store_input``."""
-        return Step(self._steps, _place(at, checkpoint_id), is_open=False)
+        return UnfinishedStep(self._steps, _place(at, checkpoint_id), is_open=False)
 
-    def before(self, at: Address) -> Step | None:
+    def before(self, at: Address) -> UnfinishedStep | None:
         """Return the step that a put ends, if something of it is under way."""
         return self._steps.get(_place(at, at.checkpoint_id)) if self._steps else None
 
@@ -139,7 +139,7 @@ class StepCommits:
             program = plan(planned)
             effect = next(program)
             if isinstance(effect, Commit):
-                step = step or Step(self._steps, place, is_open=True)
+                step = step or UnfinishedStep(self._steps, place, is_open=True)
                 if await self._join(step, _Part(program, effect)):
                     return
             elif step is None or planned is None:
@@ -149,7 +149,7 @@ class StepCommits:
             else:
                 await step.settled()
 
-    async def _join(self, step: Step, part: _Part) -> bool:
+    async def _join(self, step: UnfinishedStep, part: _Part) -> bool:
         """Store writes as a part of a step; return False if they have to be planned again."""
         step.parts.append(part)
         try:
@@ -169,7 +169,7 @@ class StepCommits:
         await arun(part.program, self._driver, part.commit)
         return True
 
-    def _leave(self, step: Step, part: _Part) -> None:
+    def _leave(self, step: UnfinishedStep, part: _Part) -> None:
         """Take writes out of a step. If they were to carry its checkpoint, that is not stored either."""
         step.parts.remove(part)
         if step.planned is not None:
@@ -177,7 +177,7 @@ class StepCommits:
         elif not step.parts:
             step.end()
 
-    async def store_input(self, step: Step, put: CheckpointPut, program: Program[None]) -> bool:
+    async def store_input(self, step: UnfinishedStep, put: CheckpointPut, program: Program[None]) -> bool:
         """Store a run's input, with which a step begins; return True if another write carries it, which need
         not be durable yet."""
         effect = next(program)
@@ -194,7 +194,9 @@ class StepCommits:
         await arun(program, self._driver, effect)
         return False
 
-    async def store_with(self, step: Step | None, put: CheckpointPut, program: Program[None]) -> bool:
+    async def store_with(
+        self, step: UnfinishedStep | None, put: CheckpointPut, program: Program[None]
+    ) -> bool:
         """Store a checkpoint, and with it what waits in the step that it ends.
 
         Returns:
@@ -214,7 +216,7 @@ class StepCommits:
         await arun(program, self._driver, effect)
         return True
 
-    async def _send(self, step: Step) -> bool:
+    async def _send(self, step: UnfinishedStep) -> bool:
         """Store all parts of a step by one commit; return False if they have to be stored apart. Then the
         checkpoint that waited among them is stored."""
         step.is_open = False

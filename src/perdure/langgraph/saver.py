@@ -246,7 +246,7 @@ class PerdureSaver(SaverPrograms):
         new_versions: ChannelVersions,
     ) -> tuple[int, ...]:
         """Store a checkpoint and return the numbers of those that are durable with it."""
-        before = self._steps.before(at)
+        before = self._steps.find(at)
         if before is not None and before.planned is not None:
             view, base = before.planned
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, beside=base)

@@ -3,14 +3,15 @@
 LangGraph asks within a moment for a run's input, the writes of START and the next checkpoint, and later for
 the writes of a step's last task and the checkpoint that follows. Each of these groups is one commit:
 
-- The put of an input may return before it is stored, as soon as a write of its run that builds on it is under
-  way: that write carries it, and returns when both are durable, or raises their error. LangGraph awaits every
-  write before a run ends, so a caller that waits for the run is not notified any sooner.
+- The put of an input may return before it is stored, as soon as a write of its run that builds on it has
+  begun: that write carries it, and returns when both are durable, or raises their error. LangGraph awaits
+  every write before a run ends, so a caller that waits for the run is not notified any sooner.
 - Writes of a task wait until the checkpoint that their step began with is stored, as without it nothing could
   read them, and then a moment for the next checkpoint, whose put stores them, too.
 
-What finds no company makes a commit of its own. So does each part of a group that does not fit one commit, or
-whose commit is refused. No call but the put of an input returns before what it was given is durable.
+A call that no other one joins makes a commit of its own. So does each part of a group that does not fit one
+commit, or whose commit is refused. No call but the put of an input returns before what it was given is
+durable.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from perdure.model.records import Partition
 from perdure.storage.port import Driver, arun
 
 _ROUNDS = 8
-"""Rounds of the event loop for which company is waited for, which takes LangGraph three; wrappers of nodes
-may take more. Time would be no measure: the busier the loop, the longer are its rounds."""
+"""Rounds of the event loop for which other calls are waited for; LangGraph takes three to make them, wrappers
+of nodes may take more. Time would be no measure: the busier the loop, the longer are its rounds."""
 
 Planned = tuple[View, CheckpointRecord]
 """A thread, and its newest checkpoint, as they will be after a commit."""
@@ -61,17 +62,17 @@ class _Part(NamedTuple):
 
 
 class UnfinishedStep:
-    """What of a step is under way: its checkpoint, writes of its tasks, and the checkpoint that follows.
+    """What of a step is not stored yet: its checkpoint, writes of its tasks, and the checkpoint that follows.
 
     Attributes:
         planned: The state after the commit, if that is to store the step's checkpoint: valid only for writes
             in the same commit.
-        parts: The writes that wait for company.
+        parts: The writes that wait for others.
         is_open: True as long as others may join them.
         is_stored: True if one commit has stored them all.
     """
 
-    __slots__ = ("_error", "_over", "_place", "_steps", "is_open", "is_stored", "parts", "planned")
+    __slots__ = ("_ended", "_error", "_place", "_steps", "is_open", "is_stored", "parts", "planned")
 
     def __init__(self, steps: dict[_Place, UnfinishedStep], place: _Place, *, is_open: bool) -> None:
         self.planned: Planned | None = None
@@ -79,14 +80,14 @@ class UnfinishedStep:
         self.is_open = is_open
         self.is_stored = False
         self._error: Exception | None = None
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
         self._steps = steps
         self._place = place
         steps[place] = self
 
-    async def settled(self) -> None:
+    async def wait(self) -> None:
         """Return when all parts have an outcome, or raise the error with which their commit failed."""
-        await self._over.wait()
+        await self._ended.wait()
         if self._error is not None:
             raise self._error
 
@@ -95,11 +96,11 @@ class UnfinishedStep:
         self._error = self._error or error
         if self._steps.get(self._place) is self:
             del self._steps[self._place]
-        self._over.set()
+        self._ended.set()
 
 
 class StepCommits:
-    """The steps under way, by the event loop and the checkpoint with which they began."""
+    """The unfinished steps, by the event loop and the checkpoint with which they began."""
 
     def __init__(self, driver: Driver, budget: Budget) -> None:
         self._driver = driver
@@ -111,8 +112,8 @@ class StepCommits:
         by ``store_input``."""
         return UnfinishedStep(self._steps, _place(at, checkpoint_id), is_open=False)
 
-    def before(self, at: Address) -> UnfinishedStep | None:
-        """Return the step that a put ends, if something of it is under way."""
+    def find(self, at: Address) -> UnfinishedStep | None:
+        """Return the step that a put ends, if something of it is not stored yet."""
         return self._steps.get(_place(at, at.checkpoint_id)) if self._steps else None
 
     async def store_writes(
@@ -134,7 +135,7 @@ class StepCommits:
                 return
             if step is not None and not step.is_open:
                 # What the put changes in the thread would refuse writes that are planned before.
-                await step.settled()
+                await step.wait()
                 continue
             program = plan(planned)
             effect = next(program)
@@ -147,13 +148,13 @@ class StepCommits:
                 await arun(program, self._driver, effect)
                 return
             else:
-                await step.settled()
+                await step.wait()
 
     async def _join(self, step: UnfinishedStep, part: _Part) -> bool:
         """Store writes as a part of a step; return False if they have to be planned again."""
         step.parts.append(part)
         try:
-            await _moment(lambda: not step.is_open)
+            await _wait_a_moment(lambda: not step.is_open)
         except BaseException:
             if step.is_open:
                 self._leave(step, part)
@@ -163,7 +164,7 @@ class StepCommits:
         else:
             if step.is_open:
                 await self._send(step)
-            await step.settled()
+            await step.wait()
             if step.is_stored or step.planned is not None:
                 return step.is_stored
         await arun(part.program, self._driver, part.commit)
@@ -173,7 +174,7 @@ class StepCommits:
         """Take writes out of a step. If they were to carry its checkpoint, that is not stored either."""
         step.parts.remove(part)
         if step.planned is not None:
-            step.end(_cancelled())
+            step.end(_cancelled_error())
         elif not step.parts:
             step.end()
 
@@ -185,7 +186,7 @@ class StepCommits:
             step.planned, step.is_open = put.planned, True
             step.parts.append(_Part(program, effect))
             try:
-                await _moment(lambda: len(step.parts) > 1)
+                await _wait_a_moment(lambda: len(step.parts) > 1)
             finally:
                 if len(step.parts) == 1:
                     step.planned, step.is_open = None, False
@@ -211,7 +212,7 @@ class StepCommits:
                     return True
         if step is not None and step.planned is not None:
             put.plan.freeze()
-            await step.settled()
+            await step.wait()
             return False
         await arun(program, self._driver, effect)
         return True
@@ -233,7 +234,7 @@ class StepCommits:
             raise
         except BaseException:
             # The others are stored alone: what is stored already may be stored again.
-            error = None if step.planned is None else _cancelled()
+            error = None if step.planned is None else _cancelled_error()
             raise
         finally:
             step.end(error)
@@ -253,7 +254,7 @@ class StepCommits:
             raise
 
 
-async def _moment(is_over: Callable[[], bool]) -> None:
+async def _wait_a_moment(is_over: Callable[[], bool]) -> None:
     for _ in range(_ROUNDS):
         if is_over():
             return
@@ -264,7 +265,7 @@ def _place(at: Address, checkpoint_id: str | None) -> _Place:
     return asyncio.get_running_loop(), at.partition, at.namespace or "", checkpoint_id or ""
 
 
-def _cancelled() -> Unavailable:
+def _cancelled_error() -> Unavailable:
     return Unavailable(
         "the call that a run's input was stored with was cancelled: it may be stored or not; load the thread "
         "again before repeating it"

@@ -24,6 +24,7 @@ from perdure.model.ops import Commit, Put
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, Partition
 from perdure.schema import Schema, convert
+from perdure.storage.memory import MemoryDriver
 from tests.langgraph import graphs
 from tests.langgraph.graphs import STATES
 from tests.langgraph.session import config
@@ -190,6 +191,17 @@ def test_what_is_removed_beside_disturbs_nothing(state: str, name: str, beside: 
             if name in ("read the state", "copy", "say") and isinstance(found, list):
                 assert len(found[0]) >= len(conversation(TURNS - 1))
         assert db.fsck("ada") == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("name", ["read the state", "say"])
+@pytest.mark.parametrize("state", STATES)
+def test_a_head_that_is_read_first_may_be_gone_when_the_rest_is_read(
+    monkeypatch: pytest.MonkeyPatch, state: str, name: str, beside: str
+) -> None:
+    monkeypatch.setattr(MemoryDriver, "reads_heads_first", True, raising=False)
+    test_what_is_removed_beside_disturbs_nothing(state, name, beside)
 
 
 @pytest.mark.usefixtures("small")

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perdure.engine.chunk_reads import ChunkReader
-from perdure.engine.thread_state import HeadView, View, missing_head, read_view, refuse_headless, view_items
+from perdure.engine.thread_state import (
+    HeadView,
+    View,
+    load_view,
+    missing_head,
+    read_view,
+    refuse_headless,
+    view_items,
+)
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
@@ -40,6 +48,7 @@ def load(
     *,
     guess: str | None = None,
     reader: ChunkReader | None = None,
+    head_first: bool = False,
 ) -> Program[LoadedCheckpoint]:
     """Load a checkpoint with its pending writes, the latest if no id is given.
 
@@ -47,6 +56,7 @@ def load(
         guess: id that the caller expects to be the latest; if right, one fetch is enough.
         reader: reader of the thread's chunks, for a caller that knows nothing of the thread: its first reads
             are made in the same request, and so are those of the checkpoint that is probably the latest.
+        head_first: with a reader, ask for the head alone before anything else (``reads_heads_first``).
 
     Raises:
         Corrupt: the latest checkpoint is not stored, or it is not known which one that is.
@@ -56,25 +66,31 @@ def load(
     first = len(items)
     target = checkpoint_id or guess
     missed: HeadView | None = None
+    if reader is not None and head_first and target is None:
+        view = yield from load_view(partition, namespace)
+        if (yield from _has_no_head(partition, namespace, view)):
+            return LoadedCheckpoint(view, None)
+        target = view.head and view.head.checkpoint_id
     for _ in range(ATTEMPTS):
         if reader is not None:
-            asked = (*items, *_newest(namespace), *reader.ranges)
-            answers = yield from ask(Fetch(partition, asked))
+            latest = _newest(namespace) if target is None else _target(namespace, target)
+            answers = yield from ask(Fetch(partition, (*items, *latest, *reader.ranges)))
             checkpoints, writes, *chunks = answers[first:]
             reader.take(chunks)
             reader = None
-            view, wanted = read_view(namespace, answers), _pending(checkpoints, writes)
-            target = wanted[0][0].key[1] if wanted else None
+            view = read_view(namespace, answers)
+            wanted = (checkpoints, writes) if target is not None else _pending(checkpoints, writes)
+            if target is None and wanted:
+                target = wanted[0][0].key[1]
         else:
             asked = items if target is None else (*items, *_target(namespace, target))
             answers = yield from ask(Fetch(partition, asked))
             view, wanted = read_view(namespace, answers), answers[first:]
-        if view.is_arriving:
+        if view.is_arriving or (
+            checkpoint_id is None and (yield from _has_no_head(partition, namespace, view))
+        ):
             return LoadedCheckpoint(view, None)
-        if checkpoint_id is None:
-            if view.head is None:
-                yield from refuse_headless(partition, namespace)
-                return LoadedCheckpoint(view, None)
+        if checkpoint_id is None and view.head is not None:
             head_id = view.head.checkpoint_id
             if head_id != target:
                 target = head_id
@@ -89,6 +105,13 @@ def load(
             return LoadedCheckpoint(view, None)
         return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), _sorted(wanted[1]))
     raise Contention(f"thread {partition.thread!r} is pruned all the time; load it later")
+
+
+def _has_no_head(partition: Partition, namespace: str, view: View) -> Program[bool]:
+    """Return True if a namespace has no checkpoints that are to be seen."""
+    if view.head is None and not view.is_arriving:
+        yield from refuse_headless(partition, namespace)
+    return view.head is None or view.is_arriving
 
 
 def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:

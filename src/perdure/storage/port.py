@@ -129,6 +129,12 @@ def is_read_only(driver: Driver) -> bool:
     return getattr(driver, "is_read_only", False)
 
 
+def reads_heads_first(driver: Driver) -> bool:
+    """Return True if a driver reads a thread's latest checkpoint, the writes on it and the thread's chunks by
+    fewer requests once that checkpoint's id is known."""
+    return getattr(driver, "reads_heads_first", False)
+
+
 def is_local(driver: Driver) -> bool:
     """Return True if a driver reads in this process: several reads at once end no sooner than one by one."""
     return getattr(driver, "is_local", False)
@@ -186,6 +192,10 @@ class WrappingDriver:
     @property
     def has_threads(self) -> bool:
         return has_threads(self._inner)
+
+    @property
+    def reads_heads_first(self) -> bool:
+        return reads_heads_first(self._inner)
 
     @property
     def is_local(self) -> bool:

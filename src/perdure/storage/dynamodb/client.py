@@ -261,7 +261,7 @@ class Client:
                 "role and its policy"
             )
         if "ItemCollectionSizeLimitExceeded" in code or "ItemCollectionSizeLimitExceeded" in reasons:
-            return TooLarge(f"{where}: a thread passes 10 GB of one kind of record; prune it")
+            return TooLarge(f"{where}: a thread passes 10 GB; prune it")
         if code == "ValidationException" or "ValidationError" in reasons:
             if re.search(r"(?i)size|exceed|limit|number|magnitude", message + str(reasons)):
                 return TooLarge(

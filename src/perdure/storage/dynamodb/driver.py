@@ -33,6 +33,7 @@ class DynamoDriver:
     """One table. Creating the driver neither creates nor checks it."""
 
     removes_expired = True
+    reads_heads_first = True
 
     def __init__(self, client: Client) -> None:
         # A transaction takes 100 actions and 4 MB; one action is the root's, and keys and fields count too.

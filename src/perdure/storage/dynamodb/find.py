@@ -68,7 +68,7 @@ def _due(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
 
 
 def _threads(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
-    prefix = b"" if effect.tenant is None else items.catalogue_order(effect.tenant, effect.prefix)
+    prefix = items.catalogue_order(effect.tenant, effect.prefix)
     edge = None
     if effect.after is not None:
         edge = items.catalogue_order(effect.after.tenant, effect.after.thread)

@@ -2,8 +2,8 @@
 
 A partition has one *root* item: the incarnation under which its records are stored, the revision that the
 latest commit gave it, the records of kinds without a key, the head of the root namespace, and the head of a
-session. Other records are in an item collection for each partition, incarnation and kind: each is an item of
-its own. A body too large for an item is stored in parts.
+session. Other records are in the item collection of the partition's incarnation, in the order of ``places``:
+each is an item of its own. A body too large for an item is stored in parts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from perdure.model.records import (
     Partition,
     Record,
 )
+from perdure.storage.dynamodb import places
 from perdure.storage.kv import keys
 
 Item = dict[str, Any]
@@ -51,10 +52,9 @@ _PK_MAX = 1024
 _SK_MAX = 1000
 _DIGEST = 16
 _TIE = 8
-_KEY = b"k"
-KEPT = len(_KEY) + _SK_MAX
-"""The length above which a sort key is a shortened one; up to it, it is the encoded key."""
-_PARTS = b"\x00parts"
+KEPT = _SK_MAX
+"""The length above which a sort key is a shortened one; up to it, it is the place of its record."""
+_CATALOGUE = b"k"
 
 ROOT_HEAD: Key = ("",)
 """The key of the head of a thread's root namespace, and of the head of a session."""
@@ -114,40 +114,30 @@ def root_key(partition: Partition) -> Item:
     }
 
 
-def collection(partition: Partition, incarnation: bytes, kind: Kind, *, parts: bool = False) -> bytes:
-    """Return the partition key of an item collection.
-
-    Args:
-        partition: The partition.
-        incarnation: Its incarnation.
-        kind: The kind of the records.
-        parts: True for the collection of the parts of their bodies.
-    """
-    name = kind.name.encode() + (_PARTS if parts else b"")
-    return b"d" + incarnation + name + b"\x00" + shortened(keys.encode_partition(partition), _PK_MAX)
+def collection(partition: Partition, incarnation: bytes) -> bytes:
+    """Return the partition key of the item collection of a partition's incarnation."""
+    return b"d" + incarnation + shortened(keys.encode_partition(partition), _PK_MAX)
 
 
-def sort_key(encoded: bytes) -> bytes:
-    return _KEY + shortened(encoded, _SK_MAX)
+def sort_key(place: bytes) -> bytes:
+    return shortened(place, _SK_MAX)
 
 
 def past(edge: bytes) -> bytes:
-    """Return the least sort key that can belong to an encoded key above ``edge``."""
-    whole = _KEY + edge
-    return whole + b"\x00" if len(whole) <= KEPT else whole[:KEPT]
+    """Return the least sort key that can belong to a place above ``edge``."""
+    return edge + b"\x00" if len(edge) <= KEPT else edge[:KEPT]
 
 
 def upto(edge: bytes) -> bytes:
-    """Return the greatest sort key that can belong to an encoded key below ``edge``."""
-    whole = _KEY + edge
-    return whole if len(whole) <= KEPT else whole[:KEPT] + b"\xff" * _DIGEST
+    """Return the greatest sort key that can belong to a place below ``edge``."""
+    return edge if len(edge) <= KEPT else edge[:KEPT] + b"\xff" * _DIGEST
 
 
 def key_of(partition: Partition, incarnation: bytes, kind: Kind, key: Key) -> Item:
     """Return the key of the item that holds a record."""
     return {
-        "pk": {"B": collection(partition, incarnation, kind)},
-        "sk": {"B": sort_key(keys.encode_key(kind, key))},
+        "pk": {"B": collection(partition, incarnation)},
+        "sk": {"B": sort_key(places.place_of(kind, key))},
     }
 
 
@@ -156,31 +146,33 @@ def partition_of(item: Item) -> Partition:
     if "n" in item:
         return keys.decode_partition(_bytes(item["n"]))
     pk = _bytes(item["pk"])
-    return keys.decode_partition(pk[1:] if pk[:1] == b"r" else pk[1 + INCARNATION :].split(b"\x00", 1)[1])
+    return keys.decode_partition(pk[1:] if pk[:1] == b"r" else pk[1 + INCARNATION :])
 
 
-def part_keys(partition: Partition, incarnation: bytes, kind: Kind, nonce: bytes, count: int) -> list[Item]:
-    pk = {"B": collection(partition, incarnation, kind, parts=True)}
-    return [{"pk": pk, "sk": {"B": nonce + n.to_bytes(4, "big")}} for n in range(count)]
+def part_keys(partition: Partition, incarnation: bytes, nonce: bytes, count: int) -> list[Item]:
+    """Return the keys of the parts of a body."""
+    pk = {"B": collection(partition, incarnation)}
+    return [{"pk": pk, "sk": {"B": places.PARTS + nonce + n.to_bytes(4, "big")}} for n in range(count)]
 
 
 def order_prefix(kind: Kind, prefix: Key) -> bytes:
     """Return the prefix of the ordering attribute for records of one key prefix."""
-    return _KEY + shortened(keys.encode_prefix(kind, prefix), _SK_MAX - 8)
+    (start,) = places.starts(kind, prefix)
+    return shortened(start, _SK_MAX - 8)
 
 
 # Records
 
 
-def encoded_key(item: Item) -> bytes:
-    """Return the full encoded key of a record's item."""
-    return _bytes(item["k"]) if "k" in item else _bytes(item["sk"])[len(_KEY) :]
+def place_in(item: Item) -> bytes:
+    """Return the full place of a record, given its item."""
+    return _bytes(item["k"] if "k" in item else item["sk"])
 
 
 def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
     """Return the item of a record, without its body."""
     kind = put.kind
-    full = keys.encode_key(kind, put.key)
+    full = places.place_of(kind, put.key)
     item: Item = {**key_of(partition, incarnation, kind, put.key), "v": {"N": str(put.version)}}
     if len(full) > _SK_MAX:
         item["k"] = {"B": full}
@@ -209,7 +201,7 @@ def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
     """
     if not body and "b" in item:
         body = _bytes(item["b"])
-    key = keys.decode_key(kind, encoded_key(item))
+    _, key = places.record_at(place_in(item))
     version = int(item["v"]["N"]) if "v" in item else 0
     return Record(kind, key, _values(kind, item), version, body)
 
@@ -254,10 +246,12 @@ def catalogue_entry(space: str, number: int) -> bytes:
     return b"c" + bytes((number,)) + space.encode("utf-8", "surrogatepass")
 
 
-def catalogue_order(tenant: str, thread: str) -> bytes:
+def catalogue_order(tenant: str | None, thread: str = "") -> bytes:
     """Return the encoded position of a partition in the catalogue, unshortened; prefixes of names encode to
-    prefixes."""
-    return keys.encode_text(tenant) + thread.encode("utf-8", "surrogatepass")
+    prefixes, and no tenant to the prefix of all."""
+    if tenant is None:
+        return _CATALOGUE
+    return _CATALOGUE + keys.encode_text(tenant) + thread.encode("utf-8", "surrogatepass")
 
 
 def run_entry(kind: Kind, value: str) -> bytes:
@@ -276,7 +270,7 @@ def due_entry(kind: Kind, number: int) -> bytes:
 def due_of(kind: Kind, item: Item) -> Record:
     """Return a record of what its index entry holds: its key and the time at which it is due."""
     due = keys.decode_integer(_bytes(item["h"])[:8])
-    return Record(kind, keys.decode_key(kind, encoded_key(item)), {str(kind.index): due})
+    return Record(*places.record_at(place_in(item)), {str(kind.index): due})
 
 
 def due_from(since: int) -> bytes:
@@ -289,16 +283,16 @@ def due_until(until: int) -> bytes:
     return keys.encode_integer(until) + b"\xff" * (_TIE + 1)
 
 
-def _entry(kind: Kind, partition: Partition, key: bytes, value: Any) -> Item:
+def _entry(kind: Kind, partition: Partition, place: bytes, value: Any) -> Item:
     """Return the attributes by which the index finds a record by the value of its indexed field."""
     if isinstance(value, str):
         item: Item = {"g": {"B": run_entry(kind, value)}, "h": {"B": tenant_entry(partition.tenant)}}
     else:
-        place = keys.encode_partition(partition)
+        whose = keys.encode_partition(partition)
         # Entries due at the same time need an order that is the same for all readers.
-        tie = blake2b(place + key, digest_size=_TIE, person=b"perdure.due").digest()
+        tie = blake2b(whose + place, digest_size=_TIE, person=b"perdure.due").digest()
         item = {
-            "g": {"B": due_entry(kind, keys.bucket_of(place, BUCKETS))},
+            "g": {"B": due_entry(kind, keys.bucket_of(whose, BUCKETS))},
             "h": {"B": keys.encode_integer(value) + tie},
         }
     _name(item, partition)

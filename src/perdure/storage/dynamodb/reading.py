@@ -13,14 +13,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from threading import Lock, RLock, local
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from perdure.errors import Contention
 from perdure.model.ops import Fetch, Get, Range
-from perdure.model.records import ITEM, SESSIONS, Key, Kind, Partition, Record
-from perdure.storage.dynamodb import items
+from perdure.model.records import CHECKPOINT, ITEM, SESSIONS, WRITE, Key, Partition, Record
+from perdure.storage.dynamodb import items, places
 from perdure.storage.dynamodb.client import Client
 from perdure.storage.dynamodb.items import Item, PartitionRoot
 from perdure.storage.kv import keys as layout
@@ -31,6 +32,11 @@ B = TypeVar("B")
 _BATCH = 100
 _ATTEMPTS = 24
 _PATIENT_AFTER = 3
+_LARGE = 256
+"""Records of the least limit of a range that is read together with its neighbours: a query reads up to a
+megabyte at once, more than a few records need."""
+_SHARE = 4
+"""Records of a place that are read for each one that is wanted, where two kinds share the place."""
 _KNOWN = 16_384
 _STRIPES = 64
 _inside = local()
@@ -94,7 +100,7 @@ class Reader:
     def _with_body(self, partition: Partition, root: PartitionRoot, item: Item) -> PartitionRoot:
         """Return a root with the body of its session's head, which is stored in parts; raise ``TornRead`` if
         it was replaced meanwhile."""
-        (body,) = self._bodies(partition, root.incarnation, [(ITEM, {**item, **item[ITEM.name]["M"]})])
+        (body,) = self._bodies(partition, root.incarnation, [{**item, **item[ITEM.name]["M"]}])
         records = dict(root.records)
         head = records.pop(ITEM.name)
         if body is not None:
@@ -185,35 +191,61 @@ class Reader:
     def _read(
         self, partition: Partition, incarnation: bytes, wanted: Sequence[Get | Range]
     ) -> dict[int, tuple[Record, ...]]:
-        gets: list[Get] = []
-        ranges: list[Range] = []
-        alias: dict[int, Get] = {}
-        for item in wanted:
-            if isinstance(item, Get):
-                gets.append(item)
-            elif len(item.prefix) == len(item.kind.key):
-                alias[id(item)] = Get(item.kind, item.prefix)
-                gets.append(alias[id(item)])
+        """Return the records of each item, by its ``id``."""
+        gets: dict[int, Get] = {}
+        ranges: dict[int, Range] = {}
+        groups: list[list[Span]] = []
+        for group in neighbours(wanted):
+            item = group[0].item
+            if len(group) > 1:
+                groups.append(group)
+            elif isinstance(item, Get) or len(item.prefix) == len(item.kind.key):
+                gets[id(item)] = item if isinstance(item, Get) else Get(item.kind, item.prefix)
             else:
-                ranges.append(item)
+                ranges[id(item)] = item
         work: list[Callable[[], Any]] = [
-            lambda item=item: self.range(partition, incarnation, item)  # type: ignore[misc]
-            for item in ranges
+            *(partial(self.range, partition, incarnation, item) for item in ranges.values()),
+            *(partial(self._read_neighbours, partition, incarnation, group) for group in groups),
         ]
         if gets:
-            work.append(lambda: self._get(partition, incarnation, gets))
+            work.append(partial(self._get, partition, incarnation, tuple(gets.values())))
         results = self.spread(lambda step: step(), work)
-        out: dict[int, tuple[Record, ...]] = {
-            id(item): result for item, result in zip(ranges, results, strict=False)
-        }
-        if gets:
-            _, records = results[-1]
-            for item in wanted:
-                get = alias.get(id(item), item)
-                if isinstance(get, Get):
-                    found = records.get((get.kind.name, get.key), ())
-                    out[id(item)] = found if isinstance(item, Get) else _of_range(item, found)
+        out: dict[int, tuple[Record, ...]] = dict(zip(ranges, results, strict=False))
+        for found in results[len(ranges) : len(ranges) + len(groups)]:
+            out |= found
+        for item in wanted:
+            if (get := gets.get(id(item))) is not None:
+                own = results[-1][1].get((get.kind.name, get.key), ())
+                out[id(item)] = own if isinstance(item, Get) else _of_range(item, own)
         return out
+
+    def _read_neighbours(
+        self, partition: Partition, incarnation: bytes, group: Sequence[Span]
+    ) -> dict[int, tuple[Record, ...]]:
+        """Read by one query what is stored one behind the other. What that does not reach, because of records
+        in between or of a limit, is read by itself."""
+        pk = items.collection(partition, incarnation)
+        rows = self.query(pk, group[0].start, layout.successor(group[-1].start))
+        rest = list(group)
+        taken: dict[int, list[Item]] = {id(span.item): [] for span in group}
+        for row in _in_full_order(rows, "sk", items.place_in, reverse=False):
+            at = next((n for n, span in enumerate(rest) if span.holds(items.place_in(row))), None)
+            rest = rest[at or 0 :]
+            own = taken[id(rest[0].item)]
+            if at is None or len(own) == rest[0].limit:
+                break
+            own.append(row)
+        else:
+            rest = rest[:1]
+        read = group[: len(group) - len(rest) + 1]
+        found = [(span.item, row) for span in read for row in taken[id(span.item)]]
+        bodies = self._bodies(partition, incarnation, [row for _, row in found])
+        out: dict[int, list[Record]] = {id(span.item): [] for span in read}
+        for (item, row), body in zip(found, bodies, strict=True):
+            if body is not None:
+                out[id(item)].append(items.record_of(item.kind, row, body))
+        whole = {name: tuple(records) for name, records in out.items()}
+        return whole | self._read(partition, incarnation, [span.item for span in rest[1:]])
 
     def _get(
         self, partition: Partition, incarnation: bytes, gets: Sequence[Get], *, with_root: bool = False
@@ -237,7 +269,7 @@ class Reader:
                 root = items.root_of(item)
         if with_root:
             self.remember(partition, root)
-        bodies = self._bodies(partition, incarnation, [(get.kind, item) for get, item in found])
+        bodies = self._bodies(partition, incarnation, [item for _, item in found])
         return root, {
             (get.kind.name, get.key): (items.record_of(get.kind, item, body),)
             for (get, item), body in zip(found, bodies, strict=True)
@@ -253,20 +285,20 @@ class Reader:
             yield from answers
 
     def _bodies(
-        self, partition: Partition, incarnation: bytes, found: Sequence[tuple[Kind, Item]]
+        self, partition: Partition, incarnation: bytes, found: Sequence[Item]
     ) -> Sequence[bytes | None]:
         """Return the bodies that are stored in parts, joined; empty for the others, ``None`` for records that
         have expired and are partly removed."""
         keys: list[Item] = []
-        for kind, item in found:
+        for item in found:
             if (parts := items.parts_of(item)) is not None:
-                keys += items.part_keys(partition, incarnation, kind, *parts)
+                keys += items.part_keys(partition, incarnation, *parts)
         if not keys:
             return [b""] * len(found)
         held = {(i["pk"]["B"], i["sk"]["B"]): bytes(i["b"]["B"]) for i in self._batch(keys)}
         rest = iter(keys)
         out: list[bytes | None] = []
-        for _, item in found:
+        for item in found:
             parts = items.parts_of(item)
             own = [held.get((k["pk"]["B"], k["sk"]["B"])) for k in islice(rest, parts[1] if parts else 0)]
             pieces = [piece for piece in own if piece is not None]
@@ -282,8 +314,7 @@ class Reader:
     # Ranges
 
     def range(self, partition: Partition, incarnation: bytes, item: Range) -> tuple[Record, ...]:
-        kind = item.kind
-        pk = items.collection(partition, incarnation, kind)
+        pk = items.collection(partition, incarnation)
         found = self._by_field(pk, item) if item.by is not None else self._by_key(pk, item)
         out: list[Record] = []
         while item.limit is None or len(out) < item.limit:
@@ -292,20 +323,35 @@ class Reader:
                 break
             bodies: Sequence[bytes | None] = [b""] * len(rows)
             if item.bodies:
-                bodies = self._bodies(partition, incarnation, [(kind, row) for row in rows])
+                bodies = self._bodies(partition, incarnation, rows)
             # Where records have expired the page is filled up: a short page is taken for the last one.
             out += [
-                items.record_of(kind, row, body)
+                items.record_of(item.kind, row, body)
                 for row, body in zip(rows, bodies, strict=True)
                 if body is not None
             ]
         return tuple(out)
 
     def _by_key(self, pk: bytes, item: Range) -> Iterator[Item]:
-        prefix = layout.encode_prefix(item.kind, item.prefix)
-        edge = None if item.after is None else layout.encode_key(item.kind, item.after)
-        rows = self.between(pk, prefix, edge, reverse=item.reverse, limit=item.limit, select=_select(item))
-        return (row for row in rows if is_past(items.encoded_key(row), prefix, edge, item.reverse))
+        kind = item.kind
+        reverse = item.reverse != places.is_mirrored(kind)
+        limit = item.limit
+        if limit is not None and places.shares_place(kind):
+            limit *= _SHARE
+        starts = places.starts(kind, item.prefix)
+        edge = None if item.after is None else places.place_of(kind, item.after)
+        for start in reversed(starts) if item.reverse else starts:
+            if edge is not None and len(starts) > 1:
+                if not edge.startswith(start):
+                    # All that is there comes before the edge.
+                    continue
+                starts = (start,)
+            rows = self.between(pk, start, edge, reverse=reverse, limit=limit, select=_select(item))
+            for row in rows:
+                place = items.place_in(row)
+                if is_past(place, start, edge, reverse) and places.record_at(place)[0] is kind:
+                    yield row
+            edge = None
 
     def between(
         self,
@@ -316,15 +362,15 @@ class Reader:
         reverse: bool,
         limit: int | None,
         select: Item,
-        full: Callable[[Item], bytes] = items.encoded_key,
+        full: Callable[[Item], bytes] = items.place_in,
         names: tuple[str, str] = ("pk", "sk"),
     ) -> Iterator[Item]:
         """Yield items in the order of their full keys, from about ``edge`` on; a few outside may be included.
 
         Args:
             pk: The partition key.
-            prefix: The prefix of the encoded keys.
-            edge: The encoded key to start after.
+            prefix: The prefix of the full keys.
+            edge: The full key to start after.
             reverse: Descending order.
             limit: The most items that the caller needs.
             select: Further parameters of the query.
@@ -415,6 +461,59 @@ def _select(item: Range) -> Item:
         "ProjectionExpression": ", ".join(f"#{name}" for name in names),
         "ExpressionAttributeNames": {f"#{name}": name for name in names},
     }
+
+
+class Span(NamedTuple):
+    """An item of a request whose records are stored one behind the other, from the place ``start`` on."""
+
+    item: Get | Range
+    start: bytes
+
+    @property
+    def limit(self) -> int | None:
+        return self.item.limit if isinstance(self.item, Range) else None
+
+    def holds(self, place: bytes) -> bool:
+        """Return True if the record at a place is one of them."""
+        if isinstance(self.item, Get):
+            return place == self.start
+        return place.startswith(self.start) and places.record_at(place)[0] is self.item.kind
+
+    def precedes(self, other: Span) -> bool:
+        """Return True if those of the other one follow these, with nothing in between or probably nothing."""
+        item = self.item
+        if isinstance(item, Get):
+            return item.kind is CHECKPOINT and other.item.kind is WRITE and other.start == self.start
+        return places.is_followed(item.kind, item.prefix, other.start)
+
+
+def neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
+    """Return the items of a request in groups that one query can read, in order; most are alone in theirs."""
+    alone: list[list[Span]] = []
+    together: list[list[Span]] = []
+    spans = [Span(item, places.starts(item.kind, _prefix(item))[0]) for item in wanted]
+    for span in sorted(spans, key=lambda span: (span.start, span.item.kind is WRITE)):
+        if not _is_whole(span):
+            alone.append([span])
+        elif together and together[-1][-1].precedes(span):
+            together[-1].append(span)
+        else:
+            together.append([span])
+    return alone + together
+
+
+def _prefix(item: Get | Range) -> Key:
+    return item.key if isinstance(item, Get) else item.prefix
+
+
+def _is_whole(span: Span) -> bool:
+    """Return True if all records of an item are wanted, with their bodies, in the order of their places."""
+    item = span.item
+    if isinstance(item, Get):
+        return True
+    if len(span.start) > items.KEPT or item.by is not None or item.after is not None or not item.bodies:
+        return False
+    return item.reverse == places.is_mirrored(item.kind) and (item.limit is None or item.limit >= _LARGE)
 
 
 def _embedded(partition: Partition, item: Get | Range) -> bool:

@@ -10,7 +10,7 @@ from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redacted_target, target_of
 from perdure.storage.layout_version import other_version
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """The version of the layout that this release reads and writes, and the first one."""
 
 _LAYOUT = {"pk": {"B": b"\x00layout"}, "sk": {"B": b"\x00"}}

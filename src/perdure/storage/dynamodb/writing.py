@@ -27,7 +27,7 @@ from perdure.model.ops import (
     Refused,
     Stage,
 )
-from perdure.model.records import Kind, Partition, Record
+from perdure.model.records import Partition, Record
 from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.actions import Learned, action_of, holds, root_action
@@ -41,8 +41,8 @@ _BATCH = 25
 _PARTS_AT_ONCE = 8
 _TOKEN = 12
 
-Parts = tuple[Kind, bytes, int]
-"""The parts of a body: the kind of its record, their name, their number."""
+Parts = tuple[bytes, int]
+"""The parts of a body: their name and their number."""
 
 
 class Writer:
@@ -163,7 +163,7 @@ class Writer:
     ) -> Committed:
         if any(not isinstance(op, Check) for op in ops):
             self._reader.remember(partition, PartitionRoot(incarnation, revision, {}, stored=stored(ops)))
-        old = [(op.kind, *seen.parts) for op, seen in zip(ops, learned, strict=True) if seen.parts]
+        old = [seen.parts for seen in learned if seen.parts]
         self._discard(partition, incarnation, old)
         return Committed()
 
@@ -179,9 +179,9 @@ class Writer:
             return {"b": {"B": body}}
         pieces = [body[at : at + items.PART] for at in range(0, len(body), items.PART)]
         nonce = secrets.token_bytes(_TOKEN)
-        laid.append((op.kind, nonce, len(pieces)))
+        laid.append((nonce, len(pieces)))
         expiry = {k: v for k, v in items.item_of(partition, incarnation, op).items() if k == "x"}
-        keys = items.part_keys(partition, incarnation, op.kind, nonce, len(pieces))
+        keys = items.part_keys(partition, incarnation, nonce, len(pieces))
         puts = [
             {"PutRequest": {"Item": {**key, **expiry, "b": {"B": piece}}}}
             for key, piece in zip(keys, pieces, strict=True)
@@ -191,9 +191,7 @@ class Writer:
 
     def _discard(self, partition: Partition, incarnation: bytes, parts: Sequence[Parts]) -> None:
         keys = [
-            key
-            for kind, nonce, count in parts
-            for key in items.part_keys(partition, incarnation, kind, nonce, count)
+            key for nonce, count in parts for key in items.part_keys(partition, incarnation, nonce, count)
         ]
         # Nothing refers to parts that remain; they are removed with the thread. The commit's outcome holds.
         with suppress(PerdureError):
@@ -270,7 +268,7 @@ class Writer:
             ConsistentRead=True,
             ProjectionExpression="p, pn",
         )
-        return items.parts_of(answer.get("Item", {})) == parts[1:]
+        return items.parts_of(answer.get("Item", {})) == parts
 
     def _raise_growing(self, partition: Partition, incarnation: bytes, put: Put) -> bool:
         """Raise a record's growing field to the put's at least; return True if the record exists."""
@@ -360,25 +358,14 @@ class Writer:
 
     def _sweep(self, partition: Partition, incarnation: bytes) -> None:
         """Delete all items under an incarnation, page by page."""
+        pk, page = items.collection(partition, incarnation), list[Item]()
         select = {"ProjectionExpression": "pk, sk"}
-
-        def clear(pk: bytes) -> None:
-            page: list[Item] = []
-            for key in self._reader.query(pk, b"\x00", b"\xff" * 16, select=select):
-                page.append(key)
-                if len(page) == 40 * _BATCH:
-                    self._delete(page)
-                    page = []
-            self._delete(page)
-
-        self._reader.spread(
-            clear,
-            [
-                items.collection(partition, incarnation, kind, parts=parts)
-                for kind in items.PLAIN
-                for parts in ((False, True) if kind.body else (False,))
-            ],
-        )
+        for key in self._reader.query(pk, b"\x00", b"\xff" * 16, select=select):
+            page.append(key)
+            if len(page) == 40 * _BATCH:
+                self._delete(page)
+                page = []
+        self._delete(page)
 
     def _forget(self, partition: Partition, dead: Sequence[bytes]) -> None:
         """Remove deleted incarnations from the root, and the root itself if it holds nothing else."""

@@ -78,7 +78,24 @@ def encode_prefix(kind: Kind, parts: Key) -> bytes:
     """Return the prefix of every key that begins with these parts. All parts make a whole key."""
     if len(parts) == len(kind.key):
         return encode_key(kind, parts)
+    return encode_parts(kind, parts)
+
+
+def encode_parts(kind: Kind, parts: Key) -> bytes:
+    """Return the first parts of a key, or all of them, each with its mark: no key encodes to a beginning of
+    another one."""
     return b"".join([_ended(c, v) for c, v in zip(kind.key, parts, strict=False)])
+
+
+def decode_parts(kind: Kind, data: bytes) -> Key:
+    """Return the parts that ``encode_parts`` was given."""
+    parts: list[Any] = []
+    for column in kind.key:
+        if not data:
+            break
+        part, data = _first_part(column, data)
+        parts.append(part)
+    return tuple(parts)
 
 
 def decode_key(kind: Kind, data: bytes) -> Key:
@@ -90,13 +107,17 @@ def decode_key(kind: Kind, data: bytes) -> Key:
         return ()
     out: list[Any] = []
     for column in columns[:-1]:
-        if column.kind == "integer":
-            part, data = data[:8], data[8:]
-        else:
-            part, _, data = data.partition(_END)
-            part = part.replace(_ESCAPED, _NUL)
-        out.append(_value(column, part))
+        part, data = _first_part(column, data)
+        out.append(part)
     return (*out, _value(columns[-1], data))
+
+
+def _first_part(column: Column, data: bytes) -> tuple[Any, bytes]:
+    """Return the part at the beginning of an encoded key, and what follows it."""
+    if column.kind == "integer":
+        return _value(column, data[:8]), data[8:]
+    part, _, rest = data.partition(_END)
+    return _value(column, part.replace(_ESCAPED, _NUL)), rest
 
 
 def successor(prefix: bytes) -> bytes:

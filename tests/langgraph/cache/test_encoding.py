@@ -140,7 +140,8 @@ def test_a_change_made_before_a_put_is_stored(
         if rng.random() < 0.3:
             live["messages"] = [*(live["messages"] or []), HumanMessage("more", id=str(step))]
         try:
-            wanted = {name: likeness(stock(value)) for name, value in live.items()}
+            # The stock saver keeps no type of what is inside a model that was changed to something invalid.
+            wanted = {name: (likeness(stock(value)), likeness(value)) for name, value in live.items()}
         except TypeError:
             # Too deep for the stock saver, which packs whole values; elements may be a bit deeper.
             try:
@@ -153,9 +154,14 @@ def test_a_change_made_before_a_put_is_stored(
         for saver in (db.checkpointer(allow=OWN), warm) if rng.random() < 0.5 else ():
             got = saver.get_tuple(config(thread, checkpoint_id=at["configurable"]["checkpoint_id"]))
             assert got is not None
-            assert {n: likeness(v) for n, v in got.checkpoint["channel_values"].items()} == wanted
+            assert is_one_of(got.checkpoint["channel_values"], wanted)
     cold = values_of(db.checkpointer(allow=OWN), thread)
-    assert {name: likeness(value) for name, value in cold.items()} == wanted
+    assert is_one_of(cold, wanted)
+
+
+def is_one_of(values: dict[str, Any], wanted: dict[str, tuple[Any, ...]]) -> bool:
+    """Whether each value is like one of those that are wanted for its name."""
+    return values.keys() == wanted.keys() and all(likeness(v) in wanted[n] for n, v in values.items())
 
 
 @QUICK

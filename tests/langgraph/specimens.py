@@ -318,3 +318,15 @@ def _change_list(target: list[Any], new: Any, rng: random.Random) -> None:
             dicts[1].update({key: held, **rest})
     else:
         del target[: rng.randrange(len(target)) + 1]
+
+
+def mutable_inside(value: Any) -> set[int]:
+    """The identities of everything in a value that could be changed."""
+    if isinstance(value, list):
+        return {id(value)}.union(*map(mutable_inside, value))
+    if isinstance(value, dict):
+        return {id(value)}.union(*map(mutable_inside, value.values()))
+    if isinstance(value, AIMessage | HumanMessage):
+        parts = (value.__dict__, value.model_fields_set, value.__pydantic_extra__)
+        return {id(value), *map(id, parts)}.union(*map(mutable_inside, value.__dict__.values()))
+    return set()

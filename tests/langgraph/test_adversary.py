@@ -27,8 +27,7 @@ from langgraph.graph.message import add_messages
 
 import perdure
 from tests.langgraph.adversary import Adversary, Change, fresh_state, message, parts
-from tests.langgraph.specimens import likeness
-from tests.langgraph.test_handing_out import mutable_inside
+from tests.langgraph.specimens import likeness, mutable_inside
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 SECONDS = 50.0

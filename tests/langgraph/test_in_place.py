@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -292,34 +290,6 @@ def test_what_has_no_stored_value_is_stored_as_it_is(db: Any) -> None:
     at = put(db.checkpointer(), {"facts": {"a": 1}}, name="c1")
     db.checkpointer().put(at, checkpoint, {"source": "loop", "step": 2, "parents": {}}, {})
     assert values(db) == {"facts": {"a": 2}}
-
-
-TRACED = """
-import sys
-kept = []
-def trace(frame, event, arg):
-    kept.append(frame)
-    return trace
-sys.settrace(trace)
-import perdure.langgraph.cache.change_tracking
-sys.settrace(None)
-import perdure
-from langchain_core.messages import HumanMessage
-from tests.langgraph.test_handing_out import conversation, mutable_inside, put, loaded
-with perdure.connect_sync("memory://") as db:
-    saver = db.checkpointer()
-    put(saver, {"messages": conversation(5)})
-    loaded(saver)
-    for part in (lambda m: m, lambda m: m[:1], lambda m: m[1].response_metadata, lambda m: m[0].__dict__):
-        hand = part(loaded(saver))
-        assert not mutable_inside(hand) & mutable_inside(loaded(saver)), "two loads share an object"
-print("apart")
-"""
-
-
-def test_a_tracer_that_keeps_frames_while_the_module_is_imported_makes_no_loads_share() -> None:
-    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, check=False)
-    assert done.stdout == "apart\n", done.stderr[-500:]
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

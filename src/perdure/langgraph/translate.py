@@ -279,7 +279,7 @@ def read_values(
     wanted: dict[str, bytes] = {}
     for channel, ref in record.refs.items():
         slot = (record.namespace, channel)
-        with cache.lock:
+        with cache.lock, collection_paused:
             held = cache.held.get(slot)
             if held is None or held.ref != ref:
                 wanted[channel] = ref

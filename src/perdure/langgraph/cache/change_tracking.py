@@ -18,10 +18,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from operator import add, attrgetter, eq, is_, methodcaller, not_, setitem
-from sys import getrefcount
+from operator import add, attrgetter, call, eq, is_, not_, setitem
 from typing import Any, NamedTuple
-from weakref import getweakrefcount
 
 from langchain_core.messages import (
     AIMessage,
@@ -46,10 +44,9 @@ _IS_ATOMIC = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enab
 _inside = attrgetter("__dict__")
 _extra = attrgetter("__pydantic_extra__")
 _given = attrgetter("__pydantic_fields_set__")
-_private = attrgetter("__pydantic_private__")
-_copy = methodcaller("copy")
 _drain: Callable[[Iterable[object]], None] = deque[object](maxlen=0).extend
 _new: Callable[[type], Any] = object.__new__
+_call: Callable[..., Any] = call
 _set = object.__setattr__
 
 
@@ -65,6 +62,7 @@ class Template(NamedTuple):
         values: the elements, ``None`` for opaque ones.
         opaque: positions of these.
         containers: all containers.
+        copiers: what copies each of them.
         children: numbers of the containers that are inside others.
         parents: numbers of those others.
         keys: the keys in those others.
@@ -82,6 +80,7 @@ class Template(NamedTuple):
     values: tuple[Any, ...] = ()
     opaque: tuple[int, ...] = ()
     containers: tuple[Any, ...] = ()
+    copiers: tuple[Callable[[Any], Any], ...] = ()
     children: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     keys: tuple[Any, ...] = ()
@@ -116,14 +115,14 @@ class Template(NamedTuple):
         Returns:
             The elements, and their watch: ``None`` on interpreters where nothing can be watched, too.
         """
-        made = list(map(_copy, self.containers))
+        made = list(map(_call, self.copiers, self.containers))
         at = made.__getitem__
         _drain(map(setitem, map(at, self.parents), self.keys, map(at, self.children)))
         originals = self.messages(self.values)
         models = list(map(_new, map(type, originals)))
         roots, extras = tuple(map(at, self.roots)), tuple(map(at, map(add, self.roots, repeat(1))))
         _drain(map(_set, models, repeat("__dict__"), roots))
-        _drain(map(_set, models, repeat("__pydantic_fields_set__"), map(_copy, map(_given, originals))))
+        _drain(map(_set, models, repeat("__pydantic_fields_set__"), map(set.copy, map(_given, originals))))
         _drain(map(_set, models, repeat("__pydantic_extra__"), extras))
         _drain(map(_set, models, repeat("__pydantic_private__"), repeat(None)))
         values = list(self.values)
@@ -177,12 +176,6 @@ class Watch(NamedTuple):
     lists: tuple[list[Any], ...]
     list_items: tuple[Any, ...]
 
-    def joined(self, template: Template, more: Watch) -> Watch:
-        """Return the watch over these copies and more, which are copies of the elements of ``template``."""
-        places = self.places.copy()
-        places.update(zip(more.places, map(len(self.values).__add__, more.places.values()), strict=True))
-        return Watch(template, places, *_appended(self[2:], more[2:]))
-
     def unchanged(self) -> Iterator[bool]:
         """Yield True for everything that is unchanged. Exhausted by one call into C, it is one snapshot."""
         template = self.template
@@ -201,35 +194,6 @@ class Watch(NamedTuple):
         )
         return map(all, columns)
 
-    def is_free(self) -> bool:
-        """Return True if the copies are unchanged and nothing else refers to them, so that they may be
-        returned again as they are. Only messages are examined; for other elements, and where references
-        cannot be counted, the answer is False."""
-        if not _COUNTS or len(self.template.models) != len(self.values) or not self.is_alone():
-            return False
-        given = list(map(_given, self.values))
-        return (
-            all(map(eq, given, map(_given, self.template.values)))
-            and not any(map(getweakrefcount, chain(self.values, given)))
-            and not any(map(_private, self.values))
-            and all(self.unchanged())
-        )
-
-    def is_alone(self) -> bool:
-        """Return True if the watch alone refers to the messages and to all that is mutable inside them."""
-        # Most that are held at all are held whole: their messages are counted first.
-        return (
-            all(map(eq, map(getrefcount, self.values), repeat(_MESSAGE)))
-            and all(map(eq, map(getrefcount, chain(self.empty, self.dicts, self.lists)), repeat(_CONTAINER)))
-            and all(map(eq, map(getrefcount, map(_given, self.values)), repeat(_NAMES)))
-        )
-
-
-_MESSAGE, _CONTAINER, _NAMES = 2, 4, 2
-"""References to objects that only one watch holds, counted by a call into C, which holds one itself. A
-message: ``values``. A container: its kind's column, its parent, and one more column (``roots``, ``extras`` or
-the parent's content). The set of given fields: its message."""
-
 
 def _columns(values: Iterable[Any], start: int, number: int) -> tuple[list[Any], ...]:
     """Return the columns of a template's further elements.
@@ -239,10 +203,10 @@ def _columns(values: Iterable[Any], start: int, number: int) -> tuple[list[Any],
         start: The position of the first of them.
         number: The number of the first container.
     """
-    columns = elements, opaque, containers, children, parents, keys, bare, models, roots, *inside = tuple(
+    columns = elements, opaque, containers, copiers, children, parents, keys, *inside = tuple(
         list[Any]() for _ in Template._fields
     )
-    dicts, names, sizes, lists, lengths, empty = inside
+    bare, models, roots, dicts, names, sizes, lists, lengths, empty = inside
     for place, value in enumerate(values, start):
         kind = type(value)
         found = () if kind in _IMMUTABLE else _inner(value)
@@ -259,6 +223,7 @@ def _columns(values: Iterable[Any], start: int, number: int) -> tuple[list[Any],
             bare.append((place, first))
         for at, (container, parent, key) in enumerate(found, first):
             containers.append(container)
+            copiers.append(dict.copy if type(container) is dict else list.copy)
             if parent is not None:
                 children.append(at)
                 parents.append(first + parent)
@@ -302,17 +267,3 @@ def _inner(value: Any) -> list[Inner] | None:
                 return None
             found.append((inner, at, key))
     return found
-
-
-def _is_counted() -> bool:
-    """Return True if references are counted as expected, tried on messages that only this function holds.
-    False under a tracer that keeps frames, or on an interpreter that counts otherwise."""
-    messages = [
-        AIMessage("a", id="1", response_metadata={"usage": {"tokens": [1]}}, tool_calls=[]),
-        HumanMessage(["b", {"type": "text"}], id="2", odd=1),
-    ]
-    watch = Template().extended(messages).copies(messages.__getitem__)[1]
-    return watch is not None and watch.is_alone()
-
-
-_COUNTS = _is_counted()

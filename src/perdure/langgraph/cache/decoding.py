@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from perdure.langgraph.cache.change_tracking import Template, Watch
-from perdure.langgraph.cache.thread_cache import Elements, Handed, KnownValue, ThreadCache, common_start
+from perdure.langgraph.cache.change_tracking import Template
+from perdure.langgraph.cache.thread_cache import Elements, KnownValue, LastLoad, ThreadCache, common_start
 from perdure.langgraph.serde import Serde
 from perdure.model import refs
 from perdure.model.joined_values import (
@@ -54,7 +54,7 @@ def take(
         if isinstance(tree, EncodedList):
             bodies = [packed(item) for item in tree.items]
             elements = Elements(tree.refs, list(map(len, bodies)), bodies, None, None)
-            out[channel], held = _handed_out(serde, elements, references[channel], generation)
+            out[channel], held = _build_list(serde, elements, references[channel], generation)
         else:
             payload = joined(tree)
             held = KnownValue(references[channel], generation, payload=payload)
@@ -66,8 +66,6 @@ def take(
 def recall(serde: Serde, held: KnownValue, generation: int) -> tuple[Any, KnownValue]:
     """Return a held value for a new owner, and the record that replaces ``held``.
 
-    Call it under the cache's lock: it may return elements again to which only the cache refers.
-
     Args:
         serde: Unpacks the value.
         held: The value as it is cached.
@@ -75,16 +73,16 @@ def recall(serde: Serde, held: KnownValue, generation: int) -> tuple[Any, KnownV
     """
     if held.elements is not None:
         # Loading it proves that its chunks are stored in the generation of the load.
-        return _handed_out(serde, held.elements, held.ref, generation)
+        return _build_list(serde, held.elements, held.ref, generation)
     payload = held.payload or (refs.NULL, b"")
     return serde.value(*payload), held
 
 
-def _handed_out(
+def _build_list(
     serde: Serde, elements: Elements, ref: bytes, generation: int
 ) -> tuple[list[Any], KnownValue]:
     """Build a list for a new owner, which shares nothing mutable with any other."""
-    sources, before = elements.sources, elements.handed
+    sources, before = elements.sources, elements.last_load
     new = iter(_unpacked(serde, [source for source in sources if isinstance(source, bytes)]))
     template, opaque, start = Template(), dict[int, bytes](), 0
     if before is not None and common_start(sources, range(len(before.refs))) == len(before.refs):
@@ -103,23 +101,12 @@ def _handed_out(
         return fresh[place] if place in fresh else serde.unpack(opaque[place])
 
     template = template.extended(rest)
-    # Without the elements of the load before at its start, a list has none of the objects of that load.
-    latest, spare = (before.watch, before.spare) if start and before is not None else (None, None)
-    free = next((watch for watch in (latest, spare) if watch is not None and watch.is_free()), None)
-    watch: Watch | None
-    if free is not None:
-        known = len(free.values)
-        # An opaque element is in no free watch.
-        between = [made(p) if p in opaque else template.values[p] for p in range(known, start)]
-        added, more = Template().extended(between + rest).copies(lambda place: made(known + place))
-        values = [*free.values, *added]
-        watch = free if more is None else free.joined(template, more)
-    else:
-        values, watch = template.copies(made)
-    spare = None if free is latest else latest
+    values, watch = template.copies(made)
     bodies = {place: opaque[place] for place in template.opaque}
-    handed = Handed(template, bodies, watch, elements.refs, elements.sizes, spare)
-    new_elements = Elements(elements.refs, elements.sizes, range(len(elements.refs)), elements.shape, handed)
+    last_load = LastLoad(template, bodies, watch, elements.refs, elements.sizes)
+    new_elements = Elements(
+        elements.refs, elements.sizes, range(len(elements.refs)), elements.shape, last_load
+    )
     return values, KnownValue(ref, generation, new_elements)
 
 

@@ -130,7 +130,7 @@ class Encoding:
     def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> KnownValue:
         """Encode a list: what is provably stored already keeps its reference, the rest is packed."""
         before = self._current(slot, self._cache.held.get(slot))
-        handed = None if before is None else before.handed
+        last_load = None if before is None else before.last_load
         found: list[bytes] = []
         sizes: list[int] = []
         sources: list[Source] = []
@@ -138,17 +138,17 @@ class Encoding:
             bodies = value.elements or []
             places: list[int | None] = [None] * len(bodies)
         else:
-            places, bodies = self._packed(value, None if handed is None else handed.watch)
+            places, bodies = self._packed(value, None if last_load is None else last_load.watch)
         known = 0
-        if handed is not None and places:
+        if last_load is not None and places:
             # Most lists start with the elements of the last load.
-            known = common_start(places, range(len(handed.refs)))
-            found, sizes, sources = handed.refs[:known], handed.sizes[:known], list(range(known))
+            known = common_start(places, range(len(last_load.refs)))
+            found, sizes, sources = last_load.refs[:known], last_load.sizes[:known], list(range(known))
         new = iter(bodies)
         for place in places[known:]:
-            if place is not None and handed is not None:
-                found.append(handed.refs[place])
-                sizes.append(handed.sizes[place])
+            if place is not None and last_load is not None:
+                found.append(last_load.refs[place])
+                sizes.append(last_load.sizes[place])
                 sources.append(place)
             else:
                 part = self._element(next(new))
@@ -157,7 +157,7 @@ class Encoding:
                 sources.append(part.body)
         shape, same = (before.shape, common_start(found, before.refs)) if before is not None else (None, 0)
         ref, shape = self._builder.list_like(found, shape, same)
-        return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, handed))
+        return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, last_load))
 
     def _packed(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
         """Return for each element its position in the watch if it is unchanged, and the packed form of the

@@ -36,32 +36,27 @@ Source = int | bytes
 """The source of an element's decoded form: its position among those of the last load, or its bytes."""
 
 
-class Handed(NamedTuple):
+class LastLoad(NamedTuple):
     """A list's elements as a load returned them: the template that copies are made of, the bytes of the
-    opaque ones by position, and the watch over the copies, if there is one.
-
-    ``spare`` is the watch over the copies of the load before, of the first of these elements: a caller that
-    keeps each result until it has the next one holds the latest copies at each load, and no longer those.
-    """
+    opaque ones by position, and the watch over the copies, if there is one."""
 
     template: Template
     opaque: dict[int, bytes]
     watch: Watch | None
     refs: list[bytes]
     sizes: list[int]
-    spare: Watch | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Elements:
     """A list's elements as they are stored: their references, packed sizes and sources, and the cuts of the
-    list. ``handed`` is the load that positions among the sources refer to."""
+    list. ``last_load`` is the load that positions among the sources refer to."""
 
     refs: list[bytes]
     sizes: list[int]
     sources: Sequence[Source]
     shape: ListCuts | None
-    handed: Handed | None
+    last_load: LastLoad | None
 
     @property
     def size(self) -> int:
@@ -73,10 +68,10 @@ class Elements:
         return [s if isinstance(s, bytes) else self._body(serde, s) for s in self.sources]
 
     def _body(self, serde: Serde, place: int) -> bytes:
-        handed = self.handed
-        if handed is None:
+        load = self.last_load
+        if load is None:
             raise ValueError("a place among the elements of a load that is not held")
-        return handed.opaque[place] if place in handed.opaque else serde.pack(handed.template.values[place])
+        return load.opaque[place] if place in load.opaque else serde.pack(load.template.values[place])
 
 
 @dataclass(slots=True, eq=False)
@@ -164,9 +159,8 @@ class ThreadCache:
         for held in list(self.held.values()):
             if held.elements is not None:
                 weight += _weigh(held.elements.sizes)
-                if (handed := held.elements.handed) is not None:
-                    copies = 1 if handed.spare is None else 2
-                    weight += copies * _weigh(handed.sizes)
+                if (last_load := held.elements.last_load) is not None:
+                    weight += _weigh(last_load.sizes)
             weight += len(held.payload[1]) // _UNIT if held.payload else 0
         return weight
 

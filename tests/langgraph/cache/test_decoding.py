@@ -1,16 +1,14 @@
-"""Loaded values in several hands: whatever is reused, no two holders ever share something mutable.
+"""Loaded values in several hands: no two holders ever share something mutable.
 
 Covers perdure.langgraph.cache.decoding.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import random
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,19 +24,7 @@ from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.serde import Serde
 from perdure.model.records import Partition
 from tests.langgraph.files import THREAD, config, put
-from tests.langgraph.specimens import likeness
-
-
-def mutable_inside(value: Any) -> set[int]:
-    """The identities of everything in a value that could be changed."""
-    if isinstance(value, list):
-        return {id(value)}.union(*map(mutable_inside, value))
-    if isinstance(value, dict):
-        return {id(value)}.union(*map(mutable_inside, value.values()))
-    if isinstance(value, AIMessage | HumanMessage):
-        parts = (value.__dict__, value.model_fields_set, value.__pydantic_extra__)
-        return {id(value), *map(id, parts)}.union(*map(mutable_inside, value.__dict__.values()))
-    return set()
+from tests.langgraph.specimens import likeness, mutable_inside
 
 
 def conversation(turns: int) -> list[Any]:
@@ -99,71 +85,7 @@ def test_no_two_holders_share_anything(saver: perdure.PerdureSaver) -> None:
     assert not overlaps(saver)
 
 
-def test_what_was_let_go_is_handed_out_again(saver: perdure.PerdureSaver) -> None:
-    loaded(saver)
-    kept = {id(m) for m in loaded(saver)}
-    assert {id(m) for m in loaded(saver)} == kept
-
-
-@pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of elements that are copied, by call."""
-    counts: list[int] = []
-    copies = Template.copies
-
-    def counted(template: Template, *args: Any, **named: Any) -> Any:
-        counts.append(len(template.values))
-        return copies(template, *args, **named)
-
-    monkeypatch.setattr(Template, "copies", counted)
-    return counts
-
-
-def test_a_holder_of_the_latest_load_gets_the_objects_of_the_one_before(
-    saver: perdure.PerdureSaver, copied: list[int]
-) -> None:
-    older = loaded(saver)
-    newer = loaded(saver)
-    assert sum(copied) >= 10
-    del older
-    copied.clear()
-    again = loaded(saver)
-    assert sum(copied) == 0
-    assert again == newer == conversation(5)
-    assert not mutable_inside(again) & mutable_inside(newer)
-
-
-@pytest.mark.parametrize("odd", [None, datetime.time(1)])
-def test_a_loop_that_keeps_its_last_result_gets_objects_of_two_sets_in_turn(
-    saver: perdure.PerdureSaver, copied: list[int], odd: datetime.time | None
-) -> None:
-    """Both sets grow with the list; an element that cannot be watched ends the reuse, not the values."""
-    found = saver.get_tuple(config())
-    assert found is not None
-    head, state = found.config, found.checkpoint["channel_values"]["messages"]
-    del found
-    counts: list[int] = []
-    for number in range(8):
-        message = HumanMessage(f"more {number}", id=f"m{number}")
-        if odd is not None and number == 3:
-            message.additional_kwargs["odd"] = odd
-        head = step_on(saver, head, [*state, message], f"c{number:04}")
-        wanted = said([*state, message])
-        copied.clear()
-        found = saver.get_tuple(config())
-        assert found is not None
-        head, new = found.config, found.checkpoint["channel_values"]["messages"]
-        del found
-        counts.append(sum(copied))
-        assert not mutable_inside(new) & mutable_inside(state)
-        assert said(new) == wanted
-        state = new
-    assert counts[0] >= 10
-    # Each set lacks what was added since it was in use: two messages.
-    assert counts[2:] == [2] * 6 if odd is None else counts[2] == 2 and counts[-1] >= 17
-
-
-def test_one_deep_reference_is_enough_to_keep_an_element(saver: perdure.PerdureSaver) -> None:
+def test_what_is_deep_inside_an_element_belongs_to_its_holder(saver: perdure.PerdureSaver) -> None:
     inner = loaded(saver)[1].response_metadata["tokens"]["of"]
     inner.append("mine")
     assert loaded(saver) == conversation(5)
@@ -172,7 +94,7 @@ def test_one_deep_reference_is_enough_to_keep_an_element(saver: perdure.PerdureS
 def test_the_check_above_would_see_shared_elements(
     saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "is_free", lambda self: True)
+    monkeypatch.setattr(Template, "copies", lambda self, _: (list(self.values), None))
     assert overlaps(saver)
 
 
@@ -268,7 +190,7 @@ def test_a_load_by_another_thread_while_the_value_is_read_shares_nothing(
     assert not mutable_inside(mine) & mutable_inside(others)
 
 
-@pytest.mark.parametrize("step", [(Watch, "is_free"), (Watch, "is_alone"), (Template, "extended")])
+@pytest.mark.parametrize("step", [(Template, "extended"), (Template, "copies")])
 def test_an_edit_by_a_holder_while_another_thread_loads_stays_with_the_holder(
     saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
 ) -> None:
@@ -325,8 +247,7 @@ def test_a_message_that_was_given_something_private_can_be_moved(saver: perdure.
     assert loaded(saver)[0].__pydantic_private__ is None
 
 
-def test_what_is_around_a_message_that_was_let_go_is_not_handed_out(saver: perdure.PerdureSaver) -> None:
-    """Handed out again is only what nobody can have changed, or can change later."""
+def test_what_is_changed_around_a_message_stays_with_its_holder(saver: perdure.PerdureSaver) -> None:
     ways: list[Callable[[Any], object]] = [
         lambda m: m.model_fields_set.discard("id"),
         lambda m: object.__setattr__(m, "__pydantic_extra__", {"mine": 1}),
@@ -342,13 +263,7 @@ def test_what_is_around_a_message_that_was_let_go_is_not_handed_out(saver: perdu
         assert likeness(loaded(saver)) == likeness(loaded(saver)) == wanted
 
 
-def test_a_weak_reference_keeps_a_message_from_being_handed_out_again(saver: perdure.PerdureSaver) -> None:
-    weak = weakref.ref(loaded(saver)[0])
-    again = loaded(saver)
-    assert weak() is not again[0]
-
-
-def test_something_private_on_a_message_that_was_let_go_is_not_handed_out(
+def test_something_private_on_a_message_stays_with_its_holder(
     saver: perdure.PerdureSaver,
 ) -> None:
     hand = loaded(saver)

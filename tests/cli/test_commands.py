@@ -363,10 +363,26 @@ def test_damage_is_found_in_a_thread_that_does_not_open(shell: Shell, tmp_path: 
 def test_delete_asks_first(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 1)
     url = {"PERDURE_DB": "sqlite:///t.db"}
-    assert shell("threads", "delete", "ada", **url).returncode == 1
+    unanswered = shell("threads", "delete", "ada", **url)
+    assert unanswered.returncode == 1
+    assert "Aborted" not in unanswered.stderr
+    assert "Nothing was removed. Pass --yes to remove it without a question." in unanswered.stderr
     assert "ada" in shell("threads", "ls", **url).stdout
     assert shell("threads", "delete", "ada", "--yes", **url).returncode == 0
     assert "No threads yet" in shell("threads", "ls", **url).stdout
+
+
+def test_a_declined_deletion_names_the_option(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converse(tmp_path / "t.db", "ada", 1)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    refused = shell("threads", "delete", "ada", PERDURE_DB="sqlite:///t.db")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "Pass --yes" in refused.stderr
+    forgotten = shell("memory", "forget", "--user", "ada", PERDURE_DB="sqlite:///t.db")
+    assert (forgotten.returncode, forgotten.stdout) == (1, "")
+    assert "Pass --yes" in forgotten.stderr
 
 
 def test_an_encrypted_database_needs_its_key_file(shell: Shell, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from perdure.cli.suggestions import Group
 from perdure.errors import BadUrl, DecryptionError
 from perdure.storage.url import SCHEMES, redacted
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.database.handle import DatabaseHandle
 
 app = typer.Typer(
+    cls=Group,
     name="perdure",
     help="Durable threads for LangGraph agents.",
     no_args_is_help=True,
@@ -49,6 +51,7 @@ Db = Annotated[
         "--db", envvar=["PERDURE_DB", "DATABASE_URL"], help="The database, e.g. sqlite:///threads.db"
     ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")]
 Tenant = Annotated[str, typer.Option(envvar="PERDURE_TENANT", help="The threads' tenant; none by default")]
 KeyFile = Annotated[
     typer.FileBinaryRead | None,
@@ -113,6 +116,21 @@ def flowed(text: str) -> str:
 def several(count: int, what: str) -> str:
     """Return a number and its noun, in the plural unless it is one: ``1 thread``, ``2,000 threads``."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def require_consent(question: str, yes: bool) -> None:
+    """Ask on the terminal whether to remove something, unless ``yes``. The command ends with exit code 1 if
+    the answer is no, or if there is nobody to answer."""
+    if yes:
+        return
+    try:
+        if typer.confirm(question, err=True):
+            return
+    except typer.Abort:
+        # The input has ended, or was interrupted, on the line of the question.
+        err.print()
+    err.print("Nothing was removed. Pass --yes to remove it without a question.", soft_wrap=True)
+    raise typer.Exit(1)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from perdure.cli.app import (
     printable,
     several,
 )
+from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting, Unavailable
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from perdure.engine.sweep import SweepState, Swept
 
 care = typer.Typer(
+    cls=Group,
     help="Keep stored threads in order: apply retention policies, and show when that was done last.",
     no_args_is_help=True,
 )

@@ -16,21 +16,25 @@ from perdure.cli.app import (
     KeyFile,
     Keys,
     Tenant,
+    Yes,
     add_listing,
-    err,
     handle_in,
     key_of,
     opened,
     out,
     print_json,
     printable,
+    require_consent,
 )
+from perdure.cli.suggestions import Group
 from perdure.errors import NotFound
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
 
-memory = typer.Typer(help="Look at, export and forget what is known of users.", no_args_is_help=True)
+memory = typer.Typer(
+    cls=Group, help="Look at, export and forget what is known of users.", no_args_is_help=True
+)
 
 
 def _check_user(user: str | None) -> str | None:
@@ -147,7 +151,7 @@ def forget(
         str | None, typer.Argument(help="A fact's id, or a thread; all that is known without")
     ] = None,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    yes: Yes = False,
     namespace: Namespace = None,
     db: Db = None,
     tenant: Tenant = "",
@@ -166,9 +170,7 @@ def forget(
     with opened(db, tenant, key) as database, _open_store(db, tenant, key) as kept:
         known = Memory(kept.store(), user, root=root)
         what = "all that is known of" if id is None else f"{printable(id)} of"
-        if not yes and not typer.confirm(f"Remove {what} the user {printable(user)}?"):
-            err.print("Nothing was removed.")
-            raise typer.Exit(1)
+        require_consent(f"Remove {what} the user {printable(user)}?", yes)
         if id is None:
             # First, so that no waiting turn adds to what is removed.
             database.checkpointer().delete_thread(lane_of(user))

@@ -24,6 +24,7 @@ from perdure.cli.app import (
     print_json,
     printable,
 )
+from perdure.cli.suggestions import Group
 from perdure.model.records import INTERNAL
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from perdure.schema.schema import Schema
 
 schema = typer.Typer(
+    cls=Group,
     help="Change a graph under live threads: record its schema, check it, and plan a deploy.",
     no_args_is_help=True,
 )

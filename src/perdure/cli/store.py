@@ -25,12 +25,15 @@ from perdure.cli.app import (
     printable,
     several,
 )
+from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
     from perdure.langgraph.search.index import SearchIndex
 
-store = typer.Typer(help="Maintain the store: what agents know beside their threads.", no_args_is_help=True)
+store = typer.Typer(
+    cls=Group, help="Maintain the store: what agents know beside their threads.", no_args_is_help=True
+)
 
 
 @store.callback()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import typer
 
 from perdure.cli.app import AsJson, Db, KeyFile, add_listing, opened, out, print_json, printable
+from perdure.cli.suggestions import Group
 
-tenants = typer.Typer(help="Look at the tenants of a database.", no_args_is_help=True)
+tenants = typer.Typer(cls=Group, help="Look at the tenants of a database.", no_args_is_help=True)
 
 
 @tenants.callback()

@@ -14,6 +14,7 @@ from perdure.cli.app import (
     KeyFile,
     Tenant,
     ThreadId,
+    Yes,
     add_listing,
     err,
     json_text,
@@ -22,11 +23,13 @@ from perdure.cli.app import (
     out,
     print_json,
     printable,
+    require_consent,
     shallow,
 )
 from perdure.cli.care import DryRun, prune_threads
 from perdure.cli.diff import checkpoint_id, diff
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
+from perdure.cli.suggestions import Group
 from perdure.cli.thread_listing import list_threads, top
 from perdure.errors import Corrupt
 from perdure.model.missing_thread import missing_thread
@@ -35,7 +38,9 @@ from perdure.model.records import Partition
 if TYPE_CHECKING:
     from perdure.langgraph.plain_reading import ChannelView
 
-threads = typer.Typer(help="Look at threads and their queues, tag and prune them.", no_args_is_help=True)
+threads = typer.Typer(
+    cls=Group, help="Look at threads and their queues, tag and prune them.", no_args_is_help=True
+)
 Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
 add_listing(threads, list_threads)
 for command in (top, diff, inbox, runs, outbox, dead, retry, stuck):
@@ -243,7 +248,7 @@ def prune(
 @threads.command()
 def delete(
     thread_id: ThreadId,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    yes: Yes = False,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
@@ -254,9 +259,7 @@ def delete(
     with opened(db, tenant, key_file) as database:
         if Partition(tenant, thread_id) not in admin.partitions(database, tenant):
             database.show(thread_id)
-        if not yes and not typer.confirm(f"Remove the thread {thread_id} with everything in it?"):
-            err.print("Nothing was removed.")
-            raise typer.Exit(1)
+        require_consent(f"Remove the thread {printable(thread_id)} with everything in it?", yes)
         database.checkpointer().delete_thread(thread_id)
     out.print(escape(f"{printable(thread_id)} is gone"), soft_wrap=True)
 

@@ -1,0 +1,145 @@
+"""Suggests what was meant by a command or an option that there is not, in every group of commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from typer.core import TyperGroup
+
+from perdure.storage.url import SCHEMES, redacted
+
+_COMMANDS = (
+    ("delete", "forget", "rm", "remove", "del", "drop", "erase", "destroy", "purge"),
+    ("show", "get", "cat", "view", "read", "info", "describe", "state"),
+    ("ls", "list", "dir", "all"),
+    ("history", "log", "checkpoints"),
+    ("copy", "fork", "cp", "clone", "move", "mv"),
+    ("export", "dump", "backup", "save"),
+    ("import", "load", "restore"),
+    ("migrate", "upgrade", "init", "setup"),
+    ("fsck", "verify", "check", "repair", "doctor"),
+    ("serve", "server", "start", "up", "dev"),
+    ("inspect", "inspector", "ui", "console", "dashboard"),
+    ("prune", "clean", "trim", "gc"),
+    ("retry", "rerun", "redo"),
+    ("worker", "work", "run"),
+)
+"""Words for one thing, of which the commands of Perdure have some."""
+
+_OPTIONS = (
+    ("--yes", "-y", "--force", "-f", "--no-input", "--assume-yes"),
+    ("--db", "--database", "--database-url", "--url", "--uri", "--dsn"),
+    ("--json", "-j", "--as-json", "--format"),
+    ("--dry-run", "--dryrun", "--simulate"),
+    ("--output", "--out", "--file"),
+    ("--limit", "--count", "--max"),
+    ("--thread", "--thread-id", "--id"),
+    ("--from", "--source", "--src", "--kind"),
+    ("--to", "--target", "--dest", "--destination"),
+)
+
+
+_BEHIND = "; it belongs behind the command"
+
+
+class Group(TyperGroup):
+    """A group of commands that names, beside a word that it does not know, the one that was meant."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first word names; the usage error for another word has a suggestion."""
+        word = args[0]
+        if not (word.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, word)):
+            ctx.fail(f"No such command {word!r}. {_command_meant(ctx, word)}")
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options of the group itself."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _suggest_option(error)
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; the usage error for an option that it has not has a suggestion."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            _suggest_option(error)
+            raise
+
+
+def _command_meant(ctx: Any, word: str) -> str:
+    here, root = _names(ctx.command), ctx.find_root()
+    found = [f"{ctx.command_path} {name}" for name in _same(word, here, _COMMANDS)]
+    found += [f"{root.command_path} {name}" for name in _names(root.command) if name == word]
+    found = found or [f"{ctx.command_path} {name}" for name in _alike(word, here, _COMMANDS)]
+    if found:
+        return _question(found)
+    places = [(root.command_path, _names(root.command))]
+    places += [(f"{root.command_path} {name}", _names(root.command.commands[name])) for name in places[0][1]]
+    for look in (_same, _alike):
+        elsewhere = [f"{path} {name}" for path, names in places for name in look(word, names, _COMMANDS)]
+        if elsewhere:
+            return _question(elsewhere)
+    return f"There are {', '.join(sorted(here))}."
+
+
+def _names(command: Any) -> list[str]:
+    return [name for name, each in getattr(command, "commands", {}).items() if not each.hidden]
+
+
+def _question(commands: Iterable[str]) -> str:
+    return f"Did you mean {' or '.join(f'`{command}`' for command in commands)}?"
+
+
+def _suggest_option(error: Any) -> None:
+    """Complete a usage error of typer's; any other error stays as it is. Each group around the command does
+    this in turn. The classes of these errors move from release to release: they are told by their
+    attributes."""
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    if command is None or not hasattr(error, "message"):
+        return
+    options = list(_options(command))
+    name = getattr(error, "option_name", None)
+    if name is not None and hasattr(error, "possibilities"):
+        error.possibilities = _meant(name, options, _OPTIONS) or error.possibilities
+        is_of_commands = hasattr(command, "commands") and name in _below(command)
+        if is_of_commands and not error.possibilities and _BEHIND not in error.message:
+            error.message += _BEHIND
+    elif "--db" in options and "unexpected extra argument" in error.message:
+        schemes = "|".join(map(re.escape, sorted(SCHEMES, key=len, reverse=True)))
+        if url := re.search(rf"(?:{schemes})://[^\s)]*", error.message):
+            error.message = f"{redacted(url[0])} is a database; pass it as --db"
+
+
+def _options(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and not parameter.hidden:
+            yield from (parameter.opts[0], *parameter.secondary_opts)
+
+
+def _below(group: Any) -> set[str]:
+    """Return the options of all commands of a group."""
+    commands = group.commands.values()
+    return {*(option for each in commands for option in _options(each))}.union(
+        *(_below(each) for each in commands if hasattr(each, "commands"))
+    )
+
+
+def _meant(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
+    return _same(word, names, words) or _alike(word, names, words)
+
+
+def _same(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
+    """Return the names that mean the same as a word, or are it."""
+    row = next((row for row in words if word.lower() in row), (word,))
+    return [name for name in names if name in row]
+
+
+def _alike(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
+    """Return the names that are written much like a word."""
+    return get_close_matches(word, names)

@@ -187,6 +187,30 @@ def test_copy_between_keys(run: Run, tmp_path: Path) -> None:
     assert digests(again, KEY) == digests(target)
 
 
+def test_both_databases_are_named_as_arguments_or_as_options(run: Run, tmp_path: Path) -> None:
+    source, target = database(tmp_path / "a.db", fill=talk), database(tmp_path / "b.db", fill=empty)
+    for words in (
+        (source, target),
+        ("--from", source, "--to", target),
+        ("--from", source, target),
+        (source, "--to", target),
+        ("--to", target, source),
+    ):
+        code, out, err = run("copy", *words, "--dry-run")
+        assert (code, err) == (0, ""), words
+        assert out.splitlines()[-1].startswith("To copy to") is True
+    assert run("copy", source, target)[0] == 0
+    assert digests(target) == digests(source)
+    for words, told in (
+        ((), "which database is to be read?"),
+        ((source,), "which database is to be written?"),
+        ((source, target, "--to", target), "name more than two databases"),
+    ):
+        code, _, err = run("copy", *words)
+        assert code == 2
+        assert told in " ".join(err.replace("│", "").split())
+
+
 def test_copy_refuses_what_makes_no_sense(run: Run, tmp_path: Path) -> None:
     source = database(tmp_path / "a.db", fill=talk)
     code, _, err = run("copy", "--from", source, "--to", source)

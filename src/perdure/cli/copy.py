@@ -82,9 +82,17 @@ class CopyCounts:
 
 
 def copy(
-    source: Annotated[str, typer.Option("--from", help="The database to read, e.g. sqlite:///threads.db")],
+    source: Annotated[
+        str | None,
+        typer.Argument(help="The database to read, e.g. sqlite:///threads.db", show_default=False),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(help="The database to write, set up by `perdure migrate`", show_default=False),
+    ] = None,
     *,
-    target: Annotated[str, typer.Option("--to", help="The database to write, set up by `perdure migrate`")],
+    from_: Annotated[str | None, typer.Option("--from", help="Another way to name the source")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Another way to name the target")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant; by default all tenants")] = None,
     threads: Annotated[
         list[str] | None, typer.Option("--thread", help="Only this thread; may be repeated")
@@ -106,6 +114,8 @@ def copy(
 ) -> None:
     """Copy threads and the store to another database, between any backends and keys.
 
+    Typical: `perdure copy sqlite:///threads.db postgresql://me@host/app`.
+
     Every thread is copied with its history, pending writes, tags and head, read back, and compared by digest
     before it becomes visible. Stop the command at any time and run it again: complete threads are compared
     and skipped, partial ones are finished. A thread that differs at the target is reported and stays as it
@@ -115,8 +125,7 @@ def copy(
     """
     from perdure.database.opening import connect_sync, open_for_reading
 
-    if source == target:
-        raise BadUrl("--from and --to are the same database; there is nothing to copy")
+    source, target = _databases(source, target, from_, to)
     from_key, to_key = key_of(from_key_file), key_of(to_key_file)
     with (
         closing(open_for_reading(source, encryption_key=from_key)) as here,
@@ -152,6 +161,30 @@ def copy(
     out.print(f"{verb} to {escape(redacted(target))}: {tally}", soft_wrap=True)
     if tally.failed:
         raise typer.Exit(1)
+
+
+def _databases(*named: str | None) -> tuple[str, str]:
+    """Return the source and the target of a copy.
+
+    Args:
+        named: Both as arguments, and both as options. With one option, the first argument is the other one.
+    """
+    first, second, source, target = named
+    left = [each for each in (first, second) if each is not None]
+    if source is None and left:
+        source = left.pop(0)
+    if target is None and left:
+        target = left.pop(0)
+    if left:
+        raise typer.BadParameter("arguments, --from and --to name more than two databases")
+    if source is None or target is None:
+        raise typer.BadParameter(
+            f"which database is to be {'read' if source is None else 'written'}? Name both, e.g. "
+            "`perdure copy sqlite:///threads.db postgresql://me@host/app`"
+        )
+    if source == target:
+        raise BadUrl("source and target are the same database; there is nothing to copy")
+    return source, target
 
 
 def _chosen(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -> list[Partition]:

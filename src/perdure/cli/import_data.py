@@ -44,9 +44,9 @@ def import_(
     source: Annotated[str, typer.Argument(help="The file, or the URL of the database, to read")],
     *,
     kind: Annotated[
-        SourceKind,
-        typer.Option("--from", metavar="KIND", help="What the source is, see above"),
-    ],
+        SourceKind | None,
+        typer.Option("--from", metavar="KIND", help="The kind of the source, see above; detected without"),
+    ] = None,
     threads: Annotated[
         list[str] | None,
         typer.Option("--thread", "--session", help="Only this thread, or session; may be repeated"),
@@ -87,6 +87,11 @@ def import_(
 ) -> None:
     """Import threads and the store from another saver, or from an archive of Perdure's.
 
+    Typical: `perdure import old.db --db sqlite:///new.db`.
+
+    The kind of the source is detected by its first bytes or its tables, and printed. Where that is
+    not possible, pass --from KIND.
+
     KIND is archive, langgraph-sqlite, langgraph-postgres, langgraph-redis, aws-dynamodb, plain (the simple
     tables of home-made savers, on SQLite, PostgreSQL or D1), history (messages as JSON, which become threads)
     or sessions (histories without checkpoints, out of a file of `perdure export --as sessions`, or of a table
@@ -102,6 +107,9 @@ def import_(
 
     Exit code 0 when everything is at the target, 1 when something was skipped, 130 after Ctrl-C.
     """
+    names = (table, key, column)
+    if kind is None:
+        kind = _kind_of(source, is_of_sessions=names != _SESSION_NAMES)
     if kind is SourceKind.ARCHIVE:
         import_archive(
             source,
@@ -113,9 +121,9 @@ def import_(
     if kind is SourceKind.SESSIONS:
         from perdure.imports.session_tables import SessionTable
 
-        names = SessionTable(table, key, column)
         import_sessions(
-            source, SessionOptions(names, threads, replace, dry_run, db, tenant, key_file, as_json)
+            source,
+            SessionOptions(SessionTable(*names), threads, replace, dry_run, db, tenant, key_file, as_json),
         )
         return
     if replace:
@@ -149,6 +157,19 @@ def import_(
     if counts.skipped or (items and items.skipped):
         raise typer.Exit(1)
 
+
+def _kind_of(source: str, *, is_of_sessions: bool) -> SourceKind:
+    """Detect the kind of a source, and print it."""
+    from perdure.imports.detection import detect_kind
+
+    kind = SourceKind.SESSIONS if is_of_sessions else detect_kind(source)
+    name = redacted(source) if "://" in source else source
+    err.print(escape(f"{printable(name)} is read as {kind}"), soft_wrap=True)
+    return kind
+
+
+_SESSION_NAMES = ("sessions", "session_id", None)
+"""Names of a table of sessions that were not passed."""
 
 _AGAIN = "Run the same command again to continue."
 

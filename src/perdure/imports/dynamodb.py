@@ -17,7 +17,7 @@ from botocore import exceptions as aws
 from botocore.config import Config
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
+from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
 from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
 from perdure.imports.source import (
@@ -31,7 +31,7 @@ from perdure.imports.source import (
     WriteSlot,
     reading,
 )
-from perdure.storage.dynamodb.client import target_of
+from perdure.storage.dynamodb.client import DynamoUrl, target_of
 
 PACKAGE = "langgraph-checkpoint-aws"
 _CHECKPOINTS, _WRITES = "CHECKPOINT_", "WRITES_"
@@ -49,6 +49,38 @@ def _error_name(error: Exception) -> str:
 _reading = reading(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
 
 
+KEYS = ("PK", "SK")
+"""The attributes of the key of a table of the package's."""
+
+
+def key_names(url: str) -> list[str]:
+    """Return the names of the attributes of a table's key.
+
+    Raises:
+        BadUrl: The URL cannot be used.
+        Unavailable: The service does not answer, or there is no such table.
+    """
+    target = target_of(url)
+    try:
+        return _key_names(_client(target), target.table)
+    except (aws.ClientError, aws.BotoCoreError) as error:
+        raise Unavailable(f"{target} cannot be read: {_error_name(error)}") from error
+
+
+def _key_names(client: Any, table: str) -> list[str]:
+    keys = client.describe_table(TableName=table)["Table"]["KeySchema"]
+    return [key["AttributeName"] for key in keys]
+
+
+def _client(target: DynamoUrl) -> Any:
+    config = Config(retries={"mode": "adaptive", "max_attempts": 8})
+    try:
+        session = Session(region_name=target.region)
+        return session.client("dynamodb", endpoint_url=target.endpoint, config=config)
+    except (aws.BotoCoreError, ValueError) as error:
+        raise BadUrl(f"{target} cannot be used: {type(error).__name__}") from error
+
+
 class DynamoSource:
     """A table of DynamoDBSaver or of DynamoDBStore, opened for reading. Payloads that were moved to S3 are
     refused by name.
@@ -64,12 +96,7 @@ class DynamoSource:
     def __init__(self, url: str) -> None:
         target = target_of(url)
         self.name, self._table = str(target), target.table
-        config = Config(retries={"mode": "adaptive", "max_attempts": 8})
-        try:
-            session = Session(region_name=target.region)
-            self._client: Any = session.client("dynamodb", endpoint_url=target.endpoint, config=config)
-        except (aws.BotoCoreError, ValueError) as error:
-            raise BadUrl(f"{self.name} cannot be used: {type(error).__name__}") from error
+        self._client: Any = _client(target)
         self._check()
         self._slots: tuple[str, dict[CheckpointEntry, list[tuple[WriteSlot, str]]]] = ("", {})
         self._saver = self._stock_saver(target.region, target.endpoint)
@@ -77,8 +104,7 @@ class DynamoSource:
 
     @_reading
     def _check(self) -> None:
-        keys = self._client.describe_table(TableName=self._table)["Table"]["KeySchema"]
-        if {key["AttributeName"] for key in keys} != {"PK", "SK"}:
+        if set(_key_names(self._client, self._table)) != set(KEYS):
             raise BadUrl(f"{self.name} is no table of {PACKAGE}, whose keys are PK and SK")
 
     def _stock_saver(self, region: str | None, endpoint: str | None) -> Any:

@@ -33,7 +33,8 @@ from perdure.imports.source import (
 )
 from perdure.imports.sqlite_rows import is_utf8
 
-_CHECKPOINTS = {"thread_id", "checkpoint_id", "parent_id", "state"}
+CHECKPOINT_COLUMNS = {"thread_id", "checkpoint_id", "parent_id", "state"}
+"""Columns that a table of checkpoints has."""
 _WRITES = {"thread_id", "checkpoint_id", "channel", "value"}
 _TASKS = UUID("8a5b4b0e-4a0f-5c0b-9c9e-2f6a1d0f7c31")
 """Namespace of the ids of tasks that a table of writes does not name."""
@@ -306,7 +307,10 @@ def refuse_missing(name: str, checkpoints: Collection[str], writes: Collection[s
         checkpoints: The columns of the one table.
         writes: The columns of the other, none if there is no such table.
     """
-    for table, columns, layout in (("checkpoints", checkpoints, _CHECKPOINTS), ("writes", writes, _WRITES)):
+    for table, columns, layout in (
+        ("checkpoints", checkpoints, CHECKPOINT_COLUMNS),
+        ("writes", writes, _WRITES),
+    ):
         missing = sorted(column for column in layout if column not in columns)
         if missing and (table == "checkpoints" or columns):
             raise BadUrl(

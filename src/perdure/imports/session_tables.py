@@ -17,7 +17,8 @@ from perdure.imports.kinds import needing
 from perdure.imports.sessions import SessionSource, SourceSession
 from perdure.imports.sqlite_rows import SqliteRows, is_utf8
 
-_SQLITE = b"SQLite format 3\0"
+SQLITE_MAGIC = b"SQLite format 3\0"
+"""First bytes of a SQLite file."""
 PAGE = 100
 """Rows of one request."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
@@ -67,7 +68,7 @@ def open_sessions(where: str, names: SessionTable) -> SessionSource:
     if not path.is_file():
         raise BadUrl(f"{path} is not a file; pass one, or postgresql://… or dynamodb://…")
     with path.open("rb") as file:
-        is_sqlite = file.read(len(_SQLITE)) == _SQLITE
+        is_sqlite = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
     return SqliteSessions(path, names) if is_sqlite else FileSessions(path)
 
 

@@ -28,15 +28,16 @@ from perdure.imports.store_rows import read_item
 PACKAGE = "langgraph-checkpoint-sqlite"
 
 
-_TABLES = (
+STOCK_TABLES = (
     ("checkpoints", {"checkpoint_ns", "parent_checkpoint_id"}),
     ("store", {"prefix", "key", "value"}),
 )
+"""Tables by which the package's databases are known, each with some columns."""
 
 
 def is_stock(path: Path) -> bool:
     """Return True if a file is a database of langgraph-checkpoint-sqlite's saver or store."""
-    return has_columns(path, _TABLES)
+    return has_columns(path, STOCK_TABLES)
 
 
 class SqliteSource:

@@ -50,7 +50,8 @@ from perdure.storage.port import CommitLimits
 FORMAT = 4
 """The version of the file's layout that this release writes and reads."""
 
-_MAGIC = b"perdure threads\n"
+MAGIC = b"perdure threads\n"
+"""First bytes of an archive."""
 _LENGTH = Struct(">I")
 _FRAME_MAX = 1 << 30
 _HEAD, _PUT, _DELETE, _END = 0, 1, 2, 3
@@ -122,7 +123,7 @@ class Archive:
             file.close()
             raise _unwritable(path, error) from error
         archive = cls(path, file, writing=True)
-        archive._write(_MAGIC)
+        archive._write(MAGIC)
         archive._frame([_HEAD, FORMAT])
         return archive
 
@@ -214,7 +215,7 @@ class Archive:
     # Reading
 
     def _scan(self) -> None:
-        if self._raw(len(_MAGIC)) != _MAGIC:
+        if self._raw(len(MAGIC)) != MAGIC:
             raise BadArchive(
                 f"{self._path} is not an export of threads, as `perdure export --output` writes one"
             )

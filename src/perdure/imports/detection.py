@@ -1,0 +1,164 @@
+"""Finds out what kind a source is, from its first bytes, or from the names of tables, columns and keys.
+
+A kind is the answer only if nothing else fits. Where several fit, or none, the error names them.
+"""
+
+from __future__ import annotations
+
+import json
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Set
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from perdure.errors import BadUrl
+from perdure.imports.kinds import SourceKind, needing
+from perdure.imports.plain_tables import CHECKPOINT_COLUMNS
+from perdure.imports.session_tables import COLUMNS, KEY, SQLITE_MAGIC, SessionTable
+from perdure.imports.sqlite import STOCK_TABLES
+from perdure.imports.sqlite_rows import SqliteRows
+from perdure.storage.archive import MAGIC as ARCHIVE_MAGIC
+from perdure.storage.url import redacted
+
+_POSTGRES = ("postgresql://", "postgres://")
+_REDIS = ("redis://", "rediss://")
+_HEAD = 1 << 16
+"""Bytes of a text file that are looked at first."""
+
+Tables = Mapping[str, Set[str]]
+"""Columns by table, all names in small letters."""
+
+
+def detect_kind(where: str) -> SourceKind:
+    """Return the kind of a source.
+
+    Args:
+        where: Its path or URL.
+
+    Raises:
+        BadUrl: There is no such source, it is a database of Perdure's, it is of no kind that is known, or it
+            may be of several.
+        MissingExtra: The client library of the source is not installed.
+        Unavailable: It does not answer.
+    """
+    if where.startswith(_POSTGRES):
+        tables = _postgres_tables(where)
+        kinds = list(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES))
+        return _only(redacted(where), kinds, _is_own(tables))
+    if where.startswith(_REDIS):
+        return SourceKind.LANGGRAPH_REDIS
+    if where.startswith("dynamodb://"):
+        return _of_dynamodb(where)
+    if where.startswith("d1://"):
+        return SourceKind.PLAIN
+    if "://" in where and not where.startswith("sqlite:///"):
+        raise BadUrl(
+            f"{redacted(where)} cannot be imported; pass a file, or postgresql://…, redis://…, dynamodb://… "
+            "or d1://…"
+        )
+    path = Path(where.removeprefix("sqlite:///"))
+    if not path.is_file():
+        raise BadUrl(f"{path} is not a file; pass the path of a file, or the URL of a database")
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if head.startswith(ARCHIVE_MAGIC):
+        return SourceKind.ARCHIVE
+    if head.startswith(SQLITE_MAGIC):
+        tables = _sqlite_tables(path)
+        kinds = list(_of_tables(tables, SourceKind.LANGGRAPH_SQLITE))
+        return _only(str(path), kinds, _is_own(tables))
+    return _only(str(path), list(_of_text(path, head)))
+
+
+_CHOICE = f"pass --from with one of {', '.join(SourceKind)}"
+
+
+def _only(name: str, found: list[SourceKind], is_own: bool = False) -> SourceKind:
+    if len(found) == 1 and not is_own:
+        return found[0]
+    if found and not is_own:
+        raise BadUrl(f"{name} may be {' or '.join(found)}; pass --from with one of them")
+    if is_own and not found:
+        raise BadUrl(f"{name} is a database of Perdure's; copy it with `perdure copy SOURCE TARGET`")
+    if is_own:
+        raise BadUrl(
+            f"{name} has tables of Perdure's, which `perdure copy` reads, and of {' and '.join(found)}, for "
+            "which pass --from"
+        )
+    raise BadUrl(f"{name} is of no kind that is recognised; {_CHOICE}")
+
+
+def _of_tables(tables: Tables, stock: SourceKind) -> Iterator[SourceKind]:
+    if any(tables.get(name, set()) >= columns for name, columns in STOCK_TABLES):
+        yield stock
+    if tables.get("checkpoints", set()) >= CHECKPOINT_COLUMNS:
+        yield SourceKind.PLAIN
+    sessions = tables.get(SessionTable().table, set())
+    if KEY in sessions and not sessions.isdisjoint(COLUMNS):
+        yield SourceKind.SESSIONS
+
+
+def _is_own(tables: Tables) -> bool:
+    return "perdure_schema" in tables
+
+
+def _sqlite_tables(path: Path) -> Tables:
+    with closing(SqliteRows(path)) as rows:
+        return _grouped(
+            rows(
+                "SELECT m.name, c.name FROM sqlite_master AS m, pragma_table_info(m.name) AS c "
+                "WHERE m.type IN ('table', 'view')"
+            )
+        )
+
+
+def _postgres_tables(url: str) -> Tables:
+    with needing("postgres"):
+        from perdure.imports.postgres_rows import PostgresRows
+    with closing(PostgresRows(url)) as rows:
+        own = rows("SELECT 'perdure_schema', 'version' WHERE to_regclass('perdure.schema') IS NOT NULL")
+        found = rows(
+            "SELECT relname, attname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid "
+            "WHERE pg_table_is_visible(pg_class.oid) AND attnum > 0 AND relkind IN ('r', 'p', 'v', 'm', 'f') "
+            "AND lower(relname) IN ('checkpoints', 'store', ?1)",
+            SessionTable().table,
+        )
+    tables = _grouped(found)
+    # One server has both more often than not: Perdure's is asked for by `perdure copy` only if it is alone.
+    return tables if any(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES)) else _grouped(own)
+
+
+def _grouped(rows: Any) -> Tables:
+    tables: dict[str, set[str]] = {}
+    for table, column in rows:
+        tables.setdefault(str(table).lower(), set()).add(str(column).lower())
+    return tables
+
+
+def _of_dynamodb(url: str) -> SourceKind:
+    with needing("dynamodb"):
+        from perdure.imports.dynamodb import KEYS, key_names
+    names = key_names(url)
+    if set(names) == set(KEYS):
+        return SourceKind.AWS_DYNAMODB
+    return _only(redacted(url), [SourceKind.SESSIONS] if names == [KEY] else [], set(names) == {"pk", "sk"})
+
+
+def _of_text(path: Path, head: bytes) -> Iterator[SourceKind]:
+    start = head.removeprefix(BOM_UTF8).lstrip()
+    if start.startswith(b"["):
+        yield SourceKind.HISTORY
+    if not start.startswith(b"{"):
+        return
+    with path.open("rb") as file:
+        line = next((line for line in file if line.removeprefix(BOM_UTF8).strip()), b"")
+    try:
+        first = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(first, dict) and "messages" in first:
+        if "thread_id" in first:
+            yield SourceKind.HISTORY
+        if KEY in first:
+            yield SourceKind.SESSIONS

@@ -131,9 +131,7 @@ def test_a_database_of_perdures_is_to_be_copied(empty: Callable[[], AbstractCont
     with empty() as url:
         with perdure.connect_sync(url, migrate=True):
             """Only its layout is needed."""
-        with pytest.raises(
-            BadUrl, match="database of Perdure's; copy it with `perdure copy SOURCE TARGET`"
-        ):
+        with pytest.raises(BadUrl, match="database of Perdure's; copy it with `perdure copy SOURCE TARGET`"):
             detect_kind(url)
 
 

@@ -230,6 +230,11 @@ def is_data(cls: object) -> bool:
     return any("__dataclass_fields__" in vars(each) for each in mro)
 
 
+def is_nameable(cls: type) -> bool:
+    """Return True if a program can name a class, as it has to for a codec."""
+    return _imported(cls.__module__, cls.__qualname__) is cls
+
+
 def is_old_model(cls: type) -> bool:
     """Return True if a class is a model of pydantic's first version."""
     old = sys.modules.get("pydantic.v1.main")

@@ -27,7 +27,16 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS
 
 from perdure.errors import Corrupt, TypeNotAllowed, TypeNotFound, Unreadable, Unserialisable
 from perdure.langgraph.codecs import Codec
-from perdure.langgraph.datatypes import OWN_TYPES, Allow, TypeName, Types, Unfindable, is_data, name_of
+from perdure.langgraph.datatypes import (
+    OWN_TYPES,
+    Allow,
+    TypeName,
+    Types,
+    Unfindable,
+    is_data,
+    is_nameable,
+    name_of,
+)
 from perdure.langgraph.object_building import (
     METHOD,
     POSITIONAL,
@@ -36,6 +45,7 @@ from perdure.langgraph.object_building import (
 from perdure.langgraph.object_building import build as build_object
 from perdure.langgraph.object_packing import array_parts, is_array, is_whole_in_parts, wire_form
 from perdure.langgraph.roundtrip import is_same
+from perdure.langgraph.unstorable import describe
 from perdure.model import refs
 
 # LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus), and two of our own.
@@ -315,6 +325,8 @@ class Serde:
             )
 
     def _advice(self, cls: type) -> str:
+        if not is_nameable(cls):
+            return "keep plain data in the state"
         codec = self.types.place.format(f"codecs=[perdure.Codec({cls.__name__}, dump, load)]")
         return f"keep plain data in the state, or say how to store it: {codec}"
 
@@ -347,6 +359,9 @@ class Serde:
             return ormsgpack.Ext(SURROGATES_EXT, obj.text.encode("utf-8", "surrogatepass"))
         if (codec := self._dumps.get(type(obj))) is not None:
             return self._pack_by(codec, obj)
+        if isinstance(obj, type):
+            # Its attributes are those of its objects, by which a form would be chosen.
+            raise _never_stored(obj, describe(obj))
         if (form := wire_form(obj)) is not None:
             return self._ext(form.code, obj, form.argument, *form.more)
         if isinstance(obj, re.Pattern):
@@ -366,10 +381,7 @@ class Serde:
             return ormsgpack.Ext(NUMPY_EXT, self.pack(array_parts(obj)))
         if isinstance(obj, BaseException):
             return repr(obj)
-        raise Unserialisable(
-            f"an object of type {kind.__module__}.{kind.__qualname__} cannot be stored in a checkpoint; "
-            f"{self._advice(kind)}"
-        )
+        raise _never_stored(obj, describe(obj) or self._advice(kind))
 
     def _pack_by(self, codec: Codec, obj: Any) -> Any:
         body = self.pack((codec.name, codec.dumped(obj)))
@@ -506,6 +518,13 @@ def _warn_of(cls: type) -> None:
         "plain data, and are read back as dicts; move the class to the top level of its module, or store "
         "model_dump() of its objects",
         *name,
+    )
+
+
+def _never_stored(obj: Any, advice: str | None) -> Unserialisable:
+    kind = type(obj)
+    return Unserialisable(
+        f"an object of type {kind.__module__}.{kind.__qualname__} cannot be stored in a checkpoint; {advice}"
     )
 
 

@@ -171,7 +171,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_imported(
         ({"conversation": {"limit": 9, "counter": "./app.py:number"}}, "graph", BadSetting, "is no function"),
         (
             {"conversation": {"limit": 9, "summarize": "nobody:model"}}, "graph",
-            BadSetting, "conversation.summarize is 'nobody:model', which cannot be used",
+            BadSetting, "conversation.summarize is 'nobody:model', .*no provider 'nobody'",
         ),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 
 from perdure.errors import BadSetting, MissingExtra
+from perdure.langgraph.failed_models import describe_unmade
 from perdure.runtime.loading import find
 from perdure.runtime.module_files import names_file
 
@@ -57,7 +58,6 @@ def model_or_function(setting: str, named: str, root: Path) -> Any:
     except Exception as error:
         # Providers raise errors of their own, e.g. without a key; what they repeat may be one.
         raise BadSetting(
-            f"{setting} is {named!r}, which cannot be used ({type(error).__name__}); it is a provider and "
-            "its model whose package is installed and whose key is set, e.g. openai:gpt-4o-mini, or a "
-            "place, e.g. ./models.py:small"
+            f"{setting} is {named!r}, {describe_unmade(named, error)}. It is a provider and its model, e.g. "
+            "openai:gpt-4o-mini, or a place, e.g. ./models.py:small"
         ) from error

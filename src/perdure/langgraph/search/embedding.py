@@ -13,6 +13,7 @@ from langgraph.store.base import ensure_embeddings
 from langgraph.store.base.embed import EmbeddingsLambda
 
 from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
+from perdure.langgraph.failed_models import describe_failure, describe_unmade
 from perdure.langgraph.search.offline import OFFLINE, OfflineEmbeddings
 from perdure.langgraph.search.segments import numpy
 
@@ -107,7 +108,7 @@ class TextEmbedder:
             return error
         # What a provider writes may quote the texts.
         return EmbeddingFailed(
-            f"the embedding model {self.name!r} raised {type(error).__name__}; nothing was stored. Its own "
+            f"the embedding model {self.name!r} {describe_failure(error)}; nothing was stored. Its own "
             "message is the cause of this error (__cause__)"
         )
 
@@ -154,9 +155,11 @@ def _model(embed: Any) -> Embeddings:
         return ensure_embeddings(embed)
     except Exception as error:
         # Providers raise errors of their own, whose texts may hold a key.
+        if not isinstance(embed, str):
+            raise ValueError(f"embed is {type(embed).__name__!r}, which {describe_failure(error)}") from error
         raise ValueError(
-            f"embed is {embed if isinstance(embed, str) else type(embed).__name__!r}, which raised "
-            f"{type(error).__name__}; is its package installed, and its key in the environment?"
+            f"embed is {embed!r}, {describe_unmade(embed, error)}. It is a provider and its model, e.g. "
+            "openai:text-embedding-3-small, an Embeddings or a function"
         ) from error
 
 

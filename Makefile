@@ -22,7 +22,7 @@ DB ?= sqlite:///$(NAME).db
 BACKENDS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test test-all chaos suites clients uis lint bench histories soak docs clean
+.PHONY: help demo example test test-all chaos suites clients uis lint fix hooks bench histories soak docs clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -70,6 +70,14 @@ lint: $(OWN_UV) ## Check style, format, types, layers and the tree
 	wait $$mypy || failed="$$failed  mypy\n"; \
 	echo "--- mypy"; cat "$$types"; rm -f "$$types"; \
 	if [ -n "$$failed" ]; then printf "\nlint failed:\n$$failed"; exit 1; fi
+
+fix: $(OWN_UV) ## Apply the fixes and the format of ruff, for most findings of make lint
+	@$(RUN) --group lint ruff check --fix $(ARGS); found=$$?; \
+	$(RUN) --group lint ruff format $(ARGS) && exit $$found
+
+hooks: $(OWN_UV) ## Check style, format, layers and the tree before each commit, by pre-commit
+	$(UV) sync --quiet --inexact --no-default-groups --group lint
+	$(UV) tool run pre-commit install
 
 bench: $(OWN_UV) ## Measure Perdure beside the stock savers; BACKENDS=sqlite,postgres for some
 	$(RUN) --group bench --group test --extra server --extra encryption --extra postgres --extra redis --extra dynamodb --extra d1 \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -126,12 +127,50 @@ def test_the_hooks_are_tools_of_the_lint_group() -> None:
     hooks = [hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
     assert len(hooks) == len({hook["id"] for hook in hooks}) > 0
     for hook in hooks:
-        runner, sub, option, program, *rest = shlex.split(hook["entry"])
-        assert (runner, sub, option) == ("uv", "run", "--no-sync")
+        path, *rest = shlex.split(hook["entry"])
+        folder, program = path.rsplit("/", 1)
+        # The uv that make installs is on no PATH.
+        assert folder == ".venv/bin"
         if program == "python":
             assert (ROOT / rest[0]).is_file()
         else:
             assert {"lint-imports": "import-linter"}.get(program, program) in tools
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md", ".pre-commit-config.yaml"])
+def test_nothing_is_advised_that_needs_uv_on_the_path(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert not re.findall(r"`uvx? |^\s*uvx? |entry: uvx? ", text, re.MULTILINE)
+
+
+def make(folder: Path, *words: str, **variables: str) -> list[str]:
+    """Run a target with a uv that only notes its calls; the first call of ruff fails."""
+    uv = folder / "uv"
+    uv.write_text('#!/bin/sh\necho "$*" >>"$CALLS"\ncase "$*" in *"ruff check"*) exit 1;; esac\n')
+    uv.chmod(0o755)
+    calls = folder / "calls"
+    ended = subprocess.run(
+        ["make", "--silent", f"UV={uv}", *words],
+        cwd=ROOT,
+        env={**os.environ, "CALLS": str(calls), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return [*calls.read_text().splitlines(), str(ended.returncode)]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_the_fixes_are_applied_and_what_is_left_fails(tmp_path: Path) -> None:
+    run = "run --no-default-groups --group lint ruff"
+    assert make(tmp_path, "fix", "ARGS=src") == [f"{run} check --fix src", f"{run} format src", "2"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_the_hooks_are_installed_beside_their_tools(tmp_path: Path) -> None:
+    synced, installed, status = make(tmp_path, "hooks")
+    assert "--group lint" in synced
+    assert (installed, status) == ("tool run pre-commit install", "0")
 
 
 def test_the_changelog_has_the_version() -> None:

@@ -189,13 +189,8 @@ def test_copy_between_keys(run: Run, tmp_path: Path) -> None:
 
 def test_both_databases_are_named_as_arguments_or_as_options(run: Run, tmp_path: Path) -> None:
     source, target = database(tmp_path / "a.db", fill=talk), database(tmp_path / "b.db", fill=empty)
-    for words in (
-        (source, target),
-        ("--from", source, "--to", target),
-        ("--from", source, target),
-        (source, "--to", target),
-        ("--to", target, source),
-    ):
+    first = (source, target), ("--from", source, "--to", target)
+    for words in (*first, ("--from", source, target), (source, "--to", target), ("--to", target, source)):
         code, out, err = run("copy", *words, "--dry-run")
         assert (code, err) == (0, ""), words
         assert out.splitlines()[-1].startswith("To copy to") is True

@@ -8,6 +8,7 @@ import stat
 import struct
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,13 @@ def test_every_byte_counts(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("off", "told"),
-    [(1, r"newer Perdure \({}\); upgrade"), (-1, r"earlier Perdure \({}\)\. .* --all --as history`")],
+    [(1, r"newer perdure: .*{}; upgrade perdure"), (-1, r"earlier perdure: .*{}\. .* --all --as history`")],
 )
 def test_another_format_says_so(path: Path, monkeypatch: pytest.MonkeyPatch, off: int, told: str) -> None:
     monkeypatch.setattr("perdure.storage.archive.FORMAT", FORMAT + off)
     export(path)
     monkeypatch.undo()
-    formats = f"format {FORMAT + off}, this release reads {FORMAT}"
+    formats = rf"format {FORMAT + off}, this release \(perdure {version('perdure')}\) reads {FORMAT}"
     with pytest.raises(BadArchive, match=told.format(formats)):
         Archive.read(path)
 

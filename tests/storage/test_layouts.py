@@ -9,6 +9,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import boto3
@@ -34,6 +36,7 @@ LAID_OUT = ("sqlite", "postgresql", "redis", "d1", "dynamodb")
 MIGRATING = ("sqlite", "postgresql", "redis", "d1")
 """Backends with steps between layouts: no step changes a table of DynamoDB."""
 
+NO_EXPORT = "If that version has no such command, see docs/deployment.md, Earlier layouts"
 EXPORT = "Nothing was changed. Run `perdure export --all --as history`, for sessions `--as sessions`"
 
 
@@ -81,11 +84,22 @@ def test_another_layout_is_refused_and_nothing_of_it_is_changed(url: str, off: i
             ask(url)
         assert f"has layout version {present + off}, this release" in str(raised.value)
         assert f" {present}" in str(raised.value)
+        assert f"(perdure {version('perdure')})" in str(raised.value)
         assert told in str(raised.value)
     assert backend.schema_version(url) == present + off
     note(url, present)
     with closing(open_driver(url)) as driver:
         assert rows.everything(driver) == before
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_the_remedy_names_a_section_that_is_there(url: str) -> None:
+    sqlite.migrate(url)
+    note(url, 7)
+    with pytest.raises(perdure.MigrationRequired) as raised:
+        open_driver(url)
+    assert NO_EXPORT in str(raised.value)
+    assert "\n### Earlier layouts\n" in Path("docs/deployment.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("url", MIGRATING, indirect=True)

@@ -44,7 +44,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition, Record
-from perdure.storage.layout_version import EXPORT_AND_IMPORT
+from perdure.storage.layout_version import EXPORT_AND_IMPORT, this_release
 from perdure.storage.port import CommitLimits
 
 FORMAT = 4
@@ -226,13 +226,13 @@ class Archive:
             )
         if head[0] > FORMAT:
             raise BadArchive(
-                f"{self._path} was written by a newer Perdure (format {head[0]}, this release reads "
-                f"{FORMAT}); upgrade, then import it"
+                f"{self._path} was written by a newer perdure: it has format {head[0]}, {this_release()} "
+                f"reads {FORMAT}; upgrade perdure, then import it"
             )
         if head[0] < FORMAT:
             raise BadArchive(
-                f"{self._path} was written by an earlier Perdure (format {head[0]}, this release reads "
-                f"{FORMAT}). {EXPORT_AND_IMPORT}"
+                f"{self._path} was written by an earlier perdure: it has format {head[0]}, {this_release()} "
+                f"reads {FORMAT}. {EXPORT_AND_IMPORT}"
             )
         while True:
             before, at = self._sum.digest(), self._size

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 
 from perdure.errors import MigrationRequired
 
 EXPORT_AND_IMPORT = (
     "Nothing was changed. Run `perdure export --all --as history`, for sessions `--as sessions`, with the "
-    "version that wrote it, and `perdure import FILE --from history` with this one"
+    "version of perdure that wrote it, and `perdure import FILE` with this one. If that version has no such "
+    "command, see docs/deployment.md, Earlier layouts"
 )
 """The remedy where the data are of a version that this release does not read."""
+
+
+def this_release() -> str:
+    """Return the name of this release, by which another version of it can be told apart."""
+    return f"this release (perdure {version('perdure')})"
 
 
 def first_version(steps: Mapping[int, object], present: int) -> int:
@@ -38,8 +45,8 @@ def other_version(name: str, found: int, first: int, present: int, command: str)
     """
     what = f"{name} has layout version {found}"
     if found > present:
-        return MigrationRequired(f"{what}, this release knows {present}; upgrade perdure")
+        return MigrationRequired(f"{what}, {this_release()} knows {present}; upgrade perdure")
     if found < first:
         reads = f"{present} only" if first == present else f"{first} to {present}"
-        return MigrationRequired(f"{what}, this release reads {reads}. {EXPORT_AND_IMPORT}")
+        return MigrationRequired(f"{what}, {this_release()} reads {reads}. {EXPORT_AND_IMPORT}")
     return MigrationRequired(f"{what}, not {present}; run `{command}`, or connect with migrate=True")

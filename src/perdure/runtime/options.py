@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from perdure.errors import Corrupt
+from perdure.model.arguments import refuse_text
 
 StreamMode = Literal[
     "values",
@@ -33,6 +34,12 @@ OnFailure = Literal["rollback", "keep"]
 Durability = Literal["sync", "async", "exit"]
 
 
+def unknown_modes(unknown: Sequence[object], known: Sequence[str], of: str = "a run") -> str:
+    """Return the error for stream modes that there are not, with those that there are."""
+    asked = " or ".join(map(repr, unknown))
+    return f"there is no stream mode {asked} of {of}; there are {', '.join(known)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
     """Events that a run publishes.
@@ -47,6 +54,7 @@ class StreamOptions:
 
     Raises:
         ValueError: A mode is unknown, or there is none.
+        TypeError: The modes are text.
     """
 
     modes: tuple[StreamMode, ...]
@@ -55,10 +63,12 @@ class StreamOptions:
     by: str = ""
 
     def __post_init__(self) -> None:
-        unknown = [mode for mode in self.modes if mode not in get_args(StreamMode)]
-        if unknown or not self.modes:
-            asked = ", ".join(map(repr, unknown)) or "nothing"
-            raise ValueError(f"the stream modes are {', '.join(get_args(StreamMode))}; requested: {asked}")
+        refuse_text("modes", self.modes)
+        known = get_args(StreamMode)
+        if unknown := [mode for mode in self.modes if mode not in known]:
+            raise ValueError(unknown_modes(unknown, known))
+        if not self.modes:
+            raise ValueError(f"no stream mode is named; there are {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from perdure.errors import (
 from perdure.runtime.failure_location import shows_texts, text_for_clients
 from perdure.runtime.json_encoding import encoded
 from perdure.server.auth.identity import Refusal
+from perdure.server.validation_faults import all_faults
 
 _log = logging.getLogger("perdure.server")
 _AGAIN_S = "1"
@@ -191,7 +192,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error.body, bytes):
         # It was not read as JSON, and no field of it could be checked.
         return error_response(422, sent_otherwise(request))
-    return error_response(422, "; ".join(map(_fault, error.errors())))
+    return error_response(422, all_faults(error.errors()))
 
 
 def sent_otherwise(request: Request) -> str:
@@ -199,15 +200,6 @@ def sent_otherwise(request: Request) -> str:
     kind = request.headers.get("content-type")
     sent = "without a content type" if kind is None else f"as {kind}"
     return f"The body was sent {sent}; send JSON, with the header Content-Type: application/json."
-
-
-def _fault(error: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path"))
-    text = str(error["msg"])
-    if error["type"] == "too_long":
-        given, most = error["ctx"]["actual_length"], error["ctx"]["max_length"]
-        text = f"{given} entries are given, and a request has at most {most} here; send several requests"
-    return f"{where}: {text}" if where else text
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

@@ -30,6 +30,7 @@ from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
 from perdure.server.run_creation import submit
 from perdure.server.state_snapshots import config_of, graph_id_of, snapshot
+from perdure.server.validation_faults import fault_text
 
 _MODES: tuple[StreamMode, ...] = ("protocol",)
 _FORBIDDEN = (401, 403)
@@ -104,8 +105,7 @@ async def do(caller: Caller, headers: Headers, thread_id: str, method: str, para
     except _Wrong as wrong:
         return _error(wrong.code, str(wrong))
     except ValidationError as error:
-        first = error.errors()[0]
-        return _error("invalid_argument", f"params.{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return _error("invalid_argument", fault_text(error.errors()[0], before="params."))
     except NoCheckpoint as none:
         return _error("no_such_checkpoint", none.detail)
     except Refusal as refusal:

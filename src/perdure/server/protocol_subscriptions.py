@@ -24,6 +24,7 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.protocol_events import CHANNELS, EventFilter, ProtocolEvent, is_channel, project
 from perdure.server.resources import Caller, ServerState
 from perdure.server.thread_events import thread_events
+from perdure.server.validation_faults import fault_text
 
 _log = logging.getLogger("perdure.server")
 _LATEST = 20
@@ -66,8 +67,7 @@ def read(body: dict[str, Any]) -> SubscriptionRequest:
     try:
         asked = SubscriptionRequest.model_validate(body)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        raise Refusal(400, f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+        raise Refusal(400, fault_text(error.errors()[0])) from None
     if unknown := [name for name in asked.channels if not is_channel(name)]:
         raise Refusal(
             400, f"there is no channel {unknown[0]!r}; there are {', '.join(CHANNELS)}, custom:NAME"

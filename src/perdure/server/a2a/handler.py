@@ -64,6 +64,7 @@ from perdure.server.run_creation import AcceptedRun, submit
 from perdure.server.run_request_headers import without_terms
 from perdure.server.temporary_threads import ended
 from perdure.server.thread_ids import thread_id_of
+from perdure.server.validation_faults import fault_text
 
 _MODES: tuple[StreamMode, ...] = ("messages-tuple",)
 _NOT_METADATA = {"debounce_ms", "multitask_strategy"}
@@ -86,8 +87,7 @@ async def translated() -> AsyncIterator[None]:
         kind = InternalError if refusal.status >= 500 or refusal.status == 429 else InvalidParamsError
         raise kind(refusal.detail, {"error": "Refused"}) from refusal
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidParamsError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise InvalidParamsError(fault_text(error.errors()[0])) from error
     except PerdureError as error:
         status, data = error_handlers.status_of(error), {"error": type(error).__name__}
         text = error_handlers.sentence(error)

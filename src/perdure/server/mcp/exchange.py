@@ -50,6 +50,7 @@ from perdure.server.run_creation import AcceptedRun, submit
 from perdure.server.run_request_headers import without_terms
 from perdure.server.run_values import values_of
 from perdure.server.temporary_threads import ended, removed, removed_after
+from perdure.server.validation_faults import fault_text
 
 _PAGE = 100
 _log = logging.getLogger("perdure.server")
@@ -117,8 +118,7 @@ class _Exchange:
         try:
             return await self._called(params.name, params.arguments or {})
         except ValidationError as error:
-            first = error.errors()[0]
-            return _failed("InvalidArguments", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            return _failed("InvalidArguments", fault_text(error.errors()[0]))
         except Refusal as refusal:
             if refusal.status >= 500 or refusal.status == 429:
                 raise _protocol_error(refusal) from refusal

@@ -16,7 +16,7 @@ from perdure.model.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.json_encoding import encoded
-from perdure.runtime.options import StreamMode
+from perdure.runtime.options import StreamMode, unknown_modes
 from perdure.server import responses, streams, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.end_frames import wants_end
@@ -276,7 +276,7 @@ async def join_stream(
     # Clients send an empty value for an absent one.
     modes = [mode for mode in _listed(stream_mode or []) if mode] or None
     if unknown := [mode for mode in modes or () if mode not in RUN_MODES]:
-        raise Refusal(422, f"there is no stream mode {unknown[0]!r}; there are {', '.join(RUN_MODES)}")
+        raise Refusal(422, unknown_modes(unknown, RUN_MODES))
     return streams.respond(
         caller,
         thread_id,

@@ -15,6 +15,7 @@ from perdure.runtime import Event
 from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN
 from perdure.runtime.json_encoding import encoded
+from perdure.runtime.options import unknown_modes
 from perdure.server import responses, streams
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
@@ -94,7 +95,5 @@ async def _end(caller: Caller, thread_id: str, event: Event) -> list[Frame]:
 def _listed(given: list[str]) -> list[str]:
     listed = [mode for text in given for mode in text.split(",")]
     if unknown := [mode for mode in listed if mode not in _MODES]:
-        raise Refusal(
-            422, f"there is no stream mode {unknown[0]!r} of a thread; there are {', '.join(_MODES)}"
-        )
+        raise Refusal(422, unknown_modes(unknown, _MODES, "a thread"))
     return listed

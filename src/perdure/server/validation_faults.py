@@ -1,0 +1,42 @@
+"""Texts for the faults of a request: the place, the value that was sent, and the values that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+_QUOTED_MOST = 60
+"""Characters of a value that are repeated."""
+
+
+def fault_text(fault: Any, *, before: str = "") -> str:
+    """Return the text of a fault.
+
+    Args:
+        fault: Pydantic's details of an error.
+        before: A prefix of its place, such as ``params.``.
+    """
+    where = ".".join(map(str, fault["loc"]))
+    text = str(fault["msg"])
+    if fault["type"] == "too_long":
+        given, most = fault["ctx"]["actual_length"], fault["ctx"]["max_length"]
+        text = f"{given} entries are given, and a request has at most {most} here; send several requests"
+    elif fault["type"] == "literal_error":
+        text = f"{_quoted(fault['input'])} is none of {fault['ctx']['expected']}"
+    return f"{before}{where}: {text}" if where else text
+
+
+def all_faults(faults: Iterable[Any]) -> str:
+    """Return the texts of FastAPI's faults, whose places begin with the part of the request."""
+    return "; ".join(
+        fault_text({**fault, "loc": fault["loc"][fault["loc"][0] in _PARTS :]}) for fault in faults
+    )
+
+
+_PARTS = ("body", "query", "path")
+
+
+def _quoted(value: Any) -> str:
+    """Return a value that was sent; of a long one its beginning."""
+    text = repr(value)
+    return text if len(text) <= _QUOTED_MOST else f"{text[:_QUOTED_MOST]}…"

@@ -196,12 +196,12 @@ def test_both_databases_are_named_as_arguments_or_as_options(run: Run, tmp_path:
         assert out.splitlines()[-1].startswith("To copy to") is True
     assert run("copy", source, target)[0] == 0
     assert digests(target) == digests(source)
-    for words, told in (
-        ((), "which database is to be read?"),
-        ((source,), "which database is to be written?"),
-        ((source, target, "--to", target), "name more than two databases"),
+    for named, told in (
+        ([], "which database is to be read?"),
+        ([source], "which database is to be written?"),
+        ([source, target, "--to", target], "name more than two databases"),
     ):
-        code, _, err = run("copy", *words)
+        code, _, err = run("copy", *named)
         assert code == 2
         assert told in " ".join(err.replace("│", "").split())
 

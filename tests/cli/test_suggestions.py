@@ -57,11 +57,10 @@ def test_an_unknown_command_names_the_one_that_was_meant(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("threads", "delete", "ada", "--force"), "--force (Possible options: --yes)"),
-        (("threads", "delete", "ada", "--yess"), "--yess (Possible options: --yes)"),
-        (("threads", "ls", "--database", "x"), "--database (Possible options: --db)"),
-        (("migrate", "--url", "x"), "--url (Possible options: --db)"),
-        (("threads", "ls", "--format", "json"), "--format (Possible options: --json)"),
+        (("threads", "delete", "ada", "--force"), " --yes"),
+        (("threads", "ls", "--database", "x"), " --db"),
+        (("migrate", "--url", "x"), " --db"),
+        (("threads", "ls", "--format", "json"), " --json"),
         (("--db", "sqlite:///a.db", "threads", "ls"), "No such option: --db; it belongs behind the command"),
         (("threads", "--db", "x", "ls"), "No such option: --db; it belongs behind the command ╰"),
         (("threads", "ls", "--zzzz"), "No such option: --zzzz ╰"),

@@ -142,7 +142,8 @@ def test_no_codec_is_proposed_for_a_class_that_a_program_cannot_name() -> None:
     class Local:
         """A class that is made while the program runs."""
 
-    for value in ({}.keys(), Local(), ...):
+    values: list[Any] = [{}.keys(), Local(), ...]
+    for value in values:
         told = refusal(value)
         assert "keep plain data in the state" in told
         assert "Codec" not in told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _QUOTED_MOST = 60
@@ -28,9 +28,11 @@ def fault_text(fault: Any, *, before: str = "") -> str:
 
 def all_faults(faults: Iterable[Any]) -> str:
     """Return the texts of FastAPI's faults, whose places begin with the part of the request."""
-    return "; ".join(
-        fault_text({**fault, "loc": fault["loc"][fault["loc"][0] in _PARTS :]}) for fault in faults
-    )
+    return "; ".join(fault_text({**fault, "loc": _place(fault["loc"])}) for fault in faults)
+
+
+def _place(location: Sequence[str | int]) -> Sequence[str | int]:
+    return location[1:] if location and location[0] in _PARTS else location
 
 
 _PARTS = ("body", "query", "path")

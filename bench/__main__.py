@@ -77,6 +77,9 @@ WORKLOADS: dict[str, Workload] = {
     "histories": Workload("histories", histories.units, histories.run),
     "scale": Workload("scale", scale.units, scale.run),
 }
+WITH_BARE = ("growth", "throughput")
+"""The sections that show what the least costs."""
+
 GROUPS = {
     "sqlite": [name for name, workload in WORKLOADS.items() if workload.backend == "sqlite"],
     "postgresql": ["postgres"],
@@ -198,6 +201,13 @@ def _chosen(wanted: str, known: list[str]) -> list[str]:
     return [name for name in known if name in names] or known
 
 
+def _takes_part(section: str, name: str) -> bool:
+    candidate = CANDIDATES[name]
+    if candidate.bare and section not in WITH_BARE:
+        return False
+    return WORKLOADS[section].backend in (EVERY, candidate.backend)
+
+
 def _measure(quick: bool, workloads: list[str], names: list[str], scratch: Path | None) -> Results:
     notes: list[str] = []
     absent = {name: why for name in names if (why := CANDIDATES[name].missing()) is not None}
@@ -214,7 +224,7 @@ def _measure(quick: bool, workloads: list[str], names: list[str], scratch: Path 
         with Progress(*columns, console=console) as progress:
             for name in workloads:
                 workload = WORKLOADS[name]
-                here = [each for each in names if workload.backend in (EVERY, CANDIDATES[each].backend)]
+                here = [each for each in names if _takes_part(name, each)]
                 gaps = [
                     f"{CANDIDATES[each].label} is left out: {absent[each]}" for each in here if each in absent
                 ]

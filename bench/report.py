@@ -246,6 +246,9 @@ _SQLITE_METHOD = (
     "and the file system's journal.",
     "All savers run with their defaults; the stock SQLite savers keep a write-ahead log and wait for "
     "the disk at every commit (`synchronous=FULL`).",
+    "The bare saver is written for this page (`bench/bare.py`): each call stores one row with what is new, "
+    "durable when it returns, in transactions that calls share. It has no forks, subgraphs, pruning, "
+    "encryption or compression: no saver with Perdure's guarantees can be expected to take less.",
 )
 
 

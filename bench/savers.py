@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 from bench.candidate import Candidate, Opened, Place, Saver, perdure_missing
@@ -39,6 +39,14 @@ async def _sqlite(place: Place) -> AsyncIterator[Saver]:
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
     async with AsyncSqliteSaver.from_conn_string(str(place.file)) as saver:
+        yield saver
+
+
+@asynccontextmanager
+async def _bare(place: Place) -> AsyncIterator[Saver]:
+    from bench.bare import BareSaver
+
+    with closing(BareSaver(place.file)) as saver:
         yield saver
 
 
@@ -77,6 +85,7 @@ CANDIDATES: dict[str, Candidate] = {
         Candidate("memory", "InMemorySaver", "#b58900", _memory, on_disk=False),
         Candidate("sqlite-sync", "SqliteSaver", "#e8a0a0", _sqlite_sync, sync=True),
         Candidate("sqlite", "AsyncSqliteSaver", "#c0392b", _sqlite),
+        Candidate("bare", "a bare saver, the floor", "#5d6d7e", _bare, bare=True),
         Candidate("delta", "DeltaChannel on AsyncSqliteSaver", "#7d4fa8", _sqlite, delta=True),
         Candidate(
             "perdure", "Perdure", "#0b6e99", _perdure(encrypted=False), ours=True, missing=perdure_missing

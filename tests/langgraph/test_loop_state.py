@@ -19,7 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 
 import perdure
-from perdure.langgraph.loop_state import Loop, ThreadId
+from perdure.langgraph.loop_state import Loop, ThreadId, leased
 from tests.langgraph.files import THREAD, config, put
 from tests.langgraph.graphs import STATES, asking, chain
 from tests.langgraph.session import config as thread
@@ -222,3 +222,17 @@ def test_an_id_that_carries_something_compares_as_its_plain_text_does() -> None:
     numbers: dict[str, int] = {carrying: 1}
     assert numbers["t"] == 1
     assert hash(carrying) == hash("t")
+
+
+def test_the_id_of_a_loop_that_a_listing_begins_has_all_of_its_run_but_the_loop() -> None:
+    async def confirm() -> None:
+        raise NotImplementedError
+
+    whole = ThreadId.of("ada", loop=object.__new__(Loop), epoch=3, journal=object(), confirm=confirm)
+    found = leased(whole)
+    assert found is not None
+    assert found.loop is None
+    assert found.keeper is None
+    assert (found.epoch, found.journal, found.confirm) == (3, whole.journal, confirm)
+    assert whole.loop is not None
+    assert leased(ThreadId.of("ada")) is None

@@ -172,9 +172,9 @@ def leased(thread: ThreadId | None) -> ThreadId | None:
     lease."""
     if thread is None or thread.epoch is None:
         return None
-    return ThreadId.of(
-        plain(thread), epoch=thread.epoch, journal=thread.journal, taking=thread.taking, stored=thread.stored
-    )
+    leased = ThreadId.of(thread)
+    leased.keeper = leased.loop = None
+    return leased
 
 
 def holding(

@@ -224,20 +224,25 @@ class Reader:
     ) -> dict[int, tuple[Record, ...]]:
         """Read by one query what is stored one behind the other. What that does not reach, because of records
         in between or of a limit, is read by itself."""
-        pk = items.collection(partition, incarnation)
-        rows = self.query(pk, group[0].start, layout.successor(group[-1].start))
-        rest = list(group)
+        pk, first = items.collection(partition, incarnation), group[0]
+        # The checkpoint itself precedes the writes on it.
+        low = items.past(first.start) if first.item.kind is WRITE else first.start
+        rows = self.query(pk, low, layout.successor(group[-1].start))
+        left = list(group)
         taken: dict[int, list[Item]] = {id(span.item): [] for span in group}
         for row in _in_full_order(rows, "sk", items.place_in, reverse=False):
-            at = next((n for n, span in enumerate(rest) if span.holds(items.place_in(row))), None)
-            rest = rest[at or 0 :]
-            own = taken[id(rest[0].item)]
-            if at is None or len(own) == rest[0].limit:
+            place = items.place_in(row)
+            left = [span for span in left if not span.ends_before(place)]
+            if not left or not left[0].holds(place):
+                break
+            own = taken[id(left[0].item)]
+            if len(own) == left[0].limit:
+                left = left[1:]
                 break
             own.append(row)
         else:
-            rest = rest[:1]
-        read = group[: len(group) - len(rest) + 1]
+            left = []
+        read = group[: len(group) - len(left)]
         found = [(span.item, row) for span in read for row in taken[id(span.item)]]
         bodies = self._bodies(partition, incarnation, [row for _, row in found])
         out: dict[int, list[Record]] = {id(span.item): [] for span in read}
@@ -245,7 +250,7 @@ class Reader:
             if body is not None:
                 out[id(item)].append(items.record_of(item.kind, row, body))
         whole = {name: tuple(records) for name, records in out.items()}
-        return whole | self._read(partition, incarnation, [span.item for span in rest[1:]])
+        return whole | self._read(partition, incarnation, [span.item for span in left])
 
     def _get(
         self, partition: Partition, incarnation: bytes, gets: Sequence[Get], *, with_root: bool = False
@@ -341,11 +346,9 @@ class Reader:
         starts = places.starts(kind, item.prefix)
         edge = None if item.after is None else places.place_of(kind, item.after)
         for start in reversed(starts) if item.reverse else starts:
-            if edge is not None and len(starts) > 1:
-                if not edge.startswith(start):
-                    # All that is there comes before the edge.
-                    continue
-                starts = (start,)
+            if edge is not None and len(starts) > 1 and not edge.startswith(start):
+                # All that is there comes before the edge.
+                continue
             rows = self.between(pk, start, edge, reverse=reverse, limit=limit, select=_select(item))
             for row in rows:
                 place = items.place_in(row)
@@ -479,6 +482,10 @@ class Span(NamedTuple):
             return place == self.start
         return place.startswith(self.start) and places.record_at(place)[0] is self.item.kind
 
+    def ends_before(self, place: bytes) -> bool:
+        """Return True if all of them precede a place."""
+        return place > self.start and (isinstance(self.item, Get) or place >= layout.successor(self.start))
+
     def precedes(self, other: Span) -> bool:
         """Return True if those of the other one follow these, with nothing in between or probably nothing."""
         item = self.item
@@ -513,7 +520,10 @@ def _is_whole(span: Span) -> bool:
         return True
     if len(span.start) > items.KEPT or item.by is not None or item.after is not None or not item.bodies:
         return False
-    return item.reverse == places.is_mirrored(item.kind) and (item.limit is None or item.limit >= _LARGE)
+    if item.limit is not None and (item.limit < _LARGE or item.kind.expires):
+        # Of records that expire a query may bring fewer than it has read, and a short page is the last one.
+        return False
+    return item.reverse == places.is_mirrored(item.kind)
 
 
 def _embedded(partition: Partition, item: Get | Range) -> bool:

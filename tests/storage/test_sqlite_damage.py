@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -17,6 +17,7 @@ from langgraph.graph import END, START, StateGraph
 
 import perdure
 from perdure import admin
+from perdure.database.base import handle_of
 from perdure.engine.fsck_report import Damage
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Put, Range
 from perdure.model.records import HEAD, ITEM, KINDS, TAG, Kind, Partition
@@ -113,6 +114,31 @@ def test_a_changed_column_is_noticed_when_the_record_is_read(every_kind: Path, k
     with closing(SqliteDriver(every_kind)) as driver:
         assert driver.perform(Fetch(rows.HERE, (Range(kind),)))[0]
         assert driver.examine(rows.HERE) == []
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.body], ids=lambda kind: kind.name)
+def test_what_is_no_bytes_in_place_of_a_body_is_an_error_with_a_name(
+    every_kind: Path, kind: Kind, key: bytes | None
+) -> None:
+    """As a page of another table, or of an index, may show it."""
+    url, table = f"sqlite:///{every_kind}", schema.table(kind)
+    if key is not None:
+        every_kind.unlink()
+        with perdure.connect_sync(url, encryption_key=key, migrate=True) as db:
+            puts = {op.kind: op for op in (*map(a_record, KINDS), *rows.every_kind())}
+            assert handle_of(db).driver.perform(Commit(rows.HERE, tuple(puts.values()))) == Committed()
+    for value in ("'text'", "7"):
+        change(every_kind, f"UPDATE {table} SET body = {value} WHERE t IN (SELECT pk FROM {IN_ACME})")
+        with perdure.connect_sync(url, encryption_key=key, tenant=rows.HERE.tenant) as db:
+            for verify in (True, False):
+                with suppress(perdure.PerdureError):
+                    handle_of(db).driver.perform(Fetch(rows.HERE, (Range(kind, verify=verify),)))
+            with suppress(perdure.PerdureError):
+                assert db.fsck(rows.HERE.thread)
+
+
+IN_ACME = f"perdure_thread WHERE tenant = '{rows.HERE.tenant}'"
 
 
 def test_no_field_is_kept_of_a_damaged_item(path: Path) -> None:

@@ -109,8 +109,11 @@ class Keyring:
     def open(self, partition: Partition, record: Record) -> Record:
         from cryptography.exceptions import InvalidTag
 
-        body = record.body
+        # A record that is not verified may hold anything.
+        body = cast(object, record.body)
         where = _where(partition, record)
+        if not isinstance(body, bytes):
+            raise DecryptionError(f"{where} is damaged: it holds no bytes; run `perdure fsck`")
         if not body.startswith(_MAGIC) or len(body) < OVERHEAD:
             raise DecryptionError(
                 f"{where} is stored in the clear although an encryption key is set; it was not used"
@@ -288,7 +291,8 @@ class EncryptedDriver(WrappingDriver):
 
 def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
     for record in records:
-        if record.body.startswith(_MAGIC):
+        body = cast(object, record.body)
+        if isinstance(body, bytes) and body.startswith(_MAGIC):
             raise KeyMissing(
                 f"{_where(partition, record)} is encrypted; "
                 "pass the key: perdure.connect(url, encryption_key=…)"

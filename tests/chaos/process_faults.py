@@ -36,7 +36,7 @@ from tests.chaos.history import STEPS, Expected, audit, audit_steered_log
 _INHERITED = ("AWS_", "PERDURE_")
 _WITHDRAWALS = ("withdrawn", "not withdrawn")
 _SKEWS_S = (3600.0, -3600.0, 0.0)
-_BUSY_S, _REST_S = 60.0, 120.0
+_BUSY_S, _REST_S = 60.0, 300.0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 from perdure.database.opening import open_database
 from perdure.model.ops import Fetch
 from perdure.model.program import Effect
-from perdure.storage.port import Driver, WrappingDriver
+from perdure.storage.port import Driver, WrappingDriver, reads_heads_first
 from tests.backends import BACKENDS, EMPTY
 
 pytestmark = [pytest.mark.slow, pytest.mark.packs_late, pytest.mark.timeout(1200)]
@@ -32,7 +32,8 @@ TURNS = 200 if os.environ.get("PERDURE_CHAOS") == "full" else 60
 PRUNED_AT = TURNS * 3 // 4
 THREAD: Any = {"configurable": {"thread_id": "ada"}}
 REQUESTS_MOST = 2
-"""Requests of a cold load: one, and another for what has been larger than a pack's chunk."""
+"""Fetches of a cold load: one, and another for what has been larger than a pack's chunk. That of the head, where
+it is asked for first, is not counted."""
 
 
 class Talk(TypedDict, total=False):
@@ -104,7 +105,7 @@ def test_each_turn_in_a_process_that_has_never_seen_the_thread(backend: str, key
                 if number % 2:
                     # Else it is the turn itself that loads it.
                     assert shown(asyncio.run(ours.aget_state(THREAD)).values) == expected
-                    most = max(most, counting[0].fetches)
+                    most = max(most, counting[0].fetches - reads_heads_first(counting[0]))
                 at: list[Any] = [THREAD, THREAD]
                 if number % 20 == 13:
                     # From an earlier step on, as one who edits a message does.

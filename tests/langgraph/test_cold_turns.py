@@ -32,8 +32,8 @@ TURNS = 200 if os.environ.get("PERDURE_CHAOS") == "full" else 60
 PRUNED_AT = TURNS * 3 // 4
 THREAD: Any = {"configurable": {"thread_id": "ada"}}
 REQUESTS_MOST = 2
-"""Fetches of a cold load: one, and another for what has been larger than a pack's chunk. That of the head, where
-it is asked for first, is not counted."""
+"""Fetches of a cold load: one, and another for what has been larger than a pack's chunk. That of the head is
+not counted where it is asked for first."""
 
 
 class Talk(TypedDict, total=False):

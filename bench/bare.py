@@ -98,7 +98,7 @@ class BareSaver(BaseCheckpointSaver[Any]):
                 if is_over:
                     return
 
-    async def _stored(self, row: Row) -> int:
+    async def _store_row(self, row: Row) -> int:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._queue.put((future, row))
         return await future
@@ -167,7 +167,7 @@ class BareSaver(BaseCheckpointSaver[Any]):
         known.id, known.head, known.writes = checkpoint["id"], self._pack((rest, dict(metadata))), []
         body = ormsgpack.packb((_CHECKPOINT, known.head, changes))
         after = config["configurable"].get("checkpoint_id") or ""
-        known.seq = max(known.seq, await self._stored(Row(thread, known.id, after, body, True)))
+        known.seq = max(known.seq, await self._store_row(Row(thread, known.id, after, body, True)))
         return _config(thread, checkpoint["id"])
 
     def _append(self, known: Known, channel: str, value: list[Any]) -> tuple[int, list[bytes]]:
@@ -186,7 +186,7 @@ class BareSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         at = config["configurable"]
         body = ormsgpack.packb((_WRITES, [self._pack((task_id, *write)) for write in writes]))
-        seq = await self._stored(Row(at["thread_id"], at["checkpoint_id"], None, body, False))
+        seq = await self._store_row(Row(at["thread_id"], at["checkpoint_id"], None, body, False))
         if (known := self._known.get(at["thread_id"])) is not None:
             known.seq = max(known.seq, seq)
 

@@ -85,7 +85,7 @@ CANDIDATES: dict[str, Candidate] = {
         Candidate("memory", "InMemorySaver", "#b58900", _memory, on_disk=False),
         Candidate("sqlite-sync", "SqliteSaver", "#e8a0a0", _sqlite_sync, sync=True),
         Candidate("sqlite", "AsyncSqliteSaver", "#c0392b", _sqlite),
-        Candidate("bare", "a bare saver, the floor", "#5d6d7e", _bare, bare=True),
+        Candidate("bare", "a bare saver", "#5d6d7e", _bare, bare=True),
         Candidate("delta", "DeltaChannel on AsyncSqliteSaver", "#7d4fa8", _sqlite, delta=True),
         Candidate(
             "perdure", "Perdure", "#0b6e99", _perdure(encrypted=False), ours=True, missing=perdure_missing

@@ -105,7 +105,7 @@ def _is_own(tables: Tables) -> bool:
 
 def _sqlite_tables(path: Path) -> Tables:
     with closing(SqliteRows(path)) as rows:
-        return _grouped(
+        return _group_by_table(
             rows(
                 "SELECT m.name, c.name FROM sqlite_master AS m, pragma_table_info(m.name) AS c "
                 "WHERE m.type IN ('table', 'view')"
@@ -124,12 +124,12 @@ def _postgres_tables(url: str) -> Tables:
             "AND lower(relname) IN ('checkpoints', 'store', ?1)",
             SessionTable().table,
         )
-    tables = _grouped(found)
+    tables = _group_by_table(found)
     # One server has both more often than not: Perdure's is asked for by `perdure copy` only if it is alone.
-    return tables if any(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES)) else _grouped(own)
+    return tables if any(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES)) else _group_by_table(own)
 
 
-def _grouped(rows: Any) -> Tables:
+def _group_by_table(rows: Any) -> Tables:
     tables: dict[str, set[str]] = {}
     for table, column in rows:
         tables.setdefault(str(table).lower(), set()).add(str(column).lower())

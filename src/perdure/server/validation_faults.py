@@ -22,7 +22,7 @@ def fault_text(fault: Any, *, before: str = "") -> str:
         given, most = fault["ctx"]["actual_length"], fault["ctx"]["max_length"]
         text = f"{given} entries are given, and a request has at most {most} here; send several requests"
     elif fault["type"] == "literal_error":
-        text = f"{_quoted(fault['input'])} is none of {fault['ctx']['expected']}"
+        text = f"{_quote(fault['input'])} is none of {fault['ctx']['expected']}"
     return f"{before}{where}: {text}" if where else text
 
 
@@ -38,7 +38,7 @@ def _place(location: Sequence[str | int]) -> Sequence[str | int]:
 _PARTS = ("body", "query", "path")
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     """Return a value that was sent; of a long one its beginning."""
     text = repr(value)
     return text if len(text) <= _QUOTED_MOST else f"{text[:_QUOTED_MOST]}…"

@@ -241,6 +241,57 @@ def test_a_history_has_every_state_wherever_one_is_refused(saver: Any, at: str) 
     assert len(asyncio.run(_history(graph, limit=2))) == 2
 
 
+def _ids(states: list[StateSnapshot]) -> list[str]:
+    return [state.config["configurable"]["checkpoint_id"] for state in states]
+
+
+@pytest.mark.parametrize("limit", [1, 8, 9, 16, 20, 1000, None])
+def test_a_long_history_is_read_in_short_pages_and_is_that_of_langgraph(
+    saver: Any, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    graph = _graph(saver)
+    for number in range(10):
+        graph.invoke({"ask": f"{number}"}, _config())
+    asked: list[Any] = []
+    alist = saver.alist
+
+    def note(config: Any, *, limit: Any, **more: Any) -> Any:
+        asked.append(limit)
+        return alist(config, limit=limit, **more)
+
+    every = list(graph.get_state_history(_config()))
+    assert len(every) == 30
+    monkeypatch.setattr(saver, "alist", note)
+    assert asyncio.run(_history(graph, limit=limit)) == every[:limit]
+    assert max(asked) <= 8
+    assert len(asked) <= 2 + len(every[:limit]) // 8
+    of_loops = {"source": "loop"}
+    found = asyncio.run(_history(graph, limit=limit, filter=of_loops))
+    assert found == list(graph.get_state_history(_config(), filter=of_loops, limit=limit))
+    before = every[4].config
+    found = asyncio.run(_history(graph, limit=limit, before=before))
+    assert _ids(found) == _ids(every[5:])[:limit]
+
+
+def test_a_history_whose_middle_is_removed_while_it_is_read_goes_on_with_what_is_left(saver: Any) -> None:
+    graph = _graph(saver)
+    for number in range(10):
+        graph.invoke({"ask": f"{number}"}, _config())
+
+    async def read() -> list[StateSnapshot]:
+        states: list[StateSnapshot] = []
+        async for state in aread_history(graph, _config()):
+            if not states:
+                await saver.aprune(["t"], strategy="keep_latest")
+            states.append(state)
+        return states
+
+    every = _ids(list(graph.get_state_history(_config())))
+    found = _ids(asyncio.run(read()))
+    assert found == every[: len(found)]
+    assert len(found) < len(every)
+
+
 def test_what_comes_next_is_cleared_without_an_update_that_is_refused(saver: Any) -> None:
     graph = _graph(saver)
     graph.invoke({"ask": "good"}, _config())

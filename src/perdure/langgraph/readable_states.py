@@ -28,6 +28,10 @@ REFUSED = "refused"
 of the exception's type, ``channels``, ``namespace``, and for an update ``node`` and ``task_id``."""
 
 
+_PAGE = 8
+"""The states of a history that are read at a time: LangGraph has all of those that it lists in memory, and
+builds their values in the event loop."""
+
 Graph = Pregel[Any, Any, Any, Any]
 
 
@@ -98,12 +102,31 @@ async def aread_history(
         before: start after this checkpoint.
         limit: the most states to yield.
     """
-    yielded: set[str] = set()
+    left = limit
+    while left is None or left > 0:
+        most = _PAGE if left is None else min(left, _PAGE)
+        page = await _read_page(graph, config, filter, before, most)
+        for state in page:
+            yield state
+        if not page or most == left:
+            return
+        before = page[-1].config
+        if left is not None:
+            left -= len(page)
+
+
+async def _read_page(
+    graph: Graph,
+    config: RunnableConfig,
+    filter: dict[str, Any] | None,
+    before: RunnableConfig | None,
+    limit: int,
+) -> list[StateSnapshot]:
+    """Return the next states of a history, each without the parts that the graph refuses."""
+    states: list[StateSnapshot] = []
     try:
         async for state in graph.aget_state_history(config, filter=filter, before=before, limit=limit):
-            yield state
-            yielded.add(_id_of(state))
-        return
+            states.append(state)
     except PerdureError:
         raise
     except Exception as error:
@@ -114,9 +137,9 @@ async def aread_history(
         ]
         if not saver.parts:
             raise
-    for state in bare:
-        if _id_of(state) not in yielded:
-            yield await aread_state(graph, state.config)
+        for state in bare[len(states) :]:
+            states.append(await aread_state(graph, state.config))
+    return states
 
 
 async def aupdate_state(
@@ -303,10 +326,6 @@ def _tasks_of(state: StateSnapshot) -> Iterable[Any]:
         yield task
         if isinstance(task.state, StateSnapshot):
             yield from _tasks_of(task.state)
-
-
-def _id_of(state: StateSnapshot) -> str:
-    return str((state.config.get("configurable") or {}).get("checkpoint_id"))
 
 
 def _with_parts(

@@ -92,6 +92,44 @@ async def test_t14_items_are_kept_found_and_removed(url: str) -> None:
 
 
 @run
+async def test_a_search_reads_as_many_items_at_a_time_as_are_a_few_megabytes(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    asearch = PerdureStore.asearch
+
+    async def note(self: Any, prefix: Any, /, **more: Any) -> Any:
+        asked.append(more["limit"])
+        if len(asked) == 2:  # one that was sent is written again, and comes first now
+            await self.aput(("large",), "79", {"text": "new"})
+        return await asearch(self, prefix, **more)
+
+    async with serving(url) as server:
+        http = await server.http()
+        for number in range(80):
+            item = {"namespace": ["large"], "key": str(number), "value": {"text": "x" * 100_000, "n": number}}
+            assert (await http.put("/store/items", json=item)).status_code == 204
+            small = {**item, "namespace": ["small"], "value": {"n": number}}
+            assert (await http.put("/store/items", json=small)).status_code == 204
+        for body in (
+            {"limit": 1000},
+            {"limit": 40},
+            {"offset": 50},
+            {"filter": {"n": {"$gt": 30}}, "limit": 40},
+        ):
+            few = await http.post("/store/items/search", json={"namespace_prefix": ["small"], **body})
+            many = await http.post("/store/items/search", json={"namespace_prefix": ["large"], **body})
+            keys = [item["key"] for item in few.json()["items"]]
+            assert [item["key"] for item in many.json()["items"]] == keys, body
+            assert len(keys) == {1000: 80, 40: 40}.get(body.get("limit", 0), 10)  # type: ignore[call-overload]
+        monkeypatch.setattr(PerdureStore, "asearch", note)
+        answer = await http.post("/store/items/search", json={"namespace_prefix": ["large"], "limit": 1000})
+        found = [item["key"] for item in answer.json()["items"]]
+        assert found == [str(number) for number in reversed(range(80))]
+        assert asked == [32, 20, 20, 20]
+
+
+@run
 async def test_it_is_the_store_of_the_graphs(url: str) -> None:
     async with serving(url) as server:
         client = await server.client()

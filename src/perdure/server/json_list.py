@@ -19,7 +19,12 @@ _WHOLE = 256 * 1024
 """Maximum number of characters of a list that is sent whole."""
 
 
-async def json_list(entries: AsyncGenerator[str, None], headers: Mapping[str, str] | None = None) -> Response:
+async def json_list(
+    entries: AsyncGenerator[str, None],
+    headers: Mapping[str, str] | None = None,
+    *,
+    around: tuple[str, str] = ("[", "]"),
+) -> Response:
     """Return the response with a list.
 
     A short list is read to its end first, so that an error in it has a status. Of a long one a single entry
@@ -29,32 +34,41 @@ async def json_list(entries: AsyncGenerator[str, None], headers: Mapping[str, st
     Args:
         entries: the entries, each as JSON text; closed when the response has ended.
         headers: headers of the response.
+        around: what is sent before and after the entries.
     """
+    opening, closing = around
     first: list[str] = []
     size = 0
     async for entry in entries:
         first.append(entry)
         size += len(entry)
         if size > _WHOLE:
-            return _LongList(first, entries, headers)
-    return Response(f"[{','.join(first)}]", media_type=Json.media_type, headers=headers)
+            return _LongList(opening, first, entries, closing, headers)
+    return Response(f"{opening}{','.join(first)}{closing}", media_type=Json.media_type, headers=headers)
 
 
 class _LongList(StreamingResponse):
     """A list of which the first entries were read."""
 
     def __init__(
-        self, first: list[str], entries: AsyncGenerator[str, None], headers: Mapping[str, str] | None
+        self,
+        opening: str,
+        first: list[str],
+        entries: AsyncGenerator[str, None],
+        closing: str,
+        headers: Mapping[str, str] | None,
     ) -> None:
         super().__init__(entries, media_type=Json.media_type, headers=headers)
+        self._opening = opening
         self._first = first
+        self._closing = closing.encode()
         self._entries = entries
 
     async def stream_response(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with aclosing(self._entries):
-                await _send(send, f"[{','.join(self._first)}")
+                await _send(send, f"{self._opening}{','.join(self._first)}")
                 self._first.clear()
                 async for entry in self._entries:
                     await _send(send, f",{entry}")
@@ -64,7 +78,7 @@ class _LongList(StreamingResponse):
         except Exception as error:
             _log.warning("a list was broken off: %s", type(error).__name__)
             return
-        await send({"type": "http.response.body", "body": b"]", "more_body": False})
+        await send({"type": "http.response.body", "body": self._closing, "more_body": False})
 
 
 async def _send(send: Send, part: str) -> None:

@@ -11,7 +11,7 @@ alone, whatever the handlers say.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import APIRouter, Query, Response
@@ -19,14 +19,20 @@ from langgraph.store.base import NOT_PROVIDED, Item
 from pydantic import BeforeValidator, Field, ValidationError
 
 from perdure.langgraph.store import PerdureStore
+from perdure.runtime.json_encoding import encoded
 from perdure.server.auth.authorized_values import fault_of, left
 from perdure.server.auth.identity import Refusal
+from perdure.server.json_list import json_list
 from perdure.server.memories import require_own
 from perdure.server.requests import Body, Conditions, Names, Offset, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute
 from perdure.server.responses import Json
 
 router = APIRouter(tags=["store"], route_class=GatedRoute)
+
+_FIRST = 32
+"""The items that a search reads first; how many it reads then follows from their length."""
+_READ_BYTES = 2 * 1024 * 1024
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Body)
@@ -126,20 +132,41 @@ async def delete(caller: CallerNow, asked: _Delete) -> Response:
 
 
 @router.post("/store/items/search")
-async def search(caller: CallerNow, asked: _Search) -> Json:
+async def search(caller: CallerNow, asked: _Search) -> Response:
     """Find items by a prefix of their namespace and a filter over their values."""
     asked = await _authorize(caller, "search", asked)
-    found = await _done(
-        _store(caller).asearch(
-            tuple(asked.namespace),
-            filter=asked.filter or None,
-            query=asked.query,
-            limit=asked.limit,
-            offset=asked.offset,
-            refresh_ttl=asked.refresh_ttl,
+    return await json_list(_find(caller, asked), around=('{"items":[', "]}"))
+
+
+async def _find(caller: Caller, asked: _Search) -> AsyncGenerator[str, None]:
+    """Yield the items of a search as JSON, as many at a time as are about ``_READ_BYTES`` long."""
+    sent = set[tuple[tuple[str, ...], str]]()
+    offset, left, size = asked.offset, asked.limit, _FIRST
+    while left > 0:
+        size = min(size, left)
+        found = await _done(
+            _store(caller).asearch(
+                tuple(asked.namespace),
+                filter=asked.filter or None,
+                query=asked.query,
+                limit=size,
+                offset=offset,
+                refresh_ttl=asked.refresh_ttl,
+            )
         )
-    )
-    return Json({"items": [{**_show(item), "score": item.score} for item in found]})
+        length = 1
+        for item in found:
+            name = (item.namespace, item.key)
+            if name not in sent:  # an item that was written meanwhile has moved those that were sent on
+                sent.add(name)
+                text = encoded({**_show(item), "score": item.score})
+                length += len(text)
+                yield text
+        if len(found) < size:
+            return
+        offset += size
+        left -= size
+        size = max(1, _READ_BYTES * size // length)
 
 
 @router.post("/store/namespaces")

@@ -18,6 +18,8 @@ from perdure.langgraph.datatypes import OWN_TYPES, is_old_model
 ONE, POSITIONAL, KEYWORD, METHOD, PYDANTIC_1, PYDANTIC_2 = range(6)
 """LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus) for the ways to build an object."""
 
+_OWN_MODELS = frozenset(cls for cls in OWN_TYPES if issubclass(cls, BaseModel))
+
 _SHOWN = 80
 """Most characters of a value in an error."""
 
@@ -53,6 +55,8 @@ def build(code: int, cls: Any, argument: Any) -> Any:
     if code not in (ONE, POSITIONAL, KEYWORD, PYDANTIC_1, PYDANTIC_2):
         raise Corrupt(f"a stored value has the unknown extension code {code}")
     try:
+        if code == PYDANTIC_2 and cls in _OWN_MODELS and type(argument) is dict:
+            return _build_model(cls, argument)  # most of what a conversation holds
         return _build(code, cls, argument)
     except Exception as error:
         if not isinstance(cls, type) or cls in OWN_TYPES:
@@ -88,12 +92,16 @@ def _build_data(code: int, cls: Any, argument: Any) -> Any:
             return cls(**argument)
         except Exception:
             return cls.construct(**argument)
+    return _build_model(cls, argument)
+
+
+def _build_model(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
     try:
-        if _has_aliases(cls):
-            return cls.model_validate(argument, by_alias=False, by_name=True)
-        return cls(**argument)
+        if cls not in _OWN_MODELS and _has_aliases(cls):
+            return cls.model_validate(fields, by_alias=False, by_name=True)
+        return cls(**fields)
     except Exception:
-        return cls.model_construct(**argument)
+        return cls.model_construct(**fields)
 
 
 def _difference(code: int, cls: type, argument: Any, error: Exception) -> str:
@@ -128,8 +136,6 @@ def _difference(code: int, cls: type, argument: Any, error: Exception) -> str:
 
 
 def _has_aliases(cls: type[BaseModel]) -> bool:
-    if cls in OWN_TYPES:
-        return False
     known = _aliased.get(cls)
     if known is None:
         known = any(field.alias or field.validation_alias for field in cls.model_fields.values())

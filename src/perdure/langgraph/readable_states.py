@@ -125,8 +125,8 @@ async def _read_page(
     """Return the next states of a history, each without the parts that the graph refuses."""
     states: list[StateSnapshot] = []
     try:
-        async for state in graph.aget_state_history(config, filter=filter, before=before, limit=limit):
-            states.append(state)
+        found = graph.aget_state_history(config, filter=filter, before=before, limit=limit)
+        states.extend([state async for state in found])
     except PerdureError:
         raise
     except Exception as error:

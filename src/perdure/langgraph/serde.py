@@ -415,28 +415,25 @@ class Serde:
     def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
         def hook(code: int, data: bytes) -> Any:
             try:
-                return build(code, data)
+                if code == SURROGATES_EXT:
+                    return data.decode("utf-8", "surrogatepass")
+                inner = ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
+                if code == SNAPSHOT_EXT:
+                    return DeltaSnapshot(inner)
+                if code == NUMPY_EXT:
+                    return unpack_array(*inner)
+                if code == CODEC_EXT:
+                    return _loaded(self._codec(inner[0]), inner[1])
+                module, name, argument, *more = inner
+                if code == METHOD:
+                    if (module, name, *more) not in SAFE_MSGPACK_METHODS:
+                        raise TypeNotAllowed(f"the stored call {module}.{name}.{more} is not allowed")
+                    return datetime.fromisoformat(argument)
+                return build_object(code, self.types.find(module, name), argument)
             except Exception as error:
                 # The innermost of nested failures is the cause.
                 _hook.error = _hook.error or error
                 raise
-
-        def build(code: int, data: bytes) -> Any:
-            if code == SURROGATES_EXT:
-                return data.decode("utf-8", "surrogatepass")
-            inner = ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
-            if code == SNAPSHOT_EXT:
-                return DeltaSnapshot(inner)
-            if code == NUMPY_EXT:
-                return unpack_array(*inner)
-            if code == CODEC_EXT:
-                return _loaded(self._codec(inner[0]), inner[1])
-            module, name, argument, *more = inner
-            if code == METHOD:
-                if (module, name, *more) not in SAFE_MSGPACK_METHODS:
-                    raise TypeNotAllowed(f"the stored call {module}.{name}.{more} is not allowed")
-                return datetime.fromisoformat(argument)
-            return build_object(code, self.types.find(module, name), argument)
 
         return hook
 

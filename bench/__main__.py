@@ -77,7 +77,7 @@ WORKLOADS: dict[str, Workload] = {
     "histories": Workload("histories", histories.units, histories.run),
     "scale": Workload("scale", scale.units, scale.run),
 }
-WITH_BARE = ("growth", "throughput")
+WITH_BARE = ("cold", "growth", "throughput")
 """The sections that show what the least costs."""
 
 GROUPS = {

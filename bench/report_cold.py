@@ -47,7 +47,7 @@ def _table(name: str, sizes: Results) -> str:
     for size, seen in sizes.items():
         usual = seen["savers"].get(stock)
         for saver, figures in seen["savers"].items():
-            beside = usual if CANDIDATES[saver].ours else None
+            beside = None if saver == stock else usual
             row = [label(saver), f"{int(size):,}"]
             for figure in ("load_ms", "turn_ms", "turn_processor_ms"):
                 row += [number(figures[figure]), _ratio(beside, figures, figure)]

@@ -49,12 +49,12 @@ def run(desk: Desk) -> Results:
 
 
 def _fields(desk: Desk) -> dict[str, list[str]]:
-    """Return who takes part on each backend: the usual saver, and ours."""
+    """Return who takes part on each backend: the usual saver, ours, and on SQLite the bare one."""
     fields: dict[str, list[str]] = {}
     for name in desk.names:
         candidate = CANDIDATES[name]
         asked = candidate.twin_of or name
-        if asked in (STOCK, "perdure") or (asked in _remote() and not candidate.delta):
+        if candidate.bare or asked in (STOCK, "perdure") or (asked in _remote() and not candidate.delta):
             fields.setdefault(candidate.backend, []).append(name)
     return fields
 

@@ -137,8 +137,7 @@ async def _read_page(
         ]
         if not saver.parts:
             raise
-        for state in bare[len(states) :]:
-            states.append(await aread_state(graph, state.config))
+        states += [await aread_state(graph, state.config) for state in bare[len(states) :]]
     return states
 
 

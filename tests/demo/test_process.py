@@ -16,7 +16,7 @@ import pytest
 from tests.demo.process import command, free_port, need_the_parts, running, saying, wait_for
 from tests.web.heads import is_cut_off
 
-LONG = "Tell me a story of five sentences about a lighthouse keeper and the sea."
+LONG = "Tell me a story of a lighthouse keeper and the sea."
 
 pytestmark = pytest.mark.timeout(360)
 
@@ -95,7 +95,10 @@ def test_ctrl_c_in_the_middle_of_an_answer_and_it_goes_on_at_the_next_start(tmp_
     with running(tmp_path / "demo.db", free_port()) as demo:
         assert demo.said("t")[0] == ("human", LONG)
         wait_for("the answer", lambda: demo.status("t") == "idle")
-        assert [kind for kind, _ in demo.said("t")] == ["human", "ai"]
+        kinds = [kind for kind, _ in demo.said("t")]
+        assert kinds[:1] == ["human"]
+        assert kinds[1:] == ["ai"] * (len(kinds) - 1)
+        assert 3 <= len(kinds) - 1 <= 5, "an outline and two to four paragraphs"
         code, last = demo.interrupt()
         assert code == 0, last
         assert "goes on" not in last

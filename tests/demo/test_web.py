@@ -19,13 +19,13 @@ NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML"
 def test_a_message_is_answered_and_kept() -> None:
     async def scenario() -> None:
         async with stage() as demo:
-            told = await demo.say(await demo.thread(), "Tell me a story")
+            told = await demo.say(await demo.thread(), "Sing for me")
             assert told[0][0] == "metadata"
             pieces = [data[0]["content"] for name, data in told if name == "messages"]
             assert "".join(pieces) == "Once upon a time."
             assert told[-1][1]["status"] == "success"
             (thread,) = (await demo.client.post("/threads/search", json={})).json()
-            assert await demo.kept(thread["thread_id"]) == ["Tell me a story", "Once upon a time."]
+            assert await demo.kept(thread["thread_id"]) == ["Sing for me", "Once upon a time."]
 
     run(scenario)
 

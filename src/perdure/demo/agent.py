@@ -1,39 +1,68 @@
-"""Agent of the demo: a graph of one node that asks a chat model for the next message.
+"""Agent of the demo: a short answer is one step; a long one is an outline, and then a paragraph a step.
 
-The state holds all messages and nothing else; for each call they are cut to the model's context. The model,
-the storage and the user are the caller's concern.
+Each step is stored when it ends, so a process that dies loses the step under way and nothing before it. The
+state holds all messages; for each call they are cut to the model's context. The model, the storage and the
+user are the caller's concern.
 """
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, NotRequired
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
+    AIMessage,
     AnyMessage,
     BaseMessage,
     HumanMessage,
     MessageLikeRepresentation,
     SystemMessage,
     convert_to_messages,
+    merge_message_runs,
     trim_messages,
 )
+from langgraph.constants import TAG_NOSTREAM
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from perdure.memory import RECALL_ID
 
 ANSWER = "answer"
-"""Name of the node that writes an answer."""
+"""Name of the node that writes a short answer."""
+
+OUTLINE = "outline"
+"""Name of the node that plans a long one."""
+
+PARTS_MAX = 4
+"""Maximum number of paragraphs of a long answer, each written by a node of its own."""
 
 INSTRUCTIONS = "You are a friendly assistant. Answer in plain words and keep to the question."
+UNPLANNED = ("In short", "In more detail", "To finish")
+"""Outline of an answer for which the model planned fewer than two parts."""
 
 ASCII_CHARACTERS_PER_TOKEN = 3.5
 TOKENS_PER_MESSAGE = 8
+TITLE_CHARACTERS = 60
+
+_OUTLINE_ID = "outline-"
+_ASKS_FOR_MUCH = re.compile(
+    r"\b(story|tale|essay|article|report|letter|speech|guide|explain|describe|write|compare|detail(s|ed)?|long|"
+    r"paragraphs?)\b",
+    re.IGNORECASE,
+)
+_LISTED = re.compile(r"^[ \t]*(?:\d+[.)]|[-*•])[ \t]*(\S.*)$", re.MULTILINE)
+_EXPLAINED = re.compile(r"\s*[:(]|\s+[-–—]\s|(?<=[.?!])\s")
 
 
 class DemoState(MessagesState):
-    """State of a thread: its messages, each under an id, oldest first."""
+    """State of a thread: its messages, each under an id, oldest first; and the titles of the paragraphs of
+    the latest long answer."""
+
+    outline: NotRequired[list[str]]
 
 
 Agent = CompiledStateGraph[DemoState, None, DemoState, DemoState]
@@ -42,30 +71,90 @@ Agent = CompiledStateGraph[DemoState, None, DemoState, DemoState]
 
 def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
     """Return the compiled graph. ``context_tokens`` limits the prompt, instructions included."""
+    # What it streams is not yet the outline that the state gets.
+    planner = model.with_config(tags=[TAG_NOSTREAM])
 
-    async def answer(state: DemoState) -> dict[str, list[BaseMessage]]:
-        reply = await model.ainvoke(prompt(state["messages"], context_tokens))
-        return {"messages": [reply]}
+    async def answer(state: DemoState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(prompt(state["messages"], context_tokens))]}
+
+    async def outline(state: DemoState) -> dict[str, Any]:
+        asked = HumanMessage(
+            f"Make a list of {PARTS_MAX} things that belong into the answer to “{_question(state['messages'])}”. "
+            f"One short line each, numbered 1 to {PARTS_MAX}."
+        )
+        planned = await planner.ainvoke(prompt([asked], context_tokens))
+        titles = parse_titles(str(planned.text))
+        text = "\n".join(f"{number}. {title}" for number, title in enumerate(titles, 1))
+        return {"messages": [AIMessage(text, id=f"{_OUTLINE_ID}{uuid.uuid4().hex}")], "outline": titles}
+
+    async def paragraph(state: DemoState, *, number: int) -> dict[str, Any]:
+        title = state["outline"][number - 1]
+        how = f"Begin with: {title}." if number == 1 else f"Go on with something new: {title}."
+        asked = HumanMessage(f"{how} Write one short paragraph.")
+        return {"messages": [await model.ainvoke(prompt([*state["messages"], asked], context_tokens))]}
 
     builder = StateGraph(DemoState)
     builder.add_node(ANSWER, answer)
-    builder.add_edge(START, ANSWER)
+    builder.add_node(OUTLINE, outline)
+    builder.add_conditional_edges(START, _first, [ANSWER, OUTLINE])
     builder.add_edge(ANSWER, END)
+    before = OUTLINE
+    for number in range(1, PARTS_MAX + 1):
+        node = paragraph_node(number)
+        builder.add_node(node, partial(paragraph, number=number))
+        builder.add_conditional_edges(before, partial(_following, number=number), [node, END])
+        before = node
+    builder.add_edge(before, END)
     return builder.compile()
+
+
+def paragraph_node(number: int) -> str:
+    """Return the name of the node that writes a paragraph, counted from 1."""
+    return f"paragraph {number}"
+
+
+def asks_for_much(text: str) -> bool:
+    """Return True for a message that is answered in several paragraphs: one with such a word as *story*,
+    *explain* or *long*."""
+    return _ASKS_FOR_MUCH.search(text) is not None
+
+
+def parse_titles(text: str) -> list[str]:
+    """Return the titles of a list as a model writes it, without what explains them; :data:`UNPLANNED` if there
+    are fewer than two."""
+    titles: list[str] = []
+    for line in _LISTED.findall(text):
+        title = _EXPLAINED.split(line.strip(" *"))[0].strip(" *\"'“”.,-")[:TITLE_CHARACTERS].rstrip()
+        if title and title not in titles:
+            titles.append(title)
+    return titles[:PARTS_MAX] if len(titles) > 1 else list(UNPLANNED)
+
+
+def _first(state: DemoState) -> str:
+    return OUTLINE if asks_for_much(_question(state["messages"])) else ANSWER
+
+
+def _following(state: DemoState, *, number: int) -> str:
+    return paragraph_node(number) if number <= len(state["outline"]) else END
+
+
+def _question(messages: Sequence[AnyMessage]) -> str:
+    return next((str(m.text) for m in reversed(messages) if isinstance(m, HumanMessage)), "")
 
 
 def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMessage]:
     """Return the instructions and the latest messages that fit, the first of them the user's. What is
-    recalled of the user is a part of the instructions.
+    recalled of the user is a part of the instructions. The paragraphs of an answer are one message, without
+    its outline.
 
     If the user's last message is too long by itself, the prompt has its end: without a question a model would
     invent one.
     """
     recalled = [str(message.text) for message in messages if message.id == RECALL_ID]
-    messages = [message for message in messages if message.id != RECALL_ID]
+    said = [m for m in messages if m.id != RECALL_ID and not (m.id or "").startswith(_OUTLINE_ID)]
     instructions = SystemMessage("\n\n".join([INSTRUCTIONS, *recalled]))
     fitting = trim_messages(
-        [instructions, *messages],
+        [instructions, *merge_message_runs(said, chunk_separator="\n\n")],
         max_tokens=context_tokens,
         token_counter=estimate_tokens,
         strategy="last",
@@ -74,7 +163,7 @@ def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMess
     )
     if any(isinstance(message, HumanMessage) for message in fitting):
         return fitting
-    question = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+    question = next((m for m in reversed(said) if isinstance(m, HumanMessage)), None)
     if question is None:
         return fitting
     room = context_tokens - estimate_tokens([instructions]) - TOKENS_PER_MESSAGE

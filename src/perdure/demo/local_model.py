@@ -51,7 +51,7 @@ def serve(*, context_tokens: int, answer_tokens: int) -> Iterator[BaseChatModel]
             api_key=SecretStr(key),
             model=NAME,
             temperature=0.6,
-            frequency_penalty=0.4,
+            frequency_penalty=0.7,
             max_completion_tokens=answer_tokens,
             max_retries=0,
         )

@@ -48,15 +48,20 @@ async def _answer(demo: Demo, thread_id: str, text: str) -> str | None:
     """Write the answer to stdout; return the reason if there is none."""
     metadata = {"graph_id": GRAPH, "title": " ".join(text.split())[:TITLE_CHARACTERS]}
     await demo.runtime.threads.create(thread_id, metadata)
-    message = {"role": "user", "content": text, "id": uuid.uuid4().hex}
-    ticket = await demo.runtime.submit(thread_id, {"messages": [message]}, graph=GRAPH, options=_STREAMED)
+    asked = {"role": "user", "content": text, "id": uuid.uuid4().hex}
+    ticket = await demo.runtime.submit(thread_id, {"messages": [asked]}, graph=GRAPH, options=_STREAMED)
+    written = ""  # the id of the message that was written to last; a paragraph is one
     async for event in demo.runtime.follow(thread_id, ticket.id):
         if not isinstance(event, Event):
             if event.run is not None and event.run.state == FAILED:
                 kind = event.run.note.get("kind", "an error")
                 return f"The model gave no answer ({kind}). The message is stored."
         elif event.name == "messages":
-            sys.stdout.write(_text(json.loads(event.data)[0]))
+            message = json.loads(event.data)[0]
+            if (text := _text(message)) and written not in ("", message.get("id")):
+                text = f"\n\n{text}"
+            written = str(message.get("id")) if text else written
+            sys.stdout.write(text)
             sys.stdout.flush()
     sys.stdout.write("\n")
     return None

@@ -353,10 +353,13 @@ class StreamPublisher:
         asked = {_OWN.get(mode, mode) for mode in self._wanted - {"events"}}
         return sorted(asked | {"values", "updates"})
 
-    def begun(self, attempt: int, graph: str) -> None:
-        """Publish the start of an attempt."""
+    def begun(self, attempt: int, graph: str, begun_at: str | None = None) -> None:
+        """Publish the start of an attempt, with the checkpoint from which it goes on, if an earlier attempt
+        stored one: what was published after that checkpoint is done again."""
         self._is_repeated = attempt > 1
         data: dict[str, Any] = {"run_id": self._buffer.run_id, "attempt": attempt}
+        if begun_at is not None:
+            data["checkpoint_id"] = begun_at
         self._buffer.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
 
     def root_id(self) -> UUID:

@@ -118,7 +118,8 @@ async def _attempt(
     journal, options = how_to
     context = context_of(graph, options.context, options.config.get("configurable") or {})
     config = now = config_of(agent, held, journal, options, views, context)
-    has_begun = await _has_begun(graph, now, held)
+    begun_at = await _begun_at(graph, now, held)
+    has_begun = begun_at is not None
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_once and has_begun else agent.to_input(held.messages)
     if isinstance(given, Command):
@@ -138,13 +139,14 @@ async def _attempt(
     if agent.conversation is not None and stored is not None:
         given = await views.conversations.input(agent.conversation, held, given, stored)
     if isinstance(given, Command) and _ends(given):
-        await _end(graph, config, now, held, buffer)
+        await _end(graph, config, now, _publisher(graph, held, buffer, begun_at))
         return Ending(DONE, {})
     if has_begun or given is None:
         graph = await awithout_refused(graph, config)
     is_unnamed = isinstance(given, Command) and given.resume is not None and not is_by_name(given.resume)
     how = {**_how(agent, options, context), "control": views.steering.control}
-    values = await _steered(graph, given, (config, now), how, held, (views.steering, buffer))
+    publisher = _publisher(graph, held, buffer, begun_at)
+    values = await _steered(graph, given, (config, now), how, held, (views.steering, buffer, publisher))
     held = views.steering.current(held)
     interrupts = values.get(INTERRUPTS, ()) if isinstance(values, Mapping) else ()
     snapshot: StateSnapshot | None = None
@@ -173,15 +175,11 @@ async def _steered(
     configs: tuple[RunnableConfig, RunnableConfig],
     how: dict[str, Any],
     held: HeldRun,
-    by: tuple[Steering, EventBuffer | None],
+    by: tuple[Steering, EventBuffer | None, StreamPublisher | None],
 ) -> Any:
     """Return the values of a graph that takes up what steers it between its steps. ``configs`` are those of
     where it begins and of the thread's latest checkpoint."""
-    (config, now), (steering, buffer) = configs, by
-    publisher = None
-    if buffer is not None and buffer.stream is not None:
-        publisher = StreamPublisher(buffer, buffer.stream, graph)
-        publisher.begun(held.run.attempts, held.run.graph)
+    (config, now), (steering, buffer, publisher) = configs, by
     if steering.first_look is not None:
         # It reports its own failure. Cancelled, it is the worker's to end.
         await asyncio.wait([steering.first_look])
@@ -217,16 +215,10 @@ async def _end(
     graph: Pregel[Any, Any, Any, Any],
     config: RunnableConfig,
     now: RunnableConfig,
-    held: HeldRun,
-    buffer: EventBuffer | None,
+    publisher: StreamPublisher | None,
 ) -> None:
     """Clear the thread's next tasks and their interrupts. LangGraph ignores a command with ``goto=END`` when
     it is given as input."""
-    publisher = None
-    if buffer is not None and buffer.stream is not None:
-        publisher = StreamPublisher(buffer, buffer.stream, graph)
-    if publisher is not None:
-        publisher.begun(held.run.attempts, held.run.graph)
     await aupdate_state(graph, config, None, as_node=END)
     if publisher is not None:
         if "values" in publisher.stream_modes:
@@ -234,13 +226,28 @@ async def _end(
         await publisher.ended()
 
 
-async def _has_begun(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> bool:
-    """Return True if an earlier attempt stored a checkpoint, by LangGraph's own rule: the head is the
-    run's."""
+def _publisher(
+    graph: Pregel[Any, Any, Any, Any], held: HeldRun, buffer: EventBuffer | None, begun_at: str | None
+) -> StreamPublisher | None:
+    """Return the publisher of a run whose events somebody wants; the start of the attempt is its first one."""
+    if buffer is None or buffer.stream is None:
+        return None
+    publisher = StreamPublisher(buffer, buffer.stream, graph)
+    publisher.begun(held.run.attempts, held.run.graph, begun_at)
+    return publisher
+
+
+async def _begun_at(
+    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun
+) -> str | None:
+    """Return the id of the checkpoint from which the run goes on if an earlier attempt stored one, by
+    LangGraph's own rule: the head is the run's."""
     if held.run.is_fresh or not isinstance(graph.checkpointer, BaseCheckpointSaver):
-        return False
+        return None
     found = await graph.checkpointer.aget_tuple(config)
-    return found is not None and found.metadata.get("run_id") == held.run.id
+    if found is None or found.metadata.get("run_id") != held.run.id:
+        return None
+    return str(found.checkpoint["id"])
 
 
 async def _values(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> Mapping[str, Any]:

@@ -7,11 +7,12 @@ import { identifier } from "./dom.js";
 import * as link from "./link.js";
 import * as outbox from "./outbox.js";
 import { Progress } from "./progress.js";
-import { Tree } from "./tree.js";
+import { stepsUntil, Tree } from "./tree.js";
 
 const TITLE = 80;
 const LIVE = ["pending", "running"];
 const JOURNAL = 200;
+const STEPS = 100;
 
 const inputOf = ({ text, parts, id }) => ({ input: { messages: [{ role: "user", content: contentWith(text, parts ?? []), id }] } });
 
@@ -44,6 +45,7 @@ export class Conversation {
     this.questions = [];
     this.problem = null; // {text, action}: the reason why the conversation cannot continue
     this.wasStopped = false;
+    this.resumed = null; // what an interruption of the run that is or was streamed last cost: {stayed, again}, names of steps
     this.updatedAt = null;
     this.tree = new Tree(this.id);
     this.leaf = null; // the last checkpoint of the visible branch
@@ -292,6 +294,7 @@ export class Conversation {
     this.problem = null;
     this.isKept = false;
     if (follows) this.wasStopped = false;
+    if (follows) this.resumed = null;
     this._notify("sent");
     try {
       const { runId, response } = await this._inOrder(async () => {
@@ -348,6 +351,7 @@ export class Conversation {
     this.partial = new Map();
     this.earlier = new Map();
     this.progress = new Progress();
+    this.resumed = null;
     this._notify();
     let ending = null;
     try {
@@ -421,6 +425,7 @@ export class Conversation {
       this.partial = new Map();
       this.progress = new Progress();
       this._note("attempt", { attempt: data.attempt });
+      if (data.attempt > 1) this._resume(data);
     } else if (name === "values") {
       const { __interrupt__: asked, ...values } = data ?? {};
       this._streamed += 1;
@@ -439,6 +444,23 @@ export class Conversation {
     }
     this._notify("streamed");
     return null;
+  }
+
+  // Finds out which steps an interruption spared, and which it hit: the latter are done again. Without a checkpoint of the
+  // run nothing of it had been stored.
+  async _resume({ run_id: runId, attempt, checkpoint_id: checkpoint }) {
+    let rows;
+    try {
+      rows = checkpoint ? await link.persist(async () => api.history(this.id, await api.most(STEPS))) : [];
+    } catch (failure) {
+      if (failure instanceof api.Failure) return; // the notice says less then
+      throw failure;
+    }
+    if (this.attempt !== attempt || (this.live && this.live.runId !== runId)) return;
+    this.resumed = stepsUntil(rows, checkpoint);
+    this.progress.stayed(this.resumed.stayed);
+    this._note("resumed", this.resumed);
+    this._notify();
   }
 
   _piece([message, about], partial) {

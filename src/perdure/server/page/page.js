@@ -8,11 +8,13 @@ import { announce, at, element, icon, pause } from "./dom.js";
 import * as link from "./link.js";
 import { draw, editLast, toEnd } from "./messages.js";
 import * as outbox from "./outbox.js";
+import * as serverProcess from "./process.js";
 import * as stored from "./stored.js";
 import * as threads from "./threads.js";
 
 const NEW = "New conversation";
 const POLL = 8000;
+const NAMED = 8; // names of steps in a notice
 const THEMES = { auto: ["auto", "Colours: as the system"], light: ["sun", "Colours: light"], dark: ["moon", "Colours: dark"] };
 const text = at("text");
 const touch = matchMedia("(hover: none)");
@@ -74,6 +76,7 @@ function show() {
   at("inspect").hidden = !server.inspector || conversation.isNew;
   at("inspect").href = `../inspect/#/thread?${new URLSearchParams({ id: conversation.id })}`;
   stored.draw(conversation);
+  serverProcess.draw();
   text.disabled = conversation.questions.length > 0;
   text.placeholder = text.disabled ? "Answer the question above to go on" : isLive ? "Write the next message" : "Write a message";
   allowSending();
@@ -103,8 +106,20 @@ function notice() {
   else if (problem?.kind === "cut") notify("warn", "This answer was stopped before its end.", again("Go on", () => shown.goOn()));
   else if (problem?.kind === "refused") notify("bad", problem.reason, again("Reload", () => shown.sync()));
   else if (shown.isKept) notify("warn", "Stopped. What was written is kept, and the conversation goes on from there.", again("Answer again", () => shown.regenerate(shown.messages.length - 1)));
+  else if (shown.resumed) notify(live ? "warn" : "good", interruption(shown.resumed, live !== null));
   else if (live && shown.attempt > 1) notify("warn", "The process was interrupted; the answer goes on from what is stored.");
   else notify("", "");
+}
+
+// Says which steps an interruption hit, and which it spared.
+function interruption({ stayed, again, isAnew }, isOpen) {
+  const named = (names) => names.map((name) => `“${name}”`).join(", ");
+  if (isAnew) return `The server process was interrupted before a step had begun; your message was stored, and the answer ${isOpen ? "begins" : "began"} anew.`;
+  const verb = again.length > 1 ? (isOpen ? "are" : "were") : isOpen ? "is" : "was";
+  const hit = again.length ? `during ${named(again)}, which ${verb} done again.` : "after the last step, and none is done again.";
+  const before = stayed.length > NAMED ? `${stayed.length - NAMED} more, ` : "";
+  const kept = stayed.length ? `Stored before, and kept: ${before}${named(stayed.slice(-NAMED))}.` : "No step had ended before it.";
+  return `The server process was interrupted ${hit} ${kept}`;
 }
 
 function notify(kind, words, action) {
@@ -374,6 +389,7 @@ at("latest").append(icon("down"), "Latest");
 theme(document.documentElement.dataset.theme ?? "auto");
 attaching.begin(allowSending);
 stored.begin(() => changed(shown, "state"));
+serverProcess.begin(() => changed(shown, "state"));
 
 // Sends what an earlier load of the page had not seen accepted. A conversation that is not stored yet has no address.
 function resume() {

@@ -19,7 +19,13 @@ export class Progress {
     if (node) this.current = node;
   }
 
+  // Puts the steps that an earlier attempt had ended before those of this one.
+  stayed(names) {
+    this.done.unshift(...names);
+  }
+
   finished(update) {
+    if (update?.__metadata__?.cached) return; // it had ended before an interruption
     for (const [node, values] of Object.entries(update ?? {})) {
       if (node.startsWith("__")) continue;
       this.done.push(node);

@@ -6,6 +6,17 @@ import * as api from "./api.js";
 const PAGE = 100;
 const MOST = 2000;
 
+// Returns the names of the steps of a run that goes on from a checkpoint: those that had ended, oldest first, as far as the
+// rows of the history reach, and those that it does next. `isAnew` is true if none had begun.
+export function stepsUntil(rows, checkpoint) {
+  const known = new Map(rows.map((row) => [row.checkpoint_id, row]));
+  const steps = [];
+  for (let row = known.get(checkpoint); row && !row.next.includes("__start__"); row = known.get(row.parent_checkpoint_id)) steps.unshift(row.next);
+  const isAnew = !steps.length;
+  const again = steps.pop() ?? [];
+  return { stayed: steps.flat(), again, isAnew };
+}
+
 export class Tree {
   constructor(thread) {
     this.thread = thread;

@@ -16,6 +16,7 @@ ARGS ?=
 WITH ?=
 # What the examples need, with a package of your choice, and the database of `make example`.
 EXAMPLE = --group examples --extra server --extra postgres --extra dynamodb --extra d1 --extra a2a --extra mcp \
+	--extra telegram --extra whatsapp \
 	$(if $(WITH),--with "$(WITH)")
 DB ?= sqlite:///$(NAME).db
 # Which sections `make bench` measures; all when it is empty.
@@ -32,7 +33,7 @@ demo: $(OWN_UV) ## Talk to a durable agent in your browser; a small model runs o
 
 example: $(OWN_UV) ## Run an example over a database of its own: make example NAME=wingman
 	@test -f "examples/$(NAME)/app.py" || { \
-		echo "which example? make example NAME=$$(cd examples && ls -d */ | tr -d / | grep -v __ | paste -sd '|' -)"; exit 2; }
+		echo "which example? make example NAME=$$(cd examples && ls */app.py | sed 's|/.*||' | paste -sd '|' -)"; exit 2; }
 	$(RUN) $(EXAMPLE) perdure migrate --db "$(DB)"
 	PERDURE_DB="$(DB)" $(RUN) $(EXAMPLE) uvicorn --factory examples.$(NAME).app:create_app $(ARGS)
 

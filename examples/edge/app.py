@@ -6,7 +6,6 @@ trigger, calls ``POST /scheduled``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -19,6 +18,8 @@ from pydantic import BaseModel, Field
 
 import perdure
 from perdure.care.sweeper import SweepOptions
+from examples.database import database_of
+from examples.page import own_page, serve_page
 from perdure.server import answer_error
 
 KEPT = perdure.Retention(keep_last=10)
@@ -26,8 +27,10 @@ router = APIRouter()
 
 
 async def answer(state: MessagesState) -> dict[str, Any]:
-    """Count the messages, in place of a model that reads them."""
-    return {"messages": [AIMessage(f"{len(state['messages'])} message(s)")]}
+    """Say how much there is to read, in place of a model that reads it."""
+    number = len(state["messages"])
+    text = "This is the first message here." if number == 1 else f"I have {number} messages before me."
+    return {"messages": [AIMessage(text)]}
 
 
 builder = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer")
@@ -43,11 +46,12 @@ class Anchor(BaseModel):
 
 
 def create_app(db_url: str | None = None) -> FastAPI:
-    """Return the application over a database, by default that of ``PERDURE_DB``."""
+    """Return the application over a database, by default that of ``PERDURE_DB`` or ``edge.db``."""
+    url, migrates = database_of("edge", db_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with perdure.connect(db_url or os.environ["PERDURE_DB"], retention=KEPT) as database:
+        async with perdure.connect(url, migrate=migrates, retention=KEPT) as database:
             app.state.database = database
             app.state.graph = builder.compile(checkpointer=database.checkpointer())
             yield
@@ -55,6 +59,7 @@ def create_app(db_url: str | None = None) -> FastAPI:
     app = FastAPI(title="Edge", lifespan=lifespan)
     app.exception_handler(perdure.PerdureError)(answer_error)
     app.include_router(router)
+    serve_page(app, own_page(__file__))
     return app
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 import uuid
+from contextlib import suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import jwt
@@ -15,11 +18,33 @@ from fastapi import HTTPException
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from perdure.errors import BadSetting
+
 from .database import tokens, users
 
 ACCESS_S, REFRESH_S = 15 * 60, 30 * 86400
 _hasher = PasswordHasher()
 _NOBODY = _hasher.hash(secrets.token_hex())
+
+
+def secret_of(engine: Engine, secret: str | None = None) -> str:
+    """Return the secret that signs access tokens: the given one, that of ``MOVIES_SECRET``, or on SQLite one of
+    its own, which is in a file beside the database. Raise ``BadSetting`` if there is none."""
+    if found := secret or os.environ.get("MOVIES_SECRET"):
+        return found
+    if engine.dialect.name != "sqlite" or not engine.url.database:
+        raise BadSetting(
+            "MOVIES_SECRET is not set: all replicas sign access tokens with it. Make one with: openssl rand -hex 32"
+        )
+    file = Path(engine.url.database).with_suffix(".secret")
+    if not file.exists():
+        made = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+        made.touch(0o600)
+        made.write_text(secrets.token_hex(32))
+        with suppress(FileExistsError):  # another process was first
+            os.link(made, file)
+        made.unlink()
+    return file.read_text()
 
 
 class Accounts:

@@ -10,14 +10,20 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 
-MOVIES = ("Stalker", "Playtime", "Ran", "Daisies", "Close-Up")
+MOVIES = (
+    "Stalker: three men walk to a room that grants wishes",
+    "Playtime: Monsieur Hulot gets lost in a city of glass",
+    "Ran: a lord divides his land among three sons",
+    "Daisies: two young women play tricks on everybody",
+    "Close-Up: a man pretends to be a film director",
+)
 
 
 async def recommend(state: MessagesState) -> dict[str, Any]:
     """Recommend another movie for each question, in place of a model that reads the conversation."""
     asked = [message for message in state["messages"] if message.type == "human"]
     movie = MOVIES[(len(asked) - 1) % len(MOVIES)]
-    return {"messages": [AIMessage(f"{len(asked)}: watch {movie}")]}
+    return {"messages": [AIMessage(f"{len(asked)}: Watch {movie}.")]}
 
 
 builder = StateGraph(MessagesState).add_node(recommend).add_edge(START, "recommend")

@@ -7,7 +7,6 @@ the request is sent again, on any replica: a run that has ended is not repeated,
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -21,9 +20,11 @@ from pydantic import BaseModel, Field
 from sqlalchemy.exc import OperationalError
 
 import perdure
+from examples.database import database_of
+from examples.page import own_page, serve_page
 from perdure.server import answer_error
 
-from .accounts import Accounts
+from .accounts import Accounts, secret_of
 from .agent import compile_graph
 from .database import migrate, open_engine
 from .sessions import Sessions
@@ -46,25 +47,27 @@ class Question(BaseModel):
 
 
 def create_app(db_url: str | None = None, secret: str | None = None) -> FastAPI:
-    """Return the application over a database, by default that of ``PERDURE_DB`` or ``DATABASE_URL``.
-    ``MOVIES_SECRET`` signs its access tokens."""
-    url = db_url or os.environ.get("PERDURE_DB") or os.environ["DATABASE_URL"]
+    """Return the application over a database, by default that of ``PERDURE_DB`` or ``movies.db``.
+    ``MOVIES_SECRET`` signs its access tokens; on SQLite it has a secret of its own without it."""
+    url, migrates = database_of("movies", db_url)
     engine = open_engine(url)
+    accounts = Accounts(engine, secret_of(engine, secret))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(migrate, engine)
-        async with perdure.checkpoint_lifespan(url) as saver:
+        async with perdure.checkpoint_lifespan(url, migrate=migrates) as saver:
             app.state.graph = compile_graph(checkpointer=saver)
             yield
         engine.dispose()
 
     app = FastAPI(title="Movies", lifespan=lifespan)
-    app.state.accounts = Accounts(engine, secret or os.environ["MOVIES_SECRET"])
+    app.state.accounts = accounts
     app.state.sessions = Sessions(engine)
     app.exception_handler(perdure.PerdureError)(answer_error)
     app.exception_handler(OperationalError)(_unavailable)
     app.include_router(router)
+    serve_page(app, own_page(__file__))
     return app
 
 

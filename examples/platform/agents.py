@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import re
 from typing import Any
 
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from perdure.memory import ExtractedFact, MemoryPolicy
+from perdure.memory import RECALL_ID, ExtractedFact, MemoryPolicy
 from perdure.memory.extraction import ExtractionRequest
 from perdure.runtime import Agent
 
@@ -23,10 +25,11 @@ def facts(request: ExtractionRequest) -> list[ExtractedFact]:
 
 async def guide(state: MessagesState) -> dict[str, Any]:
     """Answer with what is known of the user, in place of a model."""
-    known = [message.text for message in state["messages"] if message.type == "system"]
-    asked = state["messages"][-1].text
-    reply = known[-1] if known and asked.endswith("?") else "Noted."
-    return {"messages": [AIMessage(reply)]}
+    recalled = "".join(message.text for message in state["messages"] if message.id == RECALL_ID)
+    known = [html.unescape(fact) for fact in re.findall(r"<fact[^>]*>(.*?)</fact>", recalled)]
+    is_question = state["messages"][-1].text.endswith("?")
+    reply = f"You told me: “{'”, “'.join(known)}”." if known else "You have not told me yet."
+    return {"messages": [AIMessage(reply if is_question else "Noted.")]}
 
 
 async def desk(state: MessagesState) -> dict[str, Any]:

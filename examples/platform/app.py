@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Literal
 
 import jwt
 from fastapi import FastAPI
 
+from examples.database import database_of
+from examples.page import own_page, serve_page
 from perdure.server import checkpoint_lifespan, perdure_app
 from perdure.server.auth.jwt import Jwt, JwtSettings
+from perdure.server.config import Http
 
 from .agents import agents
 
@@ -24,14 +28,25 @@ def token(user: str, hours: float = 24) -> str:
 
 
 def create_app(db_url: str | None = None) -> FastAPI:
-    """Return the application over a database, by default that of ``PERDURE_DB``."""
+    """Return the application over a database, by default that of ``PERDURE_DB`` or ``platform.db``."""
+    url, migrates = database_of("platform", db_url)
     settings = JwtSettings(
         issuer=ISSUER, audience=AUDIENCE, algorithms=["HS256"], secret=_secret(), tenant_claims=["sub"]
     )
-    lifespan = checkpoint_lifespan(db_url, graphs=agents(), serve=True, gate=Jwt(settings))
-    app = FastAPI(title="Platform", lifespan=lifespan)
-    app.mount("", perdure_app(app))
+    lifespan = checkpoint_lifespan(
+        url, graphs=agents(), serve=True, migrate=migrates, gate=Jwt(settings)
+    )
+    app = FastAPI(title="Platform", lifespan=lifespan, docs_url=None, openapi_url=None)
+    serve_page(app, own_page(__file__))
+    if "PLATFORM_SECRET" not in os.environ:
+        app.add_api_route("/tokens/{user}", _sign_in)
+    app.mount("", perdure_app(app, Http(page=True)))
     return app
+
+
+async def _sign_in(user: Literal["ada", "bob"]) -> dict[str, str]:
+    """Return the token of a user of the page. Without a secret of your own anyone could make it."""
+    return {"token": token(user)}
 
 
 def _secret() -> str:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel, Field
 
 import perdure
+from examples.database import database_of
+from examples.page import own_page, serve_page
 from perdure.runtime import Agent, Logs, Runtime
 from perdure.server import answer_error
-from perdure.supervisor import Usage
+from perdure.supervisor import Spent, Usage
 
 from .agent import agent
+from .doubles import Doubles
 
 DEBOUNCE_S = 0.5
 
@@ -29,17 +30,22 @@ class ChatMessage(BaseModel):
 
 
 def create_app(db_url: str | None = None, helper: Agent | None = None) -> FastAPI:
-    """Return the application over a database, by default that of ``PERDURE_DB``."""
+    """Return the application over a database, by default that of ``PERDURE_DB`` or ``supervisor.db``. Telegram
+    and WhatsApp are doubles on this machine."""
+    url, migrates = database_of("supervisor", db_url)
     usage = Usage()
+    doubles = Doubles(DEBOUNCE_S)
     named = {"supervisor": helper or agent()}
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with (
-            perdure.connect(db_url or os.environ["PERDURE_DB"]) as database,
-            Runtime(database, named, observers=(Logs(), usage)) as runtime,
+            perdure.connect(url, migrate=migrates) as database,
+            doubles as bots,
+            Runtime(database, named, channels=bots.channels, observers=(Logs(), usage)) as runtime,
         ):
             app.state.runtime = runtime
+            app.router.routes.extend(bots.routes(runtime))
             yield
 
     app = FastAPI(title="Supervisor", lifespan=lifespan)
@@ -72,8 +78,21 @@ def create_app(db_url: str | None = None, helper: Agent | None = None) -> FastAP
         """Return the calls, tokens, time and cost of models by hop and by user, since this process began."""
         hops, users = usage.by_hop(), usage.by_user()
         return {
-            "hops": {name: asdict(spent) for name, spent in hops.items()},
-            "users": {name: asdict(spent) for name, spent in users.items()},
+            "hops": {name: _shown(spent) for name, spent in hops.items()},
+            "users": {name or "nobody": _shown(spent) for name, spent in users.items()},
         }
 
+    app.include_router(doubles.router())
+    serve_page(app, own_page(__file__))
     return app
+
+
+def _shown(spent: Spent) -> dict[str, float]:
+    """Return sums as people read them: seconds to the millisecond, and dollars to a thousandth of a cent."""
+    return {
+        "calls": spent.calls,
+        "input_tokens": spent.input_tokens,
+        "output_tokens": spent.output_tokens,
+        "seconds": round(spent.seconds, 3),
+        "dollars": round(spent.cost, 5),
+    }

@@ -5,7 +5,6 @@ No process keeps anything between two requests, so that any instance serves any 
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,8 @@ from fastapi import FastAPI, Header, Request
 from pydantic import BaseModel, Field
 
 import perdure
+from examples.database import database_of
+from examples.page import own_page, serve_page
 from perdure.history import Histories, NewTurn, SessionHistory
 from perdure.server import answer_error
 
@@ -41,11 +42,12 @@ class SessionRequest(BaseModel):
 
 
 def create_app(db_url: str | None = None, agent: Wingman | None = None) -> FastAPI:
-    """Return the application over a database, by default that of ``PERDURE_DB``."""
+    """Return the application over a database, by default that of ``PERDURE_DB`` or ``wingman.db``."""
+    url, migrates = database_of("wingman", db_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with perdure.connect(db_url or os.environ["PERDURE_DB"]) as database:
+        async with perdure.connect(url, migrate=migrates) as database:
             app.state.histories = database.history(ttl=KEPT)
             yield
 
@@ -98,6 +100,7 @@ def create_app(db_url: str | None = None, agent: Wingman | None = None) -> FastA
         await histories(request).load("health")
         return {"status": "ok"}
 
+    serve_page(app, own_page(__file__))
     return app
 
 

@@ -21,13 +21,23 @@ def wingman() -> Wingman:
     return Wingman(RunnableLambda(_work), RunnableLambda(_evaluate))
 
 
+ANSWERS = {
+    "lease": "A lease is the claim of one worker on a thread for a limited time.",
+    "checkpoint": "A checkpoint is the state of a graph after a step.",
+    "thread": "A thread is one conversation, with all its checkpoints.",
+}
+UNSURE = "I am not sure, but I think it has to do with threads."
+UNKNOWN = f"I am a script, and know only these words: {', '.join(ANSWERS)}."
+
+
 def _work(messages: list[BaseMessage]) -> AIMessage:
-    question = next(m.text for m in reversed(messages) if m.type == "human")
-    is_second = "rejected" in messages[0].text
-    return AIMessage(f"A better answer to: {question}" if is_second else f"A first answer to: {question}")
+    """Answer vaguely at first, and well when that was rejected."""
+    question = next(m.text for m in reversed(messages) if m.type == "human").lower()
+    known = next((answer for word, answer in ANSWERS.items() if word in question), UNKNOWN)
+    return AIMessage(known if "rejected" in messages[0].text else UNSURE)
 
 
 def _evaluate(messages: list[BaseMessage]) -> Any:
-    is_good = messages[-1].text.startswith("A better")
-    feedback = "It meets the criteria." if is_good else "It can be better."
+    is_good = messages[-1].text != UNSURE
+    feedback = "It meets the criteria." if is_good else "Be sure, and say it in one sentence."
     return Verdict(feedback=feedback, success_criteria_met=is_good, user_input_needed=False)

@@ -46,10 +46,10 @@ def test_compaction_keeps_the_last_states_and_the_anchor_from_which_a_branch_goe
                 said = await ask("POST", "/threads/ada/messages", {"text": text, **more})
                 return str(said["answer"])
 
-            assert await say("one") == "1 message(s)"
+            assert await say("one") == "This is the first message here."
             anchored = (await ask("PUT", "/threads/ada/anchors/approved", {}))["checkpoint_id"]
             for number in range(8):
-                assert await say("more") == f"{2 * number + 3} message(s)"
+                assert await say("more") == f"I have {2 * number + 3} messages before me."
             before = await ask("GET", "/threads/ada/states")
             swept = await ask("POST", "/scheduled")
             after = await ask("GET", "/threads/ada/states")
@@ -61,8 +61,8 @@ def test_compaction_keeps_the_last_states_and_the_anchor_from_which_a_branch_goe
             assert kept[anchored]["messages"] == 2
             assert all(state["parent_id"] in {None, *kept} for state in after), "survivors are linked again"
             assert await app.state.database.fsck("ada") == []
-            assert await say("from there", anchor="approved") == "3 message(s)"
-            assert await say("and on") == "5 message(s)", "the branch is the thread from now on"
+            assert await say("from there", anchor="approved") == "I have 3 messages before me."
+            assert await say("and on") == "I have 5 messages before me.", "the branch is the thread now"
             missing = await client.post("/threads/ada/messages", json={"text": "x", "anchor": "nowhere"})
             assert missing.status_code == 404
             assert await ask("GET", "/threads/ada/anchors") == {"approved": anchored}

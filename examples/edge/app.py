@@ -17,9 +17,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel, Field
 
 import perdure
-from perdure.care.sweeper import SweepOptions
 from examples.database import database_of
 from examples.page import own_page, serve_page
+from perdure.care.sweeper import SweepOptions
 from perdure.server import answer_error
 
 KEPT = perdure.Retention(keep_last=10)

@@ -28,13 +28,14 @@ _NOBODY = _hasher.hash(secrets.token_hex())
 
 
 def secret_of(engine: Engine, secret: str | None = None) -> str:
-    """Return the secret that signs access tokens: the given one, that of ``MOVIES_SECRET``, or on SQLite one of
-    its own, which is in a file beside the database. Raise ``BadSetting`` if there is none."""
+    """Return the secret that signs access tokens: the given one, that of ``MOVIES_SECRET``, or on SQLite one
+    of its own, which is in a file beside the database. Raise ``BadSetting`` if there is none."""
     if found := secret or os.environ.get("MOVIES_SECRET"):
         return found
     if engine.dialect.name != "sqlite" or not engine.url.database:
         raise BadSetting(
-            "MOVIES_SECRET is not set: all replicas sign access tokens with it. Make one with: openssl rand -hex 32"
+            "MOVIES_SECRET is not set: all replicas sign access tokens with it. Make one with "
+            "openssl rand -hex 32"
         )
     file = Path(engine.url.database).with_suffix(".secret")
     if not file.exists():

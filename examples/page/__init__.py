@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 
 _FILES = Path(__file__).parent
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-cache",
     "X-Content-Type-Options": "nosniff",

@@ -33,9 +33,7 @@ def create_app(db_url: str | None = None) -> FastAPI:
     settings = JwtSettings(
         issuer=ISSUER, audience=AUDIENCE, algorithms=["HS256"], secret=_secret(), tenant_claims=["sub"]
     )
-    lifespan = checkpoint_lifespan(
-        url, graphs=agents(), serve=True, migrate=migrates, gate=Jwt(settings)
-    )
+    lifespan = checkpoint_lifespan(url, graphs=agents(), serve=True, migrate=migrates, gate=Jwt(settings))
     app = FastAPI(title="Platform", lifespan=lifespan, docs_url=None, openapi_url=None)
     serve_page(app, own_page(__file__))
     if "PLATFORM_SECRET" not in os.environ:

@@ -30,8 +30,8 @@ class ChatMessage(BaseModel):
 
 
 def create_app(db_url: str | None = None, helper: Agent | None = None) -> FastAPI:
-    """Return the application over a database, by default that of ``PERDURE_DB`` or ``supervisor.db``. Telegram
-    and WhatsApp are doubles on this machine."""
+    """Return the application over a database, by default that of ``PERDURE_DB`` or ``supervisor.db``.
+    Telegram and WhatsApp are doubles on this machine."""
     url, migrates = database_of("supervisor", db_url)
     usage = Usage()
     doubles = Doubles(DEBOUNCE_S)

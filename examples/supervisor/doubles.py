@@ -50,8 +50,8 @@ class Written(BaseModel):
 
 
 class Doubles:
-    """Doubles of both providers, open within a block, with the channels that talk to them. ``debounce`` is the
-    seconds for which a channel waits for more messages."""
+    """Doubles of both providers, open within a block, with the channels that talk to them. ``debounce`` is
+    the seconds for which a channel waits for more messages."""
 
     def __init__(self, debounce: float) -> None:
         self._options = ChatOptions(debounce=debounce)

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible endpoint that answers the demo's prompts by a rule, so that a test knows each step's text.
+"""An OpenAI-compatible endpoint that answers the demo's prompts by a rule: a test knows each step's text.
 
-A message names its topic, such as *topic-7*. The outline has three parts, and a paragraph a fixed number of words
-that name its topic, its step and which call for the step it is.
+A message names its topic, such as *topic-7*. The outline has three parts, and a paragraph a fixed number of
+words that name its topic, its step and which call for the step it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS = ("outline", "paragraph 1", "paragraph 2", "paragraph 3")
 WORDS = 12
 
 Hold = Callable[[str, str, int, int], None]
-"""Called before each word with its topic, its step, the number of the call for that step, and the word's place."""
+"""Called before each word with its topic, its step, the number of the call for it, and the word's place."""
 
 
 class Endpoint:

@@ -76,7 +76,7 @@ def test_only_what_asks_for_much_is_answered_in_paragraphs(text: str, is_much: b
     ("written", "titles"),
     [
         ("1. The keeper\n2. The storm", ["The keeper", "The storm"]),
-        ("Sure:\n1) **The keeper** - a tale\n 2) \"The storm\": it is loud\n", ["The keeper", "The storm"]),
+        ('Sure:\n1) **The keeper** - a tale\n 2) "The storm": it is loud\n', ["The keeper", "The storm"]),
         ("- How does it move? It moves.\n* The moon (above)", ["How does it move?", "The moon"]),
         ("1. Same\n2. Same\n3. Other", ["Same", "Other"]),
         ("\n".join(f"{n}. Part {n}" for n in range(9)), [f"Part {n}" for n in range(PARTS_MAX)]),

@@ -81,7 +81,9 @@ def test_the_page_kills_the_process_and_another_one_goes_on(page: Page, tmp_path
         written(page, 20)
         kept = bodies(page)[1:3]
         kill.click()
-        notice = page.locator("#notice", has_text="is done again. Stored before, and kept: “outline”, “paragraph 1”")
+        notice = page.locator(
+            "#notice", has_text="is done again. Stored before, and kept: “outline”, “paragraph 1”"
+        )
         notice.wait_for()
         answered(page, 3)
         page.locator("#notice", has_text="was done again.").wait_for()
@@ -119,11 +121,15 @@ def test_the_page_says_which_step_is_done_again_and_which_stay(
         page.get_by_role("button", name="Kill the server process").click()
         ended = STEPS[: STEPS.index(step)]
         kept = f"Stored before, and kept: {', '.join(f'“{name}”' for name in ended)}."
-        page.locator("#notice", has_text=f"The server process was interrupted during “{step}”, which is").wait_for()
+        page.locator(
+            "#notice", has_text=f"The server process was interrupted during “{step}”, which is"
+        ).wait_for()
         released.set()
         answered(page, len(STEPS))
         sentence = f"The server process was interrupted during “{step}”, which was done again. "
-        page.locator("#notice", has_text=sentence + (kept if ended else "No step had ended before it.")).wait_for()
+        page.locator(
+            "#notice", has_text=sentence + (kept if ended else "No step had ended before it.")
+        ).wait_for()
         (thread,) = demo.threads()
         assert words(*[text for _, text in demo.said(thread)]) == words(*bodies(page))
         assert page.get_by_text(cut).count() == 0, "it is not told twice"

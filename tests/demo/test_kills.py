@@ -1,6 +1,6 @@
 """The demo's promise, over HTTP: what was written before kill -9 stays, and the answer goes on after it.
 
-The process is the genuine one; its model is an endpoint whose answers are known, so that each word has one place.
+The process is the genuine one; its model is an endpoint whose answers are known: each word has one place.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def check(demo: Demo, model: Endpoint, reader: Reader) -> str:
     final = demo.ask("GET", f"/threads/{reader.topic}/state")["values"]["messages"]
     calls = model.calls[reader.topic]
     repeated = [step for step in STEPS if calls[step] > 1]
-    assert sum(calls.values()) - len(STEPS) == len(repeated) <= 1, "no step is done again but the one under way"
+    assert sum(calls.values()) - len(STEPS) == len(repeated) <= 1, (
+        "no step is done again but the one under way"
+    )
     assert reader.ids == sorted(set(reader.ids)), "no event is told twice"
     # The whole answer is there, each paragraph once, by the last call for it.
     assert [message["type"] for message in final] == ["human", *["ai"] * len(STEPS)]
@@ -127,10 +129,11 @@ def check(demo: Demo, model: Endpoint, reader: Reader) -> str:
         assert before == final[: len(before)]
     # What was shown and is not stored was written by the step that was hit.
     ids = {message["id"] for message in final}
-    lost = [text for id, text in reader.written.items() if id not in ids]
+    lost = [text for message_id, text in reader.written.items() if message_id not in ids]
     assert len(lost) <= 1
     if len(reader.attempts) == 1:
-        assert not repeated and not lost
+        assert not repeated
+        assert not lost
         return ""
     again, kept = hit_and_kept(demo, reader)
     if "checkpoint_id" not in reader.attempts[-1] or again == []:

@@ -1,4 +1,4 @@
-"""The supervisor's example over HTTP and by its messengers: its replies, its fragments, and what it spends."""
+"""The supervisor's example over HTTP and by messengers: its replies, its fragments, and what it spends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_a_chat_over_http(tmp_path: Path) -> None:
             assert (hello["route"]["kind"], hello["reply"]) == ("chitchat", "Hello! Ask me about your order.")
             first, second = await asyncio.gather(say("where is", "1"), say("my order?", "2"))
             assert first == second, "fragments have one reply"
-            assert first["reply"] == "This is what I found: order 4711 left on Monday, and arrives on Wednesday"
+            assert (
+                first["reply"] == "This is what I found: order 4711 left on Monday, and arrives on Wednesday"
+            )
             assert await say("my order?", "2") == second, "sent again it is answered with the same run"
             third = await say("hello", "3")
             assert third["reply"] != second["reply"]
@@ -61,7 +63,9 @@ def test_the_messengers_answer_without_accounts_also_after_a_restart(tmp_path: P
             app = create_app(url)
             async with listening(app) as base, httpx.AsyncClient(trust_env=False, timeout=60) as client:
 
-                async def say(provider: str, chat: str, text: str, to: tuple[str, Any] = (base, client)) -> Any:
+                async def say(
+                    provider: str, chat: str, text: str, to: tuple[str, Any] = (base, client)
+                ) -> Any:
                     given = {"chat": chat, "text": text}
                     return await to[1].post(f"{to[0]}/doubles/{provider}", json=given)
 

@@ -78,8 +78,9 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
         return {"messages": [await model.ainvoke(prompt(state["messages"], context_tokens))]}
 
     async def outline(state: DemoState) -> dict[str, Any]:
+        question = _question(state["messages"])
         asked = HumanMessage(
-            f"Make a list of {PARTS_MAX} things that belong into the answer to “{_question(state['messages'])}”. "
+            f"Make a list of {PARTS_MAX} things that belong into the answer to “{question}”. "
             f"One short line each, numbered 1 to {PARTS_MAX}."
         )
         planned = await planner.ainvoke(prompt([asked], context_tokens))
@@ -120,8 +121,8 @@ def asks_for_much(text: str) -> bool:
 
 
 def parse_titles(text: str) -> list[str]:
-    """Return the titles of a list as a model writes it, without what explains them; :data:`UNPLANNED` if there
-    are fewer than two."""
+    """Return the titles of a list as a model writes it, without what explains them; :data:`UNPLANNED` if
+    there are fewer than two."""
     titles: list[str] = []
     for line in _LISTED.findall(text):
         title = _EXPLAINED.split(line.strip(" *"))[0].strip(" *\"'“”.,-")[:TITLE_CHARACTERS].rstrip()

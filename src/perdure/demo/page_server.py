@@ -99,6 +99,6 @@ def _banner(console: Console, address: str, database: str, model: str, *, moved_
     console.print(f"  [dim]inspector[/]     {address}inspect/", soft_wrap=True)
     console.print(f"  [dim]database[/]      {escape(database)}", soft_wrap=True)
     console.print(f"  [dim]model[/]         {escape(model)}", soft_wrap=True)
-    console.print("  [dim]try[/]           ask for a long story, and press “Kill the server process”", soft_wrap=True)
-    console.print("  [dim]stop[/]          Ctrl-C: the conversations stay, and an open answer goes on at the next start")
+    console.print("  [dim]try[/]           ask for a long story, and press “Kill the server process”")
+    console.print("  [dim]stop[/]          Ctrl-C; an open answer goes on at the next start")
     console.print()

@@ -229,7 +229,8 @@ async def _end(
 def _publisher(
     graph: Pregel[Any, Any, Any, Any], held: HeldRun, buffer: EventBuffer | None, begun_at: str | None
 ) -> StreamPublisher | None:
-    """Return the publisher of a run whose events somebody wants; the start of the attempt is its first one."""
+    """Return the publisher of a run whose events somebody wants; its first event is that the attempt
+    began."""
     if buffer is None or buffer.stream is None:
         return None
     publisher = StreamPublisher(buffer, buffer.stream, graph)
@@ -237,9 +238,7 @@ def _publisher(
     return publisher
 
 
-async def _begun_at(
-    graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun
-) -> str | None:
+async def _begun_at(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> str | None:
     """Return the id of the checkpoint from which the run goes on if an earlier attempt stored one, by
     LangGraph's own rule: the head is the run's."""
     if held.run.is_fresh or not isinstance(graph.checkpointer, BaseCheckpointSaver):

@@ -21,7 +21,7 @@ PRICES = {"small": Price(input=0.1, output=0.4), "large": Price(input=3.0, outpu
 async def look_up(question: str) -> str:
     """Return what the shop's system knows, in place of a search for ``question``; recorded, so that no
     attempt at a run asks it twice."""
-    return "order 4711 left on Monday, and arrives on Wednesday"
+    return "Order 4711 left on Monday, and arrives on Wednesday."
 
 
 async def orders(state: MessagesState) -> dict[str, Any]:

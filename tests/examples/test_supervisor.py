@@ -37,7 +37,7 @@ def test_a_chat_over_http(tmp_path: Path) -> None:
             first, second = await asyncio.gather(say("where is", "1"), say("my order?", "2"))
             assert first == second, "fragments have one reply"
             assert (
-                first["reply"] == "This is what I found: order 4711 left on Monday, and arrives on Wednesday"
+                first["reply"] == "This is what I found: Order 4711 left on Monday, and arrives on Wednesday."
             )
             assert await say("my order?", "2") == second, "sent again it is answered with the same run"
             third = await say("hello", "3")
@@ -74,8 +74,10 @@ def test_the_messengers_answer_without_accounts_also_after_a_restart(tmp_path: P
                     assert hello.json() == {"replies": ["Hello! Ask me about your order."]}, hello.text
                     order = await say(provider, "491700000001", "where is my order?")
                     assert order.json()["replies"] == [
-                        "This is what I found: order 4711 left on Monday, and arrives on Wednesday"
+                        "This is what I found: Order 4711 left on Monday, and arrives on Wednesday."
                     ]
+                used = (await client.get(f"{base}/api/usage")).json()
+                assert set(used["users"]) == {"telegram:491700000001", "whatsapp:491700000001"}
                 # Everybody has a thread of their own, whichever name the messenger has for them.
                 at: Any = {"configurable": {"thread_id": "whatsapp:491700000001::"}}
                 stored = (await app.state.runtime.graph("supervisor").aget_state(at)).values["messages"]

@@ -38,7 +38,7 @@ from perdure.runtime.options import CLOSED, WEBHOOK, Options
 from perdure.runtime.repeatable_task_names import with_places
 from perdure.runtime.run_context import context_of, mirrored
 from perdure.runtime.run_memory import Memories
-from perdure.runtime.run_user import USER, user_of
+from perdure.runtime.run_user import USER, USER_ID, GraphUser, user_of
 from perdure.runtime.steering import STEERING, Steering
 
 TENANT: ContextVar[str] = ContextVar("tenant")
@@ -412,7 +412,9 @@ def config_of(
     }
     rest = {**agent.config, **options.config}
     config = cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
-    calls = ModelCalls(views.called, agent.prices, str(configurable.get("user_id") or ""))
+    verified = configurable.get(USER)
+    user = configurable.get(USER_ID) or (verified.identity if isinstance(verified, GraphUser) else "")
+    calls = ModelCalls(views.called, agent.prices, str(user))
     return with_places({**config, "callbacks": with_handlers(config.get("callbacks"), calls)})
 
 

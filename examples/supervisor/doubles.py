@@ -96,7 +96,9 @@ class Doubles:
             double.webhook = f"http://{f'[{host}]' if ':' in host else host}:{port}/channels/{provider}"
             before = len(double.texts(written.chat))
             if isinstance(double, TelegramDouble):
-                await double.say(int(written.chat), written.text)
+                # A private chat has the id of the person.
+                person = {"id": int(written.chat), "is_bot": False, "first_name": "Ada"}
+                await double.say(int(written.chat), written.text, **{"from": person})
             else:
                 await double.say(written.chat, written.text)
             try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 import uuid
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -39,9 +42,25 @@ async def answer_once(text: str, url: str, model: str | None, thread: str | None
         if problem is not None:
             console.print(f"[bold red]perdure demo:[/] {escape(problem)}")
             return 1
-        again = f"--db {escape(url)} --thread {thread_id} --once …"
-        console.print(f"[dim]Go on with:[/] perdure demo {again}", soft_wrap=True)
+        again = escape(command_to_go_on(url, model, thread_id))
+        console.print(f"[dim]Go on with:[/] {again}", soft_wrap=True)
     return 0
+
+
+def command_to_go_on(url: str, model: str | None, thread_id: str) -> str:
+    """Return the command that continues a thread, as it can be typed in the current folder: with the path of
+    the program, which need not be among those of the shell."""
+    program = Path(sys.argv[0]).absolute()
+    if program.name == "__main__.py":
+        words = [sys.executable, "-m", "perdure.demo"]
+    else:
+        here = Path.cwd()
+        words = [str(program.relative_to(here) if program.is_relative_to(here) else program), "demo"]
+    if url != os.environ.get("PERDURE_DB"):
+        words += ["--db", url]
+    if model is not None:
+        words += ["--model", model]
+    return shlex.join([*words, "--thread", thread_id, "--once", "And then?"])
 
 
 async def _answer(demo: Demo, thread_id: str, text: str) -> str | None:

@@ -13,6 +13,7 @@ from perdure.cli.demo import demo
 from perdure.cli.export import export
 from perdure.cli.fsck import fsck
 from perdure.cli.import_data import import_
+from perdure.cli.init import init
 from perdure.cli.inspect import inspect
 from perdure.cli.memory import memory
 from perdure.cli.migrate import migrate
@@ -25,6 +26,7 @@ from perdure.cli.threads import threads
 from perdure.cli.worker import worker
 from perdure.errors import PerdureError
 
+app.command()(init)
 app.command()(migrate)
 app.command()(fsck)
 app.command()(copy)

@@ -10,6 +10,7 @@ from perdure.cli.audit import audit
 from perdure.cli.care import care
 from perdure.cli.copy import copy
 from perdure.cli.demo import demo
+from perdure.cli.dev import dev
 from perdure.cli.export import export
 from perdure.cli.fsck import fsck
 from perdure.cli.import_data import import_
@@ -27,6 +28,7 @@ from perdure.cli.worker import worker
 from perdure.errors import PerdureError
 
 app.command()(init)
+app.command()(dev)
 app.command()(migrate)
 app.command()(fsck)
 app.command()(copy)

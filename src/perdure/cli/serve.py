@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -13,6 +13,9 @@ from perdure.cli.app import KeyFile, err, key_of
 from perdure.cli.logs import LogLevel, write_log
 from perdure.errors import BadSetting, MissingExtra
 from perdure.storage.url import redacted
+
+if TYPE_CHECKING:
+    from perdure.server.config import Config
 
 
 def serve(
@@ -99,18 +102,9 @@ def serve(
             "--workers needs a database that processes can share; memory:// is one process's own"
         )
     listener = listening(asked.http.host, asked.http.port)
-    port = listener.getsockname()[1]
-    address = f"http://{_show_host(asked.http.host)}:{port}{asked.http.mount_prefix or ''}"
 
     def ready() -> None:
-        err.print(f"[bold]Perdure[/] serves {', '.join(asked.graphs)} at {address}", soft_wrap=True)
-        if asked.http.page:
-            err.print(f"[dim]chat page[/] {address}/chat/", soft_wrap=True)
-        err.print(f"[dim]database[/] {escape(redacted(asked.database_url))}", soft_wrap=True)
-        if asked.sources:
-            err.print(f"[dim]configured by[/] {escape(', '.join(asked.sources))}", soft_wrap=True)
-        if asked.ignored:
-            err.print(f"[yellow]Ignored:[/] {escape(', '.join(asked.ignored))}", soft_wrap=True)
+        announce_address(asked, listener.getsockname()[1])
         if asked.development:
             err.print(
                 "[yellow bold]DEVELOPMENT[/]: for this machine alone; serve other people without --dev."
@@ -126,6 +120,25 @@ def serve(
         else:
             run(serve(asked, listener, works=works, encryption_key=key, ready=ready))
     err.print("Stopped. Every accepted run is stored.")
+
+
+def announce_address(asked: Config, port: int) -> None:
+    """Print what a server serves and where, its database, and where its configuration is from."""
+    address = f"http://{_show_host(asked.http.host)}:{port}{asked.http.mount_prefix or ''}"
+    err.print(f"[bold]Perdure[/] serves {escape(', '.join(asked.graphs))} at {address}", soft_wrap=True)
+    pages = [
+        ("chat page", "/chat/", asked.http.page),
+        ("inspector", "/inspect/", asked.http.inspector),
+        ("API", "/docs", not asked.http.disable_meta),
+    ]
+    lines = [(name, f"{address}{path}") for name, path, is_served in pages if is_served]
+    lines.append(("database", escape(redacted(asked.database_url))))
+    if asked.sources:
+        lines.append(("configured by", escape(", ".join(asked.sources))))
+    for name, text in lines:
+        err.print(f"[dim]{name}[/] {text}", soft_wrap=True)
+    if asked.ignored:
+        err.print(f"[yellow]Ignored:[/] {escape(', '.join(asked.ignored))}", soft_wrap=True)
 
 
 def _show_host(host: str) -> str:

@@ -46,7 +46,8 @@ class ResolvedConfig:
     ``entries`` are the given settings by key. ``root`` is the folder of the configuration file, the
     project's. ``env`` are variables to set before a graph is imported; none of them is set yet. ``sources``
     are the files and the names of the variables that were used, ``ignored`` the entries without effect: both
-    may be logged. ``empty_tables`` are the tables of files without any entry.
+    may be logged. ``files`` are the files, with that of variables, which need not exist. ``empty_tables`` are
+    the tables of files without any entry.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class ResolvedConfig:
         files: Sequence[Path],
         ignored: Sequence[str],
         empty_tables: Sequence[str] = (),
+        env_file: Path | None = None,
     ) -> None:
         self.entries = entries
         self.root = root
         self.env = env
+        self.files = (*files, *([] if env_file is None else [env_file]))
         self.ignored = tuple(ignored)
         self.empty_tables = frozenset(empty_tables)
         variables = dict.fromkeys(each.source for each in entries.values() if each.is_text)
@@ -292,6 +295,7 @@ def settle(
         files=paths[::-1],
         ignored=ignored,
         empty_tables=[name for layer in files for name in layer.empty_tables],
+        env_file=sources.env_file_of(entries["env"]) if "env" in entries else None,
     )
     if not has_key:
         _refuse_unsealed(ignored)

@@ -81,12 +81,18 @@ def of_file(path: Path) -> Layer:
     return Layer(entries, tuple(ignored), tuple(empty))
 
 
+def env_file_of(entry: GivenValue) -> Path | None:
+    """Return the file that an ``env`` setting names, which need not exist; ``None`` for a table."""
+    named = value_of(SETTINGS["env"], entry)
+    return None if isinstance(named, dict) else entry.base / named
+
+
 def of_env_file(entry: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
     """Return the variables of an ``env`` setting that are not set yet, and its entries without effect."""
-    named = value_of(SETTINGS["env"], entry)
-    if isinstance(named, dict):
+    path = env_file_of(entry)
+    if path is None:
+        named = value_of(SETTINGS["env"], entry)
         return {name: value for name, value in named.items() if name not in environ}, Layer({})
-    path = entry.base / named
     if not path.exists():
         # Images are built without the file; their variables come from outside.
         return {}, Layer({}, (f"{entry.name}: there is no file {path}",))

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from perdure.model.messages import TIMEOUT
+from perdure.runtime.own_code import traceback_text
 
 _LIBRARIES = {"perdure", "langgraph", "langchain_core", "asyncio", "concurrent", "threading", "contextvars"}
 _log = logging.getLogger("perdure.failures")
@@ -38,8 +39,17 @@ def text_for_clients(kind: str, text: str) -> str:
 
 
 def show_failures() -> None:
-    """Log the messages and tracebacks of failing graphs in this process, for development."""
+    """Log the messages and tracebacks of failing graphs in this process, for development. The frames of the
+    user's own code come first."""
     _log.setLevel(logging.DEBUG)
+    _log.addFilter(_show_own_frames_first)
+
+
+def _show_own_frames_first(record: logging.LogRecord) -> bool:
+    if record.exc_info and record.exc_info[1] is not None:
+        # Formatters use this text where there is one.
+        record.exc_text = traceback_text(record.exc_info[1])
+    return True
 
 
 def place_of(error: BaseException) -> str:

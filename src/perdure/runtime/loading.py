@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -24,10 +23,10 @@ from langgraph.graph.state import StateGraph
 from langgraph.pregel import Pregel
 
 from perdure.errors import GraphLoadError
-from perdure.runtime import module_files
 from perdure.runtime.agent import Agent
 from perdure.runtime.graph_factories import Factory, factory_of
 from perdure.runtime.module_files import Unplaced, importable, module_of, names_file
+from perdure.runtime.own_code import is_own
 from perdure.runtime.worker.delivery import Channel
 
 DEFAULT_NAME = "agent"
@@ -231,12 +230,7 @@ def _broken(place: str, error: BaseException) -> GraphLoadError:
     """Return the error for a failure of the user's code: its message, and the last line of that code that was
     reached."""
     _log.debug("%s cannot be loaded", place, exc_info=error)
-    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    own = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<", __file__, module_files.__file__, *libraries))
-    ]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     where = f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
     message = " ".join(str(error).split())
     return GraphLoadError(

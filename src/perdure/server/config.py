@@ -121,7 +121,8 @@ class Config:
     by provider. ``env`` are variables to set before a
     graph is imported; none of them is set yet. ``import_folders`` are made importable for graphs. ``root``
     is the folder of the configuration file, the project's. ``sources`` are the files and the names of the
-    variables that were used, ``ignored`` the settings without effect: both may be logged.
+    variables that were used, ``ignored`` the settings without effect: both may be logged. ``files`` are the
+    files among them, and that of variables, which need not exist.
     """
 
     database_url: str = field(repr=False)
@@ -144,6 +145,7 @@ class Config:
     root: Path
     sources: tuple[str, ...]
     ignored: tuple[str, ...]
+    files: tuple[Path, ...] = ()
 
 
 def load(
@@ -214,6 +216,7 @@ def load(
         root=settled.root,
         sources=settled.sources,
         ignored=settled.ignored,
+        files=settled.files,
     )
 
 

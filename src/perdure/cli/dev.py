@@ -1,0 +1,127 @@
+"""Command ``perdure dev``: a server that loads the project anew when a file of it changes."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli.app import KeyFile, err, key_of
+from perdure.cli.logs import LogLevel, write_log
+from perdure.cli.serve import announce_address
+from perdure.errors import BadSetting, MissingExtra
+
+if TYPE_CHECKING:
+    from perdure.server.config import Config
+    from perdure.server.hosting.reloading import Announcement
+
+
+def dev(
+    graphs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]MODULE:GRAPH",
+            help="A graph, as for perdure serve; without any, those of perdure.toml or langgraph.json",
+        ),
+    ] = None,
+    *,
+    db: Annotated[
+        str | None,
+        typer.Option(
+            help="The database; else PERDURE_DB or DATABASE_URL", show_default="sqlite:///.perdure/dev.db"
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="The address to listen on", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The port; 0 takes a free one", show_default="2024")
+    ] = None,
+    works: Annotated[
+        bool, typer.Option("--work/--no-work", help="Run the graphs here, or only in perdure worker")
+    ] = True,
+    log_level: Annotated[LogLevel, typer.Option(help="Log from this level on")] = LogLevel.INFO,
+    key_file: KeyFile = None,
+) -> None:
+    """Serve a project for development, and load it anew whenever a file of it changes.
+
+    In the folder of a perdure.toml or langgraph.json, or with a graph:
+
+      perdure dev
+      perdure dev ./agent.py:graph
+
+    It is perdure serve --dev with a reload: of the configuration, and of every module that was imported and
+    is not an installed package. Open runs go on with the new code, and pages reconnect. An error in an edit
+    is printed, and the next save is waited for. Ctrl-C stops the server.
+    """
+    try:
+        from perdure.server.config import load
+        from perdure.server.hosting.reloading import DevelopmentTerms, serve_reloading
+        from perdure.web.listening import listening
+    except ImportError as error:
+        raise MissingExtra(
+            f"perdure dev needs {error.name}, which is not installed; pip install 'perdure[dev]'"
+        ) from error
+
+    write_log(log_level)
+    key = key_of(key_file)
+    flags: dict[str, Any] = {
+        "file": config,
+        "graphs": graphs or (),
+        "db": db,
+        "host": host,
+        "development": True,
+    }
+    asked = load(**flags, port=port, environ=os.environ, has_key=key is not None)
+    if asked.database_url.startswith("memory:"):
+        raise BadSetting(
+            "perdure dev needs a database that outlives a reload, and memory:// does not; leave --db out for "
+            "a file in .perdure"
+        )
+    with listening(asked.http.host, asked.http.port) as listener:
+        # Later processes are announced under the same address, whatever the configuration says then.
+        port = listener.getsockname()[1]
+        terms = DevelopmentTerms(
+            load=partial(_load, {**flags, "host": asked.http.host, "port": port, "has_key": key is not None}),
+            announce=_announce,
+            announce_failure=_announce_failure,
+            works=works,
+            encryption_key=key,
+            log_level=log_level.upper(),
+        )
+        serve_reloading(asked, terms, listener, _announce_end)
+    err.print("Stopped. Every accepted run is stored.")
+
+
+def _load(flags: dict[str, Any]) -> Config:
+    from perdure.server.config import load
+
+    return load(**flags, environ=os.environ)
+
+
+def _announce(made: Announcement) -> None:
+    if not made.changed:
+        announce_address(made.config, made.config.http.port)
+        err.print("[dim]watching[/] the files that it imports; Ctrl-C stops the server")
+        return
+    names = ", ".join(os.path.relpath(path) for path in made.changed[:3])
+    more = f" and {len(made.changed) - 3} more" if len(made.changed) > 3 else ""
+    err.print(
+        f"Reloaded after a change of {names}{more}, in {made.took_s:.1f} s.", soft_wrap=True, markup=False
+    )
+
+
+def _announce_failure(text: str) -> None:
+    err.print(f"\n{text}\n", soft_wrap=True, markup=False)
+    err.print("[yellow bold]Waiting for the next save.[/] Ctrl-C stops the server.")
+
+
+def _announce_end(text: str) -> None:
+    err.print(text, soft_wrap=True, markup=False)

@@ -164,7 +164,7 @@ def test_a_structured_log_has_every_field(lines: list[dict[str, Any]]) -> None:
     assert list(lines) == [
         {
             "level": "DEBUG",
-            "message": "run.done thread=ada run=r1 took=1500",
+            "message": "run.done thread=ada run=r1 took=1.5ms",
             "event": "run.done",
             "perdure_thread": "ada",
             "perdure_tenant": "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,11 @@ def notes(project: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+def answers(project: Path, count: int) -> bool:
+    """Whether the answering node has begun so often."""
+    return notes(project).count("answers") == count
+
+
 def reloaded(server: Development, times: int) -> None:
     server.logs("Reloaded after a change of", times)
 
@@ -90,7 +96,7 @@ def test_an_open_run_goes_on_with_the_new_code(project: Path) -> None:
         for number, word in enumerate(("two", "six", "ten", "tea", "toe", "old", "new"), 1):
             words.write_text(f'WORD = "{word}"\n')
             reloaded(server, number)
-            server.until(lambda n=number: notes(project).count("answers") == 2 + n)
+            server.until(partial(answers, project, 2 + number))
         (project / "go").touch()
         assert server.answer("ada", run_id) == "new "
         # What was done before the first reload stays done.

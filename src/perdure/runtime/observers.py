@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Protocol
@@ -60,6 +60,9 @@ _LEVELS = {
     "worker.unavailable": logging.WARNING,
     "worker.unserved": logging.WARNING,
 }
+_ENDS = ("run.done", "run.waiting", "run.interrupted", "run.rolled_back")
+"""Ends of runs that are no failures."""
+_TIMES = frozenset({"took", "waited"})
 _WIDEST = 120
 _log = logging.getLogger("perdure.runtime")
 
@@ -80,13 +83,16 @@ class Observer(Protocol):
 
 class Logs:
     """Observer that writes events to the logger ``perdure.runtime``: the name and the fields on one line, and
-    the same in ``extra``, as ``event`` and ``perdure_<field>``, for formatters of structured logs."""
+    the same in ``extra``, as ``event`` and ``perdure_<field>``, for formatters of structured logs. Times have
+    their unit in the line, and are in microseconds in ``extra``."""
+
+    _levels: Mapping[str, int] = _LEVELS
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """Log an event at the level of its name."""
-        level = _LEVELS.get(name, logging.DEBUG)
+        level = self._levels.get(name, logging.DEBUG)
         if _log.isEnabledFor(level):
-            line = " ".join(f"{key}={_shown(value)}" for key, value in fields.items() if value != "")
+            line = " ".join(f"{key}={_field(key, value)}" for key, value in fields.items() if value != "")
             extra = {"event": name, **{f"perdure_{key}": value for key, value in fields.items()}}
             _log.log(level, "%s %s", name, line, extra=extra)
 
@@ -94,6 +100,12 @@ class Logs:
     def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
         """Log nothing."""
         yield
+
+
+class RunLogs(Logs):
+    """Observer that logs like ``Logs``, and the end of each run at info level or above."""
+
+    _levels: Mapping[str, int] = {**dict.fromkeys(_ENDS, logging.INFO), **_LEVELS}
 
 
 class Observers:
@@ -147,6 +159,17 @@ def _leaving(observer: Observer, name: str, span: AbstractContextManager[object,
 
 def _complain(observer: Observer, name: str) -> None:
     _log.exception("%s failed at %s; the work continues", type(observer).__name__, name)
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration with its unit, such as ``340ms`` or ``12.5s``."""
+    return f"{seconds * 1000:.3g}ms" if seconds < 0.9995 else f"{seconds:.1f}s"
+
+
+def _field(key: str, value: object) -> str:
+    if key in _TIMES and isinstance(value, int):
+        return duration_text(value / 1_000_000)
+    return _shown(value)
 
 
 def _shown(value: object) -> str:

@@ -23,6 +23,7 @@ from perdure.server.hosting.loopback import reachable
 from perdure.server.hosting.mounting import Prefixed, mounted
 from perdure.server.hosting.startup import opened, own_app
 from perdure.server.origins import allows
+from perdure.server.request_log import RequestLog
 from perdure.server.resources import ServerState
 from perdure.web.connections import LimitedConnection
 from perdure.web.guard import Guard
@@ -156,7 +157,10 @@ async def serve(
         prefix = config.http.mount_prefix
         below = app if prefix is None else Prefixed(app, prefix)
         settings = uvicorn.Config(
-            guarded(below, host.gate, config.http.cors, listener, config.http.hosts),
+            RequestLog(
+                guarded(below, host.gate, config.http.cors, listener, config.http.hosts),
+                config.http.mount_prefix,
+            ),
             http=LimitedConnection,
             log_level="warning",
             lifespan="off",

@@ -27,7 +27,7 @@ from perdure.memory.policy import verified_user
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.failure_location import shows_texts
 from perdure.runtime.loading import LoadedGraph, find, load_agent
-from perdure.runtime.observers import Logs, Observer, Observers
+from perdure.runtime.observers import Observer, Observers, RunLogs
 from perdure.runtime.retention_sweep import RetentionLoop
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
@@ -232,5 +232,5 @@ def _observers() -> tuple[Observer, ...]:
     try:
         from perdure.runtime.metrics import of_process
     except MissingExtra:
-        return (Logs(),)
-    return (Logs(), of_process())
+        return (RunLogs(),)
+    return (RunLogs(), of_process())

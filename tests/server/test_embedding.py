@@ -5,6 +5,10 @@ Covers perdure.server.thread_ids.
 
 from __future__ import annotations
 
+import asyncio
+import re
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -278,3 +282,45 @@ def test_a_request_that_names_no_thread_or_two_is_refused(
     status, detail = _named(naming, path, **sent)
     assert status == 422
     assert told in detail
+
+
+def first_block_of_the_page() -> dict[str, Any]:
+    text = Path(__file__).parents[2].joinpath("docs", "embedding.md").read_text("utf-8")
+    found = re.search(r"^```python \{\.run\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    # FastAPI reads annotations in the namespace of a module.
+    module = ModuleType("first_block")
+    exec(found[1], module.__dict__)  # noqa: S102
+    return module.__dict__
+
+
+def test_two_messages_at_once_to_the_first_application_of_the_page_are_an_answer_and_a_409(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", place.migrated().url)
+    app = first_block_of_the_page()["app"]
+
+    async def race() -> None:
+        async with listening(app) as base, httpx.AsyncClient(base_url=base, timeout=60) as http:
+
+            async def say(number: int) -> httpx.Response:
+                return await http.post("/chat?thread_id=ada", json={"message": f"message {number}"})
+
+            answered = conflicts = 0
+            while not conflicts:
+                assert answered < 200, "two requests never met"
+                texts = set()
+                for response in await asyncio.gather(say(1), say(2)):
+                    assert response.status_code in (200, 409), response.text
+                    if response.status_code == 409:
+                        conflicts += 1
+                        assert "'ada'" in response.json()["detail"]
+                    else:
+                        texts.add(response.json())
+                # Nothing of a refused message is in the thread.
+                assert texts == {f"message {2 * (answered + more) + 1}" for more in range(len(texts))}
+                assert texts
+                answered += len(texts)
+            assert (await say(3)).json() == f"message {2 * answered + 1}"
+
+    run(race())

@@ -54,8 +54,8 @@ def test_the_wrong_block_names_the_right_one() -> None:
         with pytest.raises(TypeError, match=r"write `async with perdure\.connect\(url\) as db:`"):
             async with sync:
                 pass
-        with pytest.raises(TypeError, match="as db:`, without await"):
-            await opening
+        with pytest.raises(AttributeError, match=r"not open.* or `db = await perdure\.connect\(url\)`"):
+            opening.checkpointer()
 
     asyncio.run(main())
 

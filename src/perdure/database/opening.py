@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractContextManager
 from functools import partial
 
 from perdure.care.expiring_driver import ExpiringDriver
@@ -121,8 +121,8 @@ def connect(
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
     retention: Retention | RetentionRules | None = None,
-) -> AbstractAsyncContextManager[Database, None]:
-    """Open a database for the length of an ``async with`` block.
+) -> Unopened:
+    """Open a database for the length of an ``async with`` block, or from an ``await`` until its ``close()``.
 
     Args:
         url: ``sqlite:///relative/path.db``, ``sqlite:////absolute/path.db``, ``memory://`` or a server's URL.

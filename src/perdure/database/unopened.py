@@ -1,16 +1,17 @@
-"""Context managers that ``connect`` and ``connect_sync`` return: databases that are open within their block.
+"""What ``connect`` and ``connect_sync`` return: databases that are open within a block, and that of
+``connect`` also from an ``await`` on.
 
 They are classes, as the end of a generator would close a database whose block has not ended: when the
 context manager is collected, or when the event loop that entered it is closed.
 
-A database that is used without the block, or with the wrong kind of block, raises an error with the line to
-write. Type checkers see the protocol of a context manager alone, and report the same mistakes.
+A database that is used before it is open, or with the wrong kind of block, raises an error with the line to
+write. Type checkers see the ways to open it alone, and report the same mistakes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
 
 _ASYNC = "perdure.connect opens a database with `async with perdure.connect(url) as db:`"
+_AWAITED = f"{_ASYNC}, or `db = await perdure.connect(url)`"
 _SYNC = "perdure.connect_sync opens a database with `with perdure.connect_sync(url) as db:`"
 
 
-class Unopened(AbstractAsyncContextManager["Database", None]):
-    """Database of an ``async with`` block.
+class Unopened(AbstractAsyncContextManager["Database", None], Awaitable["Database"]):
+    """Database of an ``async with`` block, or of ``db = await perdure.connect(url)``, whose caller closes it
+    by ``await db.close()``: a notebook has no block that lasts for several cells.
 
     Args:
         opened: Opens the database.
@@ -38,15 +41,11 @@ class Unopened(AbstractAsyncContextManager["Database", None]):
         self._closed = closed
         self._databases: list[Database] = []
 
+    def __await__(self) -> Generator[Any, None, Database]:
+        return self._open().__await__()
+
     async def __aenter__(self) -> Database:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            raise RuntimeError(
-                "perdure.connect needs asyncio, as LangGraph does; under another library such as trio, use "
-                "perdure.connect_sync and LangGraph's blocking calls in a thread"
-            ) from None
-        self._databases.append(await self._opened())
+        self._databases.append(await self._open())
         return self._databases[-1]
 
     async def __aexit__(
@@ -56,6 +55,16 @@ class Unopened(AbstractAsyncContextManager["Database", None]):
         traceback: TracebackType | None,
     ) -> None:
         await self._closed(self._databases.pop())
+
+    async def _open(self) -> Database:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "perdure.connect needs asyncio, as LangGraph does; under another library such as trio, use "
+                "perdure.connect_sync and LangGraph's blocking calls in a thread"
+            ) from None
+        return await self._opened()
 
     if not TYPE_CHECKING:
 
@@ -67,11 +76,8 @@ class Unopened(AbstractAsyncContextManager["Database", None]):
         def __exit__(self, *error: object) -> None:
             """Do nothing: the block is never entered."""
 
-        def __await__(self) -> NoReturn:
-            raise TypeError(f"{_ASYNC}, without await")
-
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"the database is not open, so it has no {name!r}: {_ASYNC}")
+            raise AttributeError(f"the database is not open, so it has no {name!r}: {_AWAITED}")
 
 
 class UnopenedSync(AbstractContextManager["SyncDatabase", None]):

@@ -62,7 +62,9 @@ class Line:
 
     @property
     def webhook(self) -> str:
-        return f"{self.url}/channels/{self.bot.name}"
+        """The address of the webhook, or "" if the bot polls."""
+        paths = [route.path for route in self.bot.routes(self.runtime)]
+        return f"{self.url}{paths[0]}" if paths else ""
 
 
 @asynccontextmanager
@@ -75,12 +77,18 @@ async def at_work(
         await stack.enter_async_context(bot)
         runtime = await stack.enter_async_context(Runtime(database, graph, channels=bot.channels, **given))
         url = await stack.enter_async_context(on_port(Starlette(routes=bot.routes(runtime))))
+        await stack.enter_async_context(bot.poll(runtime))
         yield Line(runtime, bot, url)
 
 
 def telegram(double: TelegramDouble, options: ChatOptions = QUICK, **more: Any) -> channels.TelegramBot:
     """A bot at the double."""
     return channels.TelegramBot(TOKEN, secret=SECRET, options=options, api_url=double.url, **more)
+
+
+def polled_telegram(double: TelegramDouble, options: ChatOptions = QUICK) -> channels.TelegramBot:
+    """A bot at the double that has no webhook."""
+    return channels.TelegramBot(TOKEN, polling=True, options=options, api_url=double.url)
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ from perdure.testing.channels.slack import SIGNING_SECRET, SlackDouble
 from perdure.testing.channels.slack import TOKEN as BOT_TOKEN
 from perdure.testing.channels.whatsapp import APP_SECRET, PHONE_ID, WhatsAppDouble
 from perdure.testing.channels.whatsapp import TOKEN as ACCESS
-from tests.channels.serving import QUICK, at_work, echo, telegram
+from tests.channels.serving import QUICK, at_work, echo, polled_telegram, telegram
 from tests.runtime.graphs import HOUR_US, WITHIN_S, Storage, eventually_stored, go, settings, stored, vanish
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
@@ -59,6 +59,7 @@ class Kind:
 
 KINDS = (
     Kind("telegram", TelegramDouble, telegram, int, lambda chat: _thread(chat)),
+    Kind("telegram-polling", TelegramDouble, polled_telegram, int, lambda chat: _thread(chat)),
     Kind(
         "whatsapp",
         WhatsAppDouble,
@@ -119,10 +120,10 @@ def timed(double: ProviderDouble) -> list[float]:
     return took
 
 
-async def _commits(storage: Storage) -> int:
+async def _commits(storage: Storage, bot: Callable[[Any], ChatChannel] = telegram) -> int:
     """The number of commits from a message to its reply."""
     database, line = storage.open()
-    async with TelegramDouble() as double, at_work(database, echo(), telegram(double)) as work:
+    async with TelegramDouble() as double, at_work(database, echo(), bot(double)) as work:
         double.webhook = work.webhook
         before = line.commits
         await double.say(1, "one")
@@ -131,10 +132,12 @@ async def _commits(storage: Storage) -> int:
         return line.commits - before
 
 
-async def _killed_at(storage: Storage, chat: int, number: int, when: str) -> None:
+async def _killed_at(
+    storage: Storage, chat: int, number: int, when: str, bot: Callable[[Any], ChatChannel] = telegram
+) -> None:
     async with TelegramDouble() as double:
         database, line = storage.open()
-        async with at_work(database, echo(), telegram(double)) as first:
+        async with at_work(database, echo(), bot(double)) as first:
             double.webhook = first.webhook
             line.die_at(number, when)
             saying = asyncio.create_task(double.say(chat, "one"))
@@ -144,7 +147,7 @@ async def _killed_at(storage: Storage, chat: int, number: int, when: str) -> Non
             vanish(first.runtime, line)
         database, line = storage.open()
         line.ahead_us = HOUR_US
-        async with at_work(database, echo(), telegram(double)) as second:
+        async with at_work(database, echo(), bot(double)) as second:
             double.webhook = second.webhook
             await saying
             await double.say(chat, "two")
@@ -164,6 +167,19 @@ def test_killed_at_any_step_from_a_message_to_its_reply_nothing_is_lost_or_run_t
         steps = [(number, when) for number in range(1, total + 1) for when in ("before", "after")]
         for chat, (number, when) in enumerate(steps if FULL else steps[1::4], 100):
             await _killed_at(sqlite, chat, number, when)
+
+    go(main())
+
+
+def test_killed_at_any_step_of_a_message_that_was_polled_nothing_is_lost_or_run_twice(
+    sqlite: Storage,
+) -> None:
+    async def main() -> None:
+        total = await _commits(sqlite, polled_telegram)
+        assert total >= 5
+        steps = [(number, when) for number in range(1, total + 1) for when in ("before", "after")]
+        for chat, (number, when) in enumerate(steps if FULL else steps[1::3], 100):
+            await _killed_at(sqlite, chat, number, when, polled_telegram)
 
     go(main())
 

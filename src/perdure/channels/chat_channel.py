@@ -6,6 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
@@ -109,6 +110,14 @@ class ChatChannel(ABC):
 
         at = path or f"/channels/{self.name}"
         return [Route(at, endpoint(self.name, handle), methods=self.methods, name=f"channel {self.name}")]
+
+    def poll(self, runtime: Runtime) -> AbstractAsyncContextManager[object]:
+        """Return a block in which the provider is asked for messages, if the channel has no webhook.
+
+        Args:
+            runtime: The runtime that accepts the messages.
+        """
+        return nullcontext()
 
     methods: Sequence[str] = ("POST",)
     """HTTP methods of the provider's requests."""

@@ -1,12 +1,13 @@
-"""Telegram: webhook updates and the Bot API, through aiogram."""
+"""Telegram: updates by webhook or by polling, and the Bot API, through aiogram."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import re
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import aiohttp
 from aiogram import Bot
@@ -16,6 +17,7 @@ from aiogram.exceptions import (
     AiogramError,
     RestartingTelegram,
     TelegramBadRequest,
+    TelegramConflictError,
     TelegramEntityTooLarge,
     TelegramForbiddenError,
     TelegramMigrateToChat,
@@ -24,22 +26,26 @@ from aiogram.exceptions import (
     TelegramRetryAfter,
     TelegramUnauthorizedError,
 )
+from aiogram.methods import TelegramMethod
 from aiogram.types import BotCommand, CallbackQuery, InlineKeyboardButton, InlineKeyboardMarkup, Update
 from aiogram.types import Message as TelegramMessage
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from perdure.channels import questions
 from perdure.channels.addresses import ChatAddress
 from perdure.channels.chat_channel import ChatChannel, SendUncertain
 from perdure.channels.incoming import ButtonPress
 from perdure.channels.options import ChatOptions
+from perdure.channels.polling import PolledUpdate, Polling, PollingRefused
+from perdure.channels.polling_lease import PollingLease
 from perdure.channels.receiving import Received, Receiver
 from perdure.channels.splitting import utf16_length
 from perdure.channels.telegram_updates import is_addressed, message_of
 from perdure.channels.webhook import RejectedRequest, body_of, json_of
 from perdure.model.messages import Message, Reply
-from perdure.runtime import NotSent, Undeliverable
+from perdure.runtime import NotSent, Runtime, Undeliverable
 from perdure.runtime.worker.delivery import InDoubt
 
 _HEADER = "x-telegram-bot-api-secret-token"
@@ -56,6 +62,39 @@ _REFUSALS = (TelegramBadRequest, TelegramForbiddenError, TelegramNotFound, Teleg
 
 R = TypeVar("R")
 
+_POLL_S = 10
+"""Seconds for which Telegram waits for an update before it answers that there is none."""
+_NOT_ACCEPTED = "Your message could not be accepted. Please send it again later."
+_HAS_WEBHOOK = (
+    "Telegram calls a webhook for this bot, so it cannot be polled: use another bot here, or remove the "
+    "webhook with https://api.telegram.org/bot<token>/deleteWebhook"
+)
+_OTHER_PROGRAM = (
+    "another program polls for the updates of this bot: stop that one, or use another bot here; processes of "
+    "one database take turns"
+)
+
+
+class _GetUpdates(TelegramMethod[list[dict[str, Any]]]):
+    """Request for updates as plain data: one that cannot be read leaves the others readable."""
+
+    __returning__ = list[dict[str, Any]]
+    __api_method__ = "getUpdates"
+
+    offset: int | None = None
+    timeout: int
+    allowed_updates: list[str]
+
+
+def _chat_of(update: Mapping[str, Any]) -> str:
+    """Return the id of the chat of an update, or "" if there is none to be found."""
+    found: Any = update.get("callback_query", update)
+    for name in ("message", "edited_message"):
+        if isinstance(found, Mapping) and isinstance(message := found.get(name), Mapping):
+            chat = message.get("chat")
+            return str(chat.get("id", "")) if isinstance(chat, Mapping) else ""
+    return ""
+
 
 class TelegramBot(ChatChannel):
     """Bot at Telegram.
@@ -66,6 +105,8 @@ class TelegramBot(ChatChannel):
     Args:
         token: The bot's token.
         secret: The secret token of its webhook: 16 to 256 letters, digits, ``_`` and ``-``.
+        polling: Ask Telegram for updates, within the block of ``poll``, in place of a webhook. There is no
+            secret and no route then.
         name: The name of the channel.
         options: The options that all channels share.
         in_doubt: The policy for replies that Telegram may or may not have.
@@ -79,7 +120,8 @@ class TelegramBot(ChatChannel):
         self,
         token: str,
         *,
-        secret: str,
+        secret: str = "",
+        polling: bool = False,
         name: str = "telegram",
         options: ChatOptions | None = None,
         in_doubt: InDoubt = "resend",
@@ -87,7 +129,7 @@ class TelegramBot(ChatChannel):
     ) -> None:
         if in_doubt not in ("resend", "hold"):
             raise ValueError(f"in_doubt is 'resend' or 'hold' for Telegram, not {in_doubt!r}")
-        if not _SECRET.fullmatch(secret):
+        if not polling and not _SECRET.fullmatch(secret):
             raise ValueError(
                 "the secret of a Telegram webhook has 16 to 256 letters, digits, '_' and '-'; make one with "
                 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
@@ -95,7 +137,7 @@ class TelegramBot(ChatChannel):
         super().__init__(name, options, in_doubt)
         server = PRODUCTION if api_url is None else TelegramAPIServer.from_base(api_url)
         try:
-            self.bot = Bot(token, AiohttpSession(api=server, timeout=_TIMEOUT_S))
+            self.bot = Bot(token, AiohttpSession(api=server, timeout=_TIMEOUT_S, json_loads=json_of))
         except AiogramError:
             raise ValueError("the token of a Telegram bot has the form 123456:ABC…; copy it again") from None
         except Exception as error:
@@ -104,6 +146,7 @@ class TelegramBot(ChatChannel):
                 f"the token of a Telegram bot cannot be used ({type(error).__name__}); copy it again"
             ) from None
         self._secret = secret.encode()
+        self._polls = polling
 
     async def close(self) -> None:
         await self.bot.session.close()
@@ -131,16 +174,76 @@ class TelegramBot(ChatChannel):
             raise RejectedRequest(401, "the secret token is missing or wrong")
         body = await body_of(request, self.options.body_bytes)
         try:
-            update = Update.model_validate(json_of(body), context={"bot": self.bot})
+            content = json_of(body)
         except ValueError:
-            raise RejectedRequest(400, "the body is no update of Telegram") from None
+            raise RejectedRequest(400, "the body is no JSON") from None
+        await self._take(content, receiver)
+        return Response()
+
+    def routes(self, runtime: Runtime | Callable[[], Runtime], path: str | None = None) -> list[Route]:
+        return [] if self._polls else super().routes(runtime, path)
+
+    @asynccontextmanager
+    async def poll(self, runtime: Runtime) -> AsyncIterator[None]:
+        if not self._polls:
+            yield
+            return
+        receiver = self._receiver(runtime)
+        tenant = runtime.tenant if self.options.tenant is None else self.options.tenant
+
+        async def take(update: PolledUpdate) -> None:
+            await self._take(update.content, receiver)
+
+        async def refuse(update: PolledUpdate) -> None:
+            if update.chat:
+                await self.notify(ChatAddress(self.name, update.chat, ""), _NOT_ACCEPTED)
+
+        lease = PollingLease(runtime, tenant, f"{self.name}:{self.bot.id}")
+        loop = Polling(self.name, lease, ask=self._polled, take=take, refuse=refuse)
+        running = asyncio.create_task(loop.run(), name=f"polling of {self.name}")
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _polled(self, first: int | None) -> Sequence[PolledUpdate]:
+        """Return Telegram's updates from a number on; those before it are confirmed.
+
+        Raises:
+            PollingRefused: A webhook is set, or another program polls.
+            NotSent: There is no connection, or the token is refused.
+        """
+
+        async def asked() -> list[dict[str, Any]] | PollingRefused:
+            method = _GetUpdates(offset=first, timeout=_POLL_S, allowed_updates=_UPDATES)
+            try:
+                return await self.bot(method, request_timeout=_POLL_S + _TIMEOUT_S)
+            except TelegramConflictError as error:
+                reason = _HAS_WEBHOOK if "webhook" in str(error).lower() else _OTHER_PROGRAM
+                return PollingRefused(reason, _PATIENCE_S)
+
+        found = await self._called("", asked())
+        if isinstance(found, PollingRefused):
+            raise found
+        return [PolledUpdate(each["update_id"], _chat_of(each), each) for each in found]
+
+    async def _take(self, content: Any, receiver: Receiver) -> None:
+        """Store what an update says.
+
+        Raises:
+            RejectedRequest: It is no update, or Telegram does not answer who the bot is.
+        """
+        try:
+            update = Update.model_validate(content, context={"bot": self.bot})
+        except ValueError:
+            raise RejectedRequest(400, "it is no update of Telegram") from None
         if (press := update.callback_query) is not None:
             await self._pressed(press, receiver)
         elif update.edited_message is not None:
             await self._received(update.edited_message, str(update.update_id), receiver)
         elif update.message is not None:
             await self._received(update.message, "", receiver)
-        return Response()
 
     async def _received(self, message: TelegramMessage, edit: str, receiver: Receiver) -> None:
         if message.from_user is not None and message.from_user.is_bot:

@@ -15,6 +15,9 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 }
 """Settings without which a provider's table is incomplete."""
 
+_OF_WEBHOOK = "secret"
+"""Setting that a channel needs unless it polls."""
+
 
 def chat_channels(settled: ResolvedConfig) -> dict[str, dict[str, Any]]:
     """Return the given settings of chat channels by provider; providers without any are left out.
@@ -28,10 +31,13 @@ def chat_channels(settled: ResolvedConfig) -> dict[str, dict[str, Any]]:
             raise BadSetting(
                 f"{settled.name(f'channels.{name}.allowed')} names no chat; leave it out to serve everybody"
             )
-        missing = [each for each in REQUIRED[name] if each not in table]
+        is_polled = table.get("polling", False)
+        required = [each for each in REQUIRED[name] if not (is_polled and each == _OF_WEBHOOK)]
+        missing = [each for each in required if each not in table]
         if missing and (table or f"channels.{name}" in settled.empty_tables):
+            instead = ", or polling = true without a public address" if missing == [_OF_WEBHOOK] else ""
             raise BadSetting(
                 f"channels.{name} needs {missing[0]}: write it under [channels.{name}], or set "
-                f"PERDURE_CHANNELS_{name.upper()}_{missing[0].upper()}"
+                f"PERDURE_CHANNELS_{name.upper()}_{missing[0].upper()}{instead}"
             )
     return {name: table for name, table in tables.items() if table}

@@ -131,12 +131,15 @@ def _kind_of(hint: Any) -> ValueKind:
 _DISABLED = ("assistants", "threads", "runs", "store", "meta", "webhooks", "a2a", "mcp")
 
 
-def _chat(provider: str, in_doubt: tuple[str, ...], *own: tuple[str, bool]) -> list[Setting]:
-    """Return the settings of a chat channel: its own, each with whether it is secret, then those that all
-    channels share."""
+def _chat(
+    provider: str, in_doubt: tuple[str, ...], *own: tuple[str, bool], flags: tuple[str, ...] = ()
+) -> list[Setting]:
+    """Return the settings of a chat channel: its own, each with whether it is secret, its own flags, then
+    those that all channels share."""
     key = f"channels.{provider}"
     return [
         *(_setting(f"{key}.{name}", TEXT, secret=secret) for name, secret in own),
+        *(_setting(f"{key}.{name}", FLAG, False) for name in flags),
         _setting(f"{key}.graph", TEXT, derived="the only graph"),
         _setting(f"{key}.tenant", TEXT),
         _setting(f"{key}.debounce", AMOUNT, 2.0),
@@ -284,7 +287,14 @@ _LISTED = [
     _setting("retention.every", DURATION, "1h"),
     _setting("retention.share", SHARE, 0.05),
     *_runtime(),
-    *_chat("telegram", ("resend", "hold"), ("token", True), ("secret", True), ("api_url", False)),
+    *_chat(
+        "telegram",
+        ("resend", "hold"),
+        ("token", True),
+        ("secret", True),
+        ("api_url", False),
+        flags=("polling",),
+    ),
     *_chat(
         "slack",
         ("reconcile", "resend", "hold"),

@@ -87,6 +87,8 @@ async def opened(
             await made[0].end_leases_of(ended)
         host = await _running(stack, config, made, gate=gate, store=store)
         host.chats = chats
+        for chat in chats:
+            await stack.enter_async_context(chat.poll(host.runtime))
         yield host
 
 

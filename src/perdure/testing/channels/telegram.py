@@ -1,7 +1,8 @@
-"""Double of Telegram: updates to a webhook, and the methods of the Bot API that a bot uses."""
+"""Double of Telegram: updates to a webhook or for ``getUpdates``, and the methods of the Bot API."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -26,7 +27,12 @@ _USER = 7
 class TelegramDouble(ProviderDouble):
     """Double of Telegram. Pass ``TelegramBot(TOKEN, secret=SECRET, api_url=double.url)``.
 
-    Chats with a negative id are groups. Arguments are those of ``ProviderDouble``.
+    Without a webhook updates wait for a bot with ``polling=True``, which acknowledges those below the
+    ``offset`` that it passes. Chats with a negative id are groups. Arguments are those of ``ProviderDouble``.
+
+    Attributes:
+        polls: The number of requests for updates.
+        conflicts: The number of those that Telegram refuses or ends with 409.
     """
 
     def __init__(
@@ -34,6 +40,9 @@ class TelegramDouble(ProviderDouble):
     ) -> None:
         super().__init__(webhook, deliveries=deliveries, patience=patience)
         self.secret = SECRET
+        self.polls = self.conflicts = 0
+        self._pending: dict[int, dict[str, Any]] = {}
+        self._numbers: dict[int, int] = {}
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_route("*", "/bot{token}/{method}", self._call)
@@ -99,6 +108,38 @@ class TelegramDouble(ProviderDouble):
         }
         await self.deliver(self.update(callback_query=query))
 
+    async def post(self, delivery: WebhookCall) -> int:
+        """Send an update to the webhook or, without one, return 200 if it was acknowledged, otherwise 0."""
+        if self.webhook:
+            return await super().post(delivery)
+        update = json.loads(delivery.body)
+        original = update["update_id"]
+        if original in self._numbers:
+            return 0 if self._numbers[original] in self._pending else 200
+        # Telegram numbers updates as they arrive, which a fault of deliveries may have delayed.
+        number = self._numbers[original] = self.next_id()
+        self._pending[number] = {**update, "update_id": number}
+        return 0
+
+    async def _updates(self, given: Mapping[str, str]) -> web.Response:
+        if self.webhook:
+            self.conflicts += 1
+            return _error(409, "Conflict: can't use getUpdates method while webhook is active")
+        self.polls += 1
+        number = self.polls
+        offset = int(given.get("offset", 0))
+        for confirmed in [each for each in self._pending if each < offset]:
+            del self._pending[confirmed]
+        end = time.monotonic() + int(given.get("timeout", 0))
+        while True:
+            if number != self.polls:
+                self.conflicts += 1
+                return _error(409, "Conflict: terminated by other getUpdates request")
+            waiting = [self._pending[each] for each in sorted(self._pending)][:100]
+            if waiting or time.monotonic() >= end:
+                return web.json_response({"ok": True, "result": waiting})
+            await asyncio.sleep(0.01)
+
     async def _call(self, request: web.Request) -> web.StreamResponse:
         if request.match_info["token"] != TOKEN:
             return _error(401, "Unauthorized")
@@ -107,6 +148,8 @@ class TelegramDouble(ProviderDouble):
         self.calls.append((method, given))
         if method == "getMe":
             return web.json_response({"ok": True, "result": BOT})
+        if method == "getUpdates":
+            return await self._updates(given)
         if method != "sendMessage":
             return web.json_response({"ok": True, "result": True})
         chat = given["chat_id"]

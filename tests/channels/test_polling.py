@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -344,15 +345,16 @@ graph = echo()
 """
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_servers_that_are_killed_lose_no_message_and_accept_none_twice(tmp_path: Path) -> None:
     (tmp_path / "polled_agent.py").write_text(AGENT)
     said = [f"message {number}" for number in range(24)]
 
     async def main() -> None:
-        async with TelegramDouble(patience=WITHIN_S * 3) as double:
+        async with TelegramDouble(patience=WITHIN_S * 5) as double:
             (tmp_path / "perdure.toml").write_text(
-                'development = true\n[graphs]\nagent = "./polled_agent.py:graph"\n[runtime]\nlease = 2\n'
+                'development = true\n[graphs]\nagent = "./polled_agent.py:graph"\n[runtime]\nlease = 21\n'
                 f'[channels.telegram]\npolling = true\napi_url = "{double.url}"\ndebounce = 0\n'
             )
 
@@ -364,17 +366,23 @@ def test_servers_that_are_killed_lose_no_message_and_accept_none_twice(tmp_path:
             people = [asyncio.create_task(person(chat)) for chat in (1, 2, 3)]
             try:
                 for kill in (1, 2):
-                    await until(lambda n=kill: len(double.shown) >= 6 * n)
+                    await until(server, partial(has_shown, double, 6 * kill))
                     server.send_signal(signal.SIGKILL)
                     server.wait()
                     server = started(tmp_path)
                 await asyncio.gather(*people)
-                await until(lambda: all(heard(double, chat) == said[chat - 1 :: 3] for chat in (1, 2, 3)))
+                await until(
+                    server, lambda: all(heard(double, chat) == said[chat - 1 :: 3] for chat in (1, 2, 3))
+                )
             finally:
                 server.terminate()
                 assert server.wait(WITHIN_S) == 0
 
     asyncio.run(main())
+
+
+def has_shown(double: TelegramDouble, count: int) -> bool:
+    return len(double.shown) >= count
 
 
 def heard(double: TelegramDouble, chat: int) -> list[str]:
@@ -385,9 +393,10 @@ def heard(double: TelegramDouble, chat: int) -> list[str]:
     return [text for reply in once for text in reply.split(" + ")]
 
 
-async def until(holds: Any) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not holds():  # noqa: ASYNC110
+async def until(server: subprocess.Popen[bytes], holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(2 * WITHIN_S):
+        while not holds():
+            assert server.poll() is None, "the server ended; its log is in its folder"
             await asyncio.sleep(0.02)
 
 

@@ -105,10 +105,6 @@ def serve(
 
     def ready() -> None:
         announce_address(asked, listener.getsockname()[1])
-        if asked.development:
-            err.print(
-                "[yellow bold]DEVELOPMENT[/]: for this machine alone; serve other people without --dev."
-            )
 
     with listener:
         if workers > 1:
@@ -139,6 +135,9 @@ def announce_address(asked: Config, port: int) -> None:
         err.print(f"[dim]{name}[/] {text}", soft_wrap=True)
     if asked.ignored:
         err.print(f"[yellow]Ignored:[/] {escape(', '.join(asked.ignored))}", soft_wrap=True)
+    if asked.development:
+        others = "perdure serve without --dev"
+        err.print(f"[yellow bold]DEVELOPMENT[/]: for this machine alone; serve other people by {others}.")
 
 
 def _show_host(host: str) -> str:

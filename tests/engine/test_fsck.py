@@ -309,7 +309,7 @@ def test_a_hole_under_replayed_values_is_left_for_a_person(store: tuple[SyncData
 
     database, driver = store
     ids = talk(database)
-    record = CheckpointRecord.read(one(driver, CHECKPOINT, ("", ids[5]))).moved(deltas=("said",))
+    record = CheckpointRecord.read(one(driver, CHECKPOINT, ("", ids[5])))._replace(deltas=("said",))
     commit(driver, record.put(), Delete(CHECKPOINT, ("", ids[4])))
     hole = only(database.fsck())
     assert (hole.kind, hole.repairable) == (Damage.HOLE, False)

@@ -103,7 +103,7 @@ def test_a_stored_row_that_names_code_is_refused_and_nothing_runs(
                 "metadata": {"metadata": b"\x81\xa4evil" + body},
                 "extra": {"extra": b"\x81\xa4evil" + body},
             }
-            driver.perform(Commit(thread, (record.moved(**changes[place]).put(),)))
+            driver.perform(Commit(thread, (record._replace(**changes[place]).put(),)))
         saver = db.checkpointer(allow=allow)
         for read in (lambda: saver.get_tuple(config()), lambda: list(saver.list(config()))):
             with pytest.raises(Unreadable) as caught:

@@ -121,7 +121,7 @@ def references_of_the_parent(patch: pytest.MonkeyPatch) -> None:
         parent = made.get((record.namespace, record.parent_id or ""))
         if parent is not None:
             taken = {c: r for c, r in parent.refs.items() if c in record.refs and c not in new_versions}
-            record = record.moved(refs={**record.refs, **taken})
+            record = record._replace(refs={**record.refs, **taken})
         made[record.namespace, record.id] = record
         return record
 

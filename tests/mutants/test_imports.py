@@ -118,7 +118,7 @@ def no_prior(patch: pytest.MonkeyPatch) -> None:
 
     def checkpoint(self: ThreadEncoder, found: Any, stored: Any) -> Any:
         record, chunks = real(self, found, stored)
-        return record.moved(prior=None), chunks
+        return record._replace(prior=None), chunks
 
     patch.setattr(ThreadEncoder, "checkpoint", checkpoint)
 

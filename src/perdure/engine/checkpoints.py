@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from perdure.engine import arrival_leftovers, transfer_claim
-from perdure.engine.drafts import CheckpointDrafts, Draft, WriteDrafts
+from perdure.engine.drafts import CheckpointDraft, CheckpointDrafts, WriteDrafts
 from perdure.engine.steering import Taking
 from perdure.engine.thread_state import (
     HeadView,
@@ -33,51 +33,110 @@ from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, R
 from perdure.model.retention import ORIGIN
 from perdure.model.write_records import added_puts, held_by_record, new_puts, put_over, read_writes
 
+R = TypeVar("R")
 
-@dataclass(slots=True, eq=False)
-class CheckpointPut:
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StepPut(ABC, Generic[R]):
+    """Put of a super-step: one attempt on the thread as its caller remembers it, then on what is read.
+
+    Attributes:
+        first_version: start of the versions and generations of a new thread, so that a thread that was
+            deleted and made again has neither the versions nor the chunks of its past.
+        on_older: called if records that were known to be stored are missing: the database came back older.
+        taking: messages that the run takes with what it stores.
+        known: the thread as the caller remembers it.
+    """
+
+    partition: Partition
+    namespace: str = ROOT
+    claim: HeadClaim | None
+    epoch: int | None
+    first_version: int
+    budget: Budget
+    on_older: Callable[[Partition], None]
+    taking: Taking | None = None
+    known: View | None = field(default=None, init=False)
+
+    def store(self, view: View | None) -> Program[R]:
+        """Store what is put and return it as stored; ``view`` is the thread as the caller remembers it.
+
+        Raises:
+            HeadConflict: another run moved the head or filled a slot.
+        """
+        self.known = view
+        stored = None if view is None else (yield from self._attempt(view))
+        if stored is None:
+            stored = yield from retrying(self.partition, None, self._load, self._attempt)
+        if self.taking is not None:
+            self.taking.stored()
+        return stored
+
+    @abstractmethod
+    def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
+        """Return the guards of the put, and the generation to plan it under.
+
+        Raises:
+            Conflict: it may not happen on the thread as it was seen.
+        """
+
+    @abstractmethod
+    def _attempt(self, view: View) -> Program[R | None]: ...
+
+    def _load(self) -> Program[View]:
+        view = yield from load_view(self.partition, self.namespace)
+        if self.known is not None and is_older(self.known, view):
+            self.on_older(self.partition)
+        return view
+
+    def _decided(self, view: View) -> tuple[tuple[Op, ...], int] | None:
+        """Decide. ``None`` if a remembered view shows a conflict: it may be out of date, so only a view that
+        is read now may refuse a write."""
+        try:
+            return self.decide(view)
+        except Conflict:
+            if view is self.known:
+                return None
+            raise
+
+    def _guarded(self, view: View) -> tuple[tuple[Op, ...], int]:
+        """Return the guards of a write, and the generation to plan it under.
+
+        A thread without a generation is given one: chunks known to be stored in a thread must not be taken
+        for stored in a later thread of the same name.
+        """
+        fence, unchanged = guards(self.partition, view, self.epoch)
+        if view.generation:
+            return (fence, unchanged), view.generation
+        born = Put(GC, (), expect=Expect.ABSENT, version=self.first_version)
+        return (fence, born, transfer_claim.UNCLAIMED), self.first_version
+
+    def _commit(self, view: View, ops: Sequence[Op], chunks: Sequence[Put]) -> Program[Committed | Refused]:
+        """Commit; if a thread's first write is refused, remove what an arrival left at its name."""
+        outcome = yield from commit_with_chunks(self.partition, ops, chunks, self.budget)
+        if not view.generation and not isinstance(outcome, Committed):
+            yield from arrival_leftovers.clear(self.partition, self.first_version, self.budget)
+        return outcome
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
     """Put of a checkpoint that also moves the head of its namespace to it.
 
     Attributes:
         before: the checkpoint that the loop stored last.
-        first_version: start of the versions and generations of a new thread, so that a thread that was
-            deleted and made again has neither the versions nor the chunks of its past.
         met_in: the generation in which the loop loaded or stored what it builds on.
-        taking: messages that the run takes with what it stores.
-        on_older: called if records that were known to be stored are missing: the database came back older.
+        planned: state after the commit in progress, if it is accepted.
     """
 
-    partition: Partition
-    namespace: str
     plan: CheckpointDrafts
     parent: str | None
     source: str | None
     loaded: LoadedHead | None
     before: str | None
-    claim: HeadClaim | None
-    epoch: int | None
     fork_on_conflict: bool
-    first_version: int
-    budget: Budget
     met_in: int
-    on_older: Callable[[Partition], None]
-    taking: Taking | None = None
     planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
-    """State after the commit in progress, if it is accepted."""
-    known: View | None = field(default=None, init=False)
-    """The thread as the caller remembers it."""
-
-    def store(self, view: View | None) -> Program[tuple[View, CheckpointRecord]]:
-        """Store the checkpoint and return the thread and the checkpoint as stored.
-
-        ``view`` is the thread as the caller remembers it.
-
-        Raises:
-            HeadConflict: another run moved the head.
-        """
-        self.known = view
-        stored = None if view is None else (yield from self._attempt(view))
-        return stored or (yield from retrying(self.partition, None, self._load, self._attempt))
 
     def is_committed_by(self, effect: Effect[Any]) -> TypeGuard[Commit]:
         """Return True if this commit stores the checkpoint, and nothing was staged for it."""
@@ -88,10 +147,10 @@ class CheckpointPut:
 
     def _load(self) -> Program[View]:
         self.plan.freeze()
-        return _loaded(self, self.namespace)
+        return StepPut._load(self)
 
     def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
-        checks, generation = _guarded(self.partition, view, self.epoch, self.first_version)
+        checks, generation = self._guarded(view)
         head, parent = view.head, self.parent
         verdict = judge(
             namespace=self.namespace,
@@ -112,18 +171,18 @@ class CheckpointPut:
 
     def _attempt(self, view: View) -> Program[tuple[View, CheckpointRecord] | None]:
         partition, namespace, parent, loaded = self.partition, self.namespace, self.parent, self.loaded
-        decided = _decided(self, view)
+        decided = self._decided(view)
         if decided is None:
             return None
         checks, generation = decided
         head = view.head
-        drafted = yield from self._draft(view, generation)
-        if drafted is None:
+        draft = yield from self._draft(view, generation)
+        if draft is None:
             return None
-        draft, record = drafted
+        record = draft.checkpoint
         replaced = head.checkpoint_id if head else None
         if replaced != parent:
-            record = record.moved(prior=replaced or ORIGIN)
+            record = record._replace(prior=replaced or ORIGIN)
         # A parent that is not the head may be gone meanwhile, by a prune or because the database came back
         # older than it was. Where this run has loaded or stored it, it must still be there.
         is_head = head is not None and parent == head.checkpoint_id
@@ -154,9 +213,7 @@ class CheckpointPut:
             proof += yield from self.taking.ops()
         ops: list[Op] = [*checks, *parent_check, *proof, moved]
         new = record.put(Expect.ABSENT)
-        outcome = yield from commit_with_chunks(partition, [*ops, new], chunks, self.budget)
-        if not view.generation and not isinstance(outcome, Committed):
-            yield from arrival_leftovers.clear(partition, self.first_version, self.budget)
+        outcome = yield from self._commit(view, [*ops, new], chunks)
         if outcome == Refused(CHECKPOINT, new.key):
             stored = yield from self._stored(record)
             if stored is None:
@@ -182,21 +239,16 @@ class CheckpointPut:
             if _misses(outcome, draft.checks):
                 self.on_older(partition)
             return None
-        if self.taking is not None:
-            self.taking.stored()
         return after, record
 
-    def _draft(self, view: View, generation: int) -> Program[tuple[Draft, CheckpointRecord] | None]:
+    def _draft(self, view: View, generation: int) -> Program[CheckpointDraft | None]:
         """Return what is to be stored, ``None`` if something that it needs was removed since the view."""
         try:
-            draft = yield from self.plan.draft(view, generation, view.head.seq + 1 if view.head else 1)
+            return (yield from self.plan.draft(view, generation, view.head.seq + 1 if view.head else 1))
         except Corrupt:
             if not (yield from is_disturbed(self.partition, view.generation)):
                 raise
             return None
-        if draft.checkpoint is None:
-            raise ValueError("the plan of a put has a checkpoint")
-        return draft, draft.checkpoint
 
     def _stored(self, record: CheckpointRecord) -> Program[CheckpointRecord | None]:
         """Return the checkpoint stored under this id, ``None`` if it has gone since.
@@ -237,8 +289,8 @@ class CheckpointPut:
         return moved._replace(fields=fields), seen
 
 
-@dataclass(slots=True, eq=False)
-class WritesPut:
+@dataclass(slots=True, eq=False, kw_only=True)
+class WritesPut(StepPut[bool]):
     """Put of a task's writes; the checkpoint that they belong to need not be stored yet.
 
     A slot is written once; the reserved negative slots are overwritten.
@@ -248,52 +300,26 @@ class WritesPut:
             neither its own nor among them belongs to a rival run and raises ``HeadConflict``. With ``None``
             (a bare call without a load, or forks allowed) filled slots are kept, negative ones overwritten.
         claim: demands that the head is as it was loaded or claimed, or has moved to the loop's own next one.
-        first_version, on_older: as for ``CheckpointPut``.
-        taking: messages that the run takes with these writes.
         consumed: answers without an interrupt's id that the task has taken with these writes, by their keys:
-        they
-            are removed, as the next interrupt would take them again.
+            they are removed, as the next interrupt would take them again.
     """
 
-    partition: Partition
     plan: WriteDrafts
     seen: Mapping[tuple[str, int], int] | None
-    claim: HeadClaim | None
-    epoch: int | None
-    first_version: int
-    budget: Budget
-    on_older: Callable[[Partition], None]
-    taking: Taking | None = None
     consumed: Sequence[Key] = ()
-
-    known: View | None = field(default=None, init=False)
-
-    def store(self, view: View | None) -> Program[bool]:
-        """Store the writes; ``view`` is the thread's root as the caller remembers it.
-
-        Raises:
-            HeadConflict: another run moved the head or filled a slot.
-        """
-        self.known = view
-        stored = None if view is None else (yield from self._attempt(view))
-        if stored is None:
-            stored = yield from retrying(self.partition, None, partial(_loaded, self, ROOT), self._attempt)
-        if self.taking is not None:
-            self.taking.stored()
-        return stored
 
     def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
         claim = self.claim
         if claim is not None and self.plan.child() is None and not _holds(claim, view.head):
             raise outrun(self.partition, claim.checkpoint_id)
-        checks, generation = _guarded(self.partition, view, self.epoch, self.first_version)
+        checks, generation = self._guarded(view)
         if claim is not None and view.head is not None and _holds(claim, view.head):
             checks = (*checks, _claiming(claim, view.head))
         return checks, generation
 
     def _attempt(self, view: View) -> Program[bool | None]:
         partition, claim = self.partition, self.claim
-        decided = _decided(self, view)
+        decided = self._decided(view)
         if decided is None:
             return None
         checks, generation = decided
@@ -312,11 +338,9 @@ class WritesPut:
         checks = (*checks, *(Delete(WRITE, key) for key in self.consumed))
         ops: list[Op] = [*checks, *new_puts(draft.writes, Expect.ABSENT)]
         chunks = chunk_puts(draft.chunks, generation)
-        outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
+        outcome = yield from self._commit(view, ops, chunks)
         if isinstance(outcome, Committed):
             return True
-        if not view.generation:
-            yield from arrival_leftovers.clear(partition, self.first_version, self.budget)
         if before is not None and outcome == Refused(CHECKPOINT, before) and self.plan.before() == before:
             raise removed(partition, before[1])
         if outcome.kind is not WRITE:
@@ -367,7 +391,7 @@ class WritesPut:
 def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
     """Return a checkpoint that is stored again: with its new contents, at its old place."""
     nonces = (*record.seen, stored.nonce, *stored.seen)
-    return record.moved(
+    return record._replace(
         seq=stored.seq,
         parent_id=stored.parent_id,
         cut=stored.cut,
@@ -375,39 +399,6 @@ def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecor
         carried=stored.carried,
         seen=tuple(dict.fromkeys(n for n in nonces if n and n != record.nonce)),
     )
-
-
-def _loaded(put: CheckpointPut | WritesPut, namespace: str) -> Program[View]:
-    view = yield from load_view(put.partition, namespace)
-    if put.known is not None and is_older(put.known, view):
-        put.on_older(put.partition)
-    return view
-
-
-def _decided(put: CheckpointPut | WritesPut, view: View) -> tuple[tuple[Op, ...], int] | None:
-    """Return the guards of a write and the generation to plan it under. ``None`` if a remembered view shows a
-    conflict: it may be out of date, so only a view that is read now may refuse a write."""
-    try:
-        return put.decide(view)
-    except Conflict:
-        if view is put.known:
-            return None
-        raise
-
-
-def _guarded(
-    partition: Partition, view: View, epoch: int | None, first_version: int
-) -> tuple[tuple[Op, ...], int]:
-    """Return the guards of a write and the generation to plan it under.
-
-    A thread without a generation is given one: chunks known to be stored in a thread must not be taken for
-    stored in a later thread of the same name.
-    """
-    fence, unchanged = guards(partition, view, epoch)
-    if view.generation:
-        return (fence, unchanged), view.generation
-    born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
-    return (fence, born, transfer_claim.UNCLAIMED), first_version
 
 
 def _misses(outcome: Refused, checks: Sequence[Check]) -> bool:

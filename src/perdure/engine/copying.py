@@ -72,7 +72,7 @@ def _write_copy(
         )
         for namespace, head in contents.heads.items()
     ]
-    rows: list[Op] = [c.moved(blocks=()).put() for c in contents.checkpoints]
+    rows: list[Op] = [c._replace(blocks=()).put() for c in contents.checkpoints]
     rows.extend(new_puts(contents.writes))
     rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
     # An occupied target keeps the claim of the writer that is bringing it; another may have begun between

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from perdure.engine.thread_state import View
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -12,24 +11,30 @@ from perdure.model.ops import Check
 from perdure.model.program import Program
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A write encoded under a collection generation: its references, and the chunks it adds.
+class CheckpointDraft(NamedTuple):
+    """A checkpoint encoded under a collection generation, and the chunks that it adds.
 
     ``checks`` prove that chunks it refers to and does not add are stored; ``folded`` that the writes on its
     parent exist from which it is replayed."""
 
     chunks: Mapping[bytes, bytes]
-    checkpoint: CheckpointRecord | None = None
-    writes: tuple[PendingWrite, ...] = ()
-    checks: tuple[Check, ...] = ()
-    folded: tuple[Check, ...] = ()
+    checkpoint: CheckpointRecord
+    checks: tuple[Check, ...]
+    folded: tuple[Check, ...]
+
+
+class WritesDraft(NamedTuple):
+    """A task's writes encoded under a collection generation, with chunks and checks as a checkpoint's."""
+
+    chunks: Mapping[bytes, bytes]
+    writes: tuple[PendingWrite, ...]
+    checks: tuple[Check, ...]
 
 
 class CheckpointDrafts(Protocol):
     """The drafts of a checkpoint."""
 
-    def draft(self, view: View, generation: int, seq: int) -> Program[Draft]:
+    def draft(self, view: View, generation: int, seq: int) -> Program[CheckpointDraft]:
         """Return the checkpoint, encoded for a thread as it was seen, under a collection generation and a
         sequence number. It may look up what the checkpoint is built on, and is called again if another write
         or a collection came between."""
@@ -43,7 +48,7 @@ class CheckpointDrafts(Protocol):
 class WriteDrafts(Protocol):
     """The drafts of a task's writes. ``child`` and ``before`` are called at the last moment."""
 
-    def draft(self, view: View, generation: int) -> Draft:
+    def draft(self, view: View, generation: int) -> WritesDraft:
         """Return the writes, encoded for a thread as it was seen, under a collection generation."""
         ...
 

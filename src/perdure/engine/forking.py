@@ -147,7 +147,7 @@ def _newest_before(partition: Partition, namespace: str, ancestors: frozenset[st
 
 def _copy(record: CheckpointRecord, new_id: str, now: str, head: HeadView) -> CheckpointRecord:
     # The loops stay, too: the writes on the parent that are part of the original are part of the copy.
-    return record.moved(
+    return record._replace(
         id=new_id,
         seq=head.seq + 1,
         ts=now,

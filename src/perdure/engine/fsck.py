@@ -333,7 +333,7 @@ def _fixed_links(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
     for record in contents.checkpoints:
         if (record.namespace, record.id) in holes:
             ancestor = _proven_ancestor(record, contents.checkpoints)
-            yield record.moved(parent_id=ancestor, cut=True).put()
+            yield record._replace(parent_id=ancestor, cut=True).put()
 
 
 def _proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointRecord]) -> str | None:

@@ -14,7 +14,7 @@ from perdure.engine import outside_records, transfer_claim
 from perdure.engine.chunk_collection import collect
 from perdure.engine.chunk_reads import MissingChunk
 from perdure.engine.history import delta_history
-from perdure.engine.removal_of_writes import Held, unneeded_writes
+from perdure.engine.removal_of_writes import unneeded_writes
 from perdure.engine.removal_parts import parts, too_large
 from perdure.engine.thread_records import Contents, read
 from perdure.engine.thread_state import guards
@@ -311,11 +311,7 @@ def _remove(
         contents = yield from read(partition)
         plan = planner(contents)
         moved = _moved_heads(partition, contents, set(plan.removed), runs, within)
-        doomed = unneeded_writes(
-            Held(contents.checkpoints, contents.writes, contents.latest, contents.view.open_run),
-            set(plan.removed),
-            runs,
-        )
+        doomed = unneeded_writes(contents, set(plan.removed), runs)
         if within is not None:
             doomed = {name: ops for name, ops in doomed.items() if name[0] in within}
         if not plan.removed and not moved and not doomed:
@@ -335,8 +331,7 @@ def _remove(
             # Accepted messages of the thread, and its document, stay although no checkpoint is left.
         first = _trimming(contents, moved, doomed, budget)
         if first is not None:
-            held = Held(contents.checkpoints, contents.writes, contents.latest, contents.view.open_run)
-            their = unneeded_writes(held, set(first.removed), frozenset())
+            their = unneeded_writes(contents, set(first.removed), frozenset())
             yield from _take_away(partition, contents, first, (), their, budget)
             continue
         generation = yield from _take_away(partition, contents, plan, moved, doomed, budget)
@@ -407,7 +402,7 @@ def relink(partition: Partition, contents: Contents, plan: Plan) -> Program[list
         after = record
         if record.parent_id != originals[name].parent_id and record.deltas:
             carried = yield from delta_history(partition, originals[name], record.deltas)
-            after = record.moved(carried=carried)
+            after = record._replace(carried=carried)
         out.append(after)
     return out
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 
-from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.engine.thread_records import Contents
+from perdure.model.checkpoint import PendingWrite
 from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Delete, Op
 from perdure.model.records import WRITE, Key
@@ -13,38 +13,25 @@ from perdure.model.retention import Name
 from perdure.model.write_records import by_record, kept_put, put_over, record_key
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Records of a thread that decide about its writes.
-
-    Attributes:
-        latest: head checkpoint id of each namespace.
-        open_run: the run that is open on the thread, if there is one.
-    """
-
-    checkpoints: Sequence[CheckpointRecord]
-    writes: Sequence[PendingWrite]
-    latest: Mapping[str, str]
-    open_run: str | None
-
-
-def unneeded_writes(held: Held, removed: Collection[Name], runs: frozenset[str]) -> dict[Name, list[Op]]:
+def unneeded_writes(
+    contents: Contents, removed: Collection[Name], runs: frozenset[str]
+) -> dict[Name, list[Op]]:
     """Return the removals of writes: those on removed checkpoints, and those of ``runs`` on survivors, where
     an overwritten write is restored. Without ``runs`` writes go, too, whose checkpoint is gone already.
 
     They are grouped by the checkpoint with which they are removed: the one that they belong to, or whose loop
     left them; failing both, by the checkpoint that they are on.
     """
-    aside = {w.key: w for w in held.writes if w.is_aside}
+    aside = {w.key: w for w in contents.writes if w.is_aside}
     out: dict[Key, Op] = {}
     place: dict[Key, Name] = {}
-    gone = [w for w in held.writes if (w.namespace, w.checkpoint_id) in removed]
+    gone = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
     left_by = {
         (c.namespace, c.parent_id, c.nonce): (c.namespace, c.id)
-        for c in held.checkpoints
+        for c in contents.checkpoints
         if (c.namespace, c.id) in removed
     }
-    for write in _left_by_the_removed(held, removed, runs):
+    for write in _left_by_the_removed(contents, removed, runs):
         key = record_key(write)
         before = aside.get(write.aside.key) if write.idx < 0 else None
         if before is None:
@@ -60,8 +47,8 @@ def unneeded_writes(held: Held, removed: Collection[Name], runs: frozenset[str])
             if before is not None:
                 place[before.key] = child
     if not runs:
-        gone += _without_checkpoint(held, removed)
-    records = by_record(held.writes)
+        gone += _without_checkpoint(contents, removed)
+    records = by_record(contents.writes)
     for key, some in by_record(gone).items():
         out[key] = kept_put(records[key], some) or Delete(WRITE, key)
     groups: dict[Name, list[Op]] = {}
@@ -70,31 +57,33 @@ def unneeded_writes(held: Held, removed: Collection[Name], runs: frozenset[str])
     return groups
 
 
-def _without_checkpoint(held: Held, removed: Collection[Name]) -> list[PendingWrite]:
+def _without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[PendingWrite]:
     """Return the writes whose checkpoint was removed before.
 
     A write may be stored before its checkpoint, whose id is then above that of the head that the run builds
     on. So only writes below the head are taken, and none of an open run, unless the whole thread goes.
     """
-    stored = {(c.namespace, c.id) for c in held.checkpoints}
-    alone = [w for w in held.writes if (w.namespace, w.checkpoint_id) not in stored]
+    stored = {(c.namespace, c.id) for c in contents.checkpoints}
+    alone = [w for w in contents.writes if (w.namespace, w.checkpoint_id) not in stored]
     if stored and stored <= set(removed):
         return alone
-    open_runs = () if held.open_run is None else (held.open_run,)
+    open_runs = () if contents.view.open_run is None else (contents.view.open_run,)
     return [
         w
         for w in alone
-        if w.checkpoint_id < held.latest.get(w.namespace, held.latest.get(ROOT, ""))
+        if w.checkpoint_id < contents.latest.get(w.namespace, contents.latest.get(ROOT, ""))
         and not belongs(w.nonce, open_runs)
     ]
 
 
-def _left_by_the_removed(held: Held, removed: Collection[Name], runs: frozenset[str]) -> list[PendingWrite]:
+def _left_by_the_removed(
+    contents: Contents, removed: Collection[Name], runs: frozenset[str]
+) -> list[PendingWrite]:
     """Return the writes on survivors that a removed checkpoint's loop, or a loop of ``runs``, left, and that
     no survivor needs."""
     gone: dict[Name, set[str]] = {}
     needed: dict[Name, set[str]] = {}
-    for checkpoint in held.checkpoints:
+    for checkpoint in contents.checkpoints:
         if checkpoint.parent_id is None:
             continue
         parent = (checkpoint.namespace, checkpoint.parent_id)
@@ -104,7 +93,7 @@ def _left_by_the_removed(held: Held, removed: Collection[Name], runs: frozenset[
             needed.setdefault(parent, set()).update((checkpoint.nonce, *checkpoint.seen))
     return [
         w
-        for w in held.writes
+        for w in contents.writes
         if w.nonce
         and not w.is_aside
         and (w.namespace, w.checkpoint_id) not in removed

@@ -250,7 +250,7 @@ def references(contents: Contents) -> Iterator[bytes]:
 
 def renamed(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:
     """Return a checkpoint with its references renamed for the target."""
-    return record.moved(
+    return record._replace(
         blocks=(),
         refs={channel: graft.reference(ref).name for channel, ref in record.refs.items()},
         carried={

@@ -85,9 +85,9 @@ class ThreadEncoder:
             base=None,
         )
         if before != parent:
-            record = record.moved(prior=before or ORIGIN)
+            record = record._replace(prior=before or ORIGIN)
         if parent is not None and (namespace, parent) not in stored:
-            record = record.moved(cut=True)
+            record = record._replace(cut=True)
         chunks = dict(encoding.chunks)
         encoding.acknowledge()
         self._cache.see(namespace, HeadRefs(record.id, record.refs))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 
-from perdure.engine.drafts import Draft
+from perdure.engine.drafts import CheckpointDraft, WritesDraft
 from perdure.engine.thread_state import View
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate, value_errors
@@ -139,7 +139,7 @@ class CheckpointPlan:
         they are not encoded again if the base is found."""
         return self.is_copy or not self.is_by_hand
 
-    def draft(self, view: View, generation: int, seq: int) -> Program[Draft]:
+    def draft(self, view: View, generation: int, seq: int) -> Program[CheckpointDraft]:
         """Return the draft of the checkpoint.
 
         Args:
@@ -173,8 +173,8 @@ class CheckpointPlan:
                         base=base,
                         are_unchanged=self._follows_load,
                         schema=self.migration.schema.version,
-                    ).moved(blocks=self._blocks())
-                    return record if carried is None else record.moved(carried=carried(encoding.write))
+                    )._replace(blocks=self._blocks())
+                    return record if carried is None else record._replace(carried=carried(encoding.write))
                 except (TypeNotAllowed, Unserialisable) as error:
                     values = checkpoint["channel_values"].items()
                     raise value_errors.on_write(encoder.serde, error, values) from error
@@ -183,7 +183,7 @@ class CheckpointPlan:
         record, checks = encoder.encode(basis, _OPS + len(folded), write)
         if base is not None and base is not beside and base.id != head:
             checks = (*checks, Check(CHECKPOINT, (base.namespace, base.id), Expect.PRESENT))
-        return Draft(encoder.chunks, checkpoint=record, checks=checks, folded=folded)
+        return CheckpointDraft(encoder.chunks, record, checks, folded)
 
     def _blocks(self) -> Runs:
         """Return the blocks of packs in which the values were found on which the checkpoint is built."""
@@ -231,7 +231,7 @@ class CheckpointPlan:
         if older is None or not migration.is_due(older):
             return None
         deltas = translate.delta_channels(self.metadata).keys() - self.checkpoint["channel_values"].keys()
-        new = older.moved(
+        new = older._replace(
             id=self.checkpoint["id"],
             seq=place.seq,
             parent_id=place.parent_id,
@@ -314,7 +314,7 @@ class WritesPlan:
             return None
         return base.namespace, base.id
 
-    def draft(self, view: View, generation: int) -> Draft:
+    def draft(self, view: View, generation: int) -> WritesDraft:
         """Return the draft of the writes, one a slot.
 
         The results of a node are not discarded because a list lacks a type: data types that are not allowed
@@ -349,7 +349,7 @@ class WritesPlan:
         if self.refused is not None:
             raise self.refused
 
-    def _draft(self, basis: WriteBasis, serde: Serde | None = None) -> Draft:
+    def _draft(self, basis: WriteBasis, serde: Serde | None = None) -> WritesDraft:
         nonce = self.bare if self.loop is None else self.loop.nonce
 
         def write(encoding: Encoding) -> dict[int, PendingWrite]:
@@ -371,4 +371,4 @@ class WritesPlan:
 
         slots, checks = self.encoder.encode(basis, _OPS + len(self.writes), write, serde)
         self._last = tuple(slots.values())
-        return Draft(self.encoder.chunks, writes=self._last, checks=checks)
+        return WritesDraft(self.encoder.chunks, self._last, checks)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import DeltaChannelHistory
 
-from perdure.engine import chunk_reads as engine_values
 from perdure.engine import history
+from perdure.engine.chunk_reads import resolve
 from perdure.langgraph.schema_values import Converted, Payload
 from perdure.langgraph.translate import noted
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord
@@ -70,7 +70,7 @@ def read_replays(
         if carried.seed is not None:
             refs[f"{name}\0seed"] = carried.seed
         refs.update((f"{name}\0{i}", write.ref) for i, write in enumerate(carried.writes))
-    trees, _ = yield from engine_values.resolve(partition, refs, digest)
+    trees, _ = yield from resolve(partition, refs, digest)
     payloads = {ref: joined(trees[key]) for key, ref in refs.items()}
     return {name: Replay(carried, payloads, steps(name)) for name, carried in found.items()}
 

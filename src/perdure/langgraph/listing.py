@@ -256,7 +256,7 @@ def _read_all(
     for record in records:
         name = migration.present_namespace(partition, record.namespace)
         if record.id in found:
-            out.append((record.moved(namespace=name), found[record.id]))
+            out.append((record._replace(namespace=name), found[record.id]))
         else:
             out.append((yield from migration.read(partition, record, writes[record.id], name, read_one)))
     return out

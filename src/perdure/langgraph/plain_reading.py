@@ -15,7 +15,7 @@ from typing import Any
 import ormsgpack
 
 from perdure.engine import checkpoint_loading, history, tags
-from perdure.engine import chunk_reads as engine_values
+from perdure.engine.chunk_reads import resolve
 from perdure.engine.thread_state import load_view
 from perdure.engine.undisturbed import undisturbed
 from perdure.errors import NotFound, TooLarge
@@ -211,7 +211,7 @@ def _full(
 ) -> Program[CheckpointView]:
     wanted = {f"c{channel}": ref for channel, ref in record.refs.items()}
     wanted.update({f"w{i}": write.ref for i, write in enumerate(writes)})
-    trees, _ = yield from engine_values.resolve(partition, wanted, digest)
+    trees, _ = yield from resolve(partition, wanted, digest)
     channels = tuple(_channel(name, trees[f"c{name}"]) for name in record.refs)
     pending = tuple((w.task_id, w.channel, _plain(trees[f"w{i}"])[0]) for i, w in enumerate(writes))
     return _view(record, names, channels, pending)

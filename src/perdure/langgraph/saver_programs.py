@@ -26,8 +26,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine import checkpoint_loading, checkpoints, copying, history, packing, removal
-from perdure.engine import chunk_reads as engine_values
-from perdure.engine.chunk_reads import ChunkReader, MissingChunk
+from perdure.engine.chunk_reads import ChunkReader, MissingChunk, resolve
 from perdure.engine.questions import Asked
 from perdure.engine.steering import Taking
 from perdure.engine.thread_state import View, is_older
@@ -210,7 +209,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         )
         self._caches.weigh(at.partition)
         if values.blocks is not None and loop.base is not None:
-            loop.base = loop.base.moved(blocks=values.blocks)
+            loop.base = loop.base._replace(blocks=values.blocks)
         thread = ThreadId.of(at.thread or at.partition.thread, keeper=self._loops, loop=loop)
         found_tuple = translate.to_tuple(self._packer, at.partition, shown, values, thread)
         if self.graph is not None and namespace == ROOT:
@@ -232,7 +231,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         names that they are stored with."""
         found = yield from history.writes_of(partition, namespace, checkpoint_ids)
         wanted = {f"{name}|{i}": w.ref for name, writes in found.items() for i, w in enumerate(writes)}
-        trees, _ = yield from engine_values.resolve(partition, wanted, self._digest)
+        trees, _ = yield from resolve(partition, wanted, self._digest)
         return {
             name: [(w, self._packer.value(*joined(trees[f"{name}|{i}"]))) for i, w in enumerate(writes)]
             for name, writes in found.items()
@@ -352,8 +351,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if at.thread is not None and at.thread.stored is not None:
             plan.stored = partial(at.thread.stored.note, at.named or ROOT, checkpoint["id"])
         put = checkpoints.CheckpointPut(
-            partition,
-            namespace,
+            partition=partition,
+            namespace=namespace,
             plan=plan,
             parent=parent,
             source=source,
@@ -462,7 +461,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if loop is not None:
             loop.refuse_if_lost()
         put = checkpoints.WritesPut(
-            partition,
+            partition=partition,
             plan=plan,
             seen=loop.seen if loop is not None and not self._fork else None,
             claim=self._claim(loop, namespace, plan.checkpoint_id),

@@ -17,7 +17,7 @@ from langgraph.checkpoint.base import DeltaChannelHistory
 from langgraph.types import Send
 
 from perdure.engine import checkpoint_loading, history, schema_pin
-from perdure.engine import chunk_reads as engine_values
+from perdure.engine.chunk_reads import resolve
 from perdure.errors import MigrationFailed, SchemaTooNew
 from perdure.langgraph.delta_channels import carried_over, read_replays, to_history
 from perdure.langgraph.schema_task_ids import SENDS, START, TaskMoves
@@ -222,7 +222,7 @@ class Migration:
         changes = self.schema.since(record.schema)
         kept = {c: ref for c, ref in record.refs.items() if not self._is_rebuilt(changes, c)}
         renamed = self._named(record, changes)
-        return renamed.moved(
+        return renamed._replace(
             refs=_renamed(kept, changes),
             deltas=tuple(new for old in record.deltas if (new := changes.channel(old)) is not None),
         )
@@ -258,7 +258,7 @@ class Migration:
         """
         self.require_readable(partition, record, writes)
         if not self.is_due(record):
-            shown = record if record.namespace == namespace else record.moved(namespace=namespace)
+            shown = record if record.namespace == namespace else record._replace(namespace=namespace)
             return shown, (yield from read_values(record, writes))
         changes = self.schema.since(record.schema)
         moves = yield from self._moves(partition, record, writes, namespace)
@@ -267,11 +267,11 @@ class Migration:
         plain = {c: ref for c, ref in left.items() if changes.conversions(c)}
         typed = {c: ref for c, ref in left.items() if c not in plain}
         straight = [w for w in moved if not w.steps]
-        values = yield from read_values(record.moved(refs=typed), tuple(w.stored for w in straight))
+        values = yield from read_values(record._replace(refs=typed), tuple(w.stored for w in straight))
         turned = [w for w in moved if w.steps]
         wanted = {f"c{c}": ref for c, ref in plain.items()}
         wanted.update({f"w{i}": w.stored.ref for i, w in enumerate(turned)})
-        trees, _ = yield from engine_values.resolve(partition, wanted, self._digest)
+        trees, _ = yield from resolve(partition, wanted, self._digest)
         with noted(partition, record.id):
             channels = {c: self._edited(changes, c, value) for c, value in values.channels.items()}
             for channel in plain:
@@ -286,7 +286,7 @@ class Migration:
                 for edit in write.edits:
                     value = edit(value)
                 pending.append((write.task_id, write.channel or "", value))
-            shown = self._named(record, changes).moved(namespace=namespace)
+            shown = self._named(record, changes)._replace(namespace=namespace)
             named = Values({new: channels[old] for new, old in _origins(left, changes).items()}, pending)
         return self._with_metadata(shown, changes), named
 
@@ -328,7 +328,7 @@ class Migration:
         updated = record.updated
         if updated is not None:
             updated = tuple(dict.fromkeys(n for c in updated if (n := changes.channel(c)) is not None))
-        return record.moved(versions=versions, versions_seen=seen, updated=updated)
+        return record._replace(versions=versions, versions_seen=seen, updated=updated)
 
     def _with_metadata(self, record: CheckpointRecord, changes: Changes) -> CheckpointRecord:
         """Return a checkpoint whose metadata count the writes of DeltaChannels by their present names."""
@@ -337,7 +337,7 @@ class Migration:
         if not isinstance(counters, dict):
             return record
         named = _renamed(counters, changes)
-        return record.moved(metadata=self.serde.pack({**metadata, COUNTERS: named}))
+        return record._replace(metadata=self.serde.pack({**metadata, COUNTERS: named}))
 
     def _edited(self, changes: Changes, channel: str, value: Any) -> Any:
         """Return a value in which LangGraph keeps names, with the present ones."""
@@ -455,7 +455,7 @@ class Migration:
         ref = record.refs.get(SENDS)
         if ref is None:
             return []
-        trees, _ = yield from engine_values.resolve(partition, {SENDS: ref}, self._digest)
+        trees, _ = yield from resolve(partition, {SENDS: ref}, self._digest)
         with noted(partition, record.id):
             found = self.serde.value(*joined(trees[SENDS]))
         return found if isinstance(found, list) else []

@@ -15,8 +15,7 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
 )
 
-from perdure.engine import chunk_reads as engine_values
-from perdure.engine.chunk_reads import ChunkReader
+from perdure.engine.chunk_reads import FEW, PACKS, ChunkReader, resolve
 from perdure.engine.thread_state import View
 from perdure.errors import PerdureError, Unreadable
 from perdure.langgraph import value_errors
@@ -294,9 +293,9 @@ def read_values(
     with noted(partition, record.id):
         if reader is None:
             # What only the pending writes need is new.
-            runs, packs = (record.blocks, engine_values.PACKS) if own else ((), engine_values.FEW)
+            runs, packs = (record.blocks, PACKS) if own else ((), FEW)
             reader = ChunkReader(partition, digest, runs, packs)
-        trees, expansion = yield from engine_values.resolve(partition, wanted, digest, reader)
+        trees, expansion = yield from resolve(partition, wanted, digest, reader)
         new = {channel: trees[channel] for channel in own}
         try:
             with collection_paused:
@@ -343,7 +342,7 @@ def read_page(
     for record in records:
         wanted.update({f"{record.id}\0{channel}": ref for channel, ref in record.refs.items()})
         wanted.update(_write_refs(record, writes[record.id]))
-    trees, _ = yield from engine_values.resolve(partition, wanted, digest)
+    trees, _ = yield from resolve(partition, wanted, digest)
     decoder = ListingDecoder(serde)
     out: list[Values] = []
     for record in records:

@@ -262,10 +262,6 @@ class CheckpointRecord(NamedTuple):
             out.extend(write.ref for write in carried.writes)
         return out
 
-    def moved(self, **changes: Any) -> CheckpointRecord:
-        """Return the same checkpoint with other links."""
-        return self._replace(**changes)
-
 
 def is_set_aside(idx: int) -> bool:
     """Return True if a slot is that of a write which another run has overwritten."""

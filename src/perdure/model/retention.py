@@ -241,18 +241,20 @@ def _relinked(
             checkpoint = group[checkpoint_id]
             after = checkpoint
             if checkpoint.parent_id in group and checkpoint.parent_id not in stay:
-                after = after.moved(parent_id=nearest_survivor(checkpoint.parent_id, group, stay), cut=True)
+                after = after._replace(
+                    parent_id=nearest_survivor(checkpoint.parent_id, group, stay), cut=True
+                )
             replaced = _replaced(checkpoint, group, stay, passes)
             if replaced != after.replaced:
-                after = after.moved(prior=replaced or ORIGIN)
+                after = after._replace(prior=replaced or ORIGIN)
             root = checkpoint.root
             if namespace == "":
                 passed = ancestry.passed(checkpoint_id, stay, named)
                 if passed != checkpoint.passed:
-                    after = after.moved(passed=passed)
+                    after = after._replace(passed=passed)
             elif root and root not in kept[""] and ancestry.has(root) and checkpoint.root_head != root:
                 # The head at the time counts only where the root itself was never stored.
-                after = after.moved(root_head=root)
+                after = after._replace(root_head=root)
             if after is not checkpoint:
                 out[namespace, checkpoint_id] = after
     return out

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from perdure.engine.expiry import ThreadAtRest, read_at_rest, remove_expired
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint_times import time_of
 from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Get, IndexHit, Now, Refused, Stage
 from perdure.model.program import Effect, Program, ask
@@ -48,7 +48,7 @@ class ExpiringDriver(WrappingDriver):
     def __init__(self, inner: Driver, rules: RetentionRules) -> None:
         super().__init__(inner)
         self._rules = rules
-        self._alive: OrderedDict[Partition, int] = OrderedDict()
+        self._alive: BoundedCache[Partition, int] = BoundedCache(_KNOWN_MAX)
         self._lock = threading.Lock()
 
     @property
@@ -213,9 +213,6 @@ class ExpiringDriver(WrappingDriver):
     def _remember(self, partition: Partition, until: int) -> None:
         with self._lock:
             self._alive[partition] = until
-            self._alive.move_to_end(partition)
-            if len(self._alive) > _KNOWN_MAX:
-                self._alive.popitem(last=False)
 
     def _forget(self, partition: Partition) -> None:
         with self._lock:

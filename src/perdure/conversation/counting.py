@@ -13,6 +13,7 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from perdure.conversation.tool_calls import is_call
+from perdure.model.bounded_cache import BoundedCache
 
 Counter = Callable[[list[BaseMessage]], int]
 """Returns the number of tokens of some messages. A window is measured by the sum over single messages, so a
@@ -60,7 +61,7 @@ def remembered(counter: Counter, most: int = 10_000) -> Counter:
         counter: The counter.
         most: The number of counts that are kept; older ones are forgotten.
     """
-    counts: dict[str, int] = {}
+    counts: BoundedCache[str, int] = BoundedCache(most)
     lock = Lock()
 
     def count(messages: list[BaseMessage]) -> int:
@@ -76,8 +77,6 @@ def remembered(counter: Counter, most: int = 10_000) -> Counter:
             found = counter(messages)
             with lock:
                 counts[key] = found
-                if len(counts) > most:
-                    del counts[next(iter(counts))]
         return found
 
     return count

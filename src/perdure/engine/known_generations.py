@@ -7,11 +7,11 @@ what is known here need not be right: a writer that was refused reads, and tries
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from perdure.engine.search_index import Generation
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 
 MOST = 1024
@@ -32,7 +32,7 @@ class KnownGenerations:
     """
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
-        self._known: OrderedDict[Partition, _Known] = OrderedDict()
+        self._known: BoundedCache[Partition, _Known] = BoundedCache(MOST)
         self._lock = lock
 
     def get(self, partition: Partition) -> Generation | None:
@@ -54,8 +54,6 @@ class KnownGenerations:
             if after is not None:
                 is_ours = known is not None and known.generation.version == before
                 self._known[partition] = _Known(after, is_ours)
-                if len(self._known) > MOST:
-                    self._known.popitem(last=False)
 
     def refused(self, partition: Partition, version: int) -> None:
         """Forget a generation that is not the one that is stored."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Fetch
 from perdure.model.records import EPOCH, Partition
 from perdure.storage.port import Answers
@@ -31,15 +31,11 @@ class EarlyLoads:
     may have written since: each for one load under that lease."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[Partition, tuple[Fetch, Answers]] = OrderedDict()
+        self._found: BoundedCache[Partition, tuple[Fetch, Answers]] = BoundedCache(_MOST)
 
     def add(self, fetch: Fetch, answers: Answers) -> None:
         """Keep the answer to a load's first request."""
-        # Saves of other threads may forget it at any time.
-        self._found.pop(fetch.partition, None)
         self._found[fetch.partition] = fetch, answers
-        while len(self._found) > _MOST:
-            self._found.popitem(last=False)
 
     def take(self, fetch: object, epoch: int | None) -> Answers | None:
         """Return the answer to a load's first request under a lease, once unless it is kept for the next;

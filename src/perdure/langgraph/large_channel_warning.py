@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 
 from langgraph.constants import START
 
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 
 WARN_BYTES = 50 * 1024
@@ -30,7 +30,7 @@ class LargeChannels:
     def __init__(self, warn_bytes: int = WARN_BYTES) -> None:
         self._warn_bytes = _checked(warn_bytes)
         self._lock = threading.Lock()
-        self._warned: OrderedDict[Partition, set[str]] = OrderedDict()
+        self._warned: BoundedCache[Partition, set[str]] = BoundedCache(_THREADS_MOST)
 
     def stored(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         """Look at a durable checkpoint.
@@ -67,10 +67,7 @@ class LargeChannels:
 
     def _is_news(self, partition: Partition, channel: str) -> bool:
         with self._lock:
-            channels = self._warned.setdefault(partition, set())
-            self._warned.move_to_end(partition)
-            if len(self._warned) > _THREADS_MOST:
-                self._warned.popitem(last=False)
+            channels = self._warned[partition] = self._warned.get(partition, set())
             is_news = channel not in channels
             channels.add(channel)
             return is_news

@@ -9,7 +9,7 @@ instead.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from yaml.representer import Representer, SafeRepresenter
 from perdure.engine.steering import Taking
 from perdure.errors import PerdureError
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import LoadedHead
 from perdure.model.records import Key, Partition
@@ -196,8 +197,8 @@ class Loops:
     """The loops of one saver, and the races that they lost."""
 
     def __init__(self) -> None:
-        self._absent: OrderedDict[tuple[Partition, str], Loop] = OrderedDict()
-        self._conflicts: OrderedDict[str, deque[PerdureError]] = OrderedDict()
+        self._absent: BoundedCache[tuple[Partition, str], Loop] = BoundedCache(_ABSENT_MAX)
+        self._conflicts: BoundedCache[str, deque[PerdureError]] = BoundedCache(_THREADS_MAX)
         self._lock = Lock()
 
     def start(
@@ -230,10 +231,8 @@ class Loops:
         if checkpoint is None:
             with self._lock:
                 slot = (partition, namespace)
-                if slot not in self._absent:
-                    self._absent[slot] = Loop(nonce, slot, LoadedHead(None, was_head=True))
-                self._absent.move_to_end(slot)
-                _trim(self._absent, _ABSENT_MAX)
+                known = self._absent.get(slot)
+                self._absent[slot] = known or Loop(nonce, slot, LoadedHead(None, was_head=True))
             return None
         loop = Loop(
             nonce,
@@ -290,9 +289,8 @@ class Loops:
         with self._lock:
             if loop is not None and loop.loaded.addressed is not None:
                 loop.lost = error
-            self._conflicts.setdefault(thread, deque(maxlen=_CONFLICTS_MAX)).append(error)
-            self._conflicts.move_to_end(thread)
-            _trim(self._conflicts, _THREADS_MAX)
+            errors = self._conflicts[thread] = self._conflicts.get(thread) or deque(maxlen=_CONFLICTS_MAX)
+            errors.append(error)
 
     def conflicts(self, thread: str) -> tuple[PerdureError, ...]:
         with self._lock:
@@ -308,8 +306,3 @@ class Loops:
 def _bare(error: PerdureError) -> PerdureError:
     """Return the error without its traceback, whose frames hold everything that was to be written."""
     return type(error)(*error.args)
-
-
-def _trim(table: OrderedDict[Any, Any], most: int) -> None:
-    while len(table) > most:
-        table.popitem(last=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -47,6 +46,7 @@ from perdure.langgraph.serde import Serde
 from perdure.langgraph.step_commits import Planned, StepCommits
 from perdure.langgraph.translate import Address
 from perdure.model.arguments import refuse_text
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, HeadClaim, claim, loop_name
@@ -104,7 +104,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._caches = Caches()
         self._early = EarlyLoads()
         self._steps = StepCommits(driver, self._budget)
-        self._views: OrderedDict[tuple[Partition, str], View] = OrderedDict()
+        self._views: BoundedCache[tuple[Partition, str], View] = BoundedCache(_VIEWS_MAX)
         self.on_stored: OnStored | None = None
         """Called with every checkpoint when it is durable, in the thread that stored it. It may neither raise
         nor wait."""
@@ -181,7 +181,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         found: checkpoint_loading.LoadedCheckpoint,
         reader: ChunkReader | None,
     ) -> Program[CheckpointTuple | None]:
-        self._remember(at.partition, namespace, found.view)
+        self._views[at.partition, namespace] = found.view
         migration = self._migration
         yield from migration.require_open(at.partition, found.checkpoint, found.writes)
         loop = self._loops.start(
@@ -384,7 +384,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             plan.stored()
         if loop is not None:
             loop.base, loop.generation = record, view.generation
-        self._remember(partition, namespace, view)
+        self._views[partition, namespace] = view
         self._caches.weigh(partition)
         if self.on_stored is not None:
             self.on_stored(partition, namespace, plan.encoder.cache.sizes(namespace, record.refs))
@@ -511,12 +511,6 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             "since is lost; what is there now counts",
             partition.thread,
         )
-
-    def _remember(self, partition: Partition, namespace: str, view: View) -> None:
-        self._views[partition, namespace] = view
-        self._views.move_to_end((partition, namespace))
-        while len(self._views) > _VIEWS_MAX:
-            self._views.popitem(last=False)
 
     def forget_thread(self, partition: Partition) -> None:
         """Drop what this process remembers of a thread, which may be removed."""

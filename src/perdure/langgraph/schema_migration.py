@@ -5,7 +5,6 @@ Nothing here writes. A loop that starts from a migrated checkpoint stores the re
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from perdure.langgraph.schema_task_ids import SENDS, START, TaskMoves
 from perdure.langgraph.schema_values import Converted
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import COUNTERS, Address, Values, noted
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite, Version
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, schema_of
@@ -74,7 +74,7 @@ class Migration:
         self._digest = digest
         self._names = NamespaceNames(schema.steps)
         self._converted = Converted(self.serde)
-        self._aliases: OrderedDict[tuple[Partition, str], str] = OrderedDict()
+        self._aliases: BoundedCache[tuple[Partition, str], str] = BoundedCache(_ALIASES_MAX)
 
     def with_serde(self, serde: Serde) -> Migration:
         """Return the same migration with another serializer."""
@@ -113,7 +113,7 @@ class Migration:
             for former in filter(at.namespace.__ne__, self._names.stored(name)):
                 found = yield from checkpoint_loading.load(partition, former, None)
                 if found.checkpoint is not None:
-                    self._alias(partition, name, former)
+                    self._aliases[partition, name] = former
                     return True
         elif ROOT not in (at.configurable.get("checkpoint_map") or ()):
             # No run asks, which would have loaded the root before.
@@ -431,7 +431,7 @@ class Migration:
                     continue
                 present = now + rest
                 if present != name:
-                    self._alias(partition, present, name)
+                    self._aliases[partition, present] = name
                 yield from self._within(partition, tasks, name, present)
 
     def _below_by_name(self, partition: Partition, tasks: TaskMoves, names: Iterable[str]) -> Program[None]:
@@ -440,7 +440,7 @@ class Migration:
             present = self._names.present(name)
             if next((stored for stored in self._names.stored(present) if stored in names), name) != name:
                 continue
-            self._alias(partition, present, name)
+            self._aliases[partition, present] = name
             yield from self._within(partition, tasks, name, present)
 
     def _within(self, partition: Partition, tasks: TaskMoves, stored: str, present: str) -> Program[None]:
@@ -459,12 +459,6 @@ class Migration:
         with noted(partition, record.id):
             found = self.serde.value(*joined(trees[SENDS]))
         return found if isinstance(found, list) else []
-
-    def _alias(self, partition: Partition, present: str, stored: str) -> None:
-        self._aliases[partition, present] = stored
-        self._aliases.move_to_end((partition, present))
-        while len(self._aliases) > _ALIASES_MAX:
-            self._aliases.popitem(last=False)
 
 
 def _origins(held: Iterable[str], changes: Changes) -> dict[str, str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from perdure.engine.inbox import Accepted
 from perdure.engine.runs import RememberedInbox
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.queue import Lane
 from perdure.model.records import Partition
 
@@ -13,10 +12,10 @@ _MOST = 20_000
 
 
 class QueueCache:
-    """Least recently used cache of inboxes, with a limited size."""
+    """The inboxes of the threads that this process changed last."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Partition, RememberedInbox] = OrderedDict()
+        self._known: BoundedCache[Partition, RememberedInbox] = BoundedCache(_MOST)
 
     def known(self, partition: Partition) -> RememberedInbox | None:
         return self._known.get(partition)
@@ -31,26 +30,20 @@ class QueueCache:
             return
         before = self._known.get(partition)
         if accepted.is_first:
-            self._remember(partition, RememberedInbox(accepted.lane, 0, (accepted.message,)))
+            self._known[partition] = RememberedInbox(accepted.lane, 0, (accepted.message,))
         elif before is not None and before.lane.version == accepted.over:
             messages = (*before.messages, accepted.message)
-            self._remember(partition, RememberedInbox(accepted.lane, before.epoch, messages))
+            self._known[partition] = RememberedInbox(accepted.lane, before.epoch, messages)
         elif before is None or before.lane.version < accepted.lane.version:
-            self._remember(partition, RememberedInbox(accepted.lane))
+            self._known[partition] = RememberedInbox(accepted.lane)
 
     def begun(self, partition: Partition, lane: Lane) -> None:
         """Record that this process stored a message and claimed its run."""
-        self._remember(partition, RememberedInbox(lane))
+        self._known[partition] = RememberedInbox(lane)
 
     def ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
         """Record that this process ended a run, and its epoch."""
-        self._remember(partition, RememberedInbox(lane, None if lane.pending else epoch))
+        self._known[partition] = RememberedInbox(lane, None if lane.pending else epoch)
 
     def forget(self, partition: Partition) -> None:
         self._known.pop(partition, None)
-
-    def _remember(self, partition: Partition, known: RememberedInbox) -> None:
-        self._known[partition] = known
-        self._known.move_to_end(partition)
-        while len(self._known) > _MOST:
-            self._known.popitem(last=False)

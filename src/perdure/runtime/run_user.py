@@ -7,10 +7,11 @@ another process gives its graph the fields that every user has.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from threading import Lock
 from typing import Any
+
+from perdure.model.bounded_cache import BoundedCache
 
 USER = "langgraph_auth_user"
 """Configurable name under which LangGraph's server passes the verified user to a graph."""
@@ -72,7 +73,7 @@ class GraphUser(Mapping[str, Any]):
 _COMMON = ("identity", "is_authenticated", "display_name", "permissions")
 _REFERENCE = "reference"
 _USERS_MAX = 10_000
-_users: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+_users: BoundedCache[str, Mapping[str, Any]] = BoundedCache(_USERS_MAX)
 _lock = Lock()
 
 
@@ -87,8 +88,6 @@ def storable(fields: Mapping[str, Any]) -> dict[str, Any]:
     reference = secrets.token_hex(8)
     with _lock:
         _users[reference] = dict(fields)
-        while len(_users) > _USERS_MAX:
-            _users.popitem(last=False)
     return {**common, _REFERENCE: reference}
 
 

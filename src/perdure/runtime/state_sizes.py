@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from langgraph.constants import START
 
 from perdure.langgraph.large_channel_warning import is_large_in_sum, largest, path_of
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.runtime.observers import Observers
 
@@ -35,7 +35,7 @@ class Sizes:
         self._observers = observers
         self._warn_bytes = warn_bytes
         self._fields_of = fields_of
-        self._warned: OrderedDict[Partition, tuple[str, set[str]]] = OrderedDict()
+        self._warned: BoundedCache[Partition, tuple[str, set[str]]] = BoundedCache(_THREADS_MOST)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
@@ -85,9 +85,6 @@ class Sizes:
         if warned_run != run_id:
             channels = set()
         self._warned[partition] = run_id, channels
-        self._warned.move_to_end(partition)
-        while len(self._warned) > _THREADS_MOST:
-            self._warned.popitem(last=False)
         is_news = channel not in channels
         channels.add(channel)
         return is_news

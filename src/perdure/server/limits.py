@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure.model.bounded_cache import BoundedCache
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.config import RequestLimits
 from perdure.server.error_handlers import error_response
@@ -51,7 +51,7 @@ class Throttle:
         self._clock = clock
         self._waiting = waiting
         # Remaining requests of a user, and the time at which they were computed.
-        self._left: OrderedDict[_Key, tuple[float, float]] = OrderedDict()
+        self._left: BoundedCache[_Key, tuple[float, float]] = BoundedCache(USERS_MOST)
         self._open: dict[_Key, int] = {}
         self._arriving = 0
 
@@ -71,11 +71,9 @@ class Throttle:
             return
         now = self._clock()
         key = (user.tenant, user.identity)
-        left, at = self._left.pop(key, (float(most), now))
+        left, at = self._left.get(key, (float(most), now))
         left = min(float(most), left + (now - at) * most / 60)
         self._left[key] = (left - 1 if left >= 1 else left, now)
-        while len(self._left) > USERS_MOST:
-            self._left.popitem(last=False)
         if left < 1:
             again = max(1, math.ceil((1 - left) * 60 / most))
             raise Refusal(

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,6 +14,7 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from perdure.errors import PerdureError, SubscriberTooSlow
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.messages import OPEN, WAITING
 from perdure.model.records import Partition
 from perdure.runtime import Event
@@ -152,14 +152,12 @@ class _Ends:
     """The ends of runs that streams of this server have recently sent, by thread, run and filter."""
 
     def __init__(self) -> None:
-        self._given: OrderedDict[tuple[Partition, str, bytes], float] = OrderedDict()
+        self._given: BoundedCache[tuple[Partition, str, bytes], float] = BoundedCache(_KNOWN)
 
     def given(self, partition: Partition, run_id: str, wanted: EventFilter) -> None:
         now = time.monotonic()
         self._given[partition, run_id, _digest(wanted)] = now
-        while self._given and (
-            len(self._given) > _KNOWN or next(iter(self._given.values())) < now - 2 * _LATE_S
-        ):
+        while next(iter(self._given.values())) < now - 2 * _LATE_S:
             self._given.popitem(last=False)
 
     def was_given(self, partition: Partition, run_id: str, wanted: EventFilter) -> bool:

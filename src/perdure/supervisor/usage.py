@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
+
+from perdure.model.bounded_cache import BoundedCache
 
 _USERS_MAX = 10_000
 
@@ -40,7 +41,7 @@ class Usage:
 
     def __init__(self) -> None:
         self._hops: dict[str, Spent] = {}
-        self._users: OrderedDict[tuple[str, str], Spent] = OrderedDict()
+        self._users: BoundedCache[tuple[str, str], Spent] = BoundedCache(_USERS_MAX)
         self._lock = Lock()
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
@@ -50,9 +51,7 @@ class Usage:
         with self._lock:
             hop = fields["hop"]
             self._hops[hop] = self._hops.get(hop, Spent()).more(fields)
-            self._users[user] = self._users.pop(user, Spent()).more(fields)
-            while len(self._users) > _USERS_MAX:
-                self._users.popitem(last=False)
+            self._users[user] = self._users.get(user, Spent()).more(fields)
 
     @contextmanager
     def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:

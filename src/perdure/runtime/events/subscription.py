@@ -7,7 +7,6 @@ at once, those of other processes as soon as they are stored.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from perdure.database.handle import DatabaseHandle
@@ -16,6 +15,7 @@ from perdure.engine.events import Event
 from perdure.engine.inbox import Standing
 from perdure.engine.runs import closed_epoch
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.publisher import Ended, EventBuffer
@@ -51,7 +51,7 @@ class Subscriptions:
         self._unheard: dict[tuple[Partition, str], EventBuffer] = {}
         self._waiting: dict[Partition, list[list[EventBuffer]]] = {}
         self._will_serve: Callable[[Partition], bool] = lambda _: False
-        self._free: OrderedDict[Partition, tuple[int, int]] = OrderedDict()
+        self._free: BoundedCache[Partition, tuple[int, int]] = BoundedCache(_FREE_MOST)
 
     def serve(self, will_serve: Callable[[Partition], bool]) -> None:
         """Set the function of a worker that returns True for a thread on which this process works, or will
@@ -140,9 +140,6 @@ class Subscriptions:
         buffer.over(last)
         if last is not None:
             self._free[buffer.partition] = closed_epoch(buffer.epoch), last.seq + 1
-            self._free.move_to_end(buffer.partition)
-            if len(self._free) > _FREE_MOST:
-                self._free.popitem(last=False)
         if self._buffers.get(buffer.partition) is buffer:
             del self._buffers[buffer.partition]
         if not buffer.is_stored and not buffer.is_heard:

@@ -6,7 +6,6 @@ While a graph runs only the lease is held in the database; one task renews the l
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -33,6 +32,7 @@ from perdure.errors import (
     Unserialisable,
 )
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.lifecycle import stopped_state
 from perdure.model.messages import FAILED, TIMEOUT, WAITING, Run, error_note
 from perdure.model.ops import Put
@@ -93,7 +93,7 @@ class Runner:
         self._begun: dict[Partition, HeldRun] = {}
         # Runs that may have been claimed, with the time of the event loop at which their leases end.
         self._doubted: dict[Partition, tuple[HeldRun, float]] = {}
-        self._last: OrderedDict[Partition, tuple[Run, tuple[str, ...]]] = OrderedDict()
+        self._last: BoundedCache[Partition, tuple[Run, tuple[str, ...]]] = BoundedCache(_LAST_MOST)
         self._buffers: dict[str, EventBuffer] = {}
         self.conversations = Conversations(context.database, context.clock, context.observers)
         self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._run_on)
@@ -454,9 +454,6 @@ class Runner:
         """Notify those who wait for the run's end in this process."""
         run = replace(held.run, state=ending.state, note=ending.note)
         self._last[held.partition] = (run, tuple(message.id for message in held.messages))
-        self._last.move_to_end(held.partition)
-        while len(self._last) > _LAST_MOST:
-            self._last.popitem(last=False)
         self._notifications.ended(held.partition)
 
     async def _stopped(self, held: HeldRun, how: str) -> bool:

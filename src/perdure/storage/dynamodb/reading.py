@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +18,7 @@ from threading import Lock, RLock, local
 from typing import Any, NamedTuple, TypeVar
 
 from perdure.errors import Contention
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.records import CHECKPOINT, ITEM, SESSIONS, WRITE, Key, Partition, Record
 from perdure.storage.dynamodb import items, places
@@ -53,7 +53,7 @@ class Reader:
     def __init__(self, client: Client, fan_out: ThreadPoolExecutor) -> None:
         self._client = client
         self._pool = fan_out
-        self._known: OrderedDict[Partition, PartitionRoot] = OrderedDict()
+        self._known: BoundedCache[Partition, PartitionRoot] = BoundedCache(_KNOWN)
         self._lock = Lock()
         self._stripes = tuple(RLock() for _ in range(_STRIPES))
 
@@ -117,9 +117,6 @@ class Reader:
                     root = root._replace(stored=before.stored)
                 # Records are never answered from here, and those of sessions would take much memory.
                 self._known[partition] = root._replace(records={})
-                self._known.move_to_end(partition)
-                if len(self._known) > _KNOWN:
-                    self._known.popitem(last=False)
         return root
 
     # Fetch

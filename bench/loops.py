@@ -31,7 +31,7 @@ from perdure.database.opening import open_database
 from perdure.model.ops import Commit, Fetch
 from perdure.model.program import Effect
 from perdure.runtime import Runtime, Settings
-from perdure.storage.port import Answers, CommitLimits, Driver, acommit_and_fetch
+from perdure.storage.port import Answers, Capabilities, CommitLimits, Driver, acommit_and_fetch
 
 R = TypeVar("R")
 Reply = dict[str, Any]
@@ -57,6 +57,10 @@ class Counting:
     def __init__(self, inner: Driver) -> None:
         self._inner = inner
         self.effects = Effects()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
 
     @property
     def limits(self) -> CommitLimits:

@@ -12,7 +12,7 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import BLOB, CHUNK, KINDS, PACK, SPACES, Partition, Record
-from perdure.storage.port import CommitLimits, Driver
+from perdure.storage.port import Capabilities, CommitLimits, Driver
 
 R = TypeVar("R")
 CHUNKS = (CHUNK, BLOB, PACK)
@@ -87,6 +87,8 @@ class Rewinding:
         saver.put = known(saver.put)  # type: ignore[method-assign]
         saver.put_writes = known(saver.put_writes)  # type: ignore[method-assign]
         return saver
+
+    capabilities = Capabilities()
 
     @property
     def limits(self) -> CommitLimits:

@@ -47,12 +47,10 @@ from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.delivery import Channel
 from perdure.storage.port import (
     Answers,
+    Capabilities,
     CommitLimits,
     Driver,
-    Notifier,
     acommit_and_fetch,
-    bell_of,
-    reads_with_commits,
 )
 from perdure.storage.url import backend_of
 from perdure.testing.faults import Fault, FaultyDriver, kill
@@ -149,8 +147,8 @@ class _Watched:
         return self._inner.limits
 
     @property
-    def bell(self) -> Notifier | None:
-        return bell_of(self._inner)
+    def capabilities(self) -> Capabilities:
+        return self._inner.capabilities
 
     def perform(self, effect: Effect[R]) -> R:
         return self._inner.perform(effect)
@@ -175,10 +173,6 @@ class _Watched:
             for task in tasks:
                 self._journal.line("stored", task, epoch)
         return answer
-
-    @property
-    def reads_with_commits(self) -> bool:
-        return reads_with_commits(self._inner)
 
     async def acommit_and_fetch(
         self, commit: Commit, fetch: Fetch

@@ -28,7 +28,7 @@ from perdure.model.program import Effect
 from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Answers, CommitLimits, Driver
+from perdure.storage.port import Answers, Capabilities, CommitLimits, Driver
 
 R = TypeVar("R")
 
@@ -325,14 +325,14 @@ class _Driver:
         )
 
     @property
-    def reads_with_commits(self) -> bool:
-        return self._simulation.reads_with_commits
+    def capabilities(self) -> Capabilities:
+        return Capabilities(reads_with_commits=self._simulation.reads_with_commits)
 
     async def acommit_and_fetch(
         self, commit: Commit, fetch: Fetch
     ) -> tuple[Committed | Refused, Answers | None]:
         outcome = await self.aperform(commit)
-        if not self.reads_with_commits:
+        if not self._simulation.reads_with_commits:
             return outcome, None
         # The read is a transaction of its own: others may come in between.
         return outcome, await self.aperform(fetch)

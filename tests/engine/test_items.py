@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -35,12 +36,13 @@ def _embed(texts: list[str]) -> list[list[float]]:
 
 
 class Watched:
-    """A store over memory, and the effects of its last call."""
+    """A store over a driver that keeps no fields, and the effects of its last call."""
 
     def __init__(self, driver: Any = None, **options: Any) -> None:
         self.effects: list[Effect[Any]] = []
         self.driver = driver or MemoryDriver()
         wrapped = FaultyDriver(self.driver, on_effect=lambda _, effect: self.effects.append(effect))
+        wrapped.capabilities = replace(wrapped.capabilities, keeps_fields=False)
         self.store: PerdureStore = Backend(wrapped).store(**options)
 
     def asked(self, call: Any) -> list[str]:

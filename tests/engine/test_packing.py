@@ -20,7 +20,7 @@ from perdure.model.ops import Commit, Delete, Fetch, Put, Range
 from perdure.model.packs import BLOCK, PACK_BYTES
 from perdure.model.program import Effect, Program
 from perdure.model.records import CHECKPOINT, CHUNK, PACK, Kind, Partition, Record
-from perdure.storage.port import Driver, run
+from perdure.storage.port import Capabilities, Driver, run
 from tests.backends import EMPTY
 from tests.langgraph import graphs
 from tests.langgraph.session import config
@@ -104,6 +104,8 @@ class Between:
 
     def __init__(self, inner: Driver, act: Callable[[], Any]) -> None:
         self.inner, self.act, self.is_done = inner, act, False
+
+    capabilities = Capabilities()
 
     @property
     def limits(self) -> Any:

@@ -20,7 +20,7 @@ from perdure.model.ops import Commit, Delete, Fetch, Range
 from perdure.model.program import Effect
 from perdure.model.records import ITEM, SESSIONS, Partition
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import CommitLimits, Driver, run
+from perdure.storage.port import Capabilities, CommitLimits, Driver, run
 from perdure.testing.conformance import Narrow
 from perdure.testing.faults import ALL, Fault, FaultyDriver, fail
 
@@ -61,6 +61,8 @@ class World:
 
 class Drivers:
     """Both databases as one act uses them."""
+
+    capabilities = Capabilities()
 
     def __init__(self, here: Driver, there: Driver) -> None:
         self.here, self.there, self.limits = here, there, here.limits

@@ -18,7 +18,7 @@ from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
 from perdure.model.ops import Delete, Fetch, Range
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, PACK, WRITE, Partition
-from perdure.storage.port import run
+from perdure.storage.port import Capabilities, run
 from tests import houses
 from tests.houses import seen
 from tests.langgraph import graphs
@@ -266,6 +266,8 @@ def test_a_thread_with_nothing_to_remove_costs_two_requests(db: perdure.SyncData
     asked: list[Any] = []
 
     class Recording:
+        capabilities = Capabilities()
+
         limits = handle_of(db).limits
 
         def perform(self, effect: Any) -> Any:

@@ -11,7 +11,7 @@ from perdure.engine.tenant_checkpoints import Entry, Merge
 from perdure.model.ops import Fetch, Range
 from perdure.model.records import CHECKPOINT
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import run
+from perdure.storage.port import Capabilities, run
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.backend import at
 
@@ -44,6 +44,8 @@ def driver() -> MemoryDriver:
 
 class Counting:
     """Counts the ids that are read, and the most that one request asks for."""
+
+    capabilities = Capabilities()
 
     def __init__(self, inner: MemoryDriver) -> None:
         self._inner = inner

@@ -32,7 +32,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import CommitLimits, Driver
+from perdure.storage.port import Capabilities, CommitLimits, Driver
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail
 from tests.backends import BACKENDS, EMPTY
 from tests.chunk_names import chunk_names
@@ -50,6 +50,8 @@ FORK = Partition("", "tagged_fork 4")
 
 class Narrow:
     """A driver that takes no more at once than its limits say."""
+
+    capabilities = Capabilities()
 
     def __init__(self, inner: Driver, limits: CommitLimits) -> None:
         self._inner = inner
@@ -72,6 +74,8 @@ class Narrow:
 
 class Hooked:
     """A driver that lets a test act before an effect is performed, or change it."""
+
+    capabilities = Capabilities()
 
     def __init__(self, inner: Driver, before: Callable[[Effect[Any]], Effect[Any] | None]) -> None:
         self._inner = inner

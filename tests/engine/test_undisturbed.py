@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -200,7 +201,8 @@ def test_what_is_removed_beside_disturbs_nothing(state: str, name: str, beside: 
 def test_a_head_that_is_read_first_may_be_gone_when_the_rest_is_read(
     monkeypatch: pytest.MonkeyPatch, state: str, name: str, beside: str
 ) -> None:
-    monkeypatch.setattr(MemoryDriver, "reads_heads_first", True, raising=False)
+    capabilities = replace(MemoryDriver.capabilities, reads_heads_first=True)
+    monkeypatch.setattr(MemoryDriver, "capabilities", capabilities)
     test_what_is_removed_beside_disturbs_nothing(state, name, beside)
 
 

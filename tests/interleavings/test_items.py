@@ -7,6 +7,7 @@ Covers perdure.engine.nearest_items.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,9 +37,9 @@ TTL = 10
 class Plain(WrappingDriver):
     """A driver that reads what it keeps of an item that is put again, as some backends do."""
 
-    @property
-    def keeps_fields(self) -> bool:
-        return False
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(self.capabilities, keeps_fields=False)
 
     def perform(self, effect: Any) -> Any:
         return self._inner.perform(effect)

@@ -16,7 +16,7 @@ from perdure.database.opening import open_database
 from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT
-from perdure.storage.port import CommitLimits, Driver
+from perdure.storage.port import Capabilities, CommitLimits, Driver
 from tests.backends import EMPTY
 from tests.langgraph.graphs import STATES
 from tests.langgraph.session import config
@@ -77,6 +77,8 @@ class Watched:
         self._inner = inner
         self.effects: list[Effect[Any]] = []
         self.before: Callable[[Effect[Any]], Awaitable[object]] | None = None
+
+    capabilities = Capabilities()
 
     @property
     def limits(self) -> CommitLimits:

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 from perdure.database.opening import open_database
 from perdure.model.ops import Fetch
 from perdure.model.program import Effect
-from perdure.storage.port import Driver, WrappingDriver, reads_heads_first
+from perdure.storage.port import Driver, WrappingDriver
 from tests.backends import BACKENDS, EMPTY
 
 pytestmark = [pytest.mark.slow, pytest.mark.packs_late, pytest.mark.timeout(1200)]
@@ -105,7 +105,7 @@ def test_each_turn_in_a_process_that_has_never_seen_the_thread(backend: str, key
                 if number % 2:
                     # Else it is the turn itself that loads it.
                     assert shown(asyncio.run(ours.aget_state(THREAD)).values) == expected
-                    most = max(most, counting[0].fetches - reads_heads_first(counting[0]))
+                    most = max(most, counting[0].fetches - counting[0].capabilities.reads_heads_first)
                 at: list[Any] = [THREAD, THREAD]
                 if number % 20 == 13:
                     # From an earlier step on, as one who edits a message does.

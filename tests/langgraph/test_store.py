@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,7 +28,7 @@ from perdure.langgraph.search.index import NOTHING
 from perdure.langgraph.store import PerdureStore, _side_by_side
 from perdure.model.ops import Commit
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import CommitLimits, Driver
+from perdure.storage.port import Capabilities, CommitLimits, Driver
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.store_operations import HOME, keys, there
 from tests.backends import BACKENDS, fresh
@@ -121,7 +122,7 @@ class Crowded(Counting):
 
     def __init__(self, driver: Driver, *, is_local: bool) -> None:
         super().__init__(driver)
-        self.is_local = is_local
+        self.capabilities = replace(driver.capabilities, is_local=is_local)
         self.most = self._now = 0
 
     async def aperform(self, effect: Any) -> Any:
@@ -381,6 +382,8 @@ def test_the_tenant_of_a_database_is_that_of_its_stores(tmp_path: Path) -> None:
 class Gated:
     """A driver whose commits wait at a gate, and are counted when they begin and when they end."""
 
+    capabilities = Capabilities()
+
     def __init__(self, inner: Driver) -> None:
         self._inner = inner
         self.limits = inner.limits
@@ -445,6 +448,8 @@ def test_a_batch_of_which_one_fails_ends_what_is_under_way_and_begins_nothing_mo
         gate = asyncio.Event()
 
         class Failing:
+            capabilities = Capabilities()
+
             limits = CommitLimits(ops=10, bytes=10)
 
             def perform(self, effect: Any) -> Any:

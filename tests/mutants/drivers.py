@@ -23,7 +23,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, GC, HEAD, PACK, TAG, WRITE
-from perdure.storage.port import Driver
+from perdure.storage.port import Capabilities, Driver
 
 
 class Broken:
@@ -31,6 +31,8 @@ class Broken:
 
     def __init__(self, inner: Driver) -> None:
         self.inner = inner
+
+    capabilities = Capabilities()
 
     @property
     def limits(self) -> Any:

@@ -16,6 +16,7 @@ from perdure.model import store_items as model
 from perdure.model.ops import Commit, Delete, Expect, Find, Now, Op, Put
 from perdure.model.records import ITEM, THREADS, Record
 from perdure.storage import encryption
+from perdure.storage.port import Capabilities
 from perdure.storage.sql import checksums
 from tests.mutants.breaks import Mutant
 from tests.mutants.drivers import Broken, changed
@@ -51,7 +52,7 @@ class UnguardedItemPut(Broken):
 
 
 class ForgetsWhatIsKept(Broken):
-    keeps_fields = True
+    capabilities = Capabilities(keeps_fields=True)
 
     def op(self, commit: Commit, op: Op) -> tuple[Op, ...]:
         return (changed(op, keep=None) if isinstance(op, Put) else op,)

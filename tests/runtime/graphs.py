@@ -35,11 +35,10 @@ from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import (
     Answers,
+    Capabilities,
     CommitLimits,
     Driver,
     acommit_and_fetch,
-    has_listing,
-    reads_with_commits,
 )
 from tests.backends import EMPTY
 
@@ -206,8 +205,9 @@ class Line:
         return self._inner.limits
 
     @property
-    def has_listing(self) -> bool:
-        return has_listing(self._inner)
+    def capabilities(self) -> Capabilities:
+        inner = self._inner.capabilities
+        return Capabilities(has_listing=inner.has_listing, reads_with_commits=inner.reads_with_commits)
 
     def die_at(self, number: int, when: str) -> None:
         """Die at the commit of this number, from now, before it or after it."""
@@ -229,10 +229,6 @@ class Line:
             await self.before(effect)
         at = self._begun(effect)
         return self._ended(effect, at, await self._inner.aperform(effect))
-
-    @property
-    def reads_with_commits(self) -> bool:
-        return reads_with_commits(self._inner)
 
     async def acommit_and_fetch(
         self, commit: Commit, fetch: Fetch

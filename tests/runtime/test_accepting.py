@@ -19,7 +19,6 @@ from perdure.model.ops import Commit, Now
 from perdure.model.program import Effect
 from perdure.model.records import INBOX, LANE, RUN
 from perdure.runtime import Runtime, Ticket
-from perdure.storage.port import reads_with_commits
 from tests.runtime.graphs import (
     WITHIN_S,
     Heard,
@@ -219,7 +218,7 @@ def test_a_thread_that_this_process_does_not_know_is_claimed_by_the_commit_that_
             before = line.commits
             ticket = await runtime.accept(thread, "hold")
             # Where a read costs as much as a refused commit, the thread is taken for a new one first.
-            is_refused = reads_with_commits(line) and thread == "ada"
+            is_refused = line.capabilities.reads_with_commits and thread == "ada"
             assert line.commits == before + (2 if is_refused else 1)
             (lane,) = storage.rows(thread, LANE)
             assert lane.fields["run_id"] == ticket.id

@@ -6,7 +6,6 @@ Covers perdure.langgraph.early_loads.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from perdure.database.opening import open_database
 from perdure.engine import queue_retention
 from perdure.langgraph.early_loads import EarlyLoads, kept_for_the_next
 from perdure.memory import MemoryPolicy
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Commit, Fetch, Get
 from perdure.model.program import Effect, ask
 from perdure.model.records import CHECKPOINT, EPOCH, HEAD, RUN, Partition, Record
@@ -32,7 +32,6 @@ from perdure.storage.port import (
     Driver,
     WrappingDriver,
     acommit_and_fetch,
-    reads_with_commits,
 )
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, spoken, working
 from tests.servers import postgres
@@ -217,12 +216,9 @@ class Noting(WrappingDriver):
 
     def __init__(self, inner: Driver) -> None:
         super().__init__(inner)
+        self.capabilities = inner.capabilities
         self.asked: list[Effect[Any]] = []
         self.answered: list[tuple[str, str]] = []
-
-    @property
-    def reads_with_commits(self) -> bool:
-        return reads_with_commits(self._inner)
 
     def perform(self, effect: Effect[R]) -> R:
         self.asked.append(effect)
@@ -314,12 +310,12 @@ def test_an_early_load_that_is_kept_is_for_one_more_load_under_its_lease() -> No
 
 
 def test_a_save_in_another_thread_may_forget_an_early_load_at_any_time() -> None:
-    class Raced(OrderedDict[Any, Any]):
+    class Raced(BoundedCache[Any, Any]):
         def __setitem__(self, key: Any, value: Any) -> None:
             super().__setitem__(key, value)
             early.forget(HERE)
 
     early = EarlyLoads()
-    early._found = Raced()
+    early._found = Raced(2)
     early.add(LOAD, answers(7))
     assert early.take(LOAD, 7) is None

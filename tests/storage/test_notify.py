@@ -24,7 +24,7 @@ from perdure.model.ops import Now
 from perdure.storage import notify as bells
 from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.notify import ServerNotifier, wait
-from perdure.storage.port import Driver, Notifier, bell_of
+from perdure.storage.port import Driver, Notifier
 from perdure.storage.url import open_driver
 from perdure.testing.faults import FaultyDriver
 from tests.servers import postgres, valkey
@@ -49,7 +49,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def of(driver: Driver) -> Notifier:
-    bell = bell_of(driver)
+    bell = driver.capabilities.bell
     assert bell is not None
     return bell
 
@@ -283,9 +283,9 @@ def test_a_forked_child_is_deaf_and_dumb(url: str) -> None:
 
 def test_whoever_stands_around_a_driver_passes_its_bell_on(url: str) -> None:
     with opened(url) as driver:
-        assert bell_of(FaultyDriver(EncryptedDriver(driver, None))) is of(driver)
+        assert FaultyDriver(EncryptedDriver(driver, None)).capabilities.bell is of(driver)
     with opened(url, notify="off") as driver:
-        assert bell_of(EncryptedDriver(driver, None)) is None
+        assert EncryptedDriver(driver, None).capabilities.bell is None
     with pytest.raises(BadUrl, match="notify="):
         open_driver(f"{url}&notify=maybe")
 
@@ -294,7 +294,7 @@ def test_whoever_stands_around_a_driver_passes_its_bell_on(url: str) -> None:
 def test_backends_in_one_process_have_none(near: str, tmp_path: Any) -> None:
     where = near if near == "memory://" else f"sqlite:///{tmp_path / 'threads.db'}"
     with closing(open_driver(where, migrate=True)) as driver:
-        assert bell_of(EncryptedDriver(driver, None)) is None
+        assert EncryptedDriver(driver, None).capabilities.bell is None
 
 
 def test_notifications_may_take_another_way() -> None:

@@ -22,18 +22,14 @@ from perdure.model.ops import Commit, Fetch
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.retention_policy import RetentionRules
+from perdure.model.well_formed import require_text
 from perdure.storage.port import (
     Answers,
     CommitLimits,
     Driver,
     acommit_and_fetch,
     arun,
-    bell_of,
-    examine,
-    has_listing,
-    has_threads,
     run,
-    settle,
 )
 
 R = TypeVar("R")
@@ -91,23 +87,27 @@ class DatabaseHandle:
     def examine(self, partition: Partition | None) -> list[str]:
         """Return the damage that the backend's own check finds in a partition, or, with ``None``, in the
         database as a whole."""
-        return examine(self.driver, partition)
+        require_text(partition or ())
+        examiner = self.driver.capabilities.examiner
+        return [] if examiner is None else examiner.examine(partition)
 
     async def aexamine(self, partition: Partition | None) -> list[str]:
         """Return the same as ``examine``, without blocking the event loop."""
-        if not has_threads(self.driver):
-            return examine(self.driver, partition)
-        return await asyncio.to_thread(examine, self.driver, partition)
+        if not self.driver.capabilities.has_threads:
+            return self.examine(partition)
+        return await asyncio.to_thread(self.examine, partition)
 
     def settle(self, partition: Partition) -> bool:
-        """Take the records of a partition for the ones that were written last; see ``port.settle``."""
-        return settle(self.driver, partition)
+        """Take the records of a partition for the ones that were written last; see ``port.Examines``."""
+        require_text(partition)
+        examiner = self.driver.capabilities.examiner
+        return examiner is not None and examiner.settle(partition)
 
     async def asettle(self, partition: Partition) -> bool:
         """Do the same as ``settle``, without blocking the event loop."""
-        if not has_threads(self.driver):
-            return settle(self.driver, partition)
-        return await asyncio.to_thread(settle, self.driver, partition)
+        if not self.driver.capabilities.has_threads:
+            return self.settle(partition)
+        return await asyncio.to_thread(self.settle, partition)
 
     @property
     def limits(self) -> CommitLimits:
@@ -128,14 +128,14 @@ class DatabaseHandle:
     @property
     def has_listing(self) -> bool:
         """True if threads can be listed by time and status without reading them."""
-        return has_listing(self.driver)
+        return self.driver.capabilities.has_listing
 
     def ring(self, *words: str) -> None:
         """Notify all processes on this database, soon but without a guarantee; a no-op without a bell.
 
         It neither blocks nor raises. Words are short, have no spaces, and are visible to all.
         """
-        if (bell := bell_of(self.driver)) is not None:
+        if (bell := self.driver.capabilities.bell) is not None:
             bell.ring(words)
 
     def listen(self, notify: Callable[[str], None]) -> Callable[[], None]:
@@ -143,7 +143,7 @@ class DatabaseHandle:
 
         The returned function ends the subscription.
         """
-        bell = bell_of(self.driver)
+        bell = self.driver.capabilities.bell
         return (lambda: None) if bell is None else bell.listen(notify)
 
     def alias(self, *names: str) -> str:
@@ -190,7 +190,7 @@ class DatabaseHandle:
 
     async def aclose(self) -> None:
         """Close without blocking the event loop."""
-        if has_threads(self.driver):
+        if self.driver.capabilities.has_threads:
             await asyncio.to_thread(self.close)
         else:
             self.close()

@@ -36,7 +36,7 @@ from perdure.model.checkpoint import Version
 from perdure.model.heads import ROOT
 from perdure.model.packs import ends_block
 from perdure.schema.schema import Schema
-from perdure.storage.port import arun, is_kept, run
+from perdure.storage.port import arun, run
 
 _log = logging.getLogger("perdure.langgraph")
 
@@ -96,7 +96,7 @@ class PerdureSaver(SaverPrograms):
     @property
     def is_kept(self) -> bool:
         """True if stored data outlives the process; false for ``memory://``."""
-        return is_kept(self._driver)
+        return self._driver.capabilities.is_kept
 
     def conflicts(self, thread_id: str) -> tuple[PerdureError, ...]:
         """Return the races that runs of this saver lost on a thread, oldest first (the last 32).

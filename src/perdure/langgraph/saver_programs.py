@@ -57,7 +57,7 @@ from perdure.model.record_versions import first_version
 from perdure.model.records import Key, Partition
 from perdure.model.write_records import NULL_TASK, RESUME
 from perdure.schema.schema import Schema
-from perdure.storage.port import Answers, Driver, reads_heads_first
+from perdure.storage.port import Answers, Driver
 
 OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
@@ -147,7 +147,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             at.checkpoint_id,
             guess=guess.head.checkpoint_id if guess and guess.head else None,
             reader=reader,
-            head_first=reads_heads_first(self._driver),
+            head_first=self._driver.capabilities.reads_heads_first,
         )
         if found.checkpoint is None and (yield from self._migration.find_namespace(at)):
             return (yield from self._get_at(self._migration.stored_address(at), run_id))

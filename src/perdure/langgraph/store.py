@@ -47,13 +47,7 @@ from perdure.model.store_items import Condition, Labels, labels_of, partition_of
 from perdure.storage.port import (
     Driver,
     arun,
-    has_threads,
-    is_local,
-    is_read_only,
-    keeps_fields,
-    removes_expired,
     run,
-    searches_items,
 )
 
 __all__ = ["PerdureStore", "TTLConfig"]
@@ -148,7 +142,7 @@ class PerdureStore(BaseStore):
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:
         results: list[Result] = []
-        threads = has_threads(self._driver)
+        threads = self._driver.capabilities.has_threads
         puts = self._puts(ops)
         embedded = await self._aembedded(ops, puts)
         # The programs of searches by a query compare thousands of vectors: the event loop does not wait.
@@ -236,7 +230,7 @@ class PerdureStore(BaseStore):
     async def _aembedded(self, ops: list[Op], puts: Mapping[Partition, Puts]) -> Embedded:
         if self._index is None:
             return NOTHING
-        return await self._index.aembed(_texts(puts), ops, in_threads=has_threads(self._driver))
+        return await self._index.aembed(_texts(puts), ops, in_threads=self._driver.capabilities.has_threads)
 
     def _stages(
         self, ops: list[Op], puts: Mapping[Partition, Puts], results: list[Result], embedded: Embedded
@@ -247,7 +241,7 @@ class PerdureStore(BaseStore):
         now = self._clock.now()
         results += [None] * len(ops)
         touched: dict[Partition, dict[str, Record]] = {}
-        renews = not is_read_only(self._driver)
+        renews = not self._driver.capabilities.is_read_only
 
         def touch(partition: Partition, record: Record) -> None:
             if renews and record.fields["ttl"] is not None:
@@ -280,7 +274,7 @@ class PerdureStore(BaseStore):
         yield [
             # Where reads at once gain nothing, what one returned becomes results before the next one begins:
             # the garbage collector looks again and again at each object that lives.
-            *([_one_by_one(gets)] if gets and is_local(self._driver) else gets),
+            *([_one_by_one(gets)] if gets and self._driver.capabilities.is_local else gets),
             *map(search, _searches(ops)),
             *map(listing, _listings(ops)),
         ]
@@ -289,7 +283,7 @@ class PerdureStore(BaseStore):
             for partition, records in touched.items()
             if (left := _unwritten(records, puts.get(partition)))
         ]
-        keeps, versions = keeps_fields(self._driver), _versions()
+        keeps, versions = self._driver.capabilities.keeps_fields, _versions()
         # Other drivers read before they write, and the generation with that.
         known = self._index.generations if self._index is not None and keeps else None
         yield [
@@ -347,7 +341,7 @@ class PerdureStore(BaseStore):
                     )
                 )
             rank = partial(self._index.candidates, self._driver, self._tenant, op, embedded)
-            removal = next(_versions()) if removes_expired(self._driver) else None
+            removal = next(_versions()) if self._driver.capabilities.removes_expired else None
             page = {"offset": op.offset, "limit": op.limit}
             return (yield from nearest_items.nearest(rank, judge, now=now, removal=removal, **page))
         if op.query and not self._has_ignored_a_query:
@@ -357,7 +351,7 @@ class PerdureStore(BaseStore):
                 "items; open it with db.store(index={'text': True}) to compare words, or with 'dims' and "
                 "'embed' to compare vectors (on a server: store.index in perdure.toml)"
             )
-        if not searches_items(self._driver):
+        if not self._driver.capabilities.searches_items:
             found = items.search(
                 self._tenant,
                 prefix,

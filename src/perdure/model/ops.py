@@ -57,7 +57,7 @@ class Put(NamedTuple):
 
     ``keep`` names a field of which the value in ``fields`` is the current time. A record that is overwritten
     keeps its own value of it, unless its kind ``expires`` and it has expired by then. Only a driver for which
-    ``perdure.storage.port.keeps_fields`` is true takes a put with ``keep``.
+    ``Capabilities.keeps_fields`` is true takes a put with ``keep``.
     """
 
     kind: Kind
@@ -212,17 +212,17 @@ class Find(Effect[tuple[IndexHit, ...]]):
     and, if given, at or above ``since``, those due longest first; of such a record only the key and
     ``due_at`` are promised). A partition may be found empty.
 
-    ``"listed"``, if ``perdure.storage.port.has_listing``, finds a tenant's threads by the time ``by``, those
+    ``"listed"``, if ``Capabilities.has_listing``, finds a tenant's threads by the time ``by``, those
     with the status ``value`` if one is given, past the first ``skip``, without the runtime's
     own (``INTERNAL``). No other index orders partitions by anything but their names.
 
-    ``"items"``, if ``perdure.storage.port.searches_items``, finds the store's items with their bodies, in
+    ``"items"``, if ``Capabilities.searches_items``, finds the store's items with their bodies, in
     the namespaces whose name starts with ``prefix``, last written first and past the first ``skip``: those
     that have not expired at ``until`` and whose body contains one of each of the ``holding``. ``last`` is
     the end of the page before: only items after it are found. Items that violate one of the ``bounds`` may
     be found or left out, whichever is cheaper. Ranges would read every item of a namespace to find a few.
 
-    ``"nearest"``, if ``perdure.storage.port.vector_dims`` is not less than the vector of ``near`` is long,
+    ``"nearest"``, if ``Capabilities.vector_dims`` is not less than the vector of ``near`` is long,
     finds the items in these namespaces that have a vector of one of the models of ``near``, the nearest
     first, with their bodies; an item with several vectors may be found several times. Without ``exact`` the
     nearest ones may be found approximately. ``"outdated"`` finds the namespaces with entries of the search

@@ -26,7 +26,7 @@ from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.settings import span_us
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.worker import Worker
-from perdure.storage.port import Answers, reads_with_commits
+from perdure.storage.port import Answers
 
 R = TypeVar("R")
 __all__ = ["Acceptance", "AcceptanceTerms", "AlreadyCreated", "Precondition", "Strategy"]
@@ -116,7 +116,7 @@ class Acceptance:
         graphs = self._worker.runner.graphs.agents.keys()
         if known is not None or not context.works or not accept_and_claim.may_ever_begin(accept, graphs):
             return known
-        if reads_with_commits(context.database.driver):
+        if context.database.driver.capabilities.reads_with_commits:
             return accept_and_claim.NEW
         return accept_and_claim.read(
             await context.database.arun(ask(Fetch(partition, accept_and_claim.GETS)))

@@ -45,7 +45,7 @@ from perdure.model.ops import (
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition, Record
 from perdure.storage.layout_version import EXPORT_AND_IMPORT, this_release
-from perdure.storage.port import CommitLimits
+from perdure.storage.port import Capabilities, CommitLimits
 
 FORMAT = 4
 """The version of the file's layout that this release writes and reads."""
@@ -85,9 +85,8 @@ class Archive:
         self._lock = RLock()
 
     @property
-    def is_read_only(self) -> bool:
-        """See ``port.is_read_only``."""
-        return not self._writing
+    def capabilities(self) -> Capabilities:
+        return Capabilities(is_read_only=not self._writing)
 
     @property
     def limits(self) -> CommitLimits:

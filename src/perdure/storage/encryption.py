@@ -35,18 +35,13 @@ from perdure.model.records import (
     Record,
 )
 from perdure.model.store_items import labels_of
-from perdure.model.well_formed import require_names, require_text
+from perdure.model.well_formed import require_names
 from perdure.storage.port import (
     Answers,
     CommitLimits,
     Driver,
     WrappingDriver,
     acommit_and_fetch,
-    is_read_only,
-    prepare_vectors,
-    reads_with_commits,
-    vector_dims,
-    vector_method,
 )
 
 if TYPE_CHECKING:
@@ -161,7 +156,7 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
             f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
             "encrypted database and move them there"
         )
-    if is_read_only(driver):
+    if driver.capabilities.is_read_only:
         return
     version = found[0].version if found else 0
     put = Put(SEAL, (_WORD,), {}, _WORD.encode(), expect=version or Expect.ABSENT, version=version + 1)
@@ -177,6 +172,13 @@ class EncryptedDriver(WrappingDriver):
     def __init__(self, inner: Driver, keyring: Keyring | None) -> None:
         super().__init__(inner)
         self._keyring = keyring
+        self.capabilities = inner.capabilities
+        if keyring is not None:
+            # A sealed body is bound to its record's fields, so none of them may change when it is stored; and
+            # sealed vectors cannot be compared where they are stored.
+            self.capabilities = replace(
+                inner.capabilities, keeps_fields=False, vectors="as the database is encrypted"
+            )
 
     @property
     def limits(self) -> CommitLimits:
@@ -186,34 +188,11 @@ class EncryptedDriver(WrappingDriver):
         # Commits are planned before sealing, which adds the overhead to each body.
         return CommitLimits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
 
-    @property
-    def keeps_fields(self) -> bool:
-        # A sealed body is bound to its record's fields, so none of them may change when it is stored.
-        return self._keyring is None and super().keeps_fields
-
-    @property
-    def vector_dims(self) -> int:
-        # Sealed vectors cannot be compared where they are stored.
-        return vector_dims(self._inner) if self._keyring is None else 0
-
-    def vector_method(self, dims: int) -> str:
-        if self._keyring is not None:
-            return "in this process, as the database is encrypted"
-        return vector_method(self._inner, dims)
-
-    def prepare_vectors(self, dims: int) -> int:
-        return prepare_vectors(self._inner, dims) if self._keyring is None else 0
-
     def perform(self, effect: Effect[R]) -> R:
         return self._up(effect, self._inner.perform(self._down(effect)))
 
     async def aperform(self, effect: Effect[R]) -> R:
         return self._up(effect, await self._inner.aperform(self._down(effect)))
-
-    @property
-    def reads_with_commits(self) -> bool:
-        """See ``port.reads_with_commits``."""
-        return reads_with_commits(self._inner)
 
     async def acommit_and_fetch(
         self, commit: Commit, fetch: Fetch
@@ -226,14 +205,6 @@ class EncryptedDriver(WrappingDriver):
         except PerdureError:
             # A caller that reads it by itself gets the error.
             return outcome, None
-
-    def examine(self, partition: Partition | None) -> list[str]:
-        require_text(partition or ())
-        return super().examine(partition)
-
-    def settle(self, partition: Partition) -> bool:
-        require_text(partition)
-        return super().settle(partition)
 
     def _down(self, effect: Effect[R]) -> Effect[R]:
         require_names(effect)

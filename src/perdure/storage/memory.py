@@ -29,7 +29,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import INDEXED, RESERVED, Key, Kind, Partition, Record
-from perdure.storage.port import CommitLimits
+from perdure.storage.port import Capabilities, CommitLimits
 
 SCHEMA_VERSION = 0
 R = TypeVar("R")
@@ -39,9 +39,7 @@ Table = dict[Key, Record]
 class MemoryDriver:
     """One dict for each partition and kind, behind one lock."""
 
-    is_kept = False
-    is_local = True
-    keeps_fields = True
+    capabilities = Capabilities(is_kept=False, is_local=True, keeps_fields=True)
 
     def __init__(self, limits: CommitLimits | None = None) -> None:
         self._limits = limits or CommitLimits(ops=100_000, bytes=1 << 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from perdure.errors import NotAllowed
@@ -16,14 +17,10 @@ R = TypeVar("R")
 class ReadOnlyDriver(WrappingDriver):
     """Passes reads on and raises ``NotAllowed`` for writes."""
 
-    @property
-    def is_read_only(self) -> bool:
-        return True
-
-    @property
-    def removes_expired(self) -> bool:
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
         # What a search would remove has to be written.
-        return False
+        self.capabilities = replace(self.capabilities, is_read_only=True, removes_expired=False)
 
     def perform(self, effect: Effect[R]) -> R:
         _check(effect)

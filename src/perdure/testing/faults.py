@@ -29,17 +29,7 @@ from perdure.database.opening import open_database
 from perdure.errors import Contention, Fenced, HeadConflict, PerdureError, Unavailable
 from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
-from perdure.storage.port import (
-    Answers,
-    CommitLimits,
-    Driver,
-    Notifier,
-    acommit_and_fetch,
-    bell_of,
-    reads_with_commits,
-    searches_items,
-    vector_dims,
-)
+from perdure.storage.port import Answers, Driver, WrappingDriver, acommit_and_fetch
 
 __all__ = [
     "ALL",
@@ -115,7 +105,7 @@ def refuse(effect: Effect[Any]) -> object:
     return Refused(guarded.kind, guarded.key)
 
 
-class FaultyDriver:
+class FaultyDriver(WrappingDriver):
     """A driver around another one that adds faults. Safe to share between threads.
 
     ``counts`` names the kinds of effect that count; the others pass. ``count`` is the number of those that
@@ -129,32 +119,13 @@ class FaultyDriver:
         counts: Collection[type[Effect[Any]]] = ALL,
         on_effect: Callable[[int, Effect[Any]], None] | None = None,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
+        self.capabilities = inner.capabilities
         self._faults = faults
         self._counts = tuple(counts)
         self._on_effect = on_effect
         self._lock = Lock()
         self.count = 0
-
-    @property
-    def limits(self) -> CommitLimits:
-        return self._inner.limits
-
-    @property
-    def searches_items(self) -> bool:
-        return searches_items(self._inner)
-
-    @property
-    def vector_dims(self) -> int:
-        return vector_dims(self._inner)
-
-    @property
-    def bell(self) -> Notifier | None:
-        return bell_of(self._inner)
-
-    @property
-    def reads_with_commits(self) -> bool:
-        return reads_with_commits(self._inner)
 
     def perform(self, effect: Effect[R]) -> R:
         at = self._begin(effect)
@@ -185,9 +156,6 @@ class FaultyDriver:
         answer = await acommit_and_fetch(self._inner, commit, fetch)
         self._strike(at, "after", commit)
         return answer
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _begin(self, effect: Effect[Any]) -> int:
         """Return the number of an effect, 0 if its kind does not count."""

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -390,7 +391,7 @@ def test_the_figures_of_the_documentation_are_those_of_the_code() -> None:
 class Expiring(MemoryDriver):
     """A driver whose service removes expired items by itself, without their entries."""
 
-    removes_expired = True
+    capabilities = replace(MemoryDriver.capabilities, removes_expired=True)
 
     def lose(self, *keys: str) -> None:
         """Remove items as the service does."""

@@ -36,7 +36,7 @@ from perdure.model.ops import Find, NearQuery
 from perdure.model.program import Program, ask
 from perdure.model.records import STORE, Partition
 from perdure.model.store_items import labels_of, name_of
-from perdure.storage.port import Driver, prepare_vectors, vector_dims, vector_method
+from perdure.storage.port import Driver
 
 __all__ = ["NOTHING", "Embedded", "IndexConfig", "SearchConfig", "SearchIndex", "index_of"]
 
@@ -209,7 +209,7 @@ class SearchIndex:
             return "vectors and words in this process"
         if self.distance != "cosine":
             return f"vectors by {self.distance} in this process"
-        return f"vectors {vector_method(driver, self._dims)}"
+        return f"vectors {driver.capabilities.vector_method(self._dims)}"
 
     def announce(self, driver: Driver) -> None:
         """Log once how the items of a database are compared with a query."""
@@ -221,12 +221,13 @@ class SearchIndex:
         """Return True if the database itself compares the vectors, which it does by cosines. Where words are
         compared, too, the scores of all items are needed, so that both are compared in the process."""
         is_possible = self.extractor is None and self.distance == "cosine"
-        return is_possible and 0 < self._dims <= vector_dims(driver)
+        return is_possible and 0 < self._dims <= driver.capabilities.vector_dims()
 
     def prepare(self, driver: Driver) -> int:
         """Prepare the database for searches, where it compares the vectors itself; return the number of items
         whose vectors were wrong there."""
-        return prepare_vectors(driver, self._dims) if self.is_stored_in(driver) else 0
+        vectors = driver.capabilities.vectors if self.is_stored_in(driver) else None
+        return 0 if vectors is None or isinstance(vectors, str) else vectors.prepare(self._dims)
 
     def request(self, tenant: str, op: SearchOp, now: int, embedded: Embedded) -> Program[Find]:
         """Return the request for the items nearest to the query, for a database that compares the vectors.

@@ -25,7 +25,7 @@ from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, gave_up, translated
 from perdure.storage.d1.url import D1Url
 from perdure.storage.outage import PATIENCE_S, Outage
-from perdure.storage.port import CommitLimits
+from perdure.storage.port import Capabilities, CommitLimits
 
 R = TypeVar("R")
 
@@ -40,9 +40,6 @@ _SLOT_SECONDS = 86_400
 class D1Driver:
     """One D1 database behind a transport. Opening it neither creates nor migrates the schema."""
 
-    has_listing = True
-    searches_items = True
-
     def __init__(
         self,
         transport: Transport,
@@ -56,7 +53,7 @@ class D1Driver:
         self._name = name
         self._sleep = sleep
         self._outage = Outage(patience_s)
-        self.has_threads = has_threads
+        self.capabilities = Capabilities(has_listing=True, searches_items=True, has_threads=has_threads)
         self._limits = CommitLimits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
         self._batcher: Batcher | InlineBatcher

@@ -20,7 +20,7 @@ from perdure.storage.dynamodb.client import Client, target_of
 from perdure.storage.dynamodb.find import find
 from perdure.storage.dynamodb.reading import Reader
 from perdure.storage.dynamodb.writing import Writer
-from perdure.storage.port import CommitLimits
+from perdure.storage.port import Capabilities, CommitLimits
 
 R = TypeVar("R")
 
@@ -32,8 +32,7 @@ _FAN_OUT = 16
 class DynamoDriver:
     """One table. Creating the driver neither creates nor checks it."""
 
-    removes_expired = True
-    reads_heads_first = True
+    capabilities = Capabilities(removes_expired=True, reads_heads_first=True)
 
     def __init__(self, client: Client) -> None:
         # A transaction takes 100 actions and 4 MB; one action is the root's, and keys and fields count too.

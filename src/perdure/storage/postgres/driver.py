@@ -26,12 +26,12 @@ from perdure.model.ops import (
     Refused,
 )
 from perdure.model.program import Effect
-from perdure.model.records import INDEXED, ITEM, STORE, Partition, Record
+from perdure.model.records import INDEXED, ITEM, Partition, Record
 from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.notify import ServerNotifier
 from perdure.storage.outage import Outage
-from perdure.storage.port import Answers, CommitLimits, Notifier
+from perdure.storage.port import Answers, Capabilities, CommitLimits
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.connection import (
     HAS_PIPELINES,
@@ -54,6 +54,14 @@ _READS_MAX = 64
 _ATTEMPTS = 4
 _DROP_ROWS = 5_000
 _ROLLBACKS = 8
+_LOST_VECTORS = (
+    "as pgvector was dropped from the database or moved within it; items cannot be indexed until"
+    " `perdure migrate` has been run"
+)
+_NO_VECTORS = (
+    "as the database has no pgvector: `perdure migrate` adds it where the server has it and the user may"
+    " create extensions"
+)
 
 
 class PostgresDriver:
@@ -64,9 +72,6 @@ class PostgresDriver:
         vectors: The search by vectors, where the schema has the table for it.
         has_lost_vectors: Without ``vectors``: pgvector was dropped or moved after the table was made for it.
     """
-
-    has_listing = True
-    searches_items = True
 
     def __init__(
         self, place: PostgresUrl, vectors: VectorSearch | None = None, *, has_lost_vectors: bool = False
@@ -95,49 +100,21 @@ class PostgresDriver:
         return _LIMITS
 
     @property
-    def vector_dims(self) -> int:
-        return 0 if self._vectors is None else self._vectors.dims_max
-
-    def vector_method(self, dims: int) -> str:
-        """Return in words how vectors of a length are compared."""
-        if self._vectors is None and self._has_lost_vectors:
-            return (
-                "in this process, as pgvector was dropped from the database or moved within it; items cannot"
-                " be indexed until `perdure migrate` has been run"
-            )
-        if self._vectors is None:
-            return (
-                "in this process, as the database has no pgvector: `perdure migrate` adds it where the server"
-                " has it and the user may create extensions"
-            )
-        if dims > self.vector_dims:
-            return f"in this process: pgvector takes {self.vector_dims:,} dimensions at most"
-        return self._vectors.method(dims)
-
-    def prepare_vectors(self, dims: int) -> int:
-        """See ``VectorSearch.prepare``."""
-        return 0 if self._vectors is None else self._vectors.prepare(dims)
-
-    def examine(self, partition: Partition | None) -> list[str]:
-        """Return the items of a namespace whose vectors are not those of their entries."""
-        if self._vectors is None or partition is None or partition.space != STORE:
-            return []
-        return self._vectors.examine(partition)
-
-    @property
-    def bell(self) -> Notifier | None:
-        return self._bell
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            has_listing=True,
+            searches_items=True,
+            reads_with_commits=HAS_PIPELINES,
+            bell=self._bell,
+            vectors=self._vectors or (_LOST_VECTORS if self._has_lost_vectors else _NO_VECTORS),
+            examiner=self._vectors,
+        )
 
     def perform(self, effect: Effect[R]) -> R:
         return self._batcher(effect).perform(effect)
 
     async def aperform(self, effect: Effect[R]) -> R:
         return await self._batcher(effect).aperform(effect)
-
-    @property
-    def reads_with_commits(self) -> bool:
-        """See ``port.reads_with_commits``."""
-        return HAS_PIPELINES
 
     async def acommit_and_fetch(
         self, commit: Commit, fetch: Fetch

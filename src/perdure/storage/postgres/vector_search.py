@@ -10,7 +10,7 @@ import psycopg
 
 from perdure.errors import Unavailable
 from perdure.model.ops import Find, IndexHit, RankedItem
-from perdure.model.records import ITEM, Partition
+from perdure.model.records import ITEM, STORE, Partition
 from perdure.storage.postgres import codec, vector_rows
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
 from perdure.storage.postgres.statements import Statement, call, sent
@@ -126,6 +126,8 @@ class VectorSearch:
 
     def method(self, dims: int) -> str:
         """Return in words how vectors of a length are compared."""
+        if dims > self.dims_max:
+            return f"in this process: pgvector takes {self.dims_max:,} dimensions at most"
         if self._extension.has_graphs and dims in self._graphs:
             return "by pgvector, through HNSW where many are searched"
         if not self._extension.has_graphs:
@@ -168,8 +170,10 @@ class VectorSearch:
                 self._graphs.add(dims)
         return int(row[0]) if row else 0
 
-    def examine(self, partition: Partition) -> list[str]:
+    def examine(self, partition: Partition | None) -> list[str]:
         """Return the items of a namespace whose vectors are not those of their entries."""
+        if partition is None or partition.space != STORE:
+            return []
         with self._connecting(self._place) as connection:
             found = connection.execute(
                 f"SELECT x.item FROM {self._schema}.thread p, {self._schema}.vectors_damaged(p.pk) x"
@@ -181,6 +185,10 @@ class VectorSearch:
             "`perdure store reindex` makes them anew"
             for (item,) in found
         ]
+
+    def settle(self, partition: Partition) -> bool:
+        """Return False: what is wrong is made anew by ``prepare``."""
+        return False
 
     def _has_graph(self, connection: psycopg.Connection, dims: int) -> bool:
         found = connection.execute(

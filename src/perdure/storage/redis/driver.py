@@ -24,7 +24,7 @@ from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_a
 from perdure.storage.kv import keys
 from perdure.storage.layout_version import other_version, require_steps
 from perdure.storage.notify import ServerNotifier
-from perdure.storage.port import CommitLimits, Notifier
+from perdure.storage.port import Capabilities, CommitLimits
 from perdure.storage.redis import requests, scripts
 from perdure.storage.redis.cluster import Call, CallLost, NodeConnections, Topology, evaluate
 from perdure.storage.redis.errors import CLIENT_ERRORS, translate
@@ -62,8 +62,8 @@ class RedisDriver:
         return self._limits
 
     @property
-    def bell(self) -> Notifier | None:
-        return self._bell
+    def capabilities(self) -> Capabilities:
+        return Capabilities(bell=self._bell)
 
     def perform(self, effect: Effect[R]) -> R:
         return self._batcher.perform(effect)

@@ -40,7 +40,7 @@ from perdure.model.ops import (
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, RESERVED, WRITE, Kind, Partition
 from perdure.storage.batching import Batcher, PendingRequest
-from perdure.storage.port import CommitLimits
+from perdure.storage.port import Capabilities, CommitLimits
 from perdure.storage.sql import checksums, migrations, schema
 from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
@@ -64,18 +64,13 @@ _INLINE_ITEMS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Settle(Effect[bool]):
-    """See ``port.settle``: a request of this driver to itself, as it writes."""
+    """See ``port.Examines``: a request of this driver to itself, as it writes."""
 
     partition: Partition
 
 
 class SqliteDriver:
     """One SQLite file. Opening it neither creates nor migrates the schema."""
-
-    has_listing = True
-    is_local = True
-    searches_items = True
-    keeps_fields = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,6 +93,12 @@ class SqliteDriver:
     @property
     def limits(self) -> CommitLimits:
         return self._limits
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            has_listing=True, is_local=True, searches_items=True, keeps_fields=True, examiner=self
+        )
 
     def perform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Fetch | Find | Now):
@@ -144,7 +145,7 @@ class SqliteDriver:
             return integrity.examine_partition(reader, partition)
 
     def settle(self, partition: Partition) -> bool:
-        """See ``port.settle``."""
+        """See ``port.Examines``."""
         return self._commits.perform(_Settle(partition))
 
     # Writing

@@ -23,7 +23,7 @@ from perdure.errors import Corrupt, NotAllowed, Unavailable
 from perdure.model.ops import Fetch, Find, Now
 from perdure.model.program import Effect
 from perdure.model.records import Partition
-from perdure.storage.port import CommitLimits
+from perdure.storage.port import Capabilities, CommitLimits
 from perdure.storage.sqlite import integrity, rows
 from perdure.storage.sqlite.errors import translated
 from perdure.storage.sqlite.forks import CALLS
@@ -37,10 +37,6 @@ _READERS = 4
 class SqliteReader:
     """One SQLite file, for reading. Its time is the host's."""
 
-    has_listing = True
-    is_local = True
-    searches_items = True
-
     def __init__(self, path: Path) -> None:
         self._path = path
         # Those of a driver that writes: a write is refused for what it is, not for its size.
@@ -53,6 +49,10 @@ class SqliteReader:
     @property
     def limits(self) -> CommitLimits:
         return self._limits
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(has_listing=True, is_local=True, searches_items=True, examiner=self)
 
     def perform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Now):
@@ -82,6 +82,10 @@ class SqliteReader:
                 return integrity.examine_partition(connection, partition)
         except Corrupt as error:
             return [str(error)]
+
+    def settle(self, partition: Partition) -> bool:
+        """Return False: nothing is written."""
+        return False
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)

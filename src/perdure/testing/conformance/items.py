@@ -6,7 +6,7 @@ import pytest
 
 from perdure.model.ops import Commit, Delete, Drop, Expect, Expectation, Fetch, Find, Get, Put, Range
 from perdure.model.records import ITEM, STORE, TAG, Partition
-from perdure.storage.port import Driver, keeps_fields
+from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.rows import NAMES
 
@@ -218,7 +218,7 @@ class Items:
         assert [len(answer) for answer in answers] == [1, 0] * 20
 
     def test_a_put_keeps_a_field_of_the_item_that_it_overwrites(self, driver: Driver) -> None:
-        if not keeps_fields(driver):
+        if not driver.capabilities.keeps_fields:
             pytest.skip("the driver keeps no field of a record that it overwrites")
         first, second = LATER - 50, LATER - 40
         for n in range(0, 200, 2):
@@ -238,7 +238,7 @@ class Items:
         assert again.fields["created_at"] == LATER - 9, "a put that keeps nothing kept something"
 
     def test_nothing_is_kept_of_an_item_that_has_expired(self, driver: Driver) -> None:
-        if not keeps_fields(driver):
+        if not driver.capabilities.keeps_fields:
             pytest.skip("the driver keeps no field of a record that it overwrites")
         for now, expires_at, created in (
             (LATER - 50, LATER - 30, LATER - 50),
@@ -253,7 +253,7 @@ class Items:
             assert record.fields["expires_at"] == expires_at
 
     def test_a_put_that_keeps_a_field_has_its_expectation(self, driver: Driver) -> None:
-        if not keeps_fields(driver):
+        if not driver.capabilities.keeps_fields:
             pytest.skip("the driver keeps no field of a record that it overwrites")
         born, later = LATER - 50, LATER - 40
         rows.stored(driver, made_at("k", born), at=SPACE)

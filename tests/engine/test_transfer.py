@@ -32,7 +32,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Capabilities, CommitLimits, Driver
+from perdure.storage.port import Capabilities, CommitLimits, Driver, WrappingDriver
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail
 from tests.backends import BACKENDS, EMPTY
 from tests.chunk_names import chunk_names
@@ -72,15 +72,12 @@ class Narrow:
         self._inner.close()
 
 
-class Hooked:
+class Hooked(WrappingDriver):
     """A driver that lets a test act before an effect is performed, or change it."""
 
-    capabilities = Capabilities()
-
     def __init__(self, inner: Driver, before: Callable[[Effect[Any]], Effect[Any] | None]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._before = before
-        self.limits = inner.limits
 
     def perform(self, effect: Effect[R]) -> R:
         changed: Any = self._before(effect)
@@ -88,9 +85,6 @@ class Hooked:
 
     async def aperform(self, effect: Effect[R]) -> R:
         return self.perform(effect)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def in_memory(

@@ -1,6 +1,6 @@
 """Where records are in a partition's item collection, and what one query reads of it.
 
-Covers perdure.storage.dynamodb.places, perdure.storage.dynamodb.reading.
+Covers perdure.storage.dynamodb.places, perdure.storage.dynamodb.reading, perdure.storage.dynamodb.spans.
 """
 
 from __future__ import annotations

@@ -15,15 +15,16 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from threading import Lock, RLock, local
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from perdure.errors import Contention
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Fetch, Get, Range
-from perdure.model.records import CHECKPOINT, ITEM, SESSIONS, WRITE, Key, Partition, Record
+from perdure.model.records import ITEM, SESSIONS, WRITE, Key, Partition, Record
 from perdure.storage.dynamodb import items, places
 from perdure.storage.dynamodb.client import Client
 from perdure.storage.dynamodb.items import Item, PartitionRoot
+from perdure.storage.dynamodb.spans import Span, neighbours
 from perdure.storage.kv import keys as layout
 
 A = TypeVar("A")
@@ -32,9 +33,6 @@ B = TypeVar("B")
 _BATCH = 100
 _ATTEMPTS = 24
 _PATIENT_AFTER = 3
-_LARGE = 256
-"""Records of the least limit of a range that is read together with its neighbours: a query reads up to a
-megabyte at once, more than a few records need."""
 _SHARE = 4
 """Records of a place that are read for each one that is wanted, where two kinds share the place."""
 _KNOWN = 16_384
@@ -461,66 +459,6 @@ def _select(item: Range) -> Item:
         "ProjectionExpression": ", ".join(f"#{name}" for name in names),
         "ExpressionAttributeNames": {f"#{name}": name for name in names},
     }
-
-
-class Span(NamedTuple):
-    """An item of a request whose records are stored one behind the other, from the place ``start`` on."""
-
-    item: Get | Range
-    start: bytes
-
-    @property
-    def limit(self) -> int | None:
-        return self.item.limit if isinstance(self.item, Range) else None
-
-    def holds(self, place: bytes) -> bool:
-        """Return True if the record at a place is one of them."""
-        if isinstance(self.item, Get):
-            return place == self.start
-        return place.startswith(self.start) and places.record_at(place)[0] is self.item.kind
-
-    def ends_before(self, place: bytes) -> bool:
-        """Return True if all of them precede a place."""
-        return place > self.start and (isinstance(self.item, Get) or place >= layout.successor(self.start))
-
-    def precedes(self, other: Span) -> bool:
-        """Return True if those of the other one follow these, with nothing in between or probably nothing."""
-        item = self.item
-        if isinstance(item, Get):
-            return item.kind is CHECKPOINT and other.item.kind is WRITE and other.start == self.start
-        return places.is_followed(item.kind, item.prefix, other.start)
-
-
-def neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
-    """Return the items of a request in groups that one query can read, in order; most are alone in theirs."""
-    alone: list[list[Span]] = []
-    together: list[list[Span]] = []
-    spans = [Span(item, places.starts(item.kind, _prefix(item))[0]) for item in wanted]
-    for span in sorted(spans, key=lambda span: (span.start, span.item.kind is WRITE)):
-        if not _is_whole(span):
-            alone.append([span])
-        elif together and together[-1][-1].precedes(span):
-            together[-1].append(span)
-        else:
-            together.append([span])
-    return alone + together
-
-
-def _prefix(item: Get | Range) -> Key:
-    return item.key if isinstance(item, Get) else item.prefix
-
-
-def _is_whole(span: Span) -> bool:
-    """Return True if all records of an item are wanted, with their bodies, in the order of their places."""
-    item = span.item
-    if isinstance(item, Get):
-        return True
-    if len(span.start) > items.KEPT or item.by is not None or item.after is not None or not item.bodies:
-        return False
-    if item.limit is not None and (item.limit < _LARGE or item.kind.expires):
-        # Of records that expire a query may bring fewer than it has read, and a short page is the last one.
-        return False
-    return item.reverse == places.is_mirrored(item.kind)
 
 
 def _embedded(partition: Partition, item: Get | Range) -> bool:

@@ -89,7 +89,7 @@ class StepPut(ABC, Generic[R]):
             self.on_older(self.partition)
         return view
 
-    def _decided(self, view: View) -> tuple[tuple[Op, ...], int] | None:
+    def _try_decide(self, view: View) -> tuple[tuple[Op, ...], int] | None:
         """Decide. ``None`` if a remembered view shows a conflict: it may be out of date, so only a view that
         is read now may refuse a write."""
         try:
@@ -99,7 +99,7 @@ class StepPut(ABC, Generic[R]):
                 return None
             raise
 
-    def _guarded(self, view: View) -> tuple[tuple[Op, ...], int]:
+    def _plan_guards(self, view: View) -> tuple[tuple[Op, ...], int]:
         """Return the guards of a write, and the generation to plan it under.
 
         A thread without a generation is given one: chunks known to be stored in a thread must not be taken
@@ -150,7 +150,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         return StepPut._load(self)
 
     def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
-        checks, generation = self._guarded(view)
+        checks, generation = self._plan_guards(view)
         head, parent = view.head, self.parent
         verdict = judge(
             namespace=self.namespace,
@@ -171,7 +171,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
 
     def _attempt(self, view: View) -> Program[tuple[View, CheckpointRecord] | None]:
         partition, namespace, parent, loaded = self.partition, self.namespace, self.parent, self.loaded
-        decided = self._decided(view)
+        decided = self._try_decide(view)
         if decided is None:
             return None
         checks, generation = decided
@@ -219,8 +219,8 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             if stored is None:
                 return None
             record = again(stored, record)
-            raised = _raising(checks, generation, record.id)
-            moved, after = self._moved_again(view, after, stored, moved)
+            raised = _raise_generation(checks, generation, record.id)
+            moved, after = self._move_again(view, after, stored, moved)
             outcome = yield from commit_with_chunks(
                 partition,
                 [*raised, *parent_check, *proof, moved, record.put(Expect.PRESENT)],
@@ -274,7 +274,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             "Give the new checkpoint an id of its own"
         )
 
-    def _moved_again(self, view: View, after: View, stored: CheckpointRecord, moved: Put) -> tuple[Put, View]:
+    def _move_again(self, view: View, after: View, stored: CheckpointRecord, moved: Put) -> tuple[Put, View]:
         """Return the head's move to a checkpoint that is stored already, and the thread then.
 
         The head moves only from the checkpoint's parent. The sequence stays.
@@ -312,14 +312,14 @@ class WritesPut(StepPut[bool]):
         claim = self.claim
         if claim is not None and self.plan.child() is None and not _holds(claim, view.head):
             raise outrun(self.partition, claim.checkpoint_id)
-        checks, generation = self._guarded(view)
+        checks, generation = self._plan_guards(view)
         if claim is not None and view.head is not None and _holds(claim, view.head):
-            checks = (*checks, _claiming(claim, view.head))
+            checks = (*checks, _plan_claim(claim, view.head))
         return checks, generation
 
     def _attempt(self, view: View) -> Program[bool | None]:
         partition, claim = self.partition, self.claim
-        decided = self._decided(view)
+        decided = self._try_decide(view)
         if decided is None:
             return None
         checks, generation = decided
@@ -384,7 +384,7 @@ class WritesPut(StepPut[bool]):
                 puts.append(put_over(write, there))
                 if not are_of_one_run(there.nonce, write.nonce):
                     puts += new_puts([there.aside])
-                checks = _raising(checks, generation, write.task_id)
+                checks = _raise_generation(checks, generation, write.task_id)
         return [*checks, *puts, *added_puts(free, held_by_record(records))]
 
 
@@ -412,14 +412,14 @@ def _holds(claim: HeadClaim, head: HeadView | None) -> bool:
     return head is not None and claim.holds(head.checkpoint_id, head.version)
 
 
-def _claiming(claim: HeadClaim, head: HeadView) -> Op:
+def _plan_claim(claim: HeadClaim, head: HeadView) -> Op:
     if head.version == claim.after:
         return Check(HEAD, (ROOT,), claim.after)
     fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}
     return Put(HEAD, (ROOT,), fields, expect=claim.before, version=claim.after)
 
 
-def _raising(checks: tuple[Op, ...], generation: int, by: str) -> tuple[Op, ...]:
+def _raise_generation(checks: tuple[Op, ...], generation: int, by: str) -> tuple[Op, ...]:
     """Return the guards with the collection generation raised.
 
     What an overwritten record referred to may be unreachable now, so no writer may rely on it while a

@@ -86,7 +86,7 @@ class ChunkReader:
             if not self._ranges and not few:
                 if self._reads_all:
                     errors = (*self.damaged.values(), *self.damaged_packs.values())
-                    raise next(iter(errors), _missing(self._partition, min(missing)))
+                    raise next(iter(errors), _missing_error(self._partition, min(missing)))
                 self._reads_all = True
                 self._ranges = _ranges_of(())
             large |= yield from self._fetch(few)
@@ -231,7 +231,7 @@ def _supply(expansion: Expansion, reader: ChunkReader) -> Program[None]:
         expansion.feed((yield from reader.find(wanted)), reader.places)
 
 
-def _missing(partition: Partition, name: bytes) -> MissingChunk:
+def _missing_error(partition: Partition, name: bytes) -> MissingChunk:
     return MissingChunk(
         f"thread {partition.thread!r}: chunk {name.hex()} is named by a checkpoint and is not "
         "stored; run `perdure fsck`"

@@ -107,16 +107,16 @@ def _store(
 def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:
     outcome = yield from ask(Commit(target, tuple(ops)))
     if not isinstance(outcome, Committed):
-        raise _occupied(target)
+        raise _occupied_error(target)
 
 
 def _refuse_occupied(target: Partition) -> Program[None]:
     there = yield from read(target)
     if there.heads or there.checkpoints or there.writes or there.tags:
-        raise _occupied(target)
+        raise _occupied_error(target)
 
 
-def _occupied(target: Partition) -> Conflict:
+def _occupied_error(target: Partition) -> Conflict:
     return Conflict(
         f"thread {target.thread!r} already has checkpoints, or is half a copy; copy to a thread that "
         "does not exist, or delete it first"

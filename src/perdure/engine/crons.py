@@ -154,7 +154,7 @@ def remove(partition: Partition, cron_id: str) -> Program[bool]:
             return False
         # A missing queue record of the others is stored by ``arm``.
         missing = Check(LANE, (CRONS,), Expect.ABSENT)
-        queued = _queued(view.lane, view.others_due_at, 0) if view.lane.version else missing
+        queued = _queue_op(view.lane, view.others_due_at, 0) if view.lane.version else missing
         ops: tuple[Op, ...] = (Delete(DOCUMENT, (COLLECTION, cron_id), view.version), queued)
         outcome = yield from ask(Commit(partition, ops))
         return True if isinstance(outcome, Committed) else None
@@ -224,7 +224,7 @@ def arm(partition: Partition, fresh: int) -> Program[bool]:
         (view,) = seen
         if view.lane.version or view.others_due_at is None:
             return False
-        outcome = yield from ask(Commit(partition, (_queued(view.lane, view.others_due_at, fresh),)))
+        outcome = yield from ask(Commit(partition, (_queue_op(view.lane, view.others_due_at, fresh),)))
         return True if isinstance(outcome, Committed) else None
 
     return (yield from retrying(partition, None, load, attempt))
@@ -266,13 +266,13 @@ def _store(
     times = [time for time in (view.others_due_at, cron.due_at) if time is not None]
     ops: tuple[Op, ...] = (
         Put(DOCUMENT, (COLLECTION, cron.id), {"updated_at": order}, body, expect, cron.version),
-        _queued(view.lane, min(times, default=None), fresh),
+        _queue_op(view.lane, min(times, default=None), fresh),
     )
     outcome = yield from ask(Commit(partition, ops))
     return (cron,) if isinstance(outcome, Committed) else None
 
 
-def _queued(lane: Lane, first: int | None, fresh: int) -> Op:
+def _queue_op(lane: Lane, first: int | None, fresh: int) -> Op:
     """Return the operation on the queue record when the earliest cron is due at ``first``."""
     if first is not None:
         return lane._replace(last=1, bound=0, since=first, ready_at=first).put(fresh)

@@ -77,7 +77,7 @@ def put(
     stored = encode(dict(body), "document")
     write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
     outcome = yield from ask(Commit(partition, (write,)))
-    return _written(write) if isinstance(outcome, Committed) else None
+    return _to_document(write) if isinstance(outcome, Committed) else None
 
 
 def draft(collection: str, name: str, body: Mapping[str, Any], now: int, fresh: int) -> tuple[Put, Document]:
@@ -85,7 +85,7 @@ def draft(collection: str, name: str, body: Mapping[str, Any], now: int, fresh: 
     document as it is stored then. Raises as ``put`` does."""
     stored = encode(dict(body), "document")
     write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, Expect.ABSENT, fresh)
-    return write, _written(write)
+    return write, _to_document(write)
 
 
 def redraft(collection: str, before: Document, body: Mapping[str, Any], now: int) -> Put:
@@ -96,7 +96,7 @@ def redraft(collection: str, before: Document, body: Mapping[str, Any], now: int
     return Put(DOCUMENT, key, {"updated_at": now}, stored, before.version, before.version + 1)
 
 
-def _written(write: Put) -> Document:
+def _to_document(write: Put) -> Document:
     # Decoded from the stored bytes, so that it equals what the next reader gets.
     return Document(write.key[1], json.loads(write.body), write.fields["updated_at"], write.version)
 
@@ -144,7 +144,7 @@ def change(
         after = yield from put(partition, collection, name, body, now, expect, fresh=fresh)
         return None if after is None else (after,)
 
-    return (yield from _changed(partition, collection, name, change, store))
+    return (yield from _change(partition, collection, name, change, store))
 
 
 def change_of_thread(
@@ -161,16 +161,16 @@ def change_of_thread(
         there = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
         outcome = yield from ask(Commit(partition, (there, write)))
         if isinstance(outcome, Committed):
-            return (_written(write),)
+            return (_to_document(write),)
         return (None,) if (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD) else None
 
-    return (yield from _changed(partition, collection, name, change, store))
+    return (yield from _change(partition, collection, name, change, store))
 
 
 _Store = Callable[[Document | None, Mapping[str, Any]], Program[tuple[Document | None] | None]]
 
 
-def _changed(
+def _change(
     partition: Partition, collection: str, name: str, change: Change, store: _Store
 ) -> Program[Document | None]:
     """Read a document, compute its new body and ``store`` it, which returns ``None`` on a conflict; then all

@@ -116,7 +116,7 @@ class _Part(NamedTuple):
         return cls(int(number), int(span), name.decode(), data)
 
 
-def _unpacked(record: Record) -> list[Event]:
+def _unpack(record: Record) -> list[Event]:
     events: list[Event] = []
     for line in record.body.split(b"\n"):
         seq, name, data = line.split(b"\t", 2)
@@ -182,7 +182,7 @@ def read(partition: Partition, after: int, run_id: str | None = None) -> Program
             part = _Part.read(record)
             if part is None:
                 parts = []
-                events += [event for event in _unpacked(record) if event.seq > after]
+                events += [event for event in _unpack(record) if event.seq > after]
                 cursor = at
                 continue
             # A long event whose last part was never stored is followed by the first part of another.

@@ -54,7 +54,7 @@ def check(partition: Partition, digest: Digester) -> Program[list[Finding]]:
         Contention: there are signs of damage, but the thread is written to too often to be sure.
     """
     try:
-        _, findings = yield from _settled(partition, digest)
+        _, findings = yield from _read_settled(partition, digest)
     except Corrupt as error:
         return [_found(partition, error)]
     return findings
@@ -76,7 +76,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
     refusals = 0
     while refusals < ATTEMPTS:
         try:
-            contents, findings = yield from _settled(partition, digest)
+            contents, findings = yield from _read_settled(partition, digest)
             view = yield from load_view(partition, "")
         except Corrupt as error:
             # The records that a repair would build on are themselves damaged.
@@ -103,7 +103,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
     raise Contention(f"thread {partition.thread!r} is written to all the time; repair it later")
 
 
-def _settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents, list[Finding]]]:
+def _read_settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents, list[Finding]]]:
     for _ in range(ATTEMPTS):
         before = yield from _pulse(partition)
         *walks, blobs = yield from start(partition, (HEAD, TAG, CHECKPOINT, WRITE, BLOB))

@@ -47,7 +47,7 @@ class _Queue:
 def check_queue(partition: Partition) -> Program[list[Finding]]:
     """Return everything that is wrong with a thread's messages, runs, replies and documents."""
     queue = yield from _read(partition)
-    details = (*queue.unreadable, *_counted(queue), *_runs(queue))
+    details = (*queue.unreadable, *_compare_counts(queue), *_runs(queue))
     kinds = [Damage.UNREADABLE] * len(queue.unreadable)
     kinds += [Damage.QUEUE] * (len(details) - len(kinds))
     return [
@@ -68,7 +68,7 @@ def _read(partition: Partition) -> Program[_Queue]:
             yield from walk.turn(partition)
             queue.stored[kind].update(stub.key[0] for stub in walk.stubs)
             queue.unreadable += [
-                f"{_named(name, key)} cannot be read: {error}" for key, error in walk.unreadable
+                f"{_name(name, key)} cannot be read: {error}" for key, error in walk.unreadable
             ]
             for record in walk.records:
                 try:
@@ -77,17 +77,17 @@ def _read(partition: Partition) -> Program[_Queue]:
                         postponed(read)
                 except (Corrupt, ValueError, KeyError, TypeError) as error:
                     queue.unreadable.append(
-                        f"{_named(name, record.key)} cannot be read: {type(error).__name__}"
+                        f"{_name(name, record.key)} cannot be read: {type(error).__name__}"
                     )
                 else:
                     if isinstance(read, Run):
                         queue.runs[read.id] = read
                     elif kind is DOCUMENT and record.key[0] == UNREADABLE:
-                        queue.unreadable.append(f"{_named(name, record.key)} has not entered the inbox")
+                        queue.unreadable.append(f"{_name(name, record.key)} has not entered the inbox")
     return queue
 
 
-def _counted(queue: _Queue) -> Iterator[str]:
+def _compare_counts(queue: _Queue) -> Iterator[str]:
     """Yield records that a queue counts and that are not stored, and stored ones that no queue counts."""
     for kind, lane, name in ((INBOX, queue.inbox, "message"), (OUTBOX, queue.outbox, "reply")):
         stored = queue.stored[kind]
@@ -124,7 +124,7 @@ def _runs(queue: _Queue) -> Iterator[str]:
             yield f"the open run {run.id} took {_these('message', absent)}, not stored"
 
 
-def _named(name: str, key: Key) -> str:
+def _name(name: str, key: Key) -> str:
     """Name a record by its kind and key. A postponed message is a document, in one of two collections."""
     if name == "document" and key[0] in _POSTPONED:
         return f"{_POSTPONED[key[0]]} {key[1]}"

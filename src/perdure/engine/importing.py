@@ -216,12 +216,12 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Pr
         Contention: the thread is written to.
     """
     checks = arrival.checks()
-    moves: list[Op] = [_moved(arrival, ns, head) for ns, head in heads.items() if ns != ""]
+    moves: list[Op] = [_move_head(arrival, ns, head) for ns, head in heads.items() if ns != ""]
     for batch in batches(moves, arrival.budget, reserve=len(checks)):
         yield from _commit(arrival.partition, [*checks, *batch])
     last: list[Op] = [Put(SEAL, _EXTENT, body=extent, version=arrival.version)]
     if "" in heads:
-        last.append(_moved(arrival, "", heads[""]))
+        last.append(_move_head(arrival, "", heads[""]))
     if arrival.is_new:
         last += [
             Put(GC, (), expect=Expect.ABSENT, version=arrival.version),
@@ -238,7 +238,7 @@ def _discard(arrival: Arrival) -> Program[None]:
         raise _written_to(arrival.partition)
 
 
-def _moved(arrival: Arrival, namespace: str, head: HeadView) -> Put:
+def _move_head(arrival: Arrival, namespace: str, head: HeadView) -> Put:
     before = arrival.heads.get(namespace)
     if before is None:
         return _head(namespace, head._replace(version=arrival.version), None)

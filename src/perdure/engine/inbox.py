@@ -276,7 +276,7 @@ def find(partition: Partition, run_id: str) -> Program[Standing | None]:
     if not found:
         if later:
             return Standing(postponed(Document.read(later[0])), None)
-        message = yield from _pending(partition, Lane.read(IN, lanes), run_id)
+        message = yield from _load_pending(partition, Lane.read(IN, lanes), run_id)
         its = (message, None) if message else (yield from steering.find_taken(partition, run_id))
         return None if its is None else _standing(*its)
     run = read_one(partition, Run.read, found[0])
@@ -286,7 +286,7 @@ def find(partition: Partition, run_id: str) -> Program[Standing | None]:
     return Standing(first[0], run, Lane.read(IN, lanes).stop_of(run.id)) if first else None
 
 
-def _pending(partition: Partition, lane: Lane, message_id: str) -> Program[Message | None]:
+def _load_pending(partition: Partition, lane: Lane, message_id: str) -> Program[Message | None]:
     after = lane.bound
     while after < lane.last:
         (page,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=PAGE),)))

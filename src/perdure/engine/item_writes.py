@@ -148,7 +148,7 @@ def commit_if_unchanged(
             return False
         plan = _plan(writes, stored, exact=True)
         change, _ = _generation(plan, writes, before, budget)
-        ops = (*_guarded(plan, keys, stored), *change)
+        ops = (*_guard(plan, keys, stored), *change)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return True
     raise Contention(
@@ -157,7 +157,7 @@ def commit_if_unchanged(
     )
 
 
-def _guarded(plan: Sequence[Op], keys: Iterable[str], stored: Mapping[str, Record]) -> list[Op]:
+def _guard(plan: Sequence[Op], keys: Iterable[str], stored: Mapping[str, Record]) -> list[Op]:
     """Return the operations with checks, so that all items of the keys are as they were read."""
     ops: list[Op] = []
     left = dict.fromkeys(keys)

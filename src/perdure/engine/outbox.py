@@ -81,8 +81,8 @@ class Take:
         in_doubt = replies[0].state == SENDING
         ops: list[Op] = [lane.put(0)]
         if not in_doubt:
-            ops.append(_marked(replies[0]).put())
-            replies = (_stored(_marked(replies[0])), *replies[1:])
+            ops.append(_mark_sending(replies[0]).put())
+            replies = (_stored(_mark_sending(replies[0])), *replies[1:])
         outcome = yield from ask(Commit(self.partition, tuple(ops)))
         if not isinstance(outcome, Committed):
             return None
@@ -143,8 +143,8 @@ def settle(
             lane = lane.passed(first.seq)
         if goes_on:
             lane = lane.renewed(now, ttl)
-            ops.append(_marked(rest[0]).put())
-            replies = (_stored(_marked(rest[0])), *rest[1:])
+            ops.append(_mark_sending(rest[0]).put())
+            replies = (_stored(_mark_sending(rest[0])), *rest[1:])
         else:
             lane = lane.released(now if settled.again_at is None else settled.again_at)
         outcome = yield from ask(Commit(sending.partition, (lane.put(0), *ops)))
@@ -163,7 +163,7 @@ def send_again(sending: Sending, now: int, ttl: int) -> Program[Sending]:
     Raises:
         Fenced: another sender has taken over.
     """
-    marked = _marked(sending.reply)
+    marked = _mark_sending(sending.reply)
 
     def attempt(lane: Lane) -> Program[Sending | None]:
         lane = lane.renewed(now, ttl)
@@ -231,7 +231,7 @@ def _under(sending: Sending, attempt: Callable[[Lane], Program[A | None]]) -> Pr
     return (yield from retrying(partition, sending.lane, load, attempt))
 
 
-def _marked(reply: Reply) -> Reply:
+def _mark_sending(reply: Reply) -> Reply:
     return replace(reply, state=SENDING, attempts=reply.attempts + 1)
 
 

@@ -327,7 +327,7 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
             tasks |= asking
             stale = StaleQuestions.of(writes, asking, run.id)
             called = frozenset[str]() if namespace else stale.called
-            ops += _releasing(writes, stale.tasks, called, run.id, at_base and not namespace)
+            ops += _plan_release(writes, stale.tasks, called, run.id, at_base and not namespace)
         if not ops:
             return False
         # What the writes referred to may be unreachable now: a collection beside must see the change.
@@ -341,7 +341,7 @@ def _is_of(namespace: str, tasks: set[str]) -> bool:
     return ":" not in namespace or any(f":{task}|" in f"{namespace}|" for task in tasks)
 
 
-def _releasing(
+def _plan_release(
     writes: Sequence[PendingWrite], stale: Set[str], called: Set[str], run_id: str, at_base: bool
 ) -> list[Op]:
     """Return the removals of a run's answers from the tasks that still ask what they asked before it, and of

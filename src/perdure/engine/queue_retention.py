@@ -75,7 +75,7 @@ def _forget_page(
     lanes, outs, messages, replies, runs = found
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
-    needed = _needed(inbox, runs)
+    needed = _find_needed(inbox, runs)
     over = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in needed]
     parts = (yield from _messages(partition, old, over)) if old else []
     parts += [
@@ -89,12 +89,12 @@ def _forget_page(
         return 0
     # The numbers of a thread that was deleted and made again start anew: the lanes show that it is the same.
     checks = [Check(LANE, (lane.name,), lane.version) for lane in (inbox, outbox) if lane.version]
-    taken = _taken(parts, budget - len(checks))
+    taken = _take(parts, budget - len(checks))
     outcome = yield from ask(Commit(partition, (*checks, *taken)))
     return len(taken) if isinstance(outcome, Committed) else None
 
 
-def _needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:
+def _find_needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:
     """Return the ids of the runs whose steps an unfinished run may repeat, given the first runs of a thread.
 
     An answer, or a run that continues a failed one, repeats the steps that the runs before it left, back to
@@ -138,7 +138,7 @@ def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
         parts = yield from _of_run(partition, found[0], {m.key[0]: m for m in messages})
         # A key that was removed meanwhile may have been given to another message.
         checks = [Check(LANE, (IN,), lane.version) for lane in lanes]
-        taken = _taken(parts, budget - len(checks) - 1)
+        taken = _take(parts, budget - len(checks) - 1)
         is_last = bool(taken) and taken[-1].kind is RUN
         ops = taken if is_last else [Check(RUN, found[0].key, run.version), *taken]
         outcome = yield from ask(Commit(partition, (*checks, *ops)))
@@ -151,7 +151,7 @@ def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
     )
 
 
-def _taken(parts: Sequence[Sequence[Op]], budget: int) -> list[Op]:
+def _take(parts: Sequence[Sequence[Op]], budget: int) -> list[Op]:
     """Return the operations of the first parts: as many whole ones as one commit may carry."""
     taken: list[Op] = []
     for part in parts:

@@ -258,7 +258,7 @@ def _plan_of_runs(
         if epoch is not None:
             guards(partition, contents.view, epoch)
         kept = contents.tagged | contents.bases
-        emptied = _emptied(contents, runs)
+        emptied = _namespaces_emptied_by(contents, runs)
         return plan_removal(
             contents.checkpoints,
             lambda c: (
@@ -271,7 +271,7 @@ def _plan_of_runs(
     return plan
 
 
-def _emptied(contents: Contents, runs: frozenset[str]) -> set[str]:
+def _namespaces_emptied_by(contents: Contents, runs: frozenset[str]) -> set[str]:
     """Return the namespaces that were empty before ``runs``: all of them if the root was.
 
     Whatever else is in them was left by a run that was taken back earlier, for a tag or a run that was open
@@ -329,7 +329,7 @@ def _remove(
             if outcome.kind not in (LANE, DOCUMENT):
                 continue
             # Accepted messages of the thread, and its document, stay although no checkpoint is left.
-        first = _trimming(contents, moved, doomed, budget)
+        first = _plan_trim(contents, moved, doomed, budget)
         if first is not None:
             their = unneeded_writes(contents, set(first.removed), frozenset())
             yield from _take_away(partition, contents, first, (), their, budget)
@@ -340,7 +340,7 @@ def _remove(
     raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
 
 
-def _trimming(
+def _plan_trim(
     contents: Contents, moved: Sequence[Op], doomed: Mapping[Name, Sequence[Op]], budget: Budget
 ) -> Plan | None:
     """Return the plan to be committed first if a namespace that goes as a whole is too large for one commit:

@@ -309,7 +309,7 @@ def put_off(
     """
 
     def noted(run: Run) -> Run:
-        kept = {_EXCUSED: _excused(run)} if _excused(run) else {}
+        kept = {_EXCUSED: _read_excused(run)} if _read_excused(run) else {}
         attempts = held.run.attempts - (not counts)
         return replace(run, note={**note, **kept}, updated_at=now, attempts=attempts)
 
@@ -318,10 +318,10 @@ def put_off(
 
 def counted_attempts(run: Run) -> int:
     """Return how many attempts count towards the most that a run may have."""
-    return run.attempts - len(_excused(run))
+    return run.attempts - len(_read_excused(run))
 
 
-def _excused(run: Run) -> Sequence[int]:
+def _read_excused(run: Run) -> Sequence[int]:
     found: Sequence[int] = run.note.get(_EXCUSED, ())
     return found
 
@@ -342,7 +342,7 @@ def excuse(held: HeldRun) -> Program[bool]:
     def attempt(run: Run | None) -> Program[bool | None]:
         if run is None or run.state != OPEN:
             return False
-        excused = _excused(run)
+        excused = _read_excused(run)
         if held.epoch in excused or len(excused) >= EXCUSES_MOST:
             return held.epoch in excused
         note = {**run.note, _EXCUSED: [*excused, held.epoch]}

@@ -117,7 +117,7 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
             if record.fields["updated_at"] > now:
                 break
             message = readable(record)
-            moved, after = _entering(record, message, inbox, now, fresh)
+            moved, after = _plan_entry(record, message, inbox, now, fresh)
             if ops and not budget.holds([*ops, *moved, inbox.put(fresh), inbox.put(fresh)]):
                 break
             gone, ops, inbox = gone + 1, [*ops, *moved], after
@@ -135,7 +135,7 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
     return (yield from retrying(partition, None, load, attempt))
 
 
-def _entering(
+def _plan_entry(
     record: Record, message: Message | None, inbox: Lane, now: int, fresh: int
 ) -> tuple[list[Op], Lane]:
     """Return the operations that move a due message into the inbox, or set it aside if it cannot be read, and

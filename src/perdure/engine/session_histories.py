@@ -167,7 +167,7 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         held = NOTHING._replace(version=held.version, created_at=held.created_at)
     sealed = sum(segment.messages for segment in held.segments)
     tail = held.messages[sealed:]
-    groups = _grouped(tail, added)
+    groups = _group_by_size(tail, added)
     keys = (*held.keys, digest_of(turn.key))[-KEYS:] if turn.key else held.keys
     after = Session(
         held.messages + added,
@@ -178,7 +178,7 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         terms.now,
         held.segments,
     )
-    puts, replaced, segments = yield from _renewed(partition, held, terms)
+    puts, replaced, segments = yield from _renew_expiring(partition, held, terms)
     for number, group in enumerate(groups[:-1], len(segments)):
         put = _segment(number, _encode({"messages": group}), terms)
         puts.append(put)
@@ -284,7 +284,7 @@ def _read_head(partition: Partition) -> Program[Record | None]:
     return found[0] if found else None
 
 
-def _renewed(
+def _renew_expiring(
     partition: Partition, session: Session, terms: Terms
 ) -> Program[tuple[list[Put], list[str], tuple[Segment, ...]]]:
     """Return copies of those segments that would expire before the head, which happens once in a time to
@@ -315,7 +315,7 @@ def _segment(number: int, body: bytes, terms: Terms) -> Put:
     return _put(key, body, terms, Expect.ABSENT, terms.fresh, lives=2)
 
 
-def _grouped(tail: list[dict[str, Any]], added: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _group_by_size(tail: list[dict[str, Any]], added: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Return the messages in groups of at most ``TAIL`` bytes; the last is for the head, and the first is the
     whole old tail if that has to be sealed."""
     groups = [list(tail)]

@@ -72,34 +72,36 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
     while True:
         find = Find("due", tenant, until=now + _AHEAD, since=since, limit=limit)
         page = yield from ask(find)
-        for found, name in _unseen(page, seen):
+        for found, name in _find_unseen(page, seen):
             if len(seen) >= most:
-                return Survey(_sorted(groups), False)
+                return Survey(_sort(groups), False)
             seen.add((found.partition, name))
             one = yield from _look(found.partition, name, now, now - older)
             if one is not None:
                 key = (one.problem, one.what, one.name)
-                groups[key] = one if key not in groups else _joined(groups[key], one)
+                groups[key] = one if key not in groups else _join(groups[key], one)
         last = page[-1].record if page else None
         if len(page) < limit or last is None:
-            return Survey(_sorted(groups), True)
+            return Survey(_sort(groups), True)
         # The next page begins at the time at which this one ended, and has to go beyond it.
         limit = limit * 4 if last.fields["due_at"] == since else _PAGE
         since = last.fields["due_at"]
 
 
-def _unseen(page: tuple[IndexHit, ...], seen: set[tuple[Partition, str]]) -> Iterator[tuple[IndexHit, str]]:
+def _find_unseen(
+    page: tuple[IndexHit, ...], seen: set[tuple[Partition, str]]
+) -> Iterator[tuple[IndexHit, str]]:
     for found in page:
         if found.record is not None and (found.partition, found.record.key[0]) not in seen:
             yield found, found.record.key[0]
 
 
-def _joined(group: Stuck, one: Stuck) -> Stuck:
+def _join(group: Stuck, one: Stuck) -> Stuck:
     oldest = min(group, one, key=lambda stuck: stuck.since)
     return replace(oldest, threads=group.threads + 1, attempts=max(group.attempts, one.attempts))
 
 
-def _sorted(groups: dict[tuple[Problem, str, str], Stuck]) -> tuple[Stuck, ...]:
+def _sort(groups: dict[tuple[Problem, str, str], Stuck]) -> tuple[Stuck, ...]:
     return tuple(sorted(groups.values(), key=lambda stuck: (stuck.since, stuck.what, stuck.name)))
 
 

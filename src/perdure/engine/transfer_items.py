@@ -65,7 +65,7 @@ def compare_items(
     """Compare a namespace with the target's; nothing is changed."""
     mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
     there = yield from at(Side.TARGET, _survey(target, now()))
-    return _compared(mine, there, now())
+    return _compare(mine, there, now())
 
 
 def move_items(
@@ -83,7 +83,7 @@ def move_items(
         # Before what is compared: what is written to the target meanwhile is refused.
         stored = yield from at(Side.TARGET, _stored(target))
         there = yield from at(Side.TARGET, _living(target, stored, now()))
-        compared = _compared(mine, there, now())
+        compared = _compare(mine, there, now())
         if first is None:
             first = compared
             sent = {key: item.record.version for key, item in there.items()}
@@ -103,7 +103,7 @@ def move_items(
         present = yield from at(Side.SOURCE, _survey(partition, now(), bodies=False))
         if {k: i.record.version for k, i in present.items() if not is_over(i.record, edge)} != lasting:
             continue
-        settled = _compared(mine, arrived, now())
+        settled = _compare(mine, arrived, now())
         if settled.found is not State.SAME:
             if _is_altered(mine, arrived, sent):
                 raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
@@ -150,7 +150,7 @@ def _stored(partition: Partition, report: Report = silent, *, bodies: bool = Tru
         after = records[-1].key
 
 
-def _compared(mine: Items, there: Items, now: int) -> TransferResult:
+def _compare(mine: Items, there: Items, now: int) -> TransferResult:
     edge = now + MARGIN
     digest = _digest(mine, edge)
 

@@ -33,15 +33,15 @@ def next_version(current: Version | None) -> Version:
 
 
 def _next_text(current: str) -> str:
-    if (stock := _STOCK.fullmatch(current)) and (raised := _raised(stock[1])):
+    if (stock := _STOCK.fullmatch(current)) and (raised := _increment(stock[1])):
         # As the stock savers write them: the number, and noise that distinguishes branches of a thread.
         return f"{raised}.{random.random():016}"  # noqa: S311 - no secret
-    if (other := _LAST_DIGITS.fullmatch(current)) and (raised := _raised(other[2])):
+    if (other := _LAST_DIGITS.fullmatch(current)) and (raised := _increment(other[2])):
         return other[1] + raised
     return f"{current}.{1:032}"
 
 
-def _raised(digits: str) -> str | None:
+def _increment(digits: str) -> str | None:
     """Return the next number in as many digits, so that it is greater as text; ``None`` if it needs more."""
     raised = f"{int(digits) + 1:0{len(digits)}}"
     return raised if len(raised) == len(digits) else None

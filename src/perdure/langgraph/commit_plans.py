@@ -158,7 +158,7 @@ class CheckpointPlan:
         if beside is not None:
             # A parent in the same commit proves nothing; the checkpoint under it does.
             basis = WriteBasis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
-        carried = yield from self._crossed(base, place)
+        carried = yield from self._cross_schema(base, place)
 
         def write(encoding: Encoding) -> CheckpointRecord:
             with translate.noted(encoder.partition, checkpoint["id"]):
@@ -179,7 +179,7 @@ class CheckpointPlan:
                     values = checkpoint["channel_values"].items()
                     raise value_errors.on_write(encoder.serde, error, values) from error
 
-        folded = self._folded()
+        folded = self._prove_folded()
         record, checks = encoder.encode(basis, _OPS + len(folded), write)
         if base is not None and base is not beside and base.id != head:
             checks = (*checks, Check(CHECKPOINT, (base.namespace, base.id), Expect.PRESENT))
@@ -190,7 +190,7 @@ class CheckpointPlan:
         before = self.beside or (None if self.loop is None else self.loop.base)
         return () if before is None else before.blocks
 
-    def _folded(self) -> tuple[Check, ...]:
+    def _prove_folded(self) -> tuple[Check, ...]:
         """Return the checks that prove the writes on the parent from which DeltaChannels of this checkpoint
         will be replayed: those that this loop loaded or stored may be gone, if the database was restored.
 
@@ -216,7 +216,7 @@ class CheckpointPlan:
             return known
         return (yield from self._stored(name))
 
-    def _crossed(
+    def _cross_schema(
         self, base: CheckpointRecord | None, place: translate.CheckpointPosition
     ) -> Program[Callable[[Callable[[Any], bytes]], dict[str, Carried]] | None]:
         """Return what makes the history that the checkpoint carries over, ``None`` unless an older schema

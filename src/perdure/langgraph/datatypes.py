@@ -116,10 +116,10 @@ class Types:
         if found is not None:
             return found
         if key in self._names or (module, name.rpartition(".")[2]) in self._names:
-            return self._listed(module, name)
+            return self._find_listed(module, name)
         if not self.is_open:
             raise self.refusal([key])
-        cls = _imported(module, name)
+        cls = _look_up(module, name)
         if cls is None:
             raise TypeNotFound(
                 f"a stored value is of type {module}.{name}, which is not in this program: import its module "
@@ -150,7 +150,9 @@ class Types:
         """Return the error that names all missing types and the option to pass; ``where`` is its prefix."""
         names = [".".join(name) for name in missing]
         many = len(names) > 1
-        text = f"{where}the type{'s' if many else ''} {_listing(names)} {'are' if many else 'is'} not allowed"
+        text = (
+            f"{where}the type{'s' if many else ''} {_join_names(names)} {'are' if many else 'is'} not allowed"
+        )
         short = ", ".join(name.rpartition(".")[2] for name in names)
         listed = self.place.format(f"allow=[{short}]")
         if not self.is_open:
@@ -164,7 +166,7 @@ class Types:
         )
         return _not_allowed(text, missing)
 
-    def _listed(self, module: str, name: str) -> Any:
+    def _find_listed(self, module: str, name: str) -> Any:
         """Return a class that the program listed by name, importing its module if necessary."""
         if module != _main_name():
             try:
@@ -174,7 +176,7 @@ class Types:
                     f"the type {module}.{name} is allowed, and its module cannot be imported: "
                     f"{type(error).__name__}"
                 ) from error
-        found = _imported(module, name)
+        found = _look_up(module, name)
         if not isinstance(found, type):
             raise TypeNotFound(
                 f"a stored value is of type {module}.{name}, which its module does not have: if it was "
@@ -232,7 +234,7 @@ def is_data(cls: object) -> bool:
 
 def is_nameable(cls: type) -> bool:
     """Return True if a program can name a class, as it has to for a codec."""
-    return _imported(cls.__module__, cls.__qualname__) is cls
+    return _look_up(cls.__module__, cls.__qualname__) is cls
 
 
 def is_old_model(cls: type) -> bool:
@@ -265,7 +267,7 @@ def _within(annotation: Any, seen: set[int]) -> Iterator[type]:
         yield from _within(hint, seen)
 
 
-def _imported(module: str, name: str) -> Any:
+def _look_up(module: str, name: str) -> Any:
     """Return what a name refers to in an imported module, without running any code of the module; ``None``
     if there is nothing. Only modules and classes are searched."""
     found: Any = sys.modules.get(module)
@@ -314,7 +316,7 @@ def _unfindable(cls: type) -> str:
     )
 
 
-def _listing(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -93,7 +93,7 @@ def _add_type(out: dict[str, Any], cls: type) -> None:
         hints: Mapping[str, Any] = typing.get_type_hints(cls)
     except (NameError, TypeError):
         return
-    required = _required(cls)
+    required = _required_fields(cls)
     if hints:
         out[name] = {
             field: type_text(hint) + ("" if field in required else " (optional)")
@@ -104,7 +104,7 @@ def _add_type(out: dict[str, Any], cls: type) -> None:
         }
 
 
-def _required(cls: type) -> set[str]:
+def _required_fields(cls: type) -> set[str]:
     """Return the fields without which a value of a type cannot be built."""
     if issubclass(cls, BaseModel):
         return {name for name, each in cls.model_fields.items() if each.is_required()}

@@ -183,7 +183,7 @@ def tool_functions(tool: Any) -> list[Callable[..., Any]]:
 def _channel(
     name: str, channel: BaseChannel[Any, Any, Any], schemas: Mapping[type, Mapping[str, Any]]
 ) -> ChannelFacts:
-    annotation, schema, marked = _declared(name, channel, schemas)
+    annotation, schema, marked = _find_declared(name, channel, schemas)
     kind, reducer = ChannelKind.OTHER, None
     if isinstance(channel, BinaryOperatorAggregate):
         kind, reducer = ChannelKind.REDUCES, channel.operator
@@ -194,7 +194,7 @@ def _channel(
     return ChannelFacts(name, kind, channel, annotation, reducer, schema, marked)
 
 
-def _declared(
+def _find_declared(
     name: str, channel: BaseChannel[Any, Any, Any], schemas: Mapping[type, Mapping[str, Any]]
 ) -> tuple[Any, type | None, bool]:
     """Return the annotation of a channel, the class that has it, and whether any class marks it."""

@@ -28,7 +28,7 @@ class LargeChannels:
     that is an integer above 0."""
 
     def __init__(self, warn_bytes: int = WARN_BYTES) -> None:
-        self._warn_bytes = _checked(warn_bytes)
+        self._warn_bytes = _check(warn_bytes)
         self._lock = threading.Lock()
         self._warned: BoundedCache[Partition, set[str]] = BoundedCache(_THREADS_MOST)
 
@@ -73,7 +73,7 @@ class LargeChannels:
             return is_news
 
 
-def _checked(warn_bytes: object) -> int:
+def _check(warn_bytes: object) -> int:
     if isinstance(warn_bytes, bool) or not isinstance(warn_bytes, int) or warn_bytes < 1:
         raise ValueError(f"warn_bytes is a number of bytes from 1 on, or None, not {warn_bytes!r}")
     return warn_bytes

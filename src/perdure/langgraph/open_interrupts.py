@@ -86,7 +86,7 @@ async def aread_asking(
     writes = [] if found is None else list(found.pending_writes or ())
     shown = {interrupt.id for interrupt in state.interrupts}
     tasks: dict[str, PregelTask] = {}
-    for task_id, interrupt in _asked(writes):
+    for task_id, interrupt in _find_asked(writes):
         if interrupt.id in shown:
             continue
         shown.add(interrupt.id)
@@ -96,7 +96,7 @@ async def aread_asking(
     return state._replace(tasks=(*state.tasks, *tasks.values()), interrupts=(*state.interrupts, *added))
 
 
-def _asked(writes: Sequence[LangGraphWrite]) -> Iterator[tuple[str, Interrupt]]:
+def _find_asked(writes: Sequence[LangGraphWrite]) -> Iterator[tuple[str, Interrupt]]:
     """Yield the interrupts without an answer among the pending writes of a checkpoint, each with its task, by
     LangGraph's own rule."""
     ended = {task_id for task_id, channel, _ in writes if channel not in _CONTROL}

@@ -108,13 +108,15 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """See the base class."""
-        return self._saver.get_delta_channel_history(config=config, channels=self._replayed(config, channels))
+        return self._saver.get_delta_channel_history(
+            config=config, channels=self._find_replayed(config, channels)
+        )
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """See the base class."""
-        names = self._replayed(config, channels)
+        names = self._find_replayed(config, channels)
         return await self._saver.aget_delta_channel_history(config=config, channels=names)
 
     def put(
@@ -185,7 +187,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
                 shown.append((task_id, ERROR, InvalidUpdateError(text)))
         return found._replace(checkpoint=checkpoint, pending_writes=shown)
 
-    def _replayed(self, config: RunnableConfig, channels: Sequence[str]) -> builtins.list[str]:
+    def _find_replayed(self, config: RunnableConfig, channels: Sequence[str]) -> builtins.list[str]:
         """Return the channels whose values are admitted, of those that are replayed from writes."""
         configurable = config.get("configurable") or {}
         place = configurable.get("checkpoint_ns", ""), configurable.get("checkpoint_id", "")

@@ -470,7 +470,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             budget=self._budget,
             on_older=self._report_older,
             taking=_taken_with(at, plan),
-            consumed=_consumed(at, plan),
+            consumed=_find_consumed(at, plan),
         )
         try:
             yield from put.store(known)
@@ -521,7 +521,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._early.forget(partition)
 
 
-def _consumed(at: Address, plan: WritesPlan) -> list[Key]:
+def _find_consumed(at: Address, plan: WritesPlan) -> list[Key]:
     """Return the keys of answers without an interrupt's id that a task may have taken: beside its own
     checkpoint, and beside that of the thread, in which a subgraph finds it. The task's own writes hold what
     it took."""

@@ -221,9 +221,9 @@ class Migration:
             return record
         changes = self.schema.since(record.schema)
         kept = {c: ref for c, ref in record.refs.items() if not self._is_rebuilt(changes, c)}
-        renamed = self._named(record, changes)
+        renamed = self._rename_record(record, changes)
         return renamed._replace(
-            refs=_renamed(kept, changes),
+            refs=_rename_channels(kept, changes),
             deltas=tuple(new for old in record.deltas if (new := changes.channel(old)) is not None),
         )
 
@@ -273,7 +273,7 @@ class Migration:
         wanted.update({f"w{i}": w.stored.ref for i, w in enumerate(turned)})
         trees, _ = yield from resolve(partition, wanted, self._digest)
         with noted(partition, record.id):
-            channels = {c: self._edited(changes, c, value) for c, value in values.channels.items()}
+            channels = {c: self._edit(changes, c, value) for c, value in values.channels.items()}
             for channel in plain:
                 steps = changes.conversions(channel)
                 channels[channel] = self._converted.value(joined(trees[f"c{channel}"]), steps)
@@ -286,7 +286,7 @@ class Migration:
                 for edit in write.edits:
                     value = edit(value)
                 pending.append((write.task_id, write.channel or "", value))
-            shown = self._named(record, changes)._replace(namespace=namespace)
+            shown = self._rename_record(record, changes)._replace(namespace=namespace)
             named = Values({new: channels[old] for new, old in _origins(left, changes).items()}, pending)
         return self._with_metadata(shown, changes), named
 
@@ -299,7 +299,7 @@ class Migration:
             or channel.startswith(_JOIN)
         )
 
-    def _named(self, record: CheckpointRecord, changes: Changes) -> CheckpointRecord:
+    def _rename_record(self, record: CheckpointRecord, changes: Changes) -> CheckpointRecord:
         """Return a checkpoint with the present names of channels and nodes, and its references as they are.
 
         Raises:
@@ -336,10 +336,10 @@ class Migration:
         counters = metadata.get(COUNTERS)
         if not isinstance(counters, dict):
             return record
-        named = _renamed(counters, changes)
+        named = _rename_channels(counters, changes)
         return record._replace(metadata=self.serde.pack({**metadata, COUNTERS: named}))
 
-    def _edited(self, changes: Changes, channel: str, value: Any) -> Any:
+    def _edit(self, changes: Changes, channel: str, value: Any) -> Any:
         """Return a value in which LangGraph keeps names, with the present ones."""
         if channel == START and isinstance(value, dict):
             out: dict[Any, Any] = {}
@@ -350,8 +350,8 @@ class Migration:
                     out[name] = self._converted.held(held, steps) if steps else held
             return out
         if channel == SENDS:
-            return _sent(value, changes)
-        return _arrived(value, changes) if channel.startswith(_JOIN) else value
+            return _rename_sends(value, changes)
+        return _rename_nodes(value, changes) if channel.startswith(_JOIN) else value
 
     # Writes and tasks
 
@@ -379,9 +379,9 @@ class Migration:
         if channel == _INTERRUPT:
             write.edits.append(tasks.interrupts_of)
         elif channel == SENDS:
-            write.edits.append(lambda value: _sent(value, changes))
+            write.edits.append(lambda value: _rename_sends(value, changes))
         elif channel == _ERROR_SOURCE or channel.startswith(_JOIN):
-            write.edits.append(lambda value: _arrived(value, changes))
+            write.edits.append(lambda value: _rename_nodes(value, changes))
 
     def _moves(
         self,
@@ -406,7 +406,7 @@ class Migration:
             tasks = TaskMoves(known, changes, old=stored, new=present, sends=sends)
             out.append((before, changes, tasks))
             if not changes.rename_nodes and stored == present:
-                known = self._named(known, changes)
+                known = self._rename_record(known, changes)
                 continue
             if names is None:
                 names = yield from history.namespaces(partition)
@@ -418,8 +418,8 @@ class Migration:
             if record.namespace == ROOT:
                 yield from self._below_by_name(partition, tasks, names)
             yield from self._below(partition, tasks, names)
-            sends = _sent(sends, changes)
-            known, stored = self._named(known, changes), present
+            sends = _rename_sends(sends, changes)
+            known, stored = self._rename_record(known, changes), present
         return out
 
     def _below(self, partition: Partition, tasks: TaskMoves, names: Iterable[str]) -> Program[None]:
@@ -466,15 +466,15 @@ def _origins(held: Iterable[str], changes: Changes) -> dict[str, str]:
     return {new: old for old in held if (new := changes.channel(old)) is not None}
 
 
-def _renamed(held: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+def _rename_channels(held: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     """Return what is held by channel, by the present names."""
     return {new: held[old] for new, old in _origins(held, changes).items()}
 
 
-def _sent(value: Any, changes: Changes) -> Any:
+def _rename_sends(value: Any, changes: Changes) -> Any:
     """Return ``Send`` objects for the present names of their nodes."""
     if isinstance(value, list | tuple):
-        return [_sent(each, changes) for each in value]
+        return [_rename_sends(each, changes) for each in value]
     if not isinstance(value, Send) or changes.node(value.node) == value.node:
         return value
     moved = copy(value)
@@ -482,10 +482,10 @@ def _sent(value: Any, changes: Changes) -> Any:
     return moved
 
 
-def _arrived(value: Any, changes: Changes) -> Any:
+def _rename_nodes(value: Any, changes: Changes) -> Any:
     """Return the names of nodes in a value as they are by now."""
     if isinstance(value, str):
         return changes.node(value)
     if isinstance(value, set | frozenset):
-        return type(value)(_arrived(each, changes) for each in value)
-    return [_arrived(each, changes) for each in value] if isinstance(value, list | tuple) else value
+        return type(value)(_rename_nodes(each, changes) for each in value)
+    return [_rename_nodes(each, changes) for each in value] if isinstance(value, list | tuple) else value

@@ -98,7 +98,7 @@ class TaskMoves:
         """Find the new ids of the tasks that made writes."""
         for task_id, path in dict.fromkeys((write.task_id, write.task_path) for write in writes):
             if task_id != NO_TASK:
-                self._add(task_id, self._named(path))
+                self._add(task_id, self._possible_nodes(path))
 
     def add_namespaces(self, namespaces: Iterable[str]) -> None:
         """Find the new ids of the tasks whose subgraphs have stored something, though they wrote nothing."""
@@ -125,7 +125,7 @@ class TaskMoves:
             for one in value
         ]
 
-    def _named(self, path: str) -> Iterable[str]:
+    def _possible_nodes(self, path: str) -> Iterable[str]:
         """Return the nodes that a task's path leaves possible."""
         if path.startswith(_PULLED):
             return [path.removeprefix(_PULLED)]

@@ -89,7 +89,7 @@ class Converted:
         for step in steps:
             try:
                 # Read anew for each step: its function may change what it is given.
-                payload = self._serde.payload(_converted(step, self._neutral.value(*payload), is_update))
+                payload = self._serde.payload(_convert(step, self._neutral.value(*payload), is_update))
             except Exception as error:
                 # An exception of the step may quote the value: only its type is repeated.
                 why = str(error) if isinstance(error, PerdureError) else type(error).__name__
@@ -100,19 +100,19 @@ class Converted:
         return self._serde.value(*payload)
 
 
-def _converted(step: ChannelConverted, value: Any, is_update: bool) -> Any:
+def _convert(step: ChannelConverted, value: Any, is_update: bool) -> Any:
     if is_snapshot(value):
-        return DeltaSnapshot(_applied(step, step.value, value.value))
+        return DeltaSnapshot(_apply(step, step.value, value.value))
     if not is_update:
-        return _applied(step, step.value, value)
+        return _apply(step, step.value, value)
     if isinstance(value, Overwrite):
-        return Overwrite(_applied(step, step.value, value.value))
+        return Overwrite(_apply(step, step.value, value.value))
     if isinstance(value, dict) and set(value) == {"__overwrite__"}:
-        return {"__overwrite__": _applied(step, step.value, value["__overwrite__"])}
-    return _applied(step, step.update, value)
+        return {"__overwrite__": _apply(step, step.value, value["__overwrite__"])}
+    return _apply(step, step.update, value)
 
 
-def _applied(step: ChannelConverted, function: Converter, value: Any) -> Any:
+def _apply(step: ChannelConverted, function: Converter, value: Any) -> Any:
     """Return the result of a step's function. ``None`` for a value is refused unless the step allows it: it
     is what a function returns that changes its argument instead."""
     made = function(value)

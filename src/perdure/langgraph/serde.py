@@ -205,7 +205,7 @@ class Serde:
             detached = value
         except _NOT_PLAIN:
             try:
-                detached = _detached(value)
+                detached = _detach(value)
             except RecursionError as error:
                 raise _too_deep(value) from error
         try:
@@ -484,14 +484,14 @@ def _escape(value: Any) -> Any:
     return value
 
 
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     """Return a value whose containers are copies, each made in one call; the objects in them are the same."""
     if isinstance(value, dict):
         copied = dict.copy(value)
-        return {k: _detached(v) for k, v in copied.items()}
+        return {k: _detach(v) for k, v in copied.items()}
     if isinstance(value, list):
-        return [_detached(v) for v in list.copy(value)]
-    return tuple(map(_detached, value)) if type(value) is tuple else value
+        return [_detach(v) for v in list.copy(value)]
+    return tuple(map(_detach, value)) if type(value) is tuple else value
 
 
 def _plain_ext(code: int, data: bytes) -> Any:

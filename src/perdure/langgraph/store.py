@@ -144,7 +144,7 @@ class PerdureStore(BaseStore):
         results: list[Result] = []
         threads = self._driver.capabilities.has_threads
         puts = self._puts(ops)
-        embedded = await self._aembedded(ops, puts)
+        embedded = await self._aembed(ops, puts)
         # The programs of searches by a query compare thousands of vectors: the event loop does not wait.
         computes = self._index is not None and any(isinstance(op, SearchOp) and op.query for op in ops)
         drive = _arun_in_threads if computes and threads else arun
@@ -185,7 +185,7 @@ class PerdureStore(BaseStore):
         """See ``put_if_unchanged``."""
         ops = together(puts)
         packed, wanted = self._puts(ops), as_seen(seen)
-        embedded = await self._aembedded(ops, packed)
+        embedded = await self._aembed(ops, packed)
         return await arun(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 
     def sweep_ttl(self) -> int:
@@ -227,7 +227,7 @@ class PerdureStore(BaseStore):
         sweeper, self._sweeper = self._sweeper, None
         return sweeper is None or sweeper.stop(timeout)
 
-    async def _aembedded(self, ops: list[Op], puts: Mapping[Partition, Puts]) -> Embedded:
+    async def _aembed(self, ops: list[Op], puts: Mapping[Partition, Puts]) -> Embedded:
         if self._index is None:
             return NOTHING
         return await self._index.aembed(_texts(puts), ops, in_threads=self._driver.capabilities.has_threads)
@@ -281,7 +281,7 @@ class PerdureStore(BaseStore):
         yield [
             items.renew(partition, list(zip(left, _versions(), strict=False)), now, self._budget)
             for partition, records in touched.items()
-            if (left := _unwritten(records, puts.get(partition)))
+            if (left := _keep_unwritten(records, puts.get(partition)))
         ]
         keeps, versions = self._driver.capabilities.keeps_fields, _versions()
         # Other drivers read before they write, and the generation with that.
@@ -461,7 +461,7 @@ def _listings(ops: list[Op]) -> Iterable[list[tuple[int, ListNamespacesOp]]]:
     return same.values()
 
 
-def _unwritten(records: Mapping[str, Record], puts: Puts | None) -> list[Record]:
+def _keep_unwritten(records: Mapping[str, Record], puts: Puts | None) -> list[Record]:
     return [record for key, record in records.items() if puts is None or key not in puts.ops]
 
 

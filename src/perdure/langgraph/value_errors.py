@@ -28,7 +28,7 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
     """
     if not isinstance(error, TypeNotAllowed):
         texts = [
-            f"{_named([channel])}{found[0]}: {found[1]}"
+            f"{_name_channels([channel])}{found[0]}: {found[1]}"
             for channel, value in values
             if (found := _unfit_part(serde, value)) is not None
         ]
@@ -45,8 +45,8 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
             channels[channel] = None
             missing.update(dict.fromkeys(found_types))
     if missing:
-        return serde.types.refusal(list(missing), f"{_named(channels)}: ")
-    return type(error)(f"{_named(channels)}: {error}") if channels else error
+        return serde.types.refusal(list(missing), f"{_name_channels(channels)}: ")
+    return type(error)(f"{_name_channels(channels)}: {error}") if channels else error
 
 
 def _unfit_part(serde: Serde, value: Any) -> tuple[str, PerdureError] | None:
@@ -136,9 +136,9 @@ def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unrea
         texts.append(str(serde.types.refusal(names)))
     kinds = {type(each) for each in others or refused}
     kind: type[Unreadable] = kinds.pop() if len(kinds) == 1 else Unreadable
-    return kind(f"{_named(channels)}: {'; '.join(texts)}")
+    return kind(f"{_name_channels(channels)}: {'; '.join(texts)}")
 
 
-def _named(channels: Iterable[str]) -> str:
+def _name_channels(channels: Iterable[str]) -> str:
     names = [repr(name) for name in channels]
     return f"channel{'s' if len(names) > 1 else ''} {', '.join(names)}"

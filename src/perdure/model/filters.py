@@ -65,7 +65,7 @@ def holding(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
     filter.
     """
     out: list[tuple[bytes, ...]] = []
-    for part in _required(conditions):
+    for part in _required_parts(conditions):
         for name, condition in part.items():
             wanted: list[Any] = [condition]
             if isinstance(condition, dict):
@@ -86,7 +86,7 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
     value that keeps all bounds may still not meet the filter.
     """
     out: list[Bound] = []
-    fields = [pair for part in _required(conditions) for pair in part.items()]
+    fields = [pair for part in _required_parts(conditions) for pair in part.items()]
     for name, condition in fields:
         if not _PLAIN_NAME.fullmatch(name):
             continue
@@ -105,11 +105,11 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
     return tuple(out)
 
 
-def _required(conditions: Filter) -> Iterator[Filter]:
+def _required_parts(conditions: Filter) -> Iterator[Filter]:
     """Yield the parts of a checked filter that each value has to meet, without their logical operators."""
     yield {name: condition for name, condition in conditions.items() if name not in _LOGICAL}
     for part in conditions.get("$and", ()):
-        yield from _required(part)
+        yield from _required_parts(part)
 
 
 def _forms(wanted: Any) -> list[Any]:

@@ -71,7 +71,7 @@ def plan_retention(
     removed = tuple(
         (namespace, i) for namespace, group in groups.items() for i in group if i not in kept[namespace]
     )
-    return Plan(removed, _relinked(groups, kept, ancestry, _is_same_run))
+    return Plan(removed, _relink(groups, kept, ancestry, _is_same_run))
 
 
 def plan_removal(
@@ -88,7 +88,7 @@ def plan_removal(
         else:
             kept.setdefault(checkpoint.namespace, set()).add(checkpoint.id)
     ancestry = _Ancestry(groups.get("", {}))
-    return Plan(tuple(gone), _relinked(groups, kept, ancestry, _always))
+    return Plan(tuple(gone), _relink(groups, kept, ancestry, _always))
 
 
 def bases_of_run(
@@ -218,7 +218,7 @@ def _always(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
     return True
 
 
-def _relinked(
+def _relink(
     groups: Mapping[str, Mapping[str, CheckpointRecord]],
     kept: Mapping[str, set[str]],
     ancestry: _Ancestry,
@@ -244,7 +244,7 @@ def _relinked(
                 after = after._replace(
                     parent_id=nearest_survivor(checkpoint.parent_id, group, stay), cut=True
                 )
-            replaced = _replaced(checkpoint, group, stay, passes)
+            replaced = _replaced_head(checkpoint, group, stay, passes)
             if replaced != after.replaced:
                 after = after._replace(prior=replaced or ORIGIN)
             root = checkpoint.root
@@ -260,7 +260,7 @@ def _relinked(
     return out
 
 
-def _replaced(
+def _replaced_head(
     checkpoint: CheckpointRecord,
     group: Mapping[str, CheckpointRecord],
     stay: Collection[str],

@@ -42,12 +42,12 @@ class Condition(NamedTuple):
 
 def name_of(labels: Labels) -> str:
     """Return the name of a namespace: injective, in the order of the tuples, a prefix for a prefix."""
-    return "".join(_LOW.sub(_lifted, label) + _END for label in labels)
+    return "".join(_LOW.sub(_lift, label) + _END for label in labels)
 
 
 def labels_of(name: str) -> Labels:
     """Return the namespace of a name that ``name_of`` made."""
-    return tuple(_ESCAPED.sub(_lowered, part) for part in name.split(_END)[:-1])
+    return tuple(_ESCAPED.sub(_lower, part) for part in name.split(_END)[:-1])
 
 
 def name_after(labels: Labels) -> str:
@@ -124,9 +124,9 @@ def _matches(labels: Labels, condition: Condition) -> bool:
     return all(wanted in ("*", label) for label, wanted in zip(part, condition.path, strict=True))
 
 
-def _lifted(low: re.Match[str]) -> str:
+def _lift(low: re.Match[str]) -> str:
     return _ESCAPE + chr(ord(low[0]) + _LIFT)
 
 
-def _lowered(escaped: re.Match[str]) -> str:
+def _lower(escaped: re.Match[str]) -> str:
     return chr(ord(escaped[1]) - _LIFT)

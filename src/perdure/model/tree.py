@@ -91,7 +91,7 @@ class Builder:
         if size <= CHUNK_MAX:
             return refs.chunk(payload_type, self.chunk(body))
         pieces = [self.chunk(body[at : at + CHUNK_MAX]) for at in range(0, size, CHUNK_MAX)]
-        return self._bounded(refs.big(payload_type, pieces))
+        return self._bound(refs.big(payload_type, pieces))
 
     def list_of(self, elements: list[bytes]) -> bytes:
         """Return the reference of a list, given the references of its elements."""
@@ -155,11 +155,11 @@ class Builder:
         return self._tree(refs.DICT, len(entries), leaves, b"".join(entries[at:]))
 
     def snapshot_of(self, inner: bytes) -> bytes:
-        return self._bounded(refs.snapshot(inner))
+        return self._bound(refs.snapshot(inner))
 
     def _tree(self, tag: int, count: int, leaves: list[bytes], tail: bytes) -> bytes:
         upper = self.node(self._upper(leaves)) if leaves else b""
-        return self._bounded(refs.tree(tag, count, upper, tail))
+        return self._bound(refs.tree(tag, count, upper, tail))
 
     def _upper(self, level: list[bytes]) -> bytes:
         """Return the unfinished ends of the levels above the leaves, topmost first."""
@@ -176,7 +176,7 @@ class Builder:
             level = above
         return b"".join(refs.entry(tail) for tail in reversed(tails))
 
-    def _bounded(self, ref: bytes) -> bytes:
+    def _bound(self, ref: bytes) -> bytes:
         return ref if len(ref) <= refs.REF_MAX else refs.wrapped(self.node(ref))
 
 

@@ -66,9 +66,7 @@ def added_puts(writes: Iterable[PendingWrite], held_by: Mapping[Key, Sequence[Pe
     out: list[Put] = []
     for key, some in by_record(writes).items():
         held = held_by.get(key)
-        out.append(
-            _put(key, some, Expect.ABSENT, some[0].version) if held is None else _rewritten(held, some)
-        )
+        out.append(_put(key, some, Expect.ABSENT, some[0].version) if held is None else _rewrite(held, some))
     return out
 
 
@@ -76,7 +74,7 @@ def kept_put(record: Sequence[PendingWrite], gone: Iterable[PendingWrite]) -> Pu
     """Return the operation that removes some of a record's writes, ``None`` if it removes all of them."""
     keys = {write.key for write in gone}
     kept = [write for write in record if write.key not in keys]
-    return _rewritten(kept, ()) if kept else None
+    return _rewrite(kept, ()) if kept else None
 
 
 def put_over(write: PendingWrite, stored: PendingWrite) -> Put:
@@ -113,7 +111,7 @@ def read_writes(records: Iterable[Record]) -> list[PendingWrite]:
     return list(chain.from_iterable(map(_read, records)))
 
 
-def _rewritten(held: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> Put:
+def _rewrite(held: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> Put:
     version = held[0].record_version
     return _put(record_key(held[0]), [*held, *more], version, version + 1)
 

@@ -244,9 +244,9 @@ class Archive:
 
     def _next(self) -> list[Any]:
         (size,) = _LENGTH.unpack(self._raw(_LENGTH.size))
-        frame = self._unpacked(self._raw(min(size, _FRAME_MAX)))
+        frame = self._unpack(self._raw(min(size, _FRAME_MAX)))
         if not isinstance(frame, list) or not frame:
-            raise self._changed()
+            raise self._changed_error()
         return frame
 
     def _raw(self, size: int) -> bytes:
@@ -262,11 +262,11 @@ class Archive:
         self._count(data)
         return data
 
-    def _unpacked(self, data: bytes) -> Any:
+    def _unpack(self, data: bytes) -> Any:
         try:
             return ormsgpack.unpackb(data)
         except ValueError as error:
-            raise self._changed() from error
+            raise self._changed_error() from error
 
     def _note(self, kind: Any, frame: list[Any], at: int) -> None:
         try:
@@ -275,16 +275,16 @@ class Archive:
                 _is_sound(of, *rest) if kind == _PUT else kind == _DELETE and not rest
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._changed() from error
+            raise self._changed_error() from error
         if not sound:
-            raise self._changed()
+            raise self._changed_error()
         if kind == _PUT:
             row = _Row(at + _LENGTH.size, self._size - at - _LENGTH.size, rest[1])
             self._table(partition, of)[key] = row
         else:
             self._table(partition, of).pop(key, None)
 
-    def _changed(self) -> BadArchive:
+    def _changed_error(self) -> BadArchive:
         return BadArchive(f"{self._path} was changed since it was written; export the threads again")
 
     def _record(self, row: _Row) -> Record:
@@ -295,13 +295,13 @@ class Archive:
             raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
         try:
             # Another program may write into the file meanwhile.
-            _, *frame = self._unpacked(data)
+            _, *frame = self._unpack(data)
             _, kind, key, fields, version, body = _place(frame)
-            values = _decoded(kind.fields, fields)
+            values = _decode(kind.fields, fields)
             names = [column.name for column in kind.fields]
             return Record(kind, key, dict(zip(names, values, strict=True)), version, body)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._changed() from error
+            raise self._changed_error() from error
 
     def _table(self, partition: Partition, kind: Kind) -> dict[Key, _Row]:
         return self._tables.setdefault(partition, {}).setdefault(kind.name, {})
@@ -351,12 +351,12 @@ class Archive:
             self._begun = partition, self._size, self._sum.copy()
         for op in ops:
             if isinstance(op, Put):
-                fields = _encoded(op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
-                at = self._frame([_PUT, *_named(partition, op), fields, op.version, op.body])
+                fields = _encode(op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
+                at = self._frame([_PUT, *_name(partition, op), fields, op.version, op.body])
                 row = _Row(at + _LENGTH.size, self._size - at - _LENGTH.size, op.version)
                 self._table(partition, op.kind)[op.key] = row
             elif isinstance(op, Delete):
-                self._frame([_DELETE, *_named(partition, op)])
+                self._frame([_DELETE, *_name(partition, op)])
                 self._table(partition, op.kind).pop(op.key, None)
 
     def _take_back(self, partition: Partition) -> None:
@@ -392,8 +392,8 @@ class Archive:
         self._size += len(data)
 
 
-def _named(partition: Partition, op: Op) -> list[Any]:
-    return [_texts(partition), op.kind.name, _encoded(op.kind.key, op.key)]
+def _name(partition: Partition, op: Op) -> list[Any]:
+    return [_texts(partition), op.kind.name, _encode(op.kind.key, op.key)]
 
 
 def _place(frame: list[Any]) -> list[Any]:
@@ -401,14 +401,14 @@ def _place(frame: list[Any]) -> list[Any]:
     names, kind_name, key, *rest = frame
     kind = _KINDS[kind_name]
     partition = Partition(*(name.decode("utf-8", "surrogatepass") for name in names))
-    return [partition, kind, tuple(_decoded(kind.key, key)), *rest]
+    return [partition, kind, tuple(_decode(kind.key, key)), *rest]
 
 
 def _texts(values: Iterable[str]) -> list[bytes]:
     return [value.encode("utf-8", "surrogatepass") for value in values]
 
 
-def _encoded(columns: tuple[Column, ...], values: Iterable[Any]) -> list[Any]:
+def _encode(columns: tuple[Column, ...], values: Iterable[Any]) -> list[Any]:
     """Return values in a form that can be packed, with any Unicode in them."""
     return [
         value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
@@ -416,7 +416,7 @@ def _encoded(columns: tuple[Column, ...], values: Iterable[Any]) -> list[Any]:
     ]
 
 
-def _decoded(columns: tuple[Column, ...], values: list[Any]) -> list[Any]:
+def _decode(columns: tuple[Column, ...], values: list[Any]) -> list[Any]:
     return [
         value.decode("utf-8", "surrogatepass") if column.kind == "text" and value is not None else value
         for column, value in zip(columns, values, strict=True)
@@ -429,7 +429,7 @@ _TYPES: dict[str, type] = {"text": str, "integer": int, "bytes": bytes}
 def _is_sound(kind: Kind, fields: list[Any], version: Any, body: Any) -> bool:
     """Return True if a frame holds a record as the kind declares it: the digest only proves that the file is
     as its writer left it."""
-    return _fit(kind.fields, _decoded(kind.fields, fields)) and type(version) is int and type(body) is bytes
+    return _fit(kind.fields, _decode(kind.fields, fields)) and type(version) is int and type(body) is bytes
 
 
 def _fit(columns: tuple[Column, ...], values: Sequence[Any]) -> bool:

@@ -41,9 +41,9 @@ class _Process:
 
     def __init__(self) -> None:
         self.generation = 0
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._note_fork)
 
-    def _forked(self) -> None:
+    def _note_fork(self) -> None:
         self.generation += 1
 
 
@@ -256,16 +256,16 @@ class Batcher:
             (waiting if held else group).append(job)
         self._queue.extendleft(reversed(waiting))
         self._since = now if self._queue else _NEVER
-        self._held.update(dict.fromkeys(_written(group), _UNDER_WAY))
+        self._held.update(dict.fromkeys(_written_partitions(group), _UNDER_WAY))
         return group
 
     def _release(self, group: Sequence[PendingRequest], moment: float) -> None:
         """Release the writes of the group's partitions: at once, or after ``moment`` seconds if some wait."""
-        done = _written(group)
+        done = _written_partitions(group)
         for partition in done:
             del self._held[partition]
         if moment and not self._closed:
-            waiting = _written(self._queue) & done
+            waiting = _written_partitions(self._queue) & done
             self._held.update(dict.fromkeys(waiting, time.monotonic() + moment))
         if self._closed:
             self._wake_all()
@@ -303,7 +303,7 @@ class Batcher:
             self._minded = _NEVER
 
 
-def _written(group: Iterable[PendingRequest]) -> set[Partition]:
+def _written_partitions(group: Iterable[PendingRequest]) -> set[Partition]:
     return {job.effect.partition for job in group if isinstance(job.effect, _WRITES)}
 
 

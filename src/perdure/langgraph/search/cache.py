@@ -91,7 +91,7 @@ class NamespaceIndex:
             change.generation,
             {**versions, **change.versions},
             (self.outdated - gone) | frozenset(change.outdated),
-            tuple(_joined(part for part in parts if part.living)),
+            tuple(_join(part for part in parts if part.living)),
         )
 
 
@@ -117,7 +117,7 @@ def _without(part: Part, gone: set[str]) -> Part:
     return Part(part.segment, alive)
 
 
-def _joined(parts: Iterable[Part]) -> list[Part]:
+def _join(parts: Iterable[Part]) -> list[Part]:
     """Join each part with the one before it unless that is more than twice as large, so that the parts grow
     smaller quickly; and drop what is no longer indexed of a part that has lost half of its items."""
     out: list[Part] = []

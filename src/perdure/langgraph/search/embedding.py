@@ -67,7 +67,7 @@ class TextEmbedder:
             vectors = self.embeddings.embed_documents(list(texts)) if texts else []
             found = {query: self.embeddings.embed_query(query) for query in queries}
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._failed_error(error) from error
         return self._packed(texts, vectors), self._all_checked(found)
 
     async def aembed(
@@ -80,7 +80,7 @@ class TextEmbedder:
             vectors = await self.embeddings.aembed_documents(list(texts)) if texts else []
             found = {query: await self.embeddings.aembed_query(query) for query in queries}
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._failed_error(error) from error
         if in_threads and len(texts) * self.dims > _NUMBERS_AT_ONCE:
             return await asyncio.to_thread(self._packed, texts, vectors), self._all_checked(found)
         return self._packed(texts, vectors), self._all_checked(found)
@@ -103,7 +103,7 @@ class TextEmbedder:
             return not hasattr(self.embeddings, "afunc")
         return type(self.embeddings).aembed_documents is Embeddings.aembed_documents
 
-    def _failed(self, error: Exception) -> PerdureError:
+    def _failed_error(self, error: Exception) -> PerdureError:
         if isinstance(error, PerdureError):
             return error
         # What a provider writes may quote the texts.
@@ -117,12 +117,12 @@ class TextEmbedder:
             raise BadEmbedding(f"embed returned no list of vectors: {type(vectors).__name__}")
         if len(vectors) != len(texts):
             raise BadEmbedding(f"embed returned {len(vectors)} vectors for {len(texts)} texts")
-        return {text: self._checked(vector).tobytes() for text, vector in zip(texts, vectors, strict=True)}
+        return {text: self._check(vector).tobytes() for text, vector in zip(texts, vectors, strict=True)}
 
     def _all_checked(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        return {query: self._checked(vector) for query, vector in found.items()}
+        return {query: self._check(vector) for query, vector in found.items()}
 
-    def _checked(self, vector: Any) -> Vector:
+    def _check(self, vector: Any) -> Vector:
         try:
             row: Vector = self._row(vector)
         except (TypeError, ValueError, OverflowError) as error:

@@ -114,7 +114,7 @@ class SearchIndex:
     """
 
     def __init__(self, config: SearchConfig | IndexConfig | Mapping[str, Any]) -> None:
-        given = _checked(config)
+        given = _check(config)
         self.fields: tuple[str, ...] = tuple(given.get("fields") or [_WHOLE])
         has_model = given.get("embed") is not None
         self.embedder = TextEmbedder(given["embed"], given["dims"], given.get("name")) if has_model else None
@@ -262,7 +262,7 @@ class SearchIndex:
         found: dict[Partition, NamespaceIndex] = {}
         rows = 0
         for partition in (yield from namespaces(tenant, tuple(op.namespace_prefix))):
-            found[partition] = known = yield from self._refreshed(driver, partition)
+            found[partition] = known = yield from self._refresh(driver, partition)
             if known.outdated:
                 raise self._reindex_required(partition, len(known.outdated))
             rows += known.rows
@@ -285,7 +285,7 @@ class SearchIndex:
             "run `perdure store reindex`, or give the index the name= of the model that made them"
         )
 
-    def _refreshed(self, driver: Driver, partition: Partition) -> Program[NamespaceIndex]:
+    def _refresh(self, driver: Driver, partition: Partition) -> Program[NamespaceIndex]:
         known = self._cache.get(driver, partition)
         changes = yield from search_index.changes(partition, known.generation, known.versions, MOST_ITEMS)
         if changes is None:
@@ -317,7 +317,7 @@ class SearchIndex:
         return IndexUpdate(changes.generation, versions, changes.removed, items, outdated)
 
 
-def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the configuration; raise ``ValueError`` for one that is not valid."""
     known = SearchConfig.__annotations__
     if unknown := sorted(set(config) - set(known)):

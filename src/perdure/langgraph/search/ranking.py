@@ -105,11 +105,11 @@ def _scores(
     if likeness is None:
         return _living(np, places, np.where(words > 0, words, np.nan))
     share = query.vector_weight
-    both = share * _spread(np, _living(np, places, likeness)) + (1 - share) * words
+    both = share * _rescale(np, _living(np, places, likeness)) + (1 - share) * words
     return _living(np, places, np.where(np.isnan(likeness) & (words <= 0), np.nan, both))
 
 
-def _spread(np: Any, likeness: Scores) -> Scores:
+def _rescale(np: Any, likeness: Scores) -> Scores:
     """Return the likeness on the scale from the least, 0, to the greatest, 1. Models differ in its range: the
     cosine of unrelated texts is 0.1 in one, and 0.8 in another."""
     known = likeness[~np.isnan(likeness)]

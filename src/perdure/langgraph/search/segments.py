@@ -214,8 +214,8 @@ def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
         arrays["places"].append(moved[segment.postings.places[has]])
         arrays["counts"].append(segment.postings.counts[has])
         arrays["lengths"].append(segment.lengths[alive])
-        keys += _kept(segment.keys, alive)
-        contents += _kept(segment.contents, alive)
+        keys += _keep_alive(segment.keys, alive)
+        contents += _keep_alive(segment.contents, alive)
     whole = {name: np.concatenate(found) for name, found in arrays.items()}
     offsets, postings = _by_term(whole["terms"], whole["places"], whole["counts"], len(vocabulary))
     return IndexSegment(
@@ -235,7 +235,7 @@ def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
 _JOINED = ("matrix", "owners", "starts", "terms", "places", "counts", "lengths")
 
 
-def _kept(values: Iterable[Any], alive: Flags) -> list[Any]:
+def _keep_alive(values: Iterable[Any], alive: Flags) -> list[Any]:
     return [value for value, kept in zip(values, alive.tolist(), strict=True) if kept]
 
 

@@ -95,7 +95,7 @@ class D1Driver:
                 except Exception as error:
                     job.error = error
             while waiting:
-                self._send(_taken(waiting), slot)
+                self._send(_take(waiting), slot)
         finally:
             self._slots.append(slot)
 
@@ -143,13 +143,13 @@ class D1Driver:
                 if not tries.again(lost):
                     raise gave_up(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
                 if commits and tries.unsure and self._settle(commits, ids, n, tries, unsure=True):
-                    left, commits = _unwritten(left), []
+                    left, commits = _drop_written(left), []
                 continue
             except Rejected as error:
                 # The refusal may come from our own receipts, for a second copy that a gateway may have sent.
                 unsure = tries.unsure or writing.RECEIPT in str(error)
                 if commits and self._settle(commits, ids, n, tries, unsure=unsure):
-                    left, commits = _unwritten(left), []
+                    left, commits = _drop_written(left), []
                     continue
                 raise
             self._outage.end()
@@ -293,7 +293,7 @@ def _verdicts(rows: Rows, n: int) -> dict[str, int | None]:
     return {row[0]: row[2] for row in rows if int(row[1]) == n}
 
 
-def _unwritten(parts: Sequence[_Part]) -> list[_Part]:
+def _drop_written(parts: Sequence[_Part]) -> list[_Part]:
     """Return the parts of a batch that are left when its writes are known to be applied: the reads."""
     for part in parts:
         part.done = part.done or part.writes
@@ -304,7 +304,7 @@ def _size(statements: Sequence[Statement]) -> tuple[int, int]:
     return len(statements), weight(statements)
 
 
-def _taken(waiting: list[_Part]) -> list[_Part]:
+def _take(waiting: list[_Part]) -> list[_Part]:
     """Take the parts that fit in one request from the front, at least one."""
     taken = [waiting.pop(0)]
     count, size = taken[0].size

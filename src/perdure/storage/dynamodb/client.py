@@ -140,7 +140,7 @@ class Client:
             session = Session(region_name=target.region, botocore_session=core)
             self.boto: Any = session.client("dynamodb", endpoint_url=target.endpoint, config=config)
         except (aws.BotoCoreError, ValueError) as error:
-            raise self._translated(error) from error
+            raise self._translate(error) from error
 
     @property
     def table(self) -> str:
@@ -162,7 +162,7 @@ class Client:
             PerdureError: Any other failure.
         """
         if (known := self.outage.verdict()) is not None:
-            raise self._translated(known) from known
+            raise self._translate(known) from known
         method = getattr(self.boto, operation)
         end = time.monotonic() + (self.patience if patience is None else patience)
         bound = _FIRST_WAIT
@@ -179,7 +179,7 @@ class Client:
                     end = min(end, self.outage.note(error, began))
                 pause = random.uniform(bound / 4, bound)  # noqa: S311 - spreads repetitions
                 if not _is_repeated(error) or time.monotonic() + pause > end:
-                    raised = self._translated(error, lost=lost)
+                    raised = self._translate(error, lost=lost)
                     if lost and operation in _WRITES and not isinstance(raised, Unanswered):
                         # An earlier attempt may have been carried out, even if this one was refused.
                         raised = Unanswered(f"{raised}. Whether the last write was stored is not known")
@@ -216,7 +216,7 @@ class Client:
             parameters = left
         return out
 
-    def _translated(self, error: Exception, *, lost: bool = False) -> PerdureError:
+    def _translate(self, error: Exception, *, lost: bool = False) -> PerdureError:
         where = self.target
         if isinstance(error, aws.NoRegionError):
             return BadUrl(

@@ -29,10 +29,10 @@ def find(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
     if kind.expires:
         # The service removes them itself.
         return ()
-    return _due(reader, effect, kind) if effect.index == "due" else _named(reader, effect, kind)
+    return _due(reader, effect, kind) if effect.index == "due" else _find_named(reader, effect, kind)
 
 
-def _named(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
+def _find_named(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
     """Find records by the text in their indexed field."""
     g = items.run_entry(kind, effect.value)
     low, high = b"\x00", b"\xff"

@@ -121,10 +121,10 @@ class Reader:
 
     def fetch(self, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
         partition = effect.partition
-        wanted = [item for item in effect.items if not _embedded(partition, item)]
+        wanted = [item for item in effect.items if not _is_embedded(partition, item)]
         if not wanted:
             return self._answers(effect, self.root(partition), {})
-        one_by_one = len(wanted) == len(effect.items) and _independent(partition, wanted)
+        one_by_one = len(wanted) == len(effect.items) and _are_independent(partition, wanted)
         root = self.known(partition)
         for attempt in range(_ATTEMPTS):
             if root is None or not root.incarnation:
@@ -175,7 +175,7 @@ class Reader:
         for item in effect.items:
             record = root.records.get(item.kind.name)
             own = () if record is None else (record,)
-            if _embedded(effect.partition, item):
+            if _is_embedded(effect.partition, item):
                 out.append(_of_range(item, own) if isinstance(item, Range) else own)
             elif own and isinstance(item, Range):
                 out.append(_with_least(item, own, found[id(item)]))
@@ -461,7 +461,7 @@ def _select(item: Range) -> Item:
     }
 
 
-def _embedded(partition: Partition, item: Get | Range) -> bool:
+def _is_embedded(partition: Partition, item: Get | Range) -> bool:
     """Return True if an item reads a record in the root and no other."""
     return items.is_embedded(partition, item if isinstance(item, Get) else Get(item.kind, item.prefix))
 
@@ -481,7 +481,7 @@ def _of_range(item: Range, found: tuple[Record, ...]) -> tuple[Record, ...]:
     return found if item.bodies else tuple(Record(r.kind, r.key, r.fields, r.version) for r in found)
 
 
-def _independent(partition: Partition, wanted: Sequence[Get | Range]) -> bool:
+def _are_independent(partition: Partition, wanted: Sequence[Get | Range]) -> bool:
     """Return True if the items may be read at different moments: one record, or immutable ones. Of a session
     all but its head are."""
     gets = all(isinstance(item, Get) for item in wanted)

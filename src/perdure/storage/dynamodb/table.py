@@ -79,7 +79,7 @@ def version(client: Client) -> int:
     except MigrationRequired:
         return 0
     except Malformed:
-        if (table := _described(client)) is not None:
+        if (table := _describe(client)) is not None:
             _check(client, table)
         raise
     return int(answer["Item"]["version"]["N"]) if "Item" in answer else 0
@@ -92,7 +92,7 @@ def ask(client: Client) -> None:
 
 def pending(client: Client) -> list[str]:
     """Return the steps that ``migrate`` would execute, in words."""
-    table = _described(client)
+    table = _describe(client)
     steps: list[str] = []
     if table is None:
         steps.append(
@@ -121,7 +121,7 @@ def migrate(client: Client) -> int:
         # A table that was restored from a backup has lost its time-to-live setting.
         _let_expire(client)
         return found
-    table = _described(client)
+    table = _describe(client)
     if table is None:
         try:
             client.call("create_table", TableName=client.table, **DEFINITION)
@@ -144,7 +144,7 @@ def migrate(client: Client) -> int:
     return found
 
 
-def _described(client: Client) -> dict[str, Any] | None:
+def _describe(client: Client) -> dict[str, Any] | None:
     try:
         answer = client.call("describe_table", patience=_QUICKLY, TableName=client.table)
     except MigrationRequired:
@@ -156,7 +156,7 @@ def _active(client: Client) -> dict[str, Any]:
     """Return the table's description as soon as it accepts requests."""
     end = time.monotonic() + _READY_AFTER
     while True:
-        table = _described(client)
+        table = _describe(client)
         if table is not None and table["TableStatus"] in ("ACTIVE", "UPDATING"):
             return table
         if time.monotonic() > end:

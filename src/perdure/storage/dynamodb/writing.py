@@ -302,7 +302,7 @@ class Writer:
         with self._reader.turn(partition):
             for _ in range(_ROUNDS):
                 root = self._reader.root(partition)
-                refused = self._refused(effect)
+                refused = self._find_refused(effect)
                 if refused is not None:
                     return refused
                 if root is None:
@@ -315,7 +315,7 @@ class Writer:
                 return Committed()
         raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
 
-    def _refused(self, effect: Drop) -> Refused | None:
+    def _find_refused(self, effect: Drop) -> Refused | None:
         """Return the first check of a removal that does not hold now."""
         if not effect.checks:
             return None

@@ -78,10 +78,10 @@ def migrate(url: str) -> int:
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
         pid = 0 if row is None else int(row[0])
         with reported(partial(_connected, place), pid, f"the migration of {place.name}", wait):
-            return _migrated(connection, place)
+            return _migrate(connection, place)
 
 
-def _migrated(connection: psycopg.Connection, place: PostgresUrl) -> int:
+def _migrate(connection: psycopg.Connection, place: PostgresUrl) -> int:
     connection.execute(f"SET LOCAL lock_timeout = '{_OTHERS_TIMEOUT_S}s'".encode())
     connection.execute("SET LOCAL statement_timeout = 0")
     lock = int.from_bytes(sha256(f"perdure {place.schema}".encode()).digest()[:8], "big", signed=True)

@@ -174,7 +174,7 @@ class ServerConnection:
         except ConnectionLost:
             self.lose()
             raise
-        return self._unpacked(connection, result, unpack)
+        return self._unpack(connection, result, unpack)
 
     def ask_both(self, first: StatementCall[R], second: StatementCall[S]) -> tuple[R, S | None]:
         """Send two statements at once, the second of which only reads, and read both answers. Each is a
@@ -196,7 +196,7 @@ class ServerConnection:
             self.lose()
             if not results:
                 raise ConnectionLost from broken
-        answer = self._unpacked(connection, results[0], first.unpack)
+        answer = self._unpack(connection, results[0], first.unpack)
         if len(results) == 1 or results[1].status != pq.ExecStatus.TUPLES_OK:
             return answer, None
         try:
@@ -205,7 +205,7 @@ class ServerConnection:
             # The first one is done; a caller that sends the second by itself gets the error.
             return answer, None
 
-    def _unpacked(
+    def _unpack(
         self, connection: psycopg.Connection, result: pq.abc.PGresult, unpack: Callable[[pq.abc.PGresult], R]
     ) -> R:
         if result.status in _DONE:

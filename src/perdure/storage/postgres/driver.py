@@ -177,7 +177,7 @@ class PostgresDriver:
             self._settle_all(jobs)
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0].error = _raised(error, self._place)
+                jobs[0].error = _error_of(error, self._place)
                 return
             # One bad write must not fail the others: each is repeated by itself.
             for job in jobs:
@@ -223,13 +223,13 @@ class PostgresDriver:
             )
             if not fetches:
                 return link.ask(write.statement, write.values, write.unpack)
-            outcomes, answers = link.ask_both(write, self._fetching(fetches))
+            outcomes, answers = link.ask_both(write, self._fetch_call(fetches))
             if answers is not None:
                 for reader, answer in zip(readers, answers, strict=True):
                     reader.read = answer
             return outcomes
 
-        refusals = self._repeated(once)
+        refusals = self._repeat(once)
         return [outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
 
     def _settle(self, job: PendingRequest, after: Collection[Touch]) -> Any:
@@ -239,8 +239,8 @@ class PostgresDriver:
             return self._patiently(lambda: self._done(job.effect, after))
         except (ConnectionLost, StatementRolledBack, Unavailable) as error:
             raise Unavailable(
-                f"{_raised(error, self._place)}. The connection was lost during this write: it may be stored "
-                "or not; load the thread again before repeating it"
+                f"{_error_of(error, self._place)}. The connection was lost during this write: it may be "
+                "stored or not; load the thread again before repeating it"
             ) from error
 
     def _done(self, effect: Effect[Any], after: Collection[Touch]) -> Any:
@@ -274,7 +274,7 @@ class PostgresDriver:
         at = effect.partition
         names: list[bytes | None] = [codec.escaped(part).encode() for part in at]
         if effect.checks:
-            refused = self._patiently(lambda: self._repeated(lambda: self._drop_if(effect, names)))
+            refused = self._patiently(lambda: self._repeat(lambda: self._drop_if(effect, names)))
             if refused:
                 check = effect.checks[refused - 1]
                 return Refused(check.kind, check.key)
@@ -285,7 +285,7 @@ class PostgresDriver:
             values = [*names, b"%d" % _DROP_ROWS, b"%d" % link.deadline()]
             return link.ask(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01")
 
-        while self._patiently(lambda: self._repeated(once)):
+        while self._patiently(lambda: self._repeat(once)):
             # The partition is removed; one that is created under its name from now on must be kept.
             names[:] = [None] * len(names)
         return Committed()
@@ -323,7 +323,7 @@ class PostgresDriver:
             if isinstance(error, Unavailable) and not self._reaches(jobs):
                 return
             if len(jobs) == 1:
-                jobs[0].error = _raised(error, self._place)
+                jobs[0].error = _error_of(error, self._place)
                 return
             for job in jobs:
                 self._read_together([job])
@@ -332,10 +332,10 @@ class PostgresDriver:
                 job.answer = answer
 
     def _fetch(self, fetches: Sequence[Fetch]) -> list[tuple[tuple[Record, ...], ...]]:
-        read = self._fetching(fetches)
+        read = self._fetch_call(fetches)
         return self._connected().ask(read.statement, read.values, read.unpack)
 
-    def _fetching(self, fetches: Sequence[Fetch]) -> StatementCall[list[Answers]]:
+    def _fetch_call(self, fetches: Sequence[Fetch]) -> StatementCall[list[Answers]]:
         return StatementCall(
             self._sql.fetch,
             codec.pack_fetches(fetches),
@@ -400,14 +400,14 @@ class PostgresDriver:
             try:
                 job.answer = work(job)
             except Exception as error:
-                job.error = _raised(error, self._place)
+                job.error = _error_of(error, self._place)
             rest = jobs[at:]
             if rest and isinstance(job.error, Unavailable) and not self._reaches(rest):
                 for other in rest:
                     other.error = job.error
                 return
 
-    def _repeated(self, work: Callable[[], R]) -> R:
+    def _repeat(self, work: Callable[[], R]) -> R:
         """Return the result of ``work``, repeated while the server rolls it back because of others."""
         for attempt in range(_ROLLBACKS):
             try:
@@ -426,7 +426,7 @@ class PostgresDriver:
         return work()
 
 
-def _raised(error: Exception, place: PostgresUrl) -> Exception:
+def _error_of(error: Exception, place: PostgresUrl) -> Exception:
     """Return the error for a caller, translated if it is one of this driver's own."""
     new: PerdureError
     if isinstance(error, struct.error | OverflowError):

@@ -55,7 +55,7 @@ def every(schema: str, version: int) -> list[str]:
 def commit(schema: str, version: int) -> str:
     """Return ``commit_N(counts, numbers, texts, bytes)``: for each job 0, or the number of its first
     operation whose expectation did not hold. Sections are executed in the order given."""
-    body = _chosen([_section(schema, section) for section in SECTIONS])
+    body = _choose([_section(schema, section) for section in SECTIONS])
     return f"""\
 CREATE FUNCTION {schema}.commit_{version}(_c bigint[], _n bigint[], _s text[], _b bytea[]) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE{_BY_INDEX} SET lock_timeout = '{LOCK_TIMEOUT_S}s' AS $perdure$
@@ -120,7 +120,7 @@ END $perdure$"""
 
 def fetch(schema: str, version: int) -> str:
     """Return ``fetch_N(counts, numbers, texts, bytes)``: the records of many items in one snapshot."""
-    body = _chosen([_shape(schema, shape) for shape in SHAPES])
+    body = _choose([_shape(schema, shape) for shape in SHAPES])
     columns = ", ".join(f"{name} {_TYPES[slot]}" for name, slot in ANSWER)
     return f"""\
 CREATE FUNCTION {schema}.fetch_{version}(_c bigint[], _n bigint[], _s text[], _b bytea[])
@@ -227,12 +227,12 @@ BEGIN
 END $perdure$"""
 
 
-def _chosen(blocks: Sequence[str], first: int = 0) -> str:
+def _choose(blocks: Sequence[str], first: int = 0) -> str:
     """Return the statements that execute block ``_x``, which is found by bisection."""
     if len(blocks) == 1:
         return blocks[0]
     half = len(blocks) // 2
-    below, above = _chosen(blocks[:half], first), _chosen(blocks[half:], first + half)
+    below, above = _choose(blocks[:half], first), _choose(blocks[half:], first + half)
     return f"    IF _x < {first + half} THEN\n{below}\n    ELSE\n{above}\n    END IF;"
 
 

@@ -71,7 +71,7 @@ class Statements:
         if effect.index == "threads":
             return self._threads(effect)
         if effect.index == "listed":
-            return self._listed(effect)
+            return self._find_listed(effect)
         if effect.index == "items":
             return self._items(effect)
         value = effect.value if effect.index == "runs" else effect.until
@@ -100,14 +100,14 @@ class Statements:
         if effect.space == RESERVED.space:
             where.append("NOT (p.tenant = '' AND p.thread = '')")
         parameters.append(effect.limit)
-        return _typed(
+        return _call(
             f"SELECT {_LISTED} FROM {self._schema}.thread p"
             f" LEFT JOIN {self._schema}.listing l ON l.t = p.pk WHERE {' AND '.join(where)}"
             f" ORDER BY p.space, p.tenant, p.thread LIMIT ${len(parameters)}",
             parameters,
         )
 
-    def _listed(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
+    def _find_listed(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
         where = ["l.tenant = $1", "NOT (p.thread >= $2 AND p.thread < $3)"]
         parameters = cast("list[str | int | bytes]", [effect.tenant, INTERNAL, INTERNAL_END])
         if effect.value:
@@ -118,7 +118,7 @@ class Statements:
                 where.append(f"l.{NOT_IDLE}")
         parameters += [effect.limit, effect.skip]
         direction, last = "DESC" if effect.reverse else "ASC", len(parameters)
-        return _typed(
+        return _call(
             f"SELECT {_LISTED} FROM {self._schema}.listing l JOIN {self._schema}.thread p ON p.pk = l.t"
             f" WHERE {' AND '.join(where)} ORDER BY l.{effect.by} {direction}, l.t {direction}"
             f" LIMIT ${last - 1} OFFSET ${last}",
@@ -136,7 +136,7 @@ class Statements:
             effect, ItemSyntax(bind, holds=lambda part: f"position({bind(part)} IN i.body) > 0")
         )
         columns = ", ".join(f"i.{name}" for name in ITEM.columns())
-        return _typed(
+        return _call(
             f"SELECT p.tenant, p.thread, p.space, {columns} FROM {self._schema}.thread p"
             f" JOIN {self._schema}.item i ON i.t = p.pk WHERE {where} ORDER BY {ORDER}"
             f" LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}",
@@ -150,7 +150,7 @@ def call(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement:
     return Statement(name.encode(), sql.encode(), types, binary)
 
 
-def _typed(sql: str, parameters: Sequence[str | int | bytes]) -> tuple[Statement, list[bytes | None]]:
+def _call(sql: str, parameters: Sequence[str | int | bytes]) -> tuple[Statement, list[bytes | None]]:
     types = tuple(_TYPES[type(p)] for p in parameters)
     return call(sql, types, binary=False), [sent(p) for p in parameters]
 

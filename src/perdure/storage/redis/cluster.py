@@ -302,7 +302,7 @@ class NodeConnections:
                 self._topology.moved(calls[n].slot, (reply.host or node[0], reply.port))
                 self._topology.doubt()
             elif isinstance(reply, client.AskError) and calls[n].parts[0] != b"EVALSHA":
-                self._asked(n, (reply.host or node[0], reply.port), calls, answers, refused)
+                self._send_asking(n, (reply.host or node[0], reply.port), calls, answers, refused)
             else:
                 # Half of the slot's keys are elsewhere: a script would treat those as absent. It waits.
                 refused[n] = reply
@@ -314,7 +314,7 @@ class NodeConnections:
                 return False
         return bool(again)
 
-    def _asked(
+    def _send_asking(
         self, n: int, node: Node, calls: Sequence[Call], answers: list[Any], refused: dict[int, Exception]
     ) -> None:
         """Send one call to the node to which its slot is being moved."""

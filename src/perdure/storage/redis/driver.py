@@ -162,7 +162,7 @@ class RedisDriver:
                 if in_doubt:
                     break
             return outcome
-        raise self._unknown(effect, lost)
+        raise self._unknown_error(effect, lost)
 
     def _stands(self, links: NodeConnections, effect: Commit, lost: CallLost) -> tuple[bool, bool]:
         """Return two flags: the commit was applied; it may have been applied although it was overwritten."""
@@ -170,11 +170,11 @@ class RedisDriver:
         try:
             (data,) = _ask(links, [requests.fetch(self._space, asked)])
         except PerdureError as error:
-            raise self._unknown(effect, lost) from error
+            raise self._unknown_error(effect, lost) from error
         found = requests.fetched(asked, data)
         return was_applied(effect, found), is_in_doubt(effect, found)
 
-    def _unknown(self, effect: Commit, lost: CallLost) -> Unavailable:
+    def _unknown_error(self, effect: Commit, lost: CallLost) -> Unavailable:
         error = Unavailable(
             f"{self._shown}: the connection broke in a write to thread {effect.partition.thread!r}, and it "
             "could not be found out whether it was stored. Load the thread again and see"

@@ -74,12 +74,12 @@ def translate(error: Exception, shown: str) -> PerdureError:
     """Return the error to raise for one of the client's; ``shown`` is the URL without its secrets."""
     if isinstance(error, PerdureError):
         return error
-    new = _translated(error, shown)
+    new = _translate_other(error, shown)
     new.__cause__ = error
     return new
 
 
-def _translated(error: Exception, shown: str) -> PerdureError:
+def _translate_other(error: Exception, shown: str) -> PerdureError:
     if isinstance(error, TypeError):
         return BadUrl(f"{shown}: the URL has a parameter that the Redis client does not know")
     if "non local key" in str(error):
@@ -88,11 +88,11 @@ def _translated(error: Exception, shown: str) -> PerdureError:
         if isinstance(error, kinds):
             return Unavailable(f"{shown}{text}")
     if isinstance(error, client.ResponseError):
-        return _refused(str(error), shown)
+        return _refused_error(str(error), shown)
     return Unavailable(f"{shown}: the Redis client failed: {type(error).__name__}")
 
 
-def _refused(text: str, shown: str) -> PerdureError:
+def _refused_error(text: str, shown: str) -> PerdureError:
     """Return the error for a request that the server answered with an error of no class of the client's."""
     word = text.partition(" ")[0]
     if word == "MIGRATED":

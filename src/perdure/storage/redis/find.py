@@ -31,7 +31,7 @@ class _Bucket:
 def find(space: Keyspace, effect: Find, ask: Ask) -> tuple[IndexHit, ...]:
     if effect.index == "threads":
         return tuple(_threads(space, effect, ask))
-    return tuple(_indexed(space, effect, ask))
+    return tuple(_find_indexed(space, effect, ask))
 
 
 def _threads(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
@@ -73,7 +73,7 @@ def _page(space: Keyspace, effect: Find, bucket: _Bucket, high: bytes, size: int
     )
 
 
-def _indexed(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
+def _find_indexed(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
     kind = INDEXED[effect.index]
     prefix = kind.name.encode() + b":"
     is_span = effect.index != "runs"

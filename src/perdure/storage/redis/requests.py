@@ -276,12 +276,12 @@ def fetched(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:
                 (length,) = size(data, at)
                 at += 4 + length
                 found.append(own.record(key, data[at - length : at]))
-            ranges.append(tuple(found if _is_ordered_there(item) else _ordered(item, found)))
+            ranges.append(tuple(found if _is_ordered_there(item) else _order(item, found)))
     of_gets, of_ranges = iter(gets), iter(ranges)
     return tuple(next(of_gets if isinstance(item, Get) else of_ranges) for item in effect.items)
 
 
-def _ordered(item: Range, found: list[Record]) -> list[Record]:
+def _order(item: Range, found: list[Record]) -> list[Record]:
     by = item.by or ""
     found = sorted(found, key=lambda record: record.fields[by], reverse=item.reverse)
     if item.after is not None:

@@ -85,7 +85,7 @@ def matches(
 
 def added(total: int, *changes: int) -> int:
     """Return a sum of checksums with others added, in 64 bits."""
-    return _signed((total + sum(changes)) % _WHOLE)
+    return _to_signed((total + sum(changes)) % _WHOLE)
 
 
 @lru_cache(maxsize=4096)
@@ -145,5 +145,5 @@ def _packed(values: list[Any]) -> bytes:
             raise OverflowError(str(error)) from error
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - _WHOLE if value >= _SIGN else value

@@ -94,7 +94,7 @@ def _table(d: _Dialect) -> list[str]:
     ]
 
 
-def _derived(d: _Dialect, which: str) -> str:
+def _derive(d: _Dialect, which: str) -> str:
     """Return the statement that derives the rows of the threads that ``which`` selects from their records."""
 
     def of(table: str, column: str, where: str) -> str:
@@ -162,7 +162,7 @@ def sqlite() -> tuple[str, ...]:
     for table in _NEW:
         statements += [
             f"CREATE TRIGGER perdure_listing_{table}_{event.lower()} AFTER {event} ON {d.table(table)}"
-            f"{_conditions(d, table, event)} BEGIN {_derived(d, 'p.pk = NEW.t')}; END"
+            f"{_conditions(d, table, event)} BEGIN {_derive(d, 'p.pk = NEW.t')}; END"
             for event in ("INSERT", "UPDATE")
         ]
     remove = "DELETE FROM perdure_listing WHERE t ="
@@ -170,7 +170,7 @@ def sqlite() -> tuple[str, ...]:
         f"CREATE TRIGGER perdure_listing_removed AFTER DELETE ON perdure_thread BEGIN {remove} OLD.pk; END",
         "CREATE TRIGGER perdure_listing_dropped AFTER UPDATE OF space ON perdure_thread"
         f" BEGIN {remove} NEW.pk; END",
-        _derived(d, "true"),
+        _derive(d, "true"),
     ]
     return tuple(statements)
 
@@ -181,7 +181,7 @@ def postgres(schema: str) -> tuple[str, ...]:
     statements = _table(d)
     statements += [
         f"CREATE FUNCTION {schema}.listed() RETURNS trigger LANGUAGE plpgsql AS $perdure$ BEGIN"
-        f" {_derived(d, 'p.pk = NEW.t')}; RETURN NULL; END $perdure$",
+        f" {_derive(d, 'p.pk = NEW.t')}; RETURN NULL; END $perdure$",
         f"CREATE FUNCTION {schema}.unlisted() RETURNS trigger LANGUAGE plpgsql AS $perdure$ BEGIN"
         f" DELETE FROM {schema}.listing WHERE t = OLD.pk; RETURN NULL; END $perdure$",
     ]
@@ -194,6 +194,6 @@ def postgres(schema: str) -> tuple[str, ...]:
     statements += [
         f"CREATE TRIGGER listing_removed AFTER DELETE ON {schema}.thread FOR EACH ROW"
         f" EXECUTE FUNCTION {schema}.unlisted()",
-        _derived(d, "true"),
+        _derive(d, "true"),
     ]
     return tuple(statements)

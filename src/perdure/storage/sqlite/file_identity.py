@@ -82,10 +82,10 @@ class FileWatch:
         self.check()
         log = os.fstat(self._log)
         if not log.st_nlink:
-            raise self._replaced("its log was removed or replaced")
+            raise self._note_replaced("its log was removed or replaced")
         # A log that SQLite has truncated itself is empty, or has a new header.
         if log.st_size < self._log_seen[1] and self._log_header() == self._log_seen[0]:
-            raise self._replaced("its log was cut short")
+            raise self._note_replaced("its log was cut short")
 
     def advance(self) -> None:
         """Write history within a transaction: the first, and the first since the file itself changed."""
@@ -105,7 +105,7 @@ class FileWatch:
             commits: Its commits as stored.
         """
         if commits < self._known.get(thread, 0):
-            raise self._replaced("was brought back to an older state")
+            raise self._note_replaced("was brought back to an older state")
 
     def committed(self, commits: Mapping[int, int]) -> None:
         """Remember the numbers of commits of threads that were written to."""
@@ -119,10 +119,10 @@ class FileWatch:
         self.check()
         log = _stat(self._log_path)
         if log is None or _identity(log) != self._files[1]:
-            raise self._replaced("its log was removed or replaced", written=True)
+            raise self._note_replaced("its log was removed or replaced", written=True)
         index = _stat(self._index_path)
         if index is None or _identity(index) != self._files[2]:
-            raise self._replaced("the index of its log was removed or replaced", written=True)
+            raise self._note_replaced("the index of its log was removed or replaced", written=True)
         header = self._log_header()
         if header[:4] not in _LOG_MAGIC:
             self._prove_checkpoint()
@@ -148,14 +148,14 @@ class FileWatch:
         except apsw.BusyError:
             raise
         except (apsw.Error, Corrupt) as error:
-            raise self._replaced("its log was emptied", written=True) from error
+            raise self._note_replaced("its log was emptied", written=True) from error
         self._compare(found, state, self._state + 1)
         self._state = state
         if self._log_header()[:4] in _LOG_MAGIC:
             return
         stored = self._read_stored()
         if stored is None or stored[0] != self._id or stored[1] < state:
-            raise self._replaced("its log was emptied", written=True)
+            raise self._note_replaced("its log was emptied", written=True)
 
     def is_fresh(self) -> bool:
         """Return True if the file was found to be the right one a moment ago. A read then may be answered as
@@ -170,9 +170,9 @@ class FileWatch:
         now = time.monotonic()
         found = _stat(self.path)
         if found is None:
-            raise self._replaced("was removed or moved away")
+            raise self._note_replaced("was removed or moved away")
         if _identity(found) != self._files[0]:
-            raise self._replaced("was replaced by another file")
+            raise self._note_replaced("was replaced by another file")
         if _change(found) != self._seen:
             self._look_again()
         self._looked_at = now
@@ -184,14 +184,14 @@ class FileWatch:
             if _change(found) == self._seen:
                 return
             if found.st_size < self._seen[0] and self._promised_size() > found.st_size:
-                raise self._replaced("was cut short")
+                raise self._note_replaced("was cut short")
             stored = self._read_stored()
             if self._stored is not None:
                 # Another process may be in the middle of a checkpoint, or have ended it since.
                 until = time.monotonic() + _PATIENCE_S
                 while stored is None and not self._is_in_parts():
                     if time.monotonic() > until:
-                        raise self._replaced("was overwritten with something else")
+                        raise self._note_replaced("was overwritten with something else")
                     time.sleep(0.01)
                     stored = self._read_stored()
                 if stored is not None:
@@ -202,9 +202,9 @@ class FileWatch:
 
     def _compare(self, found: bytes, state: int, least: int) -> None:
         if found != self._id:
-            raise self._replaced("was overwritten with another database")
+            raise self._note_replaced("was overwritten with another database")
         if state < least:
-            raise self._replaced("was brought back to an older state")
+            raise self._note_replaced("was brought back to an older state")
 
     def _read_stored(self) -> tuple[bytes, int] | None:
         """Return the history in the file itself, without the log; ``None`` if it cannot be read. The file is
@@ -246,7 +246,7 @@ class FileWatch:
     def _log_header(self) -> bytes:
         return os.pread(self._log, _LOG_HEADER, 0)
 
-    def _replaced(self, what: str, *, written: bool = False) -> DatabaseReplaced:
+    def _note_replaced(self, what: str, *, written: bool = False) -> DatabaseReplaced:
         self._lost = (
             f"{self._given} {what} while it was open; nothing more is read from it or written to it. Stop "
             "every process that uses it, see which file is the right one, and open it again"

@@ -26,14 +26,14 @@ class HostClock:
 
     def __init__(self, writer: apsw.Connection) -> None:
         boot = _boot()
-        self._ahead_us = None if boot is None else _settled(writer, boot)
+        self._ahead_us = None if boot is None else _settle_offset(writer, boot)
 
     def now(self) -> int:
         """Return the time in microseconds since 1970."""
         return time.time_ns() // 1000 if self._ahead_us is None else _since_boot_us() + self._ahead_us
 
 
-def _settled(writer: apsw.Connection, boot: str) -> int:
+def _settle_offset(writer: apsw.Connection, boot: str) -> int:
     """Return the offset in microseconds of the file's time from the time since the host's start ``boot``."""
     if (known := _known(writer, boot)) is not None:
         return known

@@ -245,11 +245,11 @@ def _fetch_many(
 
 def find(connection: apsw.Connection, effect: Find) -> Iterable[IndexHit]:
     if effect.index == "threads":
-        page = list(map(_listed, connection.execute(*sql.select_threads(effect))))
+        page = list(map(_read_listed, connection.execute(*sql.select_threads(effect))))
         _demand_order(effect.after, page)
         return page
     if effect.index == "listed":
-        return map(_listed, connection.execute(*sql.select_listed(effect)))
+        return map(_read_listed, connection.execute(*sql.select_listed(effect)))
     if effect.index == "items":
         return map(_item, connection.execute(*sql.select_items(effect)))
     kind, statement = sql.select_indexed(effect)
@@ -261,19 +261,19 @@ def find(connection: apsw.Connection, effect: Find) -> Iterable[IndexHit]:
 
 def _item(row: tuple[Any, ...]) -> IndexHit:
     own = len(Partition._fields)
-    partition = _named(row[:own])
+    partition = _read_partition(row[:own])
     return IndexHit(partition, sql.record(ITEM, row[own:], partition))
 
 
-def _listed(row: tuple[Any, ...]) -> IndexHit:
-    _named(row[: len(Partition._fields)])
+def _read_listed(row: tuple[Any, ...]) -> IndexHit:
+    _read_partition(row[: len(Partition._fields)])
     try:
         return sql.found(row)
     except (TypeError, ValueError) as error:
         raise Corrupt(f"the listing of threads is damaged; {checksums.ADVICE}") from error
 
 
-def _named(names: Sequence[Any]) -> Partition:
+def _read_partition(names: Sequence[Any]) -> Partition:
     """Return the partition of a row of the catalogue; raise ``Corrupt`` if its names are no text."""
     if not all(isinstance(name, str) for name in names):
         raise Corrupt(f"the catalogue of threads has a name that is no text; {checksums.ADVICE}")

@@ -13,13 +13,14 @@ from itertools import pairwise
 from typing import Any
 
 from langgraph.checkpoint.base import DeltaChannelHistory
+from langgraph.constants import START
 from langgraph.types import Send
 
 from perdure.engine import checkpoint_loading, history, schema_pin
 from perdure.engine.chunk_reads import resolve
 from perdure.errors import MigrationFailed, SchemaTooNew
 from perdure.langgraph.delta_channels import carried_over, read_replays, to_history
-from perdure.langgraph.schema_task_ids import SENDS, START, TaskMoves
+from perdure.langgraph.schema_task_ids import SENDS, TaskMoves
 from perdure.langgraph.schema_values import Converted
 from perdure.langgraph.serde import Serde
 from perdure.langgraph.translate import COUNTERS, Address, Values, noted
@@ -30,13 +31,13 @@ from perdure.model.heads import ROOT, schema_of
 from perdure.model.joined_values import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.write_records import ERROR_SOURCE, INTERRUPT
 from perdure.schema.changes import Changes
 from perdure.schema.namespaces import NamespaceNames, is_by_name
 from perdure.schema.schema import Schema
 from perdure.schema.steps import ChannelConverted
 
 ReadValues = Callable[[CheckpointRecord, tuple[PendingWrite, ...]], Program[Values]]
-_INTERRUPT, _ERROR_SOURCE = "__interrupt__", "__error_source_node__"
 _JOIN = "join:"
 _ALIASES_MAX = 20_000
 _Edit = Callable[[Any], Any]
@@ -376,11 +377,11 @@ class Migration:
         write.task_path = tasks.write_path(write.task_path)
         write.steps += changes.conversions(channel)
         write.channel = changes.channel(channel)
-        if channel == _INTERRUPT:
+        if channel == INTERRUPT:
             write.edits.append(tasks.interrupts_of)
         elif channel == SENDS:
             write.edits.append(lambda value: _rename_sends(value, changes))
-        elif channel == _ERROR_SOURCE or channel.startswith(_JOIN):
+        elif channel == ERROR_SOURCE or channel.startswith(_JOIN):
             write.edits.append(lambda value: _rename_nodes(value, changes))
 
     def _moves(

@@ -14,16 +14,15 @@ from hashlib import sha1
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
+from langgraph.constants import START
 from langgraph.types import Interrupt, Send
 from xxhash import xxh3_128_hexdigest
 
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.write_records import NULL_TASK
 from perdure.schema.changes import BRANCH, Changes
 
-NO_TASK = "00000000-0000-0000-0000-000000000000"
-"""LangGraph's id for writes that belong to no task."""
 PULL, PUSH = "__pregel_pull", "__pregel_push"
-START = "__start__"
 SENDS = "__pregel_tasks"
 """LangGraph's channel of the tasks that ``Send`` starts."""
 _PULLED, _PUSHED = f"~{PULL}, ", f"~{PUSH}, "
@@ -97,7 +96,7 @@ class TaskMoves:
     def add_writes(self, writes: Iterable[PendingWrite]) -> None:
         """Find the new ids of the tasks that made writes."""
         for task_id, path in dict.fromkeys((write.task_id, write.task_path) for write in writes):
-            if task_id != NO_TASK:
+            if task_id != NULL_TASK:
                 self._add(task_id, self._possible_nodes(path))
 
     def add_namespaces(self, namespaces: Iterable[str]) -> None:

@@ -22,13 +22,13 @@ from perdure.langgraph.readable_states import read_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.schema_task_ids import SENDS
 from perdure.model.records import Partition
+from perdure.model.write_records import INTERRUPT
 from perdure.runtime.agent import Agent
 from perdure.runtime.graphs import saver_for
 from perdure.schema.changes import BRANCH
 from perdure.schema.namespaces import NamespaceNames, is_by_name
 from perdure.schema.schema import Schema
 
-_INTERRUPT = "__interrupt__"
 _OWN = ("__", "branch:", "join:")
 _CHECKED = (str, bool, int, list, dict, set)
 """Types of channels that a stored value is compared with; the others convert, or accept, more than one."""
@@ -129,7 +129,7 @@ def _lost(
         if isinstance(send, Send) and send.node not in graph.nodes:
             yield f"a Send waits for the node {send.node!r}, which the graph does not have; rename_node it"
     made = {task.id for task in state.tasks}
-    asked = {task for task, channel, _ in found.pending_writes or () if channel == _INTERRUPT}
+    asked = {task for task, channel, _ in found.pending_writes or () if channel == INTERRUPT}
     if asked - made:
         yield (
             f"{len(asked - made)} of its interrupts could not be answered any more: the graph does not make "

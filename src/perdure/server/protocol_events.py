@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from perdure.model.messages import DONE, FAILED
+from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Event
 from perdure.runtime.events import END
-from perdure.runtime.events.protocol import OWN, QUESTIONS, reference
+from perdure.runtime.events.protocol import OWN, reference
 from perdure.runtime.failure_location import shows_texts
 from perdure.runtime.json_encoding import encoded
 from perdure.server.error_handlers import event_data, sentence_of
@@ -142,10 +143,10 @@ def _failure(noted: str) -> str:
 
 
 def _values(text: str) -> str:
-    if f'"{QUESTIONS}"' not in text:
+    if f'"{INTERRUPT}"' not in text:
         return text
     values = json.loads(text)
-    return encoded({k: v for k, v in values.items() if k != QUESTIONS}) if isinstance(values, dict) else text
+    return encoded({k: v for k, v in values.items() if k != INTERRUPT}) if isinstance(values, dict) else text
 
 
 def _written(data: Any) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Ite
     updates = json.loads(event.data)
     if not isinstance(updates, dict):
         return
-    if QUESTIONS not in updates:
+    if INTERRUPT not in updates:
         if wanted.includes("updates"):
             for seq, (node, values) in enumerate(updates.items(), event.seq - len(updates) + 1):
                 data = encoded({"node": node, "values": values})
@@ -168,7 +169,7 @@ def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Ite
         return
     if not wanted.includes("input"):
         return
-    for seq, asked in enumerate(updates[QUESTIONS], event.seq - len(updates[QUESTIONS]) + 1):
+    for seq, asked in enumerate(updates[INTERRUPT], event.seq - len(updates[INTERRUPT]) + 1):
         # Python clients read ``value``, JavaScript clients ``payload``.
         value = asked.get("value")
         shown = {"interrupt_id": asked.get("id"), "payload": value, "value": value}

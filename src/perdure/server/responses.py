@@ -11,6 +11,7 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from perdure.errors import Corrupt, Unreadable
 from perdure.langgraph.readable_states import refusals
+from perdure.model import write_records
 from perdure.model.messages import (
     DONE,
     FAILED,
@@ -250,7 +251,7 @@ def outcome(state: StateSnapshot) -> Any:
     """Return the values that a run ended with, including its interrupts if it waits for an answer."""
     asked = [interrupt(one) for one in state.interrupts]
     if asked and isinstance(state.values, Mapping):
-        return {**state.values, "__interrupt__": asked}
+        return {**state.values, write_records.INTERRUPT: asked}
     return state.values
 
 

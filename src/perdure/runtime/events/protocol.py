@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from langchain_core.language_models._compat_bridge import message_to_events
 from langchain_core.messages import BaseMessage, RemoveMessage, ToolMessage
 
+from perdure.model.write_records import INTERRUPT
+
 MODES = ("checkpoints", "custom", "messages", "tasks", "tools", "updates", "values")
 """Stream modes that are requested from LangGraph."""
 
@@ -22,7 +24,6 @@ BY_BLOCK = "__pregel_stream_messages_v2"
 """Key of LangGraph's config that makes models stream content blocks."""
 
 OWN = "protocol/"
-QUESTIONS = "__interrupt__"
 
 _MODEL = "ls_model_type"
 """Key that LangChain sets in the metadata of a model's messages."""
@@ -40,7 +41,7 @@ def room_of(mode: str, payload: Any) -> int:
     interrupt."""
     if mode != "updates" or not isinstance(payload, Mapping):
         return 1
-    asked = payload.get(QUESTIONS)
+    asked = payload.get(INTERRUPT)
     return max(1, len(asked) if isinstance(asked, Sequence) else len(payload))
 
 
@@ -100,7 +101,7 @@ class ProtocolPublisher:
         self._flush()
         self._emit_ends()
         for question, at in self._asked.values():
-            self._emit(_named("updates", at), {QUESTIONS: [question]})
+            self._emit(_named("updates", at), {INTERRUPT: [question]})
 
     def _flush(self) -> None:
         if self._held is not None:
@@ -112,8 +113,8 @@ class ProtocolPublisher:
         self._emit(_named(f"{OWN}{method}", at), event)
 
     def _update(self, payload: Any, at: tuple[str, ...]) -> None:
-        if isinstance(payload, Mapping) and QUESTIONS in payload:
-            for question in payload[QUESTIONS]:
+        if isinstance(payload, Mapping) and INTERRUPT in payload:
+            for question in payload[INTERRUPT]:
                 # Every enclosing graph repeats the interrupt of a subgraph.
                 self._asked.setdefault(question.id, (question, at))
             return

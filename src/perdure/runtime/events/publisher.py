@@ -34,6 +34,7 @@ from perdure.errors import Fenced, PerdureError, Unavailable
 from perdure.model.messages import DONE, FAILED
 from perdure.model.ops import Put
 from perdure.model.records import Partition
+from perdure.model.write_records import INTERRUPT
 from perdure.runtime.events import protocol
 from perdure.runtime.events.outgoing import outgoing, outgoing_event
 from perdure.runtime.events.transformers import StreamTransformers
@@ -441,4 +442,4 @@ class StreamPublisher:
 
 
 def _is_question(payload: Any) -> bool:
-    return isinstance(payload, dict) and "__interrupt__" in payload
+    return isinstance(payload, dict) and INTERRUPT in payload

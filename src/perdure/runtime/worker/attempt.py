@@ -24,6 +24,7 @@ from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.readable_states import aread_state, aupdate_state, awithout_refused
 from perdure.model.messages import DONE, WAITING
 from perdure.model.payloads import COMMAND, RESUME
+from perdure.model.write_records import INTERRUPT
 from perdure.runtime.agent import Agent
 from perdure.runtime.callback_handlers import with_handlers
 from perdure.runtime.conversation_windows import Conversations
@@ -43,8 +44,6 @@ from perdure.runtime.steering import STEERING, Steering
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 """Tenant of the current run."""
-
-INTERRUPTS = "__interrupt__"
 
 
 class Views(NamedTuple):
@@ -148,7 +147,7 @@ async def _attempt(
     publisher = _publisher(graph, held, buffer, begun_at)
     values = await _steered(graph, given, (config, now), how, held, (views.steering, buffer, publisher))
     held = views.steering.current(held)
-    interrupts = values.get(INTERRUPTS, ()) if isinstance(values, Mapping) else ()
+    interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
     snapshot: StateSnapshot | None = None
     is_answered = held.run.channel not in ("", WEBHOOK)
     if _may_pause(graph, options) or is_answered:
@@ -336,12 +335,12 @@ async def _called(
             namespace, mode, payload = part if len(part) == 3 else ((), *part)
             if not namespace and mode == "values":
                 values = payload
-            elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPTS in payload:
-                interrupts += payload[INTERRUPTS]
+            elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPT in payload:
+                interrupts += payload[INTERRUPT]
             await publisher.part(mode, payload, namespace)
             await buffer.room()
     held = values if isinstance(values, dict) else {}
-    return {**held, INTERRUPTS: tuple(interrupts)} if interrupts else held
+    return {**held, INTERRUPT: tuple(interrupts)} if interrupts else held
 
 
 async def _parts(

@@ -13,6 +13,7 @@ from typing import Any
 
 from perdure.model.messages import DONE, OPEN, WAITING
 from perdure.model.payloads import COMMAND, INPUT, RESUME
+from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
 from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.json_encoding import encoded
@@ -229,7 +230,7 @@ async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
                 shown["artifacts"] = [artifact]
         else:
             values = json.loads(encoded(await values_of(runtime, task.thread_id, run)))
-            questions = values.get("__interrupt__", ()) if isinstance(values, dict) else ()
+            questions = values.get(INTERRUPT, ()) if isinstance(values, dict) else ()
             parts = [_part(one.get("value")) for one in questions]
             status["message"] = _message(task, parts or [{"text": "The agent waits for a message to go on."}])
     elif state == FAILED and run is not None:

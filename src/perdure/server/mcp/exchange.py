@@ -37,6 +37,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure.errors import PerdureError
 from perdure.model.messages import FAILED, WAITING
+from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
 from perdure.runtime.json_encoding import encoded
 from perdure.server import error_handlers, responses
@@ -166,7 +167,7 @@ class _Exchange:
             return _failed(error["error"], error["message"])
         values = json.loads(encoded(await values_of(self._caller.runtime, accepted.thread_id, run)))
         if run.state == WAITING:
-            asked = values.get("__interrupt__", ()) if isinstance(values, dict) else ()
+            asked = values.get(INTERRUPT, ()) if isinstance(values, dict) else ()
             questions = json.dumps([one.get("value") for one in asked], ensure_ascii=False)
             return _failed(
                 "Interrupted",

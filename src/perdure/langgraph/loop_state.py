@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from yaml.representer import Representer, SafeRepresenter
 
@@ -73,9 +73,8 @@ class Loop:
         return base if base is not None and base.id == parent and self.generation == generation else None
 
 
-class ThreadId(str):
-    """A thread's id that also carries data of a run on the thread, invisible to other users of the id: it is
-    equal to the plain text, and so are its hash, its representation and its serialised forms.
+class RunData(TypedDict, total=False):
+    """Data of a run that the id of its thread carries.
 
     ``loop`` is the loop that began with a load, ``keeper`` the saver's table of loops. ``epoch`` is the lease
     epoch under which writes are made, ``journal`` the object that a runtime passes to the nodes of its run,
@@ -83,6 +82,19 @@ class ThreadId(str):
     are stored, if its nodes need one. ``confirm`` is awaited before a step may begin, and raises if another
     process may hold the lease.
     """
+
+    keeper: Loops | None
+    loop: Loop | None
+    epoch: int | None
+    journal: object
+    taking: Taking | None
+    stored: StoredCheckpoints | None
+    confirm: Callable[[], Awaitable[None]] | None
+
+
+class ThreadId(str):
+    """A thread's id that also carries data of a run on the thread, invisible to other users of the id: it is
+    equal to the plain text, and so are its hash, its representation and its serialised forms."""
 
     __slots__ = ("confirm", "epoch", "journal", "keeper", "loop", "stored", "taking")
 
@@ -95,39 +107,13 @@ class ThreadId(str):
     confirm: Callable[[], Awaitable[None]] | None
 
     @classmethod
-    def of(
-        cls,
-        thread: object,
-        *,
-        keeper: Loops | None = None,
-        loop: Loop | None = None,
-        epoch: int | None = None,
-        journal: object = None,
-        taking: Taking | None = None,
-        stored: StoredCheckpoints | None = None,
-        confirm: Callable[[], Awaitable[None]] | None = None,
-    ) -> ThreadId:
-        """Return the id with more data; data that it carries already stays unless replaced.
-
-        Args:
-            thread: The id, which may carry data.
-            keeper: The saver's table of loops.
-            loop: The loop that began with a load.
-            epoch: The lease epoch for writes.
-            journal: The object for the nodes of a run.
-            taking: The messages that the run takes.
-            stored: The record of the run's checkpoints that are stored.
-            confirm: Raises if another process may hold the lease.
-        """
-        before = thread if isinstance(thread, ThreadId) else None
-        new = cls(plain(thread))
-        new.keeper = keeper or (before.keeper if before is not None else None)
-        new.loop = loop or (before.loop if before is not None else None)
-        new.epoch = epoch if epoch is not None else before.epoch if before is not None else None
-        new.journal = journal if journal is not None else before.journal if before is not None else None
-        new.taking = taking or (before.taking if before is not None else None)
-        new.stored = stored or (before.stored if before is not None else None)
-        new.confirm = confirm or (before.confirm if before is not None else None)
+    def of(cls, thread: object, **data: Unpack[RunData]) -> ThreadId:
+        """Return the id with more data; data that it carries already stays unless replaced."""
+        new, before = cls(plain(thread)), thread if isinstance(thread, ThreadId) else None
+        given: Mapping[str, object] = data
+        for name in cls.__slots__:
+            value = given.get(name)
+            setattr(new, name, getattr(before, name, None) if value is None else value)
         return new
 
     def __str__(self) -> str:

@@ -37,7 +37,11 @@ Table = dict[Key, Record]
 
 
 class MemoryDriver:
-    """One dict for each partition and kind, behind one lock."""
+    """One dict for each partition and kind, behind one lock.
+
+    It finds by no index that is optional (``"listed"``, ``"items"``, ``"nearest"``): what reads threads and
+    items one by one in their place is tested on this driver.
+    """
 
     capabilities = Capabilities(is_kept=False, is_local=True, keeps_fields=True)
 

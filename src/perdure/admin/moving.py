@@ -78,7 +78,7 @@ class _Between:
 
     def __init__(self, source: Driver, target: Driver) -> None:
         self._drivers = {Side.SOURCE: source, Side.TARGET: target}
-        self.limits = target.limits
+        self.limits, self.capabilities = target.limits, target.capabilities
 
     def perform(self, effect: Effect[R]) -> R:
         if not isinstance(effect, OnSide):

@@ -21,15 +21,9 @@ from typer.main import get_command
 import perdure
 from perdure.cli import main
 from perdure.cli.app import app
+from tests.docs_pages import ROOT, SHELL, blocks_of, commands, pages, script
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "examples").rglob("README.md")),
-]
-BLOCK = re.compile(r"^```(?:sh|bash|console)\b[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = [path for path in pages() if path.name != "CHANGELOG.md"]
 INLINE = re.compile(r"`(perdure [^`\n]+)`")
 LINK = re.compile(r"\]\((?!https?:|mailto:|<)([^)\s]*)\)")
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
@@ -37,11 +31,12 @@ FENCED = re.compile(r"^(`{3,}).*?^\1", re.MULTILINE | re.DOTALL)
 
 
 def in_blocks(text: str) -> Iterator[str]:
-    """Yield the commands of a page's shell blocks, without comments, pipes and redirections."""
-    for block in BLOCK.findall(text):
-        for line in block.replace("\\\n", " ").splitlines():
-            if found := re.match(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(perdure [^|>&;#]+)", line):
-                yield found[1].strip()
+    """Yield the commands of ``perdure`` in a page's shell blocks."""
+    for block in blocks_of(text):
+        if block.language in SHELL:
+            for words in commands(script(block)):
+                if Path(words[0]).name == "perdure":
+                    yield shlex.join(["perdure", *words[1:]])
 
 
 def inline(text: str) -> Iterator[str]:

@@ -10,11 +10,12 @@ from pathlib import Path
 import perdure
 from tools.write_surface import MODULES
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+PAGES = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
 
 
 def entries() -> list[str]:
-    return re.findall(r"^::: (\S+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    return [entry for text in texts for entry in re.findall(r"^::: (\S+)$", text, re.MULTILINE)]
 
 
 def test_each_public_name_is_in_the_reference() -> None:
@@ -32,3 +33,7 @@ def test_each_entry_exists() -> None:
 
 def _name(entry: str) -> str:
     return entry.removeprefix("perdure.")
+
+
+def test_each_entry_is_on_one_page() -> None:
+    assert len(entries()) == len(set(entries())) > 20

@@ -1,8 +1,8 @@
 """Shell, settings, SQL and JSON in the documentation: every block of every page is run or checked.
 
 Requests to a server of this machine are sent to a real one, and those of the examples' pages to the example.
-Commands of ``perdure`` are read by its parser (``test_docs_commands``, which also types the README's list). Of
-``make`` and ``pip`` the targets and extras exist. Settings are read as a server reads them, and SQL runs on
+Commands of ``perdure`` are read by its parser (``test_docs_commands``, which also types the README's list).
+Of ``make`` and ``pip`` the targets and extras exist. Settings are read as a server reads them, and SQL runs on
 PostgreSQL. Other programs are listed with the reason why they are not run; bash parses their blocks.
 """
 

@@ -18,7 +18,7 @@ def test_commands_have_their_usage_options_and_examples() -> None:
     assert "```sh\nperdure serve ./agent.py:graph --dev\n```" in part
     assert "| `--work`, `--no-work` |" in part
     assert "perdure threads list" not in page, "it is another name of ls"
-    assert page.count("| `--tenant TENANT` |") == 1
+    assert page.count("The threads' tenant; none by default") == 1
 
 
 def test_signs_of_markdown_mean_nothing_outside_of_code() -> None:

@@ -1,9 +1,10 @@
 """Python in the documentation runs: each block of each page is a program of its own in an empty directory.
 
 A block is marked by `{.run}` after the language, or by an HTML comment `<!-- run -->` on the line before it.
-The comment may hold the program around a block that is only a part of one; readers do not see it. Where a block
-names a database or a server of this machine, it gets a real one. Blocks that cannot run are listed with the
-reason. The processes are forks of one that has imported what most blocks import: that takes longer than a block.
+The comment may hold the program around a block that is only a part of one; readers do not see it. Where a
+block names a database or a server of this machine, it gets a real one. Blocks that cannot run are listed with
+the reason. The processes are forks of one that has imported what most blocks import, which takes longer than a
+block.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ PLACES: dict[str, str] = {
     "d1://ACCOUNT_ID/DATABASE_ID": "d1",
 }
 """URLs of databases as the pages write them, and the backend of which a block gets one in their place."""
-SERVER = re.compile(r"http://(?:localhost|127\.0\.0\.1):2024")
+SERVERS = {
+    "server": re.compile(r"http://(?:localhost|127\.0\.0\.1):2024"),
+    "another_server": re.compile(r"http://localhost:2025"),
+}
 AGENT = """
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -100,7 +104,16 @@ def outcome(code: str, folder: Path) -> tuple[int | None, str]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server in development with the graph ``agent``."""
-    folder = tmp_path_factory.mktemp("server")
+    yield from _served(tmp_path_factory.mktemp("server"))
+
+
+@pytest.fixture(scope="module")
+def another_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a second one, with a database of its own."""
+    yield from _served(tmp_path_factory.mktemp("another"))
+
+
+def _served(folder: Path) -> Iterator[str]:
     (folder / "agent.py").write_text(AGENT, encoding="utf-8")
     with process_of(folder, "./agent.py:graph", "--dev") as address:
         yield address
@@ -121,8 +134,9 @@ def placed(program: str, opened: ExitStack) -> str:
 def test_block_runs(block: Block, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with ExitStack() as opened:
         program = placed(block.program, opened)
-        if SERVER.search(program):
-            program = SERVER.sub(request.getfixturevalue("server"), program)
+        for fixture, address in SERVERS.items():
+            if address.search(program):
+                program = address.sub(request.getfixturevalue(fixture), program)
         code, printed = outcome(program, tmp_path)
     if code != 0:
         pytest.fail(f"exit status {code}\n{printed}", pytrace=False)

@@ -2,7 +2,7 @@
 
 Requests to a server of this machine are sent to a real one, and those of the examples' pages to the example.
 Commands of ``perdure`` are read by its parser (``test_docs_commands``, which also types the README's list).
-Of ``make`` and ``pip`` the targets and extras exist. Settings are read as a server reads them, and SQL runs on
+Of ``make`` and ``pip`` the targets and extras exist. Settings are read as a server reads them, SQL runs on
 PostgreSQL. Other programs are listed with the reason why they are not run; bash parses their blocks.
 """
 

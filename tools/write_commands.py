@@ -29,8 +29,8 @@ _HEAD = """\
 <!-- Written by `python -m tools.write_commands`; change the help of the commands instead. -->
 
 All commands of `perdure`, as `--help` explains them. `python -m perdure` is the same program, and
-`perdure --install-completion` adds completion to your shell. A value in brackets may be left out; `…` may be repeated.
-An unknown command or option names the one that was probably meant.
+`perdure --install-completion` adds completion to your shell. A value in brackets may be left out; `…` may be
+repeated. An unknown command or option names the one that was probably meant.
 """
 
 
@@ -128,7 +128,9 @@ def _text(param: Any) -> str:
 
 def _table(kind: str, rows: list[tuple[str, str]]) -> str:
     lines = [f"| {kind} | meaning |", "|---|---|"]
-    lines += [f"| {name.replace('|', chr(92) + '|')} | {text.replace('|', chr(92) + '|')} |" for name, text in rows]
+    lines += [
+        f"| {name.replace('|', chr(92) + '|')} | {text.replace('|', chr(92) + '|')} |" for name, text in rows
+    ]
     return "\n".join(lines) + "\n"
 
 

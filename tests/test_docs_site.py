@@ -32,6 +32,7 @@ SOUGHT = {
     "threads retry": {"commands/", "cookbook/retry/"},
     "nonces": {"decisions/0004-nonces/"},
     "DBOS": {"compared/"},
+    "human-in-the-loop": {"cookbook/human-in-the-loop/"},
     "HeadConflict": {"errors/", "troubleshooting/", "reference/errors/"},
 }
 """What readers type, and the pages of which one has to be among the first results."""
@@ -73,9 +74,13 @@ def found(site: Path, chromium: str) -> Iterator[dict[str, list[str]]]:
             results = {}
             for text in SOUGHT:
                 page = browser.new_page()
-                page.goto(f"{address}?q={text.replace(' ', '+')}")
-                page.locator(".md-search-result__item a").first.wait_for(state="attached", timeout=60_000)
-                links = page.locator(".md-search-result__item > a.md-search-result__link")
+                page.goto(address)
+                page.locator(".md-search__input").click()
+                page.locator(".md-search__input").fill(text)
+                page.locator(".md-search-result__meta").get_by_text("matching").wait_for(timeout=60_000)
+                links = page.locator(".md-search-result__item > a")
+                if "No matching" not in page.locator(".md-search-result__meta").inner_text():
+                    links.first.wait_for(state="attached", timeout=60_000)
                 hrefs = [str(link.get_attribute("href")) for link in links.all()[:FIRST]]
                 results[text] = [href.partition("?")[0].removeprefix(address) for href in hrefs]
                 page.close()

@@ -1,4 +1,4 @@
-"""The site, built strictly: its search finds what people look for, its reference is in parts, its changelog there."""
+"""The site, built strictly: its search finds what people look for, and its pages can be read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def found(site: Path, chromium: str) -> Iterator[dict[str, list[str]]]:
     from playwright.sync_api import sync_playwright
 
     class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
+        def log_request(self, code: object = "-", size: object = "-") -> None:
             """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))

@@ -14,14 +14,11 @@ from typing import Any
 
 from typer.main import get_command
 
-from perdure.cli import main as _main
 from perdure.cli.app import app
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 COMMON_FROM = 15
 """An option that so many commands have is explained once, at the head of the page."""
-
-assert _main, "importing it adds all commands to the application"
 
 _HEAD = """\
 # The command line

@@ -1,8 +1,8 @@
 """Python in the documentation runs: each block of each page is a program of its own in an empty directory.
 
 A block is marked by `{.run}` after the language, or by an HTML comment `<!-- run -->` on the line before it.
-The comment may hold the program around a block that is a part of one; readers do not see it. Where a block names
-a database or a server of this machine, it gets a real one. Blocks that cannot run are listed with the reason.
+The comment may hold the program around a block that is a part of one; readers do not see it. Where a block
+names a database or a server of this machine, it gets a real one. Blocks that cannot run have a reason.
 The processes are forks of one that has imported what most blocks import, which takes longer than to run them.
 """
 

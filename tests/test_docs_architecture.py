@@ -61,8 +61,8 @@ from tests.architecture_page import (
     tokens,
     without_parameters,
 )
+from tests.docs_pages import blocks_of, pages
 from tests.runtime.graphs import eventually, go
-from tests.test_docs_code import documents, runnable
 
 ELSEWHERE = {"await saver.aput(…)", "interrupt()", "lint-imports", "make demo", "perdure"}
 """Code on the page that is not a name of this package."""
@@ -174,7 +174,7 @@ def names(node: ast.AST, name: str) -> bool:
 
 def check_code(page: str) -> list[str]:
     blocks = re.findall(r"^```python", page, re.MULTILINE)
-    marked = runnable(page)
+    marked = [block for block in blocks_of(page) if block.is_marked]
     wrong = [] if blocks and len(blocks) == len(marked) else [f"{len(marked)} of {len(blocks)} blocks run"]
     with TemporaryDirectory() as folder:
         for block in marked:
@@ -433,12 +433,17 @@ def test_each_package_is_in_the_table_of_folders() -> None:
     assert "(docs/architecture.md)" in text
 
 
-def test_the_navigation_has_the_page_and_each_decision() -> None:
+def test_the_navigation_has_the_page_and_the_index_of_decisions() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = set(re.findall(r"([\w-]+\.md)$", text, re.MULTILINE))
-    wanted = [FILE, *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
-    assert [path.name for path in wanted if path.name not in listed] == []
+    listed = set(re.findall(r"([\w-]+/index\.md|[\w-]+\.md)$", text, re.MULTILINE))
+    assert {FILE.name, "decisions/index.md"} <= listed
+
+
+def test_the_index_has_each_decision() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    assert [path.name for path in sorted(folder.glob("0*.md")) if f"]({path.name})" not in index] == []
 
 
 def test_the_page_is_among_those_whose_code_runs() -> None:
-    assert FILE in documents()
+    assert FILE in pages()

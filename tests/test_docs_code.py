@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from perdure.storage.url import open_driver
@@ -115,6 +116,8 @@ def another_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def _served(folder: Path) -> Iterator[str]:
     (folder / "agent.py").write_text(AGENT, encoding="utf-8")
     with process_of(folder, "./agent.py:graph", "--dev") as address:
+        # The first request for a card imports what A2A needs; on a busy machine its client gives up.
+        httpx.get(f"{address}/.well-known/agent-card.json", timeout=WITHIN_S).raise_for_status()
         yield address
 
 

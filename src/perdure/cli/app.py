@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from perdure.database.blocking import SyncDatabase
     from perdure.database.handle import DatabaseHandle
+    from perdure.model.model_calls import Prices
 
 app = typer.Typer(
     cls=Group,
@@ -271,6 +272,17 @@ def _url_in(path: Path) -> str | None:
 
     entry = of_file(path).entries.get("database_url")
     return None if entry is None else str(value_of(SETTINGS["database_url"], entry))
+
+
+def prices_here() -> Prices:
+    """Return the prices of models that the environment or ``perdure.toml`` in the current folder sets.
+
+    Raises:
+        BadSetting: A price is invalid.
+    """
+    from perdure.config.prices import read_prices
+
+    return read_prices(Path(), os.environ)
 
 
 def key_of(key_file: typer.FileBinaryRead | Keys | None) -> Keys | None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import KeyFile, Keys, Tenant, err, key_of, url_of
+from perdure.cli.app import KeyFile, Keys, Tenant, err, key_of, prices_here, url_of
 from perdure.errors import BadSetting, MissingExtra, NotAllowed
 from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
     from perdure.inspector.serve import Presentation
+    from perdure.model.model_calls import Prices
     from perdure.runtime.agent import Agent
 
 ALL, REPLAY = "all", "replay"
@@ -57,6 +58,8 @@ def inspect(
     The database is only read, so it may be a live one, or a copied file that cannot be written. No graph is
     needed. Only this machine can reach the page, unless --host says otherwise; there is no password.
 
+    With --graph the page of a thread has the graph's picture, with the way that was taken.
+
     To change threads, name the graph and what may be done:
 
       perdure inspect sqlite:///threads.db --graph ./agent.py:graph --allow tag --allow edit
@@ -78,7 +81,7 @@ def inspect(
     from perdure.web.listening import listening
 
     found, allowed, places = url_of(url), _permissions(allow or []), _places(graph or [])
-    if bool(allowed) != bool(places) or (work and not places):
+    if (allowed and not places) or (work and not allowed):
         raise BadSetting("actions need both: --graph module:graph, and --allow with what may be done")
     if all_tenants and tenant:
         raise NotAllowed(
@@ -89,7 +92,7 @@ def inspect(
         raise BadSetting("--compare is for replays: permit them by --allow replay")
     if work and allowed == frozenset({REPLAY}):
         raise BadSetting("--work runs what actions start, and a replay starts nothing; leave it out")
-    given = _Given(places, _compared(compare, places), allowed, work, all_tenants)
+    given = _Given(places, _compared(compare, places), allowed, work, all_tenants, prices_here())
     key = key_of(key_file)
     with listening(host, port) as listener:
         try:
@@ -106,14 +109,15 @@ _Place = tuple[socket.socket, str, bool]
 
 
 class _Given(NamedTuple):
-    """The graphs' places by name, that of the graph to compare with, the permissions, whether to run, and
-    whether every tenant's threads are shown."""
+    """The graphs' places by name, that of the graph to compare with, the permissions, whether to run,
+    whether every tenant's threads are shown, and the prices of models."""
 
     places: dict[str, str]
     compared: dict[str, str]
     allowed: frozenset[str]
     works: bool
     all_tenants: bool
+    prices: Prices
 
     @property
     def rights(self) -> str:
@@ -138,6 +142,7 @@ def _reading(url: str, tenant: str, key: Keys | None, given: _Given, place: _Pla
             url=url,
             replays=LocalReplays(database, agents, next(iter(given.compared), None)) if agents else None,
             allowed=given.allowed,
+            prices=given.prices,
         )
         asyncio.run(serve(access, place[0], _presentation(url, place, given.rights)))
     finally:
@@ -172,6 +177,7 @@ async def _acting(url: str, tenant: str, key: Keys | None, given: _Given, place:
             runtime=runtime,
             replays=LocalReplays(database, {**agents, **compared}, next(iter(compared), None)),
             allowed=given.allowed,
+            prices=given.prices,
         )
         await serve(access, place[0], _presentation(url, place, given.rights))
 

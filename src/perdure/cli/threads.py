@@ -31,6 +31,7 @@ from perdure.cli.diff import checkpoint_id, diff
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.cli.suggestions import Group
 from perdure.cli.thread_listing import list_threads, top
+from perdure.cli.thread_way import print_way, read_way
 from perdure.errors import Corrupt
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import Partition
@@ -53,19 +54,28 @@ def show(
     *,
     checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
     namespace: Namespace = "",
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="The newest steps to show")] = 20,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of a thread, now or at a checkpoint: its channels with sizes, and its messages."""
+    """Show a thread: its state, now or at a checkpoint, its messages, and the way by its nodes with the times
+    of their tasks and the tokens of their models.
+
+    Costs are shown if [prices] in perdure.toml has the models.
+    """
     with opened(db, tenant, key_file) as database:
         view = database.show(thread_id, checkpoint, namespace)
+        way = read_way(database, thread_id, namespace, steps)
     if as_json:
         entry = shallow(view)
-        print_json({"thread_id": thread_id, **entry, "channels": [shallow(each) for each in view.channels]})
+        channels = [shallow(each) for each in view.channels]
+        print_json({"thread_id": thread_id, **entry, "channels": channels, **way})
         return
-    out.print(f"[bold]{escape(printable(thread_id))}[/]  checkpoint {view.checkpoint_id}", soft_wrap=True)
+    title = f"  {escape(printable(way['title']))}" if way["title"] else ""
+    out.print(f"[bold]{escape(printable(thread_id))}[/]{title}", soft_wrap=True)
+    out.print(f"checkpoint {view.checkpoint_id}", soft_wrap=True)
     tags = f"  tags {', '.join(map(printable, view.tags))}" if view.tags else ""
     line = f"{view.created_at}  source {printable(view.source or '')}  step {view.step}{tags}"
     out.print(escape(line), soft_wrap=True)
@@ -76,6 +86,7 @@ def show(
     out.print(table)
     for task, name, _ in view.pending:
         out.print(f"pending write of task {task} to {escape(printable(name))}")
+    print_way(way)
     for channel in view.channels:
         _print_messages(channel)
 

@@ -28,6 +28,7 @@ from perdure.config.value_kinds import (
     PLACE,
     POLICIES,
     PREFIX,
+    PRICES,
     SCHEMAS,
     SECRETS,
     SHARE,
@@ -311,6 +312,8 @@ _LISTED = [
         ("verify_token", True),
         ("api_url", False),
     ),
+    _setting("prices.models", PRICES),
+    _setting("prices.currency", TEXT, "USD"),
     _setting("metrics.host", TEXT, "127.0.0.1", flag="--metrics-host"),
     _setting("metrics.port", whole(0, _PORT_MAX), flag="--metrics-port"),
 ]

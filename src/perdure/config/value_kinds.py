@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from perdure.config.hosts import host_name, hosts
 from perdure.config.webhook_secrets import key_of
+from perdure.model.model_calls import ModelPrice
 from perdure.model.retention_policy import Retention, duration_us
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -230,6 +231,22 @@ def _policies(value: Any) -> dict[str, Retention]:
     return out
 
 
+def _prices(value: Any) -> dict[str, ModelPrice]:
+    if not isinstance(value, dict):
+        raise ValueError
+    return {_text(name): _price(name, table) for name, table in value.items()}
+
+
+def _price(name: str, table: Any) -> ModelPrice:
+    fields = ModelPrice._fields
+    if not isinstance(table, dict) or not {"input", "output"} <= table.keys() <= set(fields):
+        raise ValueError(f"{name} has to be a table with input and output, and maybe {' and '.join(fields[2:])}")
+    try:
+        return ModelPrice(**{key: number(held) for key, held in table.items()})
+    except ValueError:
+        raise ValueError(f"the prices of {name} have to be numbers from 0 on, for a million tokens") from None
+
+
 def _names(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise ValueError
@@ -265,6 +282,11 @@ HEADERS = ValueKind(
 CONFIGS = ValueKind("a table of graphs' names, each with its assistant's config", json.loads, _configs)
 DURATION = ValueKind("a duration, e.g. '12h', '30d' or seconds above 0", str, _duration)
 POLICIES = ValueKind("a table of names, each with the fields of a retention policy", json.loads, _policies)
+PRICES = ValueKind(
+    "a table of models' names, each with its prices for a million tokens, e.g. { input = 2.5, output = 10 }",
+    json.loads,
+    _prices,
+)
 NAMES = ValueKind("a table of names, each with a policy's name", json.loads, _names)
 SHARE = ValueKind(
     "a number above 0 and at most 1", float, lambda value: _at_most(number(value, more=True), 1.0)

@@ -12,8 +12,10 @@ from perdure.database.asynchronous import Database
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import NotAllowed, NotFound
+from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.records import Partition
 from perdure.runtime.agent import Agent
+from perdure.runtime.graph_factories import Factory
 from perdure.runtime.options import Options
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.tenant import TenantRuntime
@@ -98,6 +100,17 @@ class Access(Protocol):
         """Open a graph to edit a thread's state; without a name the only graph."""
         ...
 
+    def drawn(
+        self, name: str | None, thread_id: str
+    ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
+        """Open a graph to draw it; without a name the only one. Raise if the viewer may not see it."""
+        ...
+
+    @property
+    def prices(self) -> Prices:
+        """Prices of models."""
+        ...
+
     async def start(self, thread_id: str, start: RunStart) -> str:
         """Accept a run and return its id."""
         ...
@@ -146,6 +159,7 @@ class LocalAccess:
         runtime: Runtime for actions, ``None`` to show only.
         replays: Graphs to replay threads with, ``None`` without them.
         allowed: The permissions that were granted.
+        prices: Prices of models.
     """
 
     def __init__(
@@ -158,6 +172,7 @@ class LocalAccess:
         runtime: Runtime | None = None,
         replays: LocalReplays | None = None,
         allowed: frozenset[str] = frozenset(),
+        prices: Prices = NO_PRICES,
     ) -> None:
         self.handle = handle
         self.tenant = tenant
@@ -165,6 +180,7 @@ class LocalAccess:
         self.url = url
         self.runtime = None if runtime is None else runtime.for_tenant(tenant)
         self.who = "local"
+        self.prices = prices
         self._whole_runtime = runtime
         self._allowed = allowed
         self._replays = replays
@@ -186,6 +202,7 @@ class LocalAccess:
             runtime=self._whole_runtime,
             replays=self._replays,
             allowed=self._allowed,
+            prices=self.prices,
         )
 
     def graph(
@@ -194,6 +211,24 @@ class LocalAccess:
         if self.runtime is None:
             raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
         return self.runtime.opened(name, "threads.update", config={"configurable": {"thread_id": thread_id}})
+
+    @asynccontextmanager
+    async def drawn(
+        self, name: str | None, thread_id: str
+    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+        agents = self._replays.agents if self._replays is not None else {}
+        if self.runtime is not None:
+            config = {"configurable": {"thread_id": thread_id}}
+            async with self.runtime.opened(name, "assistants.read", config=config) as graph:
+                yield graph
+            return
+        agent = next(iter(agents.values())) if len(agents) == 1 else agents.get(name or "")
+        if agent is None:
+            named = "" if name is None else f" {name}="
+            raise NotAllowed(f"there is no graph here; start the inspector with --graph{named or ' '}module:graph")
+        if isinstance(agent.graph, Factory):
+            raise NotAllowed("this graph is made for each use; permit an action, such as --allow run, to draw it")
+        yield agent.graph
 
     async def start(self, thread_id: str, start: RunStart) -> str:
         if self.runtime is None:

@@ -33,11 +33,13 @@ _ANSWERS_MAX = 64
 
 class TaskPlace(NamedTuple):
     """A task of a checkpoint by its node and the rest of what LangGraph computes its id from: the channels
-    that trigger it, or the number of its ``Send``."""
+    that trigger it, or the number of its ``Send``. A task that another one called has its number among the
+    calls of that one, whose path is in ``caller``."""
 
     node: str
     triggers: tuple[str, ...] = ()
     send: int | None = None
+    caller: str = ""
 
     def after(self, changes: Changes) -> TaskPlace:
         """Return the place of the same task under the present names."""
@@ -53,7 +55,7 @@ class TaskPlace(NamedTuple):
         """
         level = f"{namespace}|{self.node}" if namespace else self.node
         step = str((-1 if record.step is None else record.step) + 1)
-        last = (PULL, *self.triggers) if self.send is None else (PUSH, str(self.send))
+        last = (PULL, *self.triggers) if self.send is None else (PUSH, self.caller, str(self.send))
         text = "".join((level, step, self.node, *last)).encode()
         start = binascii.unhexlify(record.id.replace("-", ""))
         found = xxh3_128_hexdigest(start + text) if record.v > 1 else _sha1(start + text)

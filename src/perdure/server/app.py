@@ -103,7 +103,7 @@ def create_app(
     if http.page:
         chat.serve_page(app, {"inspector": http.inspector, "process": development})
     if http.inspector:
-        inspector.serve_inspector(app)
+        inspector.serve_inspector(app, http.prices)
     app.add_middleware(Bounded)
     app.add_middleware(Outermost)
     app.add_middleware(Guard, loopback=False, is_open=False, allows=partial(allows, http.cors))

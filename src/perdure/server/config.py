@@ -61,7 +61,7 @@ class Http:
     ``webhook_secrets`` sign what is sent. With ``a2a_needs_context`` a message of A2A without a
     ``contextId`` is refused; with ``a2a_shared_contexts`` all agents use the one thread of a context. With
     ``page`` there is a chat page at ``/chat``, with ``inspector``
-    the inspector at ``/inspect``. Port 0 takes a free one.
+    the inspector at ``/inspect``, which shows costs by ``prices``. Port 0 takes a free one.
     """
 
     host: str = "127.0.0.1"
@@ -86,6 +86,7 @@ class Http:
     webhook_secrets: tuple[str, ...] = field(default=(), repr=False)
     page: bool = False
     inspector: bool = False
+    prices: Prices = NO_PRICES
     cors: Cors = field(default_factory=Cors)
 
 
@@ -226,7 +227,8 @@ def _http(settled: ResolvedConfig, is_development: bool) -> Http:
         table["page"] = is_development
     if "http.inspector" not in settled:
         table["inspector"] = is_development
-    return Http(**table, cors=_cors(settled, is_development))
+    prices = Prices(settled["prices.models"] or {}, settled["prices.currency"])
+    return Http(**table, prices=prices, cors=_cors(settled, is_development))
 
 
 def _cors(settled: ResolvedConfig, is_development: bool) -> Cors:
@@ -248,7 +250,8 @@ def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | N
     given = settled.given("auth.jwt.")
     if not given:
         return None
-    from perdure.server.auth.jwt import JwtSettings
+    from perdure.model.model_calls import NO_PRICES, Prices
+from perdure.server.auth.jwt import JwtSettings
 
     usual = ("HS256",) if "secret" in given else ("RS256",)
     jwt: dict[str, Any] = {

@@ -22,6 +22,7 @@ from perdure.inspector import api
 from perdure.inspector.access import PERMISSIONS, ReplayGraphs, ReplaySource, RunStart, Sees, no_tenant
 from perdure.inspector.pages import PATH, inspector_pages
 from perdure.inspector.web import given, json_response
+from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.runtime.agent import Agent
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.index import contains
@@ -50,9 +51,10 @@ _NEEDS = {
 class ServerAccess:
     """Rights of the user of a request, as the server's gate grants them."""
 
-    def __init__(self, caller: Caller, request: Request) -> None:
+    def __init__(self, caller: Caller, request: Request, prices: Prices = NO_PRICES) -> None:
         self._caller = caller
         self._request = request
+        self.prices = prices
 
     @property
     def handle(self) -> DatabaseHandle:
@@ -111,6 +113,14 @@ class ServerAccess:
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         return self._caller.graph(self._named(name), "threads.update", thread_id)
 
+    @asynccontextmanager
+    async def drawn(
+        self, name: str | None, thread_id: str
+    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+        found = await self._caller.assistant(self._named(name), "read")
+        async with self._caller.graph(found.graph_id, "assistants.read", thread_id) as graph:
+            yield graph
+
     @property
     def replay_graphs(self) -> ReplayGraphs:
         return ReplayGraphs(tuple(self._caller.host.runtime.graphs))
@@ -151,13 +161,13 @@ class ServerAccess:
         return name
 
 
-def serve_inspector(app: FastAPI) -> None:
-    """Serve the inspector at ``PATH``."""
+def serve_inspector(app: FastAPI, prices: Prices = NO_PRICES) -> None:
+    """Serve the inspector at ``PATH``, with costs by these prices of models."""
 
     @app.get(f"{PATH}/api/{{name}}", include_in_schema=False)
     async def view(caller: CallerNow, request: Request, name: str) -> Response:
         try:
-            found = await api.view(ServerAccess(caller, request), name, request.query_params)
+            found = await api.view(ServerAccess(caller, request, prices), name, request.query_params)
         except BadSetting as error:
             raise Refusal(422, str(error)) from error
         return json_response(found)
@@ -165,7 +175,7 @@ def serve_inspector(app: FastAPI) -> None:
     @app.post(f"{PATH}/api/actions/{{name}}", include_in_schema=False)
     async def act(caller: CallerNow, request: Request, name: str) -> Response:
         try:
-            found = await api.act(ServerAccess(caller, request), name, await given(request))
+            found = await api.act(ServerAccess(caller, request, prices), name, await given(request))
         except BadSetting as error:
             raise Refusal(422, str(error)) from error
         return json_response(found)
@@ -173,7 +183,7 @@ def serve_inspector(app: FastAPI) -> None:
     @app.post(f"{PATH}/api/replay", include_in_schema=False)
     async def replay(caller: CallerNow, request: Request) -> Response:
         try:
-            found = await api.replay(ServerAccess(caller, request), await given(request))
+            found = await api.replay(ServerAccess(caller, request, prices), await given(request))
         except BadSetting as error:
             raise Refusal(422, str(error)) from error
         return json_response(found)

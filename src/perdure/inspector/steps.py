@@ -1,0 +1,119 @@
+"""The way of a thread by its nodes, with times, tokens and costs; what was said; and the picture of the graph."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.errors import BadSetting, GraphLoadError, NotAllowed, NotFound
+from perdure.inspector.access import Access
+from perdure.inspector.listing import title_of
+from perdure.inspector.timeline import needed, number
+from perdure.langgraph.graph_picture import draw
+from perdure.langgraph.thread_messages import load_messages
+from perdure.langgraph.thread_steps import load_calls, load_steps, shown_step, way_of
+from perdure.model.model_calls import ModelCall, distinct, shown_call, total
+from perdure.model.records import Partition
+from perdure.runtime.json_encoding import plain
+
+_SECONDS = 0.4
+_CURSOR_MAX = 4096
+
+
+async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of a namespace's steps, newest first, with the way by nodes that they are.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the page.
+    """
+    name, namespace = needed(asked, "id"), asked.get("namespace") or ""
+    await access.thread(name)
+    program = load_steps(
+        Partition(access.tenant, name), access.handle.digest, namespace, number(asked, "before")
+    )
+    page = await access.handle.arun(program)
+    if not page.steps and namespace and not asked.get("before"):
+        raise NotFound(f"thread {name!r} has no checkpoint in namespace {namespace[:80]!r}")
+    shown = [shown_step(step, access.prices) for step in page.steps]
+    return {"steps": shown, "way": way_of(reversed(page.steps)), "cursor": page.cursor}
+
+
+async def usage(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the calls of models in the next part of a thread, as many as there is time to read.
+
+    The same call may come in several parts, with the same ``id``.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread; ``cursor`` of the part before.
+    """
+    name = needed(asked, "id")
+    await access.thread(name)
+    after = _key(asked.get("cursor") or "")
+    until = time.monotonic() + _SECONDS
+    calls: list[ModelCall] = []
+    while True:
+        part = await access.handle.arun(
+            load_calls(Partition(access.tenant, name), access.handle.digest, after)
+        )
+        calls += part.calls
+        after = part.cursor
+        if after is None or time.monotonic() > until:
+            break
+    found = distinct(calls)
+    return {
+        "calls": [shown_call(call, access.prices) for call in found],
+        "usage": total(found, access.prices),
+        "cursor": None if after is None else json.dumps(after),
+    }
+
+
+async def conversation(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of the conversation, oldest message first; the first page has the last messages.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread; ``cursor`` of the page before.
+    """
+    name = needed(asked, "id")
+    row = await access.thread(name)
+    program = load_messages(
+        Partition(access.tenant, name), access.handle.digest, access.prices, asked.get("cursor") or ""
+    )
+    page = await access.handle.arun(program)
+    shown = page._asdict()
+    shown["title"] = title_of(row.metadata) or page.title
+    return {**shown, "messages": await asyncio.to_thread(plain, page.messages)}
+
+
+async def picture(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the graph of a thread as nodes and edges, ``None`` with the ``reason`` if it is not known here.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread.
+    """
+    name = needed(asked, "id")
+    row = await access.thread(name)
+    try:
+        async with access.drawn(row.graph_id, name) as graph:
+            return {"graph": await draw(graph), "reason": None}
+    except (NotAllowed, NotFound, GraphLoadError, BadSetting) as error:
+        return {"graph": None, "reason": str(error)}
+
+
+def _key(cursor: str) -> tuple[str | int, ...] | None:
+    """Return the key that a cursor is; raise ``BadSetting`` for one that no part gave."""
+    if not cursor:
+        return None
+    try:
+        held = json.loads(cursor) if len(cursor) <= _CURSOR_MAX else None
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, list) or [type(each) for each in held] != [str, str, str, int]:
+        raise BadSetting(f"the cursor is one that a part gave, not {cursor[:40]!r}")
+    return tuple(held)

@@ -1,0 +1,249 @@
+"""The conversation of a thread as people read it: who said what and when, tool calls, results and reasoning.
+
+It is the list of messages in the state of the latest checkpoint. Nothing of it is built: messages are read as
+plain data, so no type of the application is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from perdure.engine import chunk_reads
+from perdure.engine.history import find
+from perdure.engine.undisturbed import undisturbed
+from perdure.errors import BadSetting
+from perdure.langgraph.plain_reading import PlainSerde
+from perdure.langgraph.thread_steps import load_steps
+from perdure.model.chunks import Digester
+from perdure.model.joined_values import packed
+from perdure.model.model_calls import Prices, calls_in, shown_call
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import Program, ask
+from perdure.model.records import HEAD, Partition
+from perdure.model.tree import EncodedList, Tree
+from perdure.schema.changes import BRANCH
+
+MESSAGES = 40
+"""Messages of one page."""
+_TEXT_MAX = 64 * 1024
+"""Characters of one text that are returned."""
+_TITLE_MAX = 80
+_STEP_PAGES = 3
+"""Pages of steps in which one page of messages looks for times."""
+_USUAL = "messages"
+_REASONING = ("thinking", "reasoning", "redacted_thinking")
+_DIGITS_MAX = 18
+_serde = PlainSerde()
+
+
+class MessagesPage(NamedTuple):
+    """Messages, oldest first: those before ``cursor``'s place are on the next page, if it is not ``None``.
+
+    Attributes:
+        channel: The channel of the state that has them, ``None`` if there is none.
+        start: The number of messages before the first one.
+        total: The number of all messages.
+        title: The beginning of what was said first, ``""`` if that is no text.
+    """
+
+    channel: str | None
+    messages: list[dict[str, Any]]
+    start: int
+    total: int
+    title: str
+    cursor: str | None
+
+
+def load_messages(
+    partition: Partition, digest: Digester, prices: Prices, cursor: str = "", limit: int = MESSAGES
+) -> Program[MessagesPage]:
+    """Return a page of the conversation, from its end on.
+
+    Args:
+        partition: The thread.
+        digest: Names the chunks.
+        prices: The prices of models.
+        cursor: The cursor of the page before, nothing for the last messages.
+        limit: The most messages to return.
+
+    Raises:
+        BadSetting: The cursor is none.
+    """
+    before, below = _place(cursor)
+
+    def read() -> Program[MessagesPage]:
+        return (yield from _load(partition, digest, prices, before, below, limit))
+
+    return (yield from undisturbed(partition, read))
+
+
+def _load(
+    partition: Partition, digest: Digester, prices: Prices, before: int | None, below: int | None, limit: int
+) -> Program[MessagesPage]:
+    channel, tree = yield from _conversation(partition, digest)
+    if tree is None:
+        return MessagesPage(None, [], 0, 0, "", None)
+    count = len(tree.items)
+    end = count if before is None else min(before, count)
+    start = max(0, end - limit)
+    found = [_fields(_plain(item)) for item in tree.items[start:end]]
+    names = {name for each in found if isinstance(name := each.get("id"), str)}
+    times: dict[str, int] = {}
+    inputs: list[tuple[object, int]] = []
+    for _ in range(_STEP_PAGES):
+        page = yield from load_steps(partition, digest, before=below)
+        # What wrote a message first is found last.
+        times.update({name: at for name, at in page.written.items() if name in names})
+        inputs += page.inputs
+        if page.cursor is None or not names - times.keys():
+            break
+        below = page.cursor
+    times |= _input_times(found, inputs)
+    first = _fields(_plain(tree.items[0])) if count else {}
+    return MessagesPage(
+        channel,
+        [_shown(each, times, prices) for each in found],
+        start,
+        count,
+        _title(first),
+        f"{start}:{below or ''}" if start else None,
+    )
+
+
+def _input_times(
+    messages: Sequence[Mapping[str, Any]], inputs: Sequence[tuple[object, int]]
+) -> dict[str, int]:
+    """Return the times of messages that were part of a run's input and got their ids later, by id: both
+    sequences have them in one order."""
+    out: dict[str, int] = {}
+    at = 0
+    for message in reversed(messages):
+        name, content = message.get("id"), message.get("content")
+        place = next((n for n in range(at, len(inputs)) if inputs[n][0] == content), None)
+        if message.get("type") == "human" and isinstance(name, str) and place is not None:
+            out[name] = inputs[place][1]
+            at = place + 1
+    return out
+
+
+def load_title(partition: Partition, digest: Digester) -> Program[str]:
+    """Return the beginning of what was said first in a thread, ``""`` if that is no text."""
+    _, tree = yield from _conversation(partition, digest)
+    return "" if tree is None or not tree.items else _title(_fields(_plain(tree.items[0])))
+
+
+def _conversation(partition: Partition, digest: Digester) -> Program[tuple[str | None, EncodedList | None]]:
+    """Return the channel of the latest state that has the conversation, and its list."""
+    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, ("",)),)))
+    record = None
+    if heads:
+        record = yield from find(partition, "", heads[0].fields["checkpoint_id"])
+    if record is None:
+        return None, None
+    own = {name: ref for name, ref in record.refs.items() if not name.startswith((BRANCH, "join:", "__"))}
+    usual = {name: ref for name, ref in own.items() if name == _USUAL}
+    for refs in (usual, own):
+        trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
+        for name, tree in trees.items():
+            if isinstance(tree, EncodedList) and tree.items and _is_message(_plain(tree.items[-1])):
+                return name, tree
+    return None, None
+
+
+def _plain(tree: Tree) -> Any:
+    return _serde.unpack(packed(tree))
+
+
+def _is_message(value: object) -> bool:
+    fields = _fields(value)
+    return "content" in fields and ("type" in fields or "role" in fields)
+
+
+def _fields(value: object) -> Mapping[str, Any]:
+    """Return the fields of a message, whatever type it was stored with."""
+    if not isinstance(value, dict):
+        return {}
+    held = cast("dict[str, Any]", value)
+    inner = held.get("value")
+    return cast("dict[str, Any]", inner) if isinstance(inner, dict) and "content" not in held else held
+
+
+def _shown(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices) -> dict[str, Any]:
+    role = message.get("type", message.get("role"))
+    name = message.get("id")
+    content = message.get("content")
+    texts, reasoning, parts = _parts(content)
+    about = message.get("additional_kwargs")
+    if isinstance(about, dict) and isinstance(about.get("reasoning_content"), str):
+        reasoning.append(about["reasoning_content"])
+    calls = calls_in(dict(message))
+    invalid = message.get("invalid_tool_calls") or ()
+    return {
+        "id": name if isinstance(name, str) else None,
+        "role": role if isinstance(role, str) else "other",
+        "name": message.get("name"),
+        "at": times.get(name) if isinstance(name, str) else None,
+        "text": _cut("\n".join(texts)),
+        "reasoning": _cut("\n".join(reasoning)),
+        "parts": parts,
+        "tool_calls": [
+            {"name": call.get("name"), "id": call.get("id"), "args": call.get("args")}
+            for call in (*(message.get("tool_calls") or ()), *invalid)
+            if isinstance(call, dict)
+        ],
+        "tool_call_id": message.get("tool_call_id"),
+        "status": message.get("status"),
+        "usage": shown_call(calls[0], prices) if calls else None,
+    }
+
+
+def _parts(content: object) -> tuple[list[str], list[str], list[Any]]:
+    """Return a message's texts, its reasoning, and its other parts."""
+    if isinstance(content, str):
+        return [content], [], []
+    if not isinstance(content, list):
+        return [], [], [] if content is None else [content]
+    texts: list[str] = []
+    reasoning: list[str] = []
+    others: list[Any] = []
+    for part in cast("list[Any]", content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, str):
+            texts.append(part)
+        elif kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind in _REASONING:
+            reasoning.append(_thought(part))
+        elif kind not in ("tool_use", "tool_call", "function_call"):
+            others.append(part)
+    return texts, [each for each in reasoning if each], others
+
+
+def _thought(part: Mapping[str, Any]) -> str:
+    for key in ("thinking", "reasoning", "text"):
+        if isinstance(part.get(key), str):
+            return str(part[key])
+    summary = part.get("summary")
+    texts = [each.get("text") for each in summary if isinstance(each, dict)] if isinstance(summary, list) else []
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}… ({len(text):,} characters)"
+
+
+def _title(message: Mapping[str, Any]) -> str:
+    texts, _, _ = _parts(message.get("content"))
+    words = " ".join(" ".join(texts)[: 4 * _TITLE_MAX].split())
+    return words if len(words) <= _TITLE_MAX else f"{words[: _TITLE_MAX - 1].rstrip()}…"
+
+
+def _place(cursor: str) -> tuple[int | None, int | None]:
+    if not cursor:
+        return None, None
+    start, _, below = cursor.partition(":")
+    numbers = [text for text in (start, below) if text]
+    if not start or any(not (n.isascii() and n.isdigit() and len(n) <= _DIGITS_MAX) for n in numbers):
+        raise BadSetting(f"the cursor is one that a page gave, not {cursor[:40]!r}")
+    return int(start), int(below) if below else None

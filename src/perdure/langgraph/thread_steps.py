@@ -1,0 +1,544 @@
+"""Steps of a thread: the nodes that ran in each, their tasks with times, subgraphs and calls of models.
+
+Everything follows from what is stored: a step's tasks are the authors of the writes on the checkpoint that it
+began with, its time is that between two checkpoints, and tokens are in the answers of models. No type is
+built, and no graph is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
+
+from perdure.engine import chunk_reads, history
+from perdure.engine.undisturbed import undisturbed
+from perdure.langgraph.call_records import visible
+from perdure.langgraph.plain_reading import PlainSerde
+from perdure.langgraph.schema_task_ids import NO_TASK, PULL, PUSH, SENDS, START, TaskPlace
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.chunks import Digester
+from perdure.model.heads import is_loop
+from perdure.model.joined_values import joined
+from perdure.model.model_calls import ModelCall, Prices, calls_in, distinct, shown_call, total
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import HEAD, WRITE, Partition
+from perdure.model.write_records import ERROR_SOURCE, read_writes
+from perdure.schema.changes import BRANCH
+
+STEPS = 50
+"""Steps of one page."""
+_OF_SUBGRAPH = 50
+"""Newest steps that are shown of one call of a subgraph."""
+_SUBGRAPHS = 40
+"""Calls of subgraphs whose steps one page contains."""
+_DEPTH = 8
+_NAMESPACES = 500
+"""Namespaces that one request lists; those of a longer list are asked for by name."""
+_AT_ONCE = 10
+"""Checkpoints whose writes are in memory at once."""
+_PULLED, _PUSHED = f"~{PULL}, ", f"~{PUSH}, "
+_CONTROL = frozenset((INTERRUPT, RESUME, ERROR, ERROR_SOURCE, SENDS, "__no_writes__"))
+_INNER = ("__input__", START)
+_INPUT = f"~{PULL}, {START}"
+"""Path of the task that writes a run's input."""
+_STEPPED = ("loop", "update")
+_MESSAGE_MARK = b"additional_kwargs"
+"""Field that every stored message has: a value without it need not be decoded."""
+_serde = PlainSerde()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTask:
+    """A task of a step. Times are microseconds since 1970, ``None`` where they are not known.
+
+    Attributes:
+        node: The node, ``None`` if its name is not stored.
+        state: ``done``; ``asked``, if it waits for an answer; ``failed``; or ``open``, if it has no result.
+        is_call: A task of the functional API that another task called: it may have begun at any time of the
+            step.
+        caller: The id of that other task, if it is known.
+        place: Its own namespace, below which its subgraphs are.
+        namespaces: The namespaces of the subgraphs that it called.
+        steps: Their steps, oldest first: the newest ones of each.
+        is_cut: Not all of these are here.
+    """
+
+    task_id: str
+    node: str | None
+    state: str
+    is_call: bool = False
+    caller: str | None = None
+    place: str = ""
+    began_at: int | None = None
+    ended_at: int | None = None
+    calls: tuple[ModelCall, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    steps: tuple[ThreadStep, ...] = ()
+    is_cut: bool = False
+
+    @property
+    def all_calls(self) -> list[ModelCall]:
+        """Its calls of models and those of its subgraphs."""
+        inner = (call for step in self.steps for call in step.calls)
+        return distinct((*inner, *self.calls))
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStep:
+    """A step: from the checkpoint that it began with, to the one that it made.
+
+    Attributes:
+        checkpoint_id: The checkpoint that it made, ``None`` if it is not over.
+        source: ``loop``, or what made the checkpoint instead of a step: ``input``, ``update`` or ``fork``.
+        nodes: The nodes that ran, in the order in which their results are applied.
+    """
+
+    namespace: str
+    checkpoint_id: str | None
+    parent_id: str | None
+    seq: int | None
+    run_id: str | None
+    source: str | None
+    step: int | None
+    nodes: tuple[str, ...]
+    tasks: tuple[StepTask, ...]
+    began_at: int | None
+    ended_at: int | None
+
+    @property
+    def calls(self) -> list[ModelCall]:
+        """The calls of models of its tasks."""
+        return distinct(call for task in self.tasks for call in task.all_calls)
+
+
+class StepsPage(NamedTuple):
+    """Steps of a namespace, newest first, and the ``cursor`` of the next page, ``None`` at the end.
+    ``written`` has the times at which messages were written, by their ids, those of the first writes here;
+    ``inputs`` the contents of a run's messages that had no id yet, with their times, newest first."""
+
+    steps: list[ThreadStep]
+    cursor: int | None
+    written: Mapping[str, int]
+    inputs: Sequence[tuple[object, int]]
+
+
+def load_steps(
+    partition: Partition, digest: Digester, namespace: str = "", before: int | None = None, limit: int = STEPS
+) -> Program[StepsPage]:
+    """Return a page of a namespace's steps, newest first; subgraphs' steps are with the tasks that called
+    them.
+
+    Args:
+        partition: The thread.
+        digest: Names the chunks.
+        namespace: The namespace, the graph's own by default.
+        before: The cursor of an earlier page.
+        limit: The most steps to return.
+    """
+
+    def read() -> Program[StepsPage]:
+        (heads,) = yield from ask(Fetch(partition, (Range(HEAD, limit=_NAMESPACES),)))
+        known = tuple(head.key[0] for head in heads) if len(heads) < _NAMESPACES else None
+        reading = _Reading(partition, digest, known)
+        return (yield from reading.page(namespace, before, limit, 0))
+
+    return (yield from undisturbed(partition, read))
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One read of a page. ``known`` are all namespaces, ``None`` if there are too many."""
+
+    partition: Partition
+    digest: Digester
+    known: tuple[str, ...] | None
+    subgraphs: int = _SUBGRAPHS
+
+    def page(self, namespace: str, before: int | None, limit: int, depth: int) -> Program[StepsPage]:
+        # One more, as the parent of the last.
+        found = yield from history.page(self.partition, namespace, below=before, limit=limit + 1)
+        by_id = {record.id: record for record in found}
+        records = found[:limit]
+        wanted = {r.parent_id for r in records if r.parent_id is not None} - by_id.keys()
+        for record in (yield from history.find_all(self.partition, namespace, sorted(wanted))):
+            by_id[record.id] = record
+        names = tuple(dict.fromkeys(node for r in by_id.values() for node in r.versions_seen))
+        begun = [r.parent_id for r in records if r.source in _STEPPED and r.parent_id in by_id]
+        open_at = records[0] if records and before is None and records[0].id not in begun else None
+        ids = list(dict.fromkeys(name for name in begun if name is not None))
+        if open_at is not None:
+            ids.insert(0, open_at.id)
+        tasks: dict[str, dict[str, _Author]] = {}
+        for at in range(0, len(ids), _AT_ONCE):
+            tasks |= yield from self._authors([by_id[name] for name in ids[at : at + _AT_ONCE]], names)
+        steps: list[ThreadStep] = []
+        if open_at is not None and (open_step := _open_step(open_at, tasks[open_at.id])) is not None:
+            steps.append(open_step)
+        steps += [_step(record, by_id.get(record.parent_id or ""), tasks) for record in records]
+        is_rest = len(found) > limit
+        steps = yield from self._without_repeated(steps, by_id, tasks, is_rest=is_rest)
+        filled: list[ThreadStep] = []
+        for step in steps:
+            filled.append((yield from self._with_subgraphs(step, depth)))
+        return StepsPage(filled, records[-1].seq if is_rest else None, *_written(steps, by_id, tasks))
+
+    def _without_repeated(
+        self,
+        steps: Sequence[ThreadStep],
+        records: Mapping[str, CheckpointRecord],
+        tasks: Mapping[str, Mapping[str, _Author]],
+        *,
+        is_rest: bool,
+    ) -> Program[list[ThreadStep]]:
+        """Return steps, newest first, without the calls of earlier ones: a node may write again what the
+        state holds already, as one that calls a subgraph does."""
+        known: set[str] = set()
+        out: list[ThreadStep] = []
+        for step in reversed(steps):
+            authors = tasks.get(step.parent_id or "", {}).values()
+            most = max((len(distinct(author.calls)) for author in authors), default=0)
+            if is_rest and most > 1:
+                # What came before this page is in the state.
+                known |= yield from self._stored_ids(records[step.parent_id or ""])
+                is_rest = False
+            new = [
+                replace(task, calls=tuple(call for call in task.calls if call.id not in known))
+                for task in step.tasks
+            ]
+            known |= {call.id for author in authors for call in author.calls if call.id is not None}
+            out.append(replace(step, tasks=tuple(new)))
+        return out[::-1]
+
+    def _stored_ids(self, record: CheckpointRecord) -> Program[set[str]]:
+        """Return the ids of the models' answers in the state at a checkpoint."""
+        refs = {name: ref for name, ref in record.refs.items() if _may_have_messages(name)}
+        trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
+        bodies = [joined(tree) for tree in trees.values()]
+        values = [_serde.value(kind, body) for kind, body in bodies if _MESSAGE_MARK in body]
+        return {call.id for value in values for call in calls_in(value) if call.id is not None}
+
+    def _authors(
+        self, records: Sequence[CheckpointRecord], names: Sequence[str]
+    ) -> Program[dict[str, dict[str, _Author]]]:
+        """Return the authors of the writes on checkpoints of one namespace, by checkpoint and task."""
+        found = yield from history.writes_of(self.partition, records[0].namespace, [r.id for r in records])
+        writes = {name: visible(some) for name, some in found.items()}
+        refs = {
+            f"{name}|{number}": write.ref
+            for name, some in writes.items()
+            for number, write in enumerate(some)
+            if _may_have_messages(write.channel)
+        }
+        trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
+        out: dict[str, dict[str, _Author]] = {}
+        for record in records:
+            authors: dict[str, _Author] = {}
+            for number, write in enumerate(writes[record.id]):
+                if write.task_id == NO_TASK:
+                    continue
+                author = authors.setdefault(write.task_id, _Author(write.task_id, write.task_path))
+                author.writes.append(write)
+                tree = trees.get(f"{record.id}|{number}")
+                if tree is not None:
+                    author.add(*joined(tree))
+            _find_nodes(authors.values(), record, names)
+            out[record.id] = authors
+        return out
+
+    def _with_subgraphs(self, step: ThreadStep, depth: int) -> Program[ThreadStep]:
+        tasks: list[StepTask] = []
+        for task in step.tasks:
+            tasks.append((yield from self._with_steps(task, depth)))
+        return replace(step, tasks=tuple(tasks))
+
+    def _with_steps(self, task: StepTask, depth: int) -> Program[StepTask]:
+        if not task.place:
+            return task
+        below = yield from self._below(task.place)
+        steps: list[ThreadStep] = []
+        is_cut = False
+        for name in below:
+            if self.subgraphs <= 0 or depth >= _DEPTH:
+                is_cut = True
+                break
+            self.subgraphs -= 1
+            page = yield from self.page(name, None, _OF_SUBGRAPH, depth + 1)
+            steps += reversed(page.steps)
+            is_cut = is_cut or page.cursor is not None
+        return replace(task, namespaces=tuple(below), steps=tuple(steps), is_cut=is_cut)
+
+    def _below(self, first: str) -> Program[list[str]]:
+        """Return the namespaces of the subgraphs that a task called."""
+        if self.known is not None:
+            return [name for name in self.known if name == first or _is_numbered(name, first)]
+        (heads,) = yield from ask(Fetch(self.partition, (Get(HEAD, (first,)),)))
+        return [head.key[0] for head in heads]
+
+
+def _is_numbered(name: str, first: str) -> bool:
+    """Return True if a namespace is that of a further subgraph that one task called, which has a number."""
+    start, _, number = name.rpartition("|")
+    return start == first and number.isdigit()
+
+
+@dataclass(slots=True)
+class _Author:
+    """A task, with what it wrote."""
+
+    task_id: str
+    path: str
+    node: str | None = None
+    caller: str | None = None
+    place: str = ""
+    writes: list[PendingWrite] = field(default_factory=list[PendingWrite])
+    calls: list[ModelCall] = field(default_factory=list[ModelCall])
+    messages: list[tuple[str | None, object]] = field(default_factory=list[tuple[str | None, object]])
+
+    @property
+    def is_call(self) -> bool:
+        return self.path.startswith(f"{_PUSHED}~")
+
+    def add(self, kind: int, body: bytes) -> None:
+        """Add what is in the value of a write."""
+        if _MESSAGE_MARK not in body:
+            return
+        value = _serde.value(kind, body)
+        self.calls += calls_in(value)
+        self.messages += _messages_in(value)
+
+    @property
+    def state(self) -> str:
+        channels = {write.channel for write in self.writes if not write.is_aside}
+        if not channels <= _CONTROL or channels & {SENDS, "__no_writes__"}:
+            return "done"
+        if ERROR in channels:
+            return "failed"
+        return "asked" if INTERRUPT in channels else "open"
+
+    def shown(self, start: int | None, end: int | None) -> StepTask:
+        """Return the task of a step with these times."""
+        return StepTask(
+            self.task_id,
+            self.node,
+            self.state,
+            self.is_call,
+            self.caller,
+            self.place,
+            None if self.is_call else start,
+            end if not self.is_call and self.state == "done" else None,
+            tuple(distinct(self.calls)),
+        )
+
+
+def _find_nodes(authors: Iterable[_Author], record: CheckpointRecord, names: Sequence[str]) -> None:
+    """Find the nodes and namespaces of a checkpoint's tasks. That of a task which ``Send`` or another task
+    started is the one by whose name LangGraph computes the id."""
+    by_path: dict[str, _Author] = {}
+    for author in sorted(authors, key=lambda each: len(each.path)):
+        by_path[author.path] = author
+        above, rest = record.namespace, author.path.removeprefix(_PUSHED)
+        if author.path.startswith(_PULLED):
+            author.node = author.path.removeprefix(_PULLED)
+        elif author.path.startswith(_PUSHED):
+            caller, number = "", rest.partition(",")[0]
+            if author.is_call:
+                caller, _, number = rest.rpartition(", ")[0].rpartition(", ")
+                above = by_path[caller].place if caller in by_path else ""
+                author.caller = by_path[caller].task_id if caller in by_path else None
+            send = int(number) if number.isdigit() else -1
+            places = (TaskPlace(name, (), send, caller) for name in names)
+            author.node = next((p.node for p in places if p.task_id(record, above) == author.task_id), None)
+        if author.node is not None:
+            author.place = f"{above}|{author.node}:{author.task_id}".removeprefix("|")
+
+
+def _may_have_messages(channel: str) -> bool:
+    return channel not in _CONTROL and not channel.startswith((BRANCH, "join:"))
+
+
+def _is_own(write: PendingWrite, child: CheckpointRecord) -> bool:
+    """Return True if a write is part of the history of a checkpoint: a run that lost the race for it may have
+    left others beside it."""
+    return not child.nonce or not is_loop(write.nonce) or write.nonce in (child.nonce, *child.seen)
+
+
+def _step(
+    record: CheckpointRecord,
+    parent: CheckpointRecord | None,
+    tasks: Mapping[str, Mapping[str, _Author]],
+) -> ThreadStep:
+    start, end = None if parent is None else parent.made_at, record.made_at
+    authors: Collection[_Author] = ()
+    if record.source == "loop" and parent is not None:
+        authors = [
+            author
+            for author in tasks.get(parent.id, {}).values()
+            if any(_is_own(write, record) for write in author.writes)
+        ]
+    is_answered = any(write.channel == RESUME for author in authors for write in author.writes)
+    began = None if is_answered else start
+    shown = tuple(a.shown(began, end) for a in authors if a.node != START)
+    nodes = [task.node for task in shown if task.node is not None and not task.is_call]
+    if not authors and parent is not None and record.source == "loop":
+        nodes = [
+            node
+            for node, seen in record.versions_seen.items()
+            if node not in _INNER and parent.versions_seen.get(node) != seen
+        ]
+    return ThreadStep(
+        record.namespace,
+        record.id,
+        record.parent_id,
+        record.seq,
+        record.run_id,
+        record.source,
+        record.step,
+        tuple(nodes),
+        shown,
+        began if record.source == "loop" else None,
+        end,
+    )
+
+
+def _open_step(head: CheckpointRecord, authors: Mapping[str, _Author]) -> ThreadStep | None:
+    """Return the step that follows a namespace's latest checkpoint and is not over, ``None`` without one."""
+    start = head.made_at
+    tasks = [author.shown(start, None) for author in authors.values() if author.node != START]
+    begun = {task.node for task in tasks}
+    tasks += [
+        StepTask("", node, "open", began_at=start) for node in _triggered(head) if node not in begun
+    ]
+    if not tasks:
+        return None
+    nodes = tuple(task.node for task in tasks if task.node is not None and not task.is_call)
+    step = None if head.step is None else head.step + 1
+    return ThreadStep(
+        head.namespace, None, head.id, None, head.run_id, "loop", step, nodes, tuple(tasks), start, None
+    )
+
+
+def _written(
+    steps: Iterable[ThreadStep],
+    records: Mapping[str, CheckpointRecord],
+    tasks: Mapping[str, Mapping[str, _Author]],
+) -> tuple[dict[str, int], list[tuple[object, int]]]:
+    """Return when messages were written, by id, and the contents of those without one, newest first: a run's
+    input with its first checkpoint, others with their tasks' results."""
+    named: dict[str, int] = {}
+    unnamed: list[tuple[object, int]] = []
+    for step in steps:
+        for author in tasks.get(step.parent_id or "", {}).values():
+            at = records[author.writes[0].checkpoint_id].made_at if author.node == START else step.ended_at
+            if at is None:
+                continue
+            for name, content in reversed(author.messages):
+                if name is not None:
+                    named[name] = at
+                elif author.node == START:
+                    unnamed.append((content, at))
+    return named, unnamed
+
+
+def _messages_in(value: object, depth: int = 0) -> list[tuple[str | None, object]]:
+    """Return the ids and contents of the messages in a value of plain data."""
+    if depth > _DEPTH:
+        return []
+    if isinstance(value, list):
+        return [found for each in cast("list[object]", value) for found in _messages_in(each, depth + 1)]
+    if not isinstance(value, dict):
+        return []
+    fields = cast("dict[str, object]", value)
+    if "content" in fields and isinstance(fields.get("type"), str):
+        name = fields.get("id")
+        return [(name if isinstance(name, str) else None, fields["content"])]
+    return [found for each in fields.values() for found in _messages_in(each, depth + 1)]
+
+
+def _triggered(head: CheckpointRecord) -> list[str]:
+    """Return the nodes that edges lead to next, by the versions that they have not seen."""
+    return [
+        channel.removeprefix(BRANCH)
+        for channel in head.refs
+        if channel.startswith(BRANCH)
+        and head.versions_seen.get(channel.removeprefix(BRANCH), {}).get(channel) != head.versions[channel]
+    ]
+
+
+def way_of(steps: Iterable[ThreadStep]) -> list[list[str]]:
+    """Return the way by nodes of steps, which are passed oldest first: the nodes of each step that had any,
+    those that ran at once together."""
+    return [list(step.nodes) for step in steps if step.nodes and step.source != "fork"]
+
+
+class CallsPage(NamedTuple):
+    """Calls of models in a part of a thread, and the ``cursor`` of the next part, ``None`` at the end."""
+
+    calls: list[ModelCall]
+    cursor: tuple[str | int, ...] | None
+
+
+def load_calls(
+    partition: Partition, digest: Digester, after: tuple[str | int, ...] | None = None, limit: int = 200
+) -> Program[CallsPage]:
+    """Return the calls of models whose answers a part of a thread's writes contains, in all namespaces.
+
+    The same call may come in several parts; it has the same id there.
+
+    Args:
+        partition: The thread.
+        digest: Names the chunks.
+        after: The cursor of the part before.
+        limit: The most records to read.
+    """
+    (records,) = yield from ask(Fetch(partition, (Range(WRITE, after=after, limit=limit),)))
+    calls: list[ModelCall] = []
+    for at in range(0, len(records), 2 * _AT_ONCE):
+        refs = {
+            str(number): write.ref
+            for number, write in enumerate(read_writes(records[at : at + 2 * _AT_ONCE]))
+            if not write.is_aside and write.task_path != _INPUT and _may_have_messages(write.channel)
+        }
+        trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
+        for tree in trees.values():
+            kind, body = joined(tree)
+            if _MESSAGE_MARK in body:
+                calls += calls_in(_serde.value(kind, body))
+    return CallsPage(distinct(calls), records[-1].key if len(records) == limit else None)
+
+
+def shown_step(step: ThreadStep, prices: Prices) -> dict[str, Any]:
+    """Return a step as JSON data, with tokens, and with costs by a table of prices."""
+    return {
+        "checkpoint_id": step.checkpoint_id,
+        "parent_id": step.parent_id,
+        "namespace": step.namespace,
+        "run_id": step.run_id,
+        "source": step.source,
+        "step": step.step,
+        "nodes": list(step.nodes),
+        "began_at": step.began_at,
+        "ended_at": step.ended_at,
+        "usage": total(step.calls, prices),
+        "tasks": [_shown_task(task, prices) for task in step.tasks],
+    }
+
+
+def _shown_task(task: StepTask, prices: Prices) -> dict[str, Any]:
+    return {
+        "task_id": task.task_id,
+        "node": task.node,
+        "state": task.state,
+        "is_call": task.is_call,
+        "caller": task.caller,
+        "began_at": task.began_at,
+        "ended_at": task.ended_at,
+        "calls": [shown_call(call, prices) for call in task.calls],
+        "usage": total(task.all_calls, prices),
+        "namespaces": list(task.namespaces),
+        "steps": [shown_step(step, prices) for step in task.steps],
+        "is_cut": task.is_cut,
+    }

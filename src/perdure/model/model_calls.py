@@ -1,0 +1,156 @@
+"""Calls of models by the tokens that their providers counted, and what they cost by a table of prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, cast
+
+_PER = 1_000_000
+"""Number of tokens that a price is for."""
+_NEST_MAX = 12
+_INT_MAX = 1 << 53
+"""Largest count that is believed, which JSON holds exactly."""
+
+
+class ModelCall(NamedTuple):
+    """Answer of a model with its counted tokens.
+
+    Attributes:
+        id: Id of the message, ``None`` if it has none.
+        model: Name of the model as its provider gives it, ``None`` if the message has none.
+        input: Tokens of the prompt, those from a cache and those written to one included.
+        output: Tokens of the answer, those of its reasoning included.
+        cache_read: Tokens of the prompt that came from a cache.
+        cache_write: Tokens of the prompt that were written to a cache.
+        reasoning: Tokens of the answer that are its reasoning.
+    """
+
+    id: str | None
+    model: str | None
+    input: int
+    output: int
+    cache_read: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
+
+
+class ModelPrice(NamedTuple):
+    """Price of a model for a million tokens, in the currency of the table. What a provider bills apart has
+    a price of its own; without one it costs as much as other input."""
+
+    input: float
+    output: float
+    cache_read: float | None = None
+    cache_write: float | None = None
+
+    def cost(self, call: ModelCall) -> float:
+        """Return the cost of a call."""
+        read, written = min(call.cache_read, call.input), min(call.cache_write, call.input)
+        fresh = max(0, call.input - read - written)
+        cost = fresh * self.input + call.output * self.output
+        cost += read * (self.input if self.cache_read is None else self.cache_read)
+        cost += written * (self.input if self.cache_write is None else self.cache_write)
+        return cost / _PER
+
+
+class Prices(NamedTuple):
+    """Table of prices: by name of a model, or by a pattern such as ``gpt-4o*``, of which the longest that
+    fits counts."""
+
+    models: Mapping[str, ModelPrice]
+    currency: str = "USD"
+
+    def of(self, model: str | None) -> ModelPrice | None:
+        """Return the price of a model, ``None`` if the table has none."""
+        if model is None:
+            return None
+        if (exact := self.models.get(model)) is not None:
+            return exact
+        fitting = [name for name in self.models if fnmatchcase(model, name)]
+        return self.models[max(fitting, key=len)] if fitting else None
+
+
+NO_PRICES = Prices({})
+"""The table of users who have set none."""
+
+
+def calls_in(value: object, depth: int = 0) -> list[ModelCall]:
+    """Return the calls whose answers are in a value of plain data, at any depth."""
+    if depth > _NEST_MAX:
+        return []
+    if isinstance(value, list):
+        return [call for each in cast("list[object]", value) for call in calls_in(each, depth + 1)]
+    if not isinstance(value, dict):
+        return []
+    fields = cast("dict[Any, Any]", value)
+    if isinstance(fields.get("usage_metadata"), dict):
+        call = _call(fields)
+        return [] if call is None else [call]
+    return [call for each in fields.values() for call in calls_in(each, depth + 1)]
+
+
+def _call(message: Mapping[Any, Any]) -> ModelCall | None:
+    usage = message["usage_metadata"]
+    into, out = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
+    if not into and not out:
+        return None
+    about = message.get("response_metadata")
+    names = about if isinstance(about, dict) else {}
+    model = names.get("model_name") or names.get("model") or names.get("model_id")
+    name = message.get("id")
+    of_input, of_output = usage.get("input_token_details"), usage.get("output_token_details")
+    of_input = of_input if isinstance(of_input, dict) else {}
+    of_output = of_output if isinstance(of_output, dict) else {}
+    return ModelCall(
+        name if isinstance(name, str) else None,
+        model if isinstance(model, str) else None,
+        into,
+        out,
+        _count(of_input.get("cache_read")),
+        _count(of_input.get("cache_creation")),
+        _count(of_output.get("reasoning")),
+    )
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value < _INT_MAX else 0
+
+
+def distinct(calls: Iterable[ModelCall]) -> list[ModelCall]:
+    """Return the calls, each once: an answer may be stored by the task of a subgraph and by the one above."""
+    seen: set[str] = set()
+    out: list[ModelCall] = []
+    for call in calls:
+        if call.id is None or call.id not in seen:
+            out.append(call)
+        if call.id is not None:
+            seen.add(call.id)
+    return out
+
+
+def shown_call(call: ModelCall, prices: Prices) -> dict[str, Any]:
+    """Return a call as JSON data, with its cost, ``None`` without a price."""
+    price = prices.of(call.model)
+    return {**call._asdict(), "cost": None if price is None else price.cost(call)}
+
+
+def total(calls: Sequence[ModelCall], prices: Prices) -> dict[str, Any]:
+    """Return the tokens of calls as JSON data, with what they cost.
+
+    Returns:
+        ``calls``, ``input``, ``output``, ``cache_read``, ``cache_write`` and ``reasoning`` are counts.
+        ``cost`` is that of the calls whose models have prices, ``None`` if none has; ``unpriced`` are the
+        models of the others, by name.
+    """
+    priced = [(call, prices.of(call.model)) for call in calls]
+    costs = [price.cost(call) for call, price in priced if price is not None]
+    counts = {name: sum(getattr(call, name) for call in calls) for name in ModelCall._fields[2:]}
+    without = sorted({call.model or "unknown" for call, price in priced if price is None})
+    return {
+        "calls": len(calls),
+        **counts,
+        "cost": sum(costs) if costs else None,
+        "currency": prices.currency if costs else None,
+        "unpriced": without if prices.models else [],
+    }

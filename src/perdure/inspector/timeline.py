@@ -12,8 +12,9 @@ from perdure.engine.decoding import read_each
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector import visible_threads
 from perdure.inspector.access import Access
-from perdure.inspector.listing import run_shown, shown
+from perdure.inspector.listing import run_shown, shown, title_of
 from perdure.langgraph.call_records import is_of_calls
+from perdure.langgraph.thread_messages import load_title
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.messages import Run
 from perdure.model.ops import Fetch, Get, Range
@@ -28,7 +29,8 @@ _RUNS = 20
 
 
 async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return a thread: its row, tags, namespaces, heads, queue and newest runs.
+    """Return a thread: its row, tags, namespaces, heads, queue and newest runs, and its title, which without
+    one in its metadata is the beginning of what was said first.
 
     Args:
         access: The viewer's rights.
@@ -36,8 +38,12 @@ async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """
     name = needed(asked, "id")
     row = await access.thread(name)
-    held = await access.handle.arun(_about(Partition(access.tenant, name)))
-    return {**shown(row), **held, "permissions": sorted(await access.permissions())}
+    at = Partition(access.tenant, name)
+    held = await access.handle.arun(_about(at))
+    title = title_of(row.metadata)
+    if not title and row.has_state and row.fault is None:
+        title = await access.handle.arun(load_title(at, access.handle.digest))
+    return {**shown(row), **held, "title": title, "permissions": sorted(await access.permissions())}
 
 
 async def timeline(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:

@@ -90,16 +90,17 @@ def _load(
     found = [_fields(_plain(item)) for item in tree.items[start:end]]
     names = {name for each in found if isinstance(name := each.get("id"), str)}
     times: dict[str, int] = {}
-    inputs: list[tuple[object, int]] = []
+    unnamed: list[tuple[tuple[str, object], int]] = []
     for _ in range(_STEP_PAGES):
         page = yield from load_steps(partition, digest, before=below)
         # What wrote a message first is found last.
         times.update({name: at for name, at in page.written.items() if name in names})
-        inputs += page.inputs
+        unnamed += page.unnamed
         if page.cursor is None or not names - times.keys():
             break
         below = page.cursor
-    times |= _input_times(found, inputs)
+    for name, at in _later_named(found, unnamed).items():
+        times[name] = min(at, times.get(name, at))
     first = _fields(_plain(tree.items[0])) if count else {}
     return MessagesPage(
         channel,
@@ -111,18 +112,18 @@ def _load(
     )
 
 
-def _input_times(
-    messages: Sequence[Mapping[str, Any]], inputs: Sequence[tuple[object, int]]
+def _later_named(
+    messages: Sequence[Mapping[str, Any]], unnamed: Sequence[tuple[tuple[str, object], int]]
 ) -> dict[str, int]:
-    """Return the times of messages that were part of a run's input and got their ids later, by id: both
-    sequences have them in one order."""
+    """Return the times of messages that got their ids after they were written, by id: both sequences have
+    them in one order, from opposite ends."""
     out: dict[str, int] = {}
     at = 0
     for message in reversed(messages):
-        name, content = message.get("id"), message.get("content")
-        place = next((n for n in range(at, len(inputs)) if inputs[n][0] == content), None)
-        if message.get("type") == "human" and isinstance(name, str) and place is not None:
-            out[name] = inputs[place][1]
+        name, shown = message.get("id"), (message.get("type"), message.get("content"))
+        place = next((n for n in range(at, len(unnamed)) if unnamed[n][0] == shown), None)
+        if isinstance(name, str) and place is not None:
+            out[name] = unnamed[place][1]
             at = place + 1
     return out
 

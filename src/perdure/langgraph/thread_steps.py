@@ -49,6 +49,8 @@ _STEPPED = ("loop", "update")
 _MESSAGE_MARK = b"additional_kwargs"
 """Field that every stored message has: a value without it need not be decoded."""
 _serde = PlainSerde()
+_Message = tuple[str | None, str, object]
+"""A message's id, kind and content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,12 @@ class ThreadStep:
 class StepsPage(NamedTuple):
     """Steps of a namespace, newest first, and the ``cursor`` of the next page, ``None`` at the end.
     ``written`` has the times at which messages were written, by their ids, those of the first writes here;
-    ``inputs`` the contents of a run's messages that had no id yet, with their times, newest first."""
+    ``unnamed`` the kinds and contents of those that had no id yet, with their times, newest first."""
 
     steps: list[ThreadStep]
     cursor: int | None
     written: Mapping[str, int]
-    inputs: Sequence[tuple[object, int]]
+    unnamed: Sequence[tuple[tuple[str, object], int]]
 
 
 def load_steps(
@@ -296,7 +298,7 @@ class _Author:
     place: str = ""
     writes: list[PendingWrite] = field(default_factory=list[PendingWrite])
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
-    messages: list[tuple[str | None, object]] = field(default_factory=list[tuple[str | None, object]])
+    messages: list[_Message] = field(default_factory=list[_Message])
 
     @property
     def is_call(self) -> bool:
@@ -425,26 +427,26 @@ def _written(
     steps: Iterable[ThreadStep],
     records: Mapping[str, CheckpointRecord],
     tasks: Mapping[str, Mapping[str, _Author]],
-) -> tuple[dict[str, int], list[tuple[object, int]]]:
-    """Return when messages were written, by id, and the contents of those without one, newest first: a run's
-    input with its first checkpoint, others with their tasks' results."""
+) -> tuple[dict[str, int], list[tuple[tuple[str, object], int]]]:
+    """Return when messages were written, by id, and kinds and contents of those without one, newest first: a
+    run's input with its first checkpoint, others with their tasks' results."""
     named: dict[str, int] = {}
-    unnamed: list[tuple[object, int]] = []
+    unnamed: list[tuple[tuple[str, object], int]] = []
     for step in steps:
         for author in tasks.get(step.parent_id or "", {}).values():
             at = records[author.writes[0].checkpoint_id].made_at if author.node == START else step.ended_at
             if at is None:
                 continue
-            for name, content in reversed(author.messages):
-                if name is not None:
+            for name, *shown in reversed(author.messages):
+                if name is None:
+                    unnamed.append(((shown[0], shown[1]), at))
+                else:
                     named[name] = at
-                elif author.node == START:
-                    unnamed.append((content, at))
     return named, unnamed
 
 
-def _messages_in(value: object, depth: int = 0) -> list[tuple[str | None, object]]:
-    """Return the ids and contents of the messages in a value of plain data."""
+def _messages_in(value: object, depth: int = 0) -> list[_Message]:
+    """Return the ids, kinds and contents of the messages in a value of plain data."""
     if depth > _DEPTH:
         return []
     if isinstance(value, list):
@@ -452,9 +454,10 @@ def _messages_in(value: object, depth: int = 0) -> list[tuple[str | None, object
     if not isinstance(value, dict):
         return []
     fields = cast("dict[str, object]", value)
-    if "content" in fields and isinstance(fields.get("type"), str):
+    kind = fields.get("type")
+    if "content" in fields and isinstance(kind, str):
         name = fields.get("id")
-        return [(name if isinstance(name, str) else None, fields["content"])]
+        return [(name if isinstance(name, str) else None, kind, fields["content"])]
     return [found for each in fields.values() for found in _messages_in(each, depth + 1)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, cast
@@ -118,21 +119,31 @@ def _count(value: object) -> int:
 
 
 def distinct(calls: Iterable[ModelCall]) -> list[ModelCall]:
-    """Return the calls, each once: an answer may be stored by the task of a subgraph and by the one above."""
-    seen: set[str] = set()
+    """Return the calls, each once: an answer may be stored by the task of a subgraph and by the one above.
+
+    One that had no id when it was stored first, as none of a chat model has, may have got one later: it is
+    taken for one with an id and the same counts.
+    """
+    given = list(calls)
+    named = {call.id: call for call in given if call.id is not None}
+    again = Counter(call[1:] for call in named.values())
     out: list[ModelCall] = []
-    for call in calls:
-        if call.id is None or call.id not in seen:
-            out.append(call)
+    for call in given:
         if call.id is not None:
-            seen.add(call.id)
+            if named.pop(call.id, None) is not None:
+                out.append(call)
+        elif again[call[1:]]:
+            again[call[1:]] -= 1
+        else:
+            out.append(call)
     return out
 
 
 def shown_call(call: ModelCall, prices: Prices) -> dict[str, Any]:
     """Return a call as JSON data, with its cost, ``None`` without a price."""
     price = prices.of(call.model)
-    return {**call._asdict(), "cost": None if price is None else price.cost(call)}
+    cost = None if price is None else price.cost(call)
+    return {**call._asdict(), "cost": cost, "currency": None if cost is None else prices.currency}
 
 
 def total(calls: Sequence[ModelCall], prices: Prices) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
 from perdure.config.sources import GivenValue
 from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
+from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.thread_ttl import ThreadTtl
 
 
@@ -250,8 +251,7 @@ def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | N
     given = settled.given("auth.jwt.")
     if not given:
         return None
-    from perdure.model.model_calls import NO_PRICES, Prices
-from perdure.server.auth.jwt import JwtSettings
+    from perdure.server.auth.jwt import JwtSettings
 
     usual = ("HS256",) if "secret" in given else ("RS256",)
     jwt: dict[str, Any] = {

@@ -17,7 +17,7 @@ export async function showCheckpoint(place, about, asked) {
   const tabs = make("div.tabs", { role: "group", "aria-label": "Show" }, [["changes", "Changes"], ["state", "State"], ["writes", `Writes (${found.writes.length})`]].map(([name, text]) => make("button", { type: "button", "data-tab": name, onclick: () => choose(name) }, text)));
   const back = address("thread", { id: about.thread_id, namespace: asked.namespace });
   fill(place,
-    make("p.narrow", {}, make("a", { href: back }, "← Timeline")),
+    make("p.narrow", {}, make("a", { href: back }, "← Back")),
     make("h2", { tabIndex: -1 }, asked.checkpoint ? "Checkpoint" : "Latest checkpoint"),
     facts([
       ["Id", make("code", {}, found.checkpoint_id)],

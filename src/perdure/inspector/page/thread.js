@@ -5,7 +5,12 @@ import { facts, field, fill, make, number, shortId, status, time, whenSeen } fro
 import { address } from "./address.js";
 import { actions } from "./actions.js";
 import { showCheckpoint } from "./checkpoint.js";
+import { conversation } from "./conversation.js";
 import { messages } from "./messages.js";
+import { picture } from "./picture.js";
+import { showSteps } from "./steps.js";
+
+const VIEWS = [["steps", "Steps"], ["conversation", "Conversation"], ["graph", "Graph"], ["timeline", "Checkpoints"], ["branches", "Branches"], ["messages", "Inbox"]];
 
 export async function showThread(main, asked) {
   const id = asked.id || "";
@@ -19,7 +24,8 @@ export async function showThread(main, asked) {
   const place = make("div.split", {}, left, detail);
   fill(main,
     make("p", {}, make("a", { href: address("threads") }, "← Threads")),
-    make("h1.id", {}, id),
+    make("h1", {}, about.title || id),
+    about.title ? make("p.quiet", {}, make("code", {}, id)) : null,
     about.permissions.includes("replay") && about.has_state ? make("p", {}, make("a", { href: address("replay", { id }) }, "Replay by a graph")) : null,
     top,
     place);
@@ -29,7 +35,7 @@ export async function showThread(main, asked) {
   async function changed(checkpoint) {
     about = await get("thread", { id });
     showTop();
-    await choose("timeline");
+    await choose(view);
     const next = link(checkpoint || selected.checkpoint);
     if (checkpoint && location.hash !== next) location.hash = next;
     else await select();
@@ -39,8 +45,8 @@ export async function showThread(main, asked) {
   const namespaces = Object.keys(about.heads);
   const namespace = make("select", {}, (namespaces.length ? namespaces : [""]).map((name) => make("option", { value: name, selected: name === (asked.namespace || "") }, name || "the graph itself")));
   const compact = make("input", { type: "checkbox", checked: localStorage.getItem("perdure.compact") === "yes" });
-  const views = make("div.tabs", { role: "group", "aria-label": "History as" }, [["timeline", "Timeline"], ["branches", "Branches"], ["messages", "Messages"]].map(([name, text]) => make("button", { type: "button", "data-view": name, onclick: () => choose(name) }, text)));
-  const controls = make("div.row", {}, views, make("label.check", {}, compact, " runs only"), namespaces.length > 1 ? field("Subgraph", namespace) : null);
+  const views = make("div.tabs", { role: "group", "aria-label": "History as" }, VIEWS.map(([name, text]) => make("button", { type: "button", "data-view": name, onclick: () => choose(name) }, text)));
+  const controls = make("div.row", {}, views, make("label.check", { "data-of": "timeline" }, compact, " runs only"), namespaces.length > 1 ? field("Subgraph", namespace) : null);
   fill(left, controls, list);
   compact.addEventListener("change", () => {
     localStorage.setItem("perdure.compact", compact.checked ? "yes" : "no");
@@ -51,25 +57,40 @@ export async function showThread(main, asked) {
 
   const link = (checkpoint) => address("thread", { id, namespace: selected.namespace, checkpoint });
   let watcher = null;
+  let view = "steps";
+  let turn = 0;
 
   async function choose(name) {
+    view = name;
+    const mine = ++turn;
+    controls.querySelector("[data-of]").hidden = name !== "timeline";
     for (const button of views.children) button.setAttribute("aria-pressed", button.dataset.view === name);
     watcher?.disconnect();
-    list.replaceChildren();
+    watcher = null;
+    list.replaceChildren(make("p.quiet", {}, "Loading…"));
+    // What comes late for a view that was left meanwhile is dropped.
+    const place = make("div");
+    let found = null;
     try {
-      if (name === "branches") await branches();
-      else if (name === "messages") fill(list, await messages(id));
-      else await timeline();
+      if (name === "branches") await branches(place);
+      else if (name === "messages") fill(place, await messages(id));
+      else if (name === "conversation") fill(place, await conversation(id));
+      else if (name === "graph") fill(place, await picture(id));
+      else if (name === "steps") found = await showSteps(place, about, selected, mark);
+      else found = await timeline(place);
     } catch (error) {
-      fill(list, make("p.problem", { role: "alert" }, error.message));
+      fill(place, make("p.problem", { role: "alert" }, error.message));
     }
+    if (mine !== turn) return found?.disconnect();
+    watcher = found;
+    fill(list, name === "messages" || name === "branches" || name === "graph" ? null : waiting(about), place);
     mark();
   }
 
-  async function timeline() {
+  async function timeline(place) {
     const end = make("p.end");
     const groups = make("div");
-    fill(list, waiting(about), groups, end);
+    fill(place, groups, end);
     let cursor = null;
     let last = null;
     const load = async () => {
@@ -87,12 +108,12 @@ export async function showThread(main, asked) {
       mark();
       return cursor !== null;
     };
-    if (await load()) watcher = whenSeen(end, load);
+    return (await load()) ? whenSeen(end, load) : null;
   }
 
-  async function branches() {
+  async function branches(place) {
     const tree = await get("branches", { id, namespace: selected.namespace });
-    fill(list, make("p.quiet", {}, `${number(tree.total)} checkpoints in ${number(tree.branches.length)} ${tree.branches.length === 1 ? "branch" : "branches"}.`),
+    fill(place, make("p.quiet", {}, `${number(tree.total)} checkpoints in ${number(tree.branches.length)} ${tree.branches.length === 1 ? "branch" : "branches"}.`),
       make("ul.tree", {}, tree.branches.map((branch) => make("li", { "data-depth": String(Math.min(branch.depth, 8)) },
         make("a", { href: link(branch.last), "data-checkpoint": branch.last }, `${branch.has_head ? "● " : "○ "}${number(branch.count)} ${branch.count === 1 ? "checkpoint" : "checkpoints"}, to step ${branch.steps[1]}`),
         make("span.quiet", {}, branch.forked_from ? `  from ${shortId(branch.forked_from)}` : "  from the start", branch.has_head ? ", the latest" : "", branch.source === "fork" ? ", a fork" : ""),
@@ -120,7 +141,7 @@ export async function showThread(main, asked) {
   const follow = async (event) => {
     const before = selected;
     selected = event.detail;
-    if ((before.namespace || "") !== (selected.namespace || "")) await choose("timeline");
+    if ((before.namespace || "") !== (selected.namespace || "")) await choose(view);
     await select();
     if (selected.checkpoint && selected.checkpoint !== before.checkpoint) detail.querySelector("h2")?.focus({ preventScroll: !isNarrow() });
     else if (!selected.checkpoint && before.checkpoint) list.querySelector(`a[data-checkpoint="${CSS.escape(before.checkpoint)}"]`)?.focus();
@@ -136,7 +157,7 @@ export async function showThread(main, asked) {
       next.focus();
     }
   });
-  await choose("timeline");
+  await choose(view);
   await select();
   return () => {
     removeEventListener("selected", follow);
@@ -160,7 +181,6 @@ function header(about) {
     ["Lease", queue.owner ? [queue.owner, " until ", time(queue.lease_until)].reduce((all, each) => (all.append(each), all), make("span")) : null],
     ["Next attempt", queue.retry_at ? time(queue.retry_at) : null],
     ["Waits for an answer", queue.waiting],
-    ["Epoch", about.epoch ? number(about.epoch) : null],
     ["Replies to send", about.outbox.pending ? number(about.outbox.pending) : null],
     ["Metadata", Object.keys(about.metadata).length ? make("code", {}, JSON.stringify(about.metadata)) : null],
     ["Tags", about.tags.length ? make("span", {}, about.tags.map((tag) => make("a.tag", { href: address("thread", { id: about.thread_id, namespace: tag.namespace, checkpoint: tag.checkpoint_id }) }, tag.name))) : null],

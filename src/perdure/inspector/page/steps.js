@@ -1,0 +1,201 @@
+// The way of a thread by its nodes: runs with their steps, tasks and subgraphs as a tree, with a waterfall of times.
+
+import { get } from "./api.js";
+import { address } from "./address.js";
+import { announce, duration, fill, make, number, shortId, status, time, whenSeen } from "./dom.js";
+
+const WAY = 24;
+const FEW = 12;
+const PAUSE = 1e6;
+const STATES = { asked: ["is-asked", "waits for an answer"], failed: ["is-bad", "failed"], open: ["is-asked", "not over"] };
+
+// Fills the list with a namespace's steps, page by page as they come into view; returns the watcher, if there is more.
+export async function showSteps(list, about, selected, mark) {
+  const id = about.thread_id;
+  const sums = make("div.sums");
+  const groups = make("div");
+  const end = make("p.end");
+  fill(list, sums, groups, end);
+  const shown = [];
+  let cursor = null;
+  const load = async () => {
+    const page = await get("steps", { id, namespace: selected.namespace, before: cursor });
+    for (const step of page.steps) add(shown, groups, step, about);
+    cursor = page.cursor;
+    if (!shown.length) fill(groups, make("p.quiet", {}, "No step is stored yet."));
+    sum(sums, shown, id, cursor === null && !selected.namespace);
+    mark();
+    return cursor !== null;
+  };
+  return (await load()) ? whenSeen(end, load) : null;
+}
+
+// Steps come newest first; those of one run, or up to an input, are one group.
+function add(shown, groups, step, about) {
+  let group = shown.at(-1);
+  if (!group || group.run !== step.run_id || group.isWhole) {
+    group = { run: step.run_id, steps: [], isWhole: false, place: make("section.group", { "data-run": step.run_id || "" }) };
+    shown.push(group);
+    groups.append(group.place);
+  }
+  group.steps.unshift(step);
+  if (!step.run_id && step.source !== "loop") group.isWhole = true;
+  fill(group.place, ...draw(group, about));
+}
+
+function draw(group, about) {
+  const run = about.runs.find((each) => each.run_id === group.run);
+  const steps = group.steps.filter((step) => step.tasks.length || step.nodes.length || step.source !== "loop");
+  const began = group.steps.find((step) => step.began_at || step.ended_at);
+  const scale = placed(steps);
+  const usage = total(steps.map((step) => step.usage));
+  const title = group.run ? [`Run ${shortId(group.run)} `, run ? status(run.state) : null] : [group.steps[0].source === "update" ? "Edit" : "Turn"];
+  return [
+    make("h2.run", {}, title, began ? make("span.when", {}, time(began.began_at || began.ended_at)) : null),
+    way(steps),
+    make("p.quiet", {}, [scale.total ? duration(scale.total) : null, tokens(usage)].filter(Boolean).join(" · ")),
+    run?.error ? make("p.problem", {}, run.error) : null,
+    make("ol.waterfall", {}, rows(steps, scale, about, 0)),
+  ];
+}
+
+// agent → tools → agent; what ran at once stands together.
+function way(steps) {
+  const parts = steps.map((step) => step.nodes).filter((nodes) => nodes.length);
+  if (!parts.length) return null;
+  const cut = parts.length > WAY ? parts.slice(0, WAY) : parts;
+  const words = cut.map((nodes) => {
+    const counts = new Map();
+    for (const node of nodes) counts.set(node, (counts.get(node) || 0) + 1);
+    const names = [...counts].map(([node, count]) => (count > 1 ? `${node} ×${count}` : node));
+    return names.length > 1 ? `(${names.join(", ")})` : names[0];
+  });
+  return make("p.way", {}, words.flatMap((word, index) => [index ? make("span.arrow", { "aria-label": "then" }, " → ") : null, make("span.node", {}, word)]), parts.length > cut.length ? ` → … ${number(parts.length - cut.length)} more` : null);
+}
+
+// Where each step is on the axis of the time that steps took: pauses between them count nothing.
+function placed(steps) {
+  const starts = new Map();
+  let total = 0;
+  let last = null;
+  for (const step of steps) {
+    const took = step.began_at && step.ended_at ? Math.max(0, step.ended_at - step.began_at) : 0;
+    starts.set(step, { at: total, pause: last && step.began_at ? step.began_at - last : 0 });
+    total += took;
+    last = step.ended_at || last;
+  }
+  return { starts, total, base: 0 };
+}
+
+function rows(steps, scale, about, depth) {
+  return steps.flatMap((step) => {
+    const start = scale.starts.get(step);
+    const pause = start.pause > PAUSE ? make("li.pause", {}, `${duration(start.pause)} later`) : null;
+    if (!step.tasks.length) return [pause, depth ? null : plainRow(step, about)];
+    const tasks = step.tasks.filter((task) => !task.caller);
+    return [pause, ...tasks.map((task) => taskRow(task, step, scale, about, depth))];
+  });
+}
+
+function plainRow(step, about) {
+  const name = step.nodes.length ? step.nodes.join(", ") : step.source;
+  const took = step.nodes.length && step.began_at && step.ended_at ? duration(step.ended_at - step.began_at) : "";
+  return make("li", {}, link(step, about, [make("span.name", {}, name)], took, "", null));
+}
+
+function taskRow(task, step, scale, about, depth) {
+  const [kind, word] = STATES[task.state] || [];
+  const took = task.began_at && task.ended_at ? task.ended_at - task.began_at : null;
+  const start = scale.starts.get(step);
+  const at = start.at + (task.began_at && step.began_at ? task.began_at - step.began_at : 0);
+  const bar = took === null || !scale.total ? null : make("span.bar");
+  if (bar) {
+    const from = Math.min(100, ((scale.base + at) / scale.total) * 100);
+    bar.style.setProperty("--from", `${from}%`);
+    bar.style.setProperty("--took", `${Math.min(100 - from, (took / scale.total) * 100)}%`);
+  }
+  const called = step.tasks.filter((each) => each.caller === task.task_id && each !== task);
+  const inner = task.steps.filter((each) => each.tasks.length);
+  const words = [make("span.name", {}, task.node || "a task"), word ? make(`span.tag.${kind}`, {}, word) : null];
+  const row = make("li", {}, link(step, about, words, took === null ? "" : duration(took), tokens(task.usage), bar));
+  if (called.length) row.append(make("ol", {}, called.map((each) => taskRow(each, step, scale, about, depth + 1))));
+  if (inner.length || task.is_cut) row.append(subgraph(task, inner, scale, at, about, depth));
+  return row;
+}
+
+// The steps of a task's subgraph, on the same axis.
+function subgraph(task, inner, scale, at, about, depth) {
+  const first = inner.find((step) => step.began_at)?.began_at;
+  const starts = new Map(inner.map((step) => [step, { at: at + (task.began_at && step.began_at ? Math.max(0, step.began_at - task.began_at) : step.began_at && first ? step.began_at - first : 0), pause: 0 }]));
+  const steps = rows(inner, { ...scale, starts }, about, depth + 1);
+  const more = task.is_cut ? task.namespaces.map((namespace) => make("li", {}, make("a", { href: address("thread", { id: about.thread_id, namespace }) }, "All of its steps"))) : [];
+  return make("details", { open: inner.length <= FEW }, make("summary.quiet", {}, `${number(inner.length)} ${inner.length === 1 ? "step" : "steps"} of its subgraph`), make("ol", {}, steps, more));
+}
+
+function link(step, about, words, took, counted, bar) {
+  const checkpoint = step.checkpoint_id || step.parent_id;
+  const href = address("thread", { id: about.thread_id, namespace: step.namespace, checkpoint });
+  return make("a.step", { href, "data-checkpoint": checkpoint }, make("span.what", {}, words), make("span.took", {}, took), bar ? make("span.track", { "aria-hidden": "true" }, bar) : make("span"), counted ? make("span.quiet.counted", {}, counted) : null);
+}
+
+// Tokens and costs
+
+export function total(usages) {
+  const sum = { calls: 0, input: 0, output: 0, cache_read: 0, reasoning: 0, cost: null, currency: null, unpriced: [] };
+  for (const each of usages) {
+    for (const name of ["calls", "input", "output", "cache_read", "reasoning"]) sum[name] += each[name];
+    if (each.cost !== null) sum.cost = (sum.cost || 0) + each.cost;
+    sum.currency ||= each.currency;
+    sum.unpriced = [...new Set([...sum.unpriced, ...each.unpriced])];
+  }
+  return sum;
+}
+
+export const money = (cost, currency) => `${cost === 0 ? "0" : Number(cost.toPrecision(4))} ${currency || ""}`.trim();
+
+export function tokens(usage) {
+  if (!usage.calls) return "";
+  return `${number(usage.input)} tokens in, ${number(usage.output)} out${usage.cost === null ? "" : ` · ${money(usage.cost, usage.currency)}`}`;
+}
+
+function sum(place, groups, id, isWhole) {
+  const usage = total(groups.flatMap((group) => group.steps).map((step) => step.usage));
+  const words = isWhole ? "Tokens of this thread" : "Tokens of the steps below";
+  fill(place,
+    usage.calls ? make("p", {}, `${words}: `, ...details(usage)) : isWhole ? make("p.quiet", {}, "No tokens were counted: no answer of a model with a count is stored.") : null,
+    isWhole ? null : make("button", { type: "button", onclick: (event) => count(place, id, event.target) }, "Count the whole thread"));
+}
+
+function details(usage) {
+  const more = [usage.cache_read ? `${number(usage.cache_read)} in from a cache` : null, usage.reasoning ? `${number(usage.reasoning)} out of reasoning` : null].filter(Boolean);
+  return [`${number(usage.input)} in, ${number(usage.output)} out, in ${number(usage.calls)} ${usage.calls === 1 ? "call" : "calls"}`, more.length ? make("span.quiet", {}, ` (${more.join(", ")})`) : null,
+    usage.cost === null ? null : make("strong", {}, ` ${money(usage.cost, usage.currency)}`), usage.unpriced.length ? make("span.quiet", {}, ` without a price: ${usage.unpriced.slice(0, 5).join(", ")}`) : null];
+}
+
+// Reads all of a thread's answers, part by part; each call counts once.
+async function count(place, id, button) {
+  button.disabled = true;
+  const calls = new Map();
+  const usage = { calls: 0, input: 0, output: 0, cache_read: 0, reasoning: 0, cost: null, currency: null, unpriced: [] };
+  let cursor = null;
+  try {
+    do {
+      const part = await get("usage", { id, cursor });
+      for (const call of part.calls) {
+        if (call.id !== null && calls.has(call.id)) continue;
+        if (call.id !== null) calls.set(call.id, true);
+        usage.calls += 1;
+        for (const name of ["input", "output", "cache_read", "reasoning"]) usage[name] += call[name];
+        if (call.cost !== null) usage.cost = (usage.cost || 0) + call.cost;
+      }
+      usage.currency ||= part.usage.currency;
+      usage.unpriced = [...new Set([...usage.unpriced, ...part.usage.unpriced])];
+      cursor = part.cursor;
+      button.textContent = `Counted ${number(usage.calls)} calls…`;
+    } while (cursor !== null && place.isConnected);
+    fill(place, make("p", {}, "Tokens of this thread: ", ...details(usage)));
+    announce("The thread is counted.");
+  } catch (error) {
+    fill(place, make("p.problem", { role: "alert" }, error.message));
+  }
+}

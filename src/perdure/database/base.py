@@ -55,6 +55,7 @@ class DatabaseBase(Generic[Store]):
         metadata_keys: Collection[str] = DEFAULT_METADATA_KEYS,
         schema: Schema | None = None,
         warn_bytes: int | None = WARN_BYTES,
+        task_times: bool = True,
         serde: None = None,
     ) -> PerdureSaver:
         """Return a checkpointer for ``graph.compile(checkpointer=…)``, sync and async.
@@ -75,6 +76,8 @@ class DatabaseBase(Generic[Store]):
                 they are read; version 1 unless given.
             warn_bytes: Size in bytes from which a channel of the state is named in a warning of the logger
                 ``perdure.langgraph``, once a thread; ``None`` for no warnings.
+            task_times: Store with a task's result when the task ran: a few bytes, by which each task of a step
+                has a time of its own in the inspector.
             serde: Not supported; anything but ``None`` raises ``TypeError``.
         """
         if serde is not None:
@@ -94,6 +97,7 @@ class DatabaseBase(Generic[Store]):
             metadata_keys=metadata_keys,
             schema=schema,
         )
+        saver.task_times = task_times
         saver.on_stored = None if large is None else large.stored
         return saver
 

@@ -218,7 +218,8 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
         digest.update(_packed(_checkpoint(record, place, graft)))
     for write in sorted(contents.writes, key=lambda w: w.key):
         content = graft.reference(write.ref).content
-        digest.update(_packed(["write", *write.key, write.channel, write.task_path, write.nonce, content]))
+        named = ["write", *write.key, write.channel, write.task_path, write.nonce, content]
+        digest.update(_packed([*named, *(write.span or ())]))
     for tag in sorted(contents.tags, key=lambda t: t.key):
         digest.update(_packed(["tag", *tag.key, tag.fields["namespace"], tag.fields["checkpoint_id"]]))
     for namespace, head in sorted(contents.heads.items()):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine.drafts import CheckpointDraft, WritesDraft
 from perdure.engine.thread_state import View
@@ -21,7 +22,7 @@ from perdure.langgraph.call_records import slot_of
 from perdure.langgraph.loop_state import Loop
 from perdure.langgraph.schema_migration import Migration
 from perdure.langgraph.serde import Serde
-from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite
+from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite, TaskSpan
 from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, UNVERSIONED
 from perdure.model.ops import Check, Expect, Fetch, Get
@@ -33,6 +34,10 @@ R = TypeVar("R")
 _FOLDED_MAX = 48
 _OPS = 12
 """An upper bound of the operations of a write other than its records, its chunks and their proof."""
+
+
+_ENDS = (ERROR, INTERRUPT)
+"""Reserved channels with whose write a task ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -272,7 +277,8 @@ class CheckpointPlan:
 @dataclass(slots=True, eq=False)
 class WritesPlan:
     """The plan for storing a task's writes on a checkpoint. ``bare`` is the nonce of writes that no load
-    preceded. ``beside`` is the checkpoint, if both are to be stored by one commit."""
+    preceded. ``span`` is the time in which the task ran, if it is to be stored. ``beside`` is the checkpoint,
+    if both are to be stored by one commit."""
 
     encoder: Encoder
     loop: Loop | None
@@ -282,6 +288,7 @@ class WritesPlan:
     task_id: str
     task_path: str
     bare: str = ""
+    span: TaskSpan | None = None
     refused: TypeNotAllowed | None = None
     beside: CheckpointRecord | None = None
     _last: tuple[PendingWrite, ...] = ()
@@ -366,6 +373,7 @@ class WritesPlan:
                     self.task_path,
                     nonce,
                     encoding.write(value),
+                    span=self.span if idx >= 0 or channel in _ENDS else None,
                 )
             return slots
 

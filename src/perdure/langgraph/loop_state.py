@@ -22,7 +22,8 @@ from perdure.engine.steering import Taking
 from perdure.errors import PerdureError
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
-from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite, TaskSpan
+from perdure.model.checkpoint_times import time_of
 from perdure.model.heads import LoadedHead
 from perdure.model.records import Key, Partition
 from perdure.model.write_records import record_key
@@ -41,6 +42,8 @@ class Loop:
     ``loaded`` is the head that it loaded, ``base`` the checkpoint that it loaded or stored last, ``child``
     the one that it put, or tried to put, on what it loaded. ``written`` has the channels of the tasks' writes
     that it loaded or stored, and the keys of their records, by checkpoint, for the latest few checkpoints.
+    ``began_at`` is the time of its load in microseconds since 1970, ``None`` if the times of tasks are not
+    stored.
     """
 
     nonce: str
@@ -53,6 +56,16 @@ class Loop:
     child: str | None = None
     lost: PerdureError | None = None
     written: dict[str, list[tuple[Key, str]]] = field(default_factory=dict)
+    began_at: int | None = None
+
+    def span(self, checkpoint_id: str, now: int) -> TaskSpan | None:
+        """Return the time in which a task ran that ends now on a checkpoint, ``None`` if it is not known."""
+        made_at = time_of(checkpoint_id)
+        if made_at is None or self.began_at is None:
+            return None
+        began_at = self.began_at if checkpoint_id == self.loaded.addressed else made_at
+        # Clocks of two writers differ, and one may be set back.
+        return TaskSpan(max(0, began_at - made_at), max(0, now - max(began_at, made_at)))
 
     def note(self, checkpoint_id: str, writes: Iterable[PendingWrite]) -> None:
         """Remember that writes of a checkpoint are stored."""
@@ -198,6 +211,7 @@ class Loops:
         was_head: bool,
         version: int | None,
         generation: int,
+        began_at: int | None = None,
     ) -> Loop | None:
         """Remember a load.
 
@@ -210,6 +224,7 @@ class Loops:
             was_head: True if it was the head of its namespace.
             version: The version of the head.
             generation: The thread's collection generation.
+            began_at: The time of the load, ``None`` if the times of tasks are not stored.
 
         Returns:
             The loop that begins with this load, ``None`` for an absent thread.
@@ -218,7 +233,8 @@ class Loops:
             with self._lock:
                 slot = (partition, namespace)
                 known = self._absent.get(slot)
-                self._absent[slot] = known or Loop(nonce, slot, LoadedHead(None, was_head=True))
+                new = Loop(nonce, slot, LoadedHead(None, was_head=True), began_at=began_at)
+                self._absent[slot] = known or new
             return None
         loop = Loop(
             nonce,
@@ -228,6 +244,7 @@ class Loops:
             tuple(dict.fromkeys(w.nonce for w in writes if w.nonce)),
             checkpoint,
             generation,
+            began_at=began_at,
         )
         loop.note(checkpoint.id, writes)
         return loop
@@ -248,7 +265,8 @@ class Loops:
                 if thread.keeper is self:
                     return loop
                 # Loaded by another saver: what was loaded is valid, what that saver knows is not.
-                return Loop(loop.nonce, loop.place, LoadedHead(loop.loaded.addressed, loop.loaded.was_head))
+                loaded = LoadedHead(loop.loaded.addressed, loop.loaded.was_head)
+                return Loop(loop.nonce, loop.place, loaded, began_at=loop.began_at)
         with self._lock:
             return self._absent.get((partition, namespace))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -108,6 +109,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self.on_stored: OnStored | None = None
         """Called with every checkpoint when it is durable, in the thread that stored it. It may neither raise
         nor wait."""
+        self.task_times = True
+        """Store with the writes of a task when it ran."""
         self.graph: str | None = None
         """For the runtime: the graph to which a thread belongs after this saver has put its first checkpoint
         on it. Loading a thread of another graph raises ``OtherGraph``."""
@@ -193,6 +196,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             was_head=found.is_head,
             version=found.view.head.version if found.view.head else None,
             generation=found.view.generation,
+            began_at=self._now(),
         )
         if namespace == ROOT and at.checkpoint_id is not None:
             self._loops.enter(loop)
@@ -293,8 +297,14 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             was_head=False,
             version=None,
             generation=-1,
+            began_at=self._now(),
         )
         return ThreadId.of(held or at.partition.thread, keeper=self._loops, loop=loop)
+
+    def _now(self) -> int | None:
+        """Return the time for the times of tasks in microseconds since 1970, ``None`` if they are not
+        stored."""
+        return time.time_ns() // 1000 if self.task_times else None
 
     def _loop_name(self, run_id: object) -> str:
         return loop_name(f"{self._name}{next(self._fresh):x}", run_id, self._migration.schema.version)
@@ -414,7 +424,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         bare = loop_name("", None, self._migration.schema.version)
         if self.recorder is not None:
             writes = self._with_calls(self.recorder, writes, task_id)
-        plan = WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path, bare)
+        now = self._now()
+        span = None if loop is None or now is None or not task_path else loop.span(at.checkpoint_id, now)
+        plan = WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path, bare, span)
         plan.freeze()
         return plan
 

@@ -1,8 +1,8 @@
 """Steps of a thread: the nodes that ran in each, their tasks with times, subgraphs and calls of models.
 
-Everything follows from what is stored: a step's tasks are the authors of the writes on the checkpoint that it
-began with, its time is that between two checkpoints, and tokens are in the answers of models. No type is
-built, and no graph is needed.
+A step's tasks are the authors of the writes on the checkpoint that it began with, and tokens are in the answers
+of models. A task has the time that is stored with its writes, or else that between the two checkpoints of its
+step, which counts everything in between. No type is built, and no graph is needed.
 """
 
 from __future__ import annotations
@@ -321,8 +321,19 @@ class _Author:
             return "failed"
         return "asked" if INTERRUPT in channels else "open"
 
+    def times(self, start: int | None, end: int | None) -> tuple[int | None, int | None]:
+        """Return when it began and ended: by its own record, or else with its step. A task that another one
+        called began at an unknown time."""
+        span = max((write.span for write in self.writes if write.span is not None), key=sum, default=None)
+        if span is not None and start is not None:
+            start, end = start + span.waited, start + span.waited + span.took
+        elif any(write.channel == RESUME for write in self.writes):
+            start = None  # It includes the time until the answer.
+        return None if self.is_call else start, None if self.is_call and span is None else end
+
     def shown(self, start: int | None, end: int | None) -> StepTask:
-        """Return the task of a step with these times."""
+        """Return the task of a step that began and ended at these times."""
+        began, ended = self.times(start, end)
         return StepTask(
             self.task_id,
             self.node,
@@ -330,8 +341,8 @@ class _Author:
             self.is_call,
             self.caller,
             self.place,
-            None if self.is_call else start,
-            end if not self.is_call and self.state == "done" else None,
+            began,
+            ended,
             tuple(distinct(self.calls)),
         )
 
@@ -381,9 +392,9 @@ def _step(
             for author in tasks.get(parent.id, {}).values()
             if any(_is_own(write, record) for write in author.writes)
         ]
-    is_answered = any(write.channel == RESUME for author in authors for write in author.writes)
-    began = None if is_answered else start
-    shown = tuple(a.shown(began, end) for a in authors if a.node != START)
+    shown = tuple(a.shown(start, end) for a in authors if a.node != START)
+    own = [task.began_at for task in shown if not task.is_call]
+    began = start if not own else None if None in own else min(at for at in own if at is not None)
     nodes = [task.node for task in shown if task.node is not None and not task.is_call]
     if not authors and parent is not None and record.source == "loop":
         nodes = [

@@ -268,6 +268,14 @@ def is_set_aside(idx: int) -> bool:
     return idx < _ASIDE
 
 
+class TaskSpan(NamedTuple):
+    """Time in which a task ran, in microseconds: ``waited`` from the creation of its checkpoint until a run
+    went on from there, 0 if the run had made it; ``took`` from then until the task ended."""
+
+    waited: int
+    took: int
+
+
 class PendingWrite(NamedTuple):
     """A write of a task. Its slot is (namespace, checkpoint, task, index).
 
@@ -276,6 +284,7 @@ class PendingWrite(NamedTuple):
     Attributes:
         version: of what is in the slot; only reserved slots, below zero, are overwritten.
         record_version: version of the record that holds it (``model.write_records``), 0 if it is not stored.
+        span: when its task ran, ``None`` if that is not stored.
     """
 
     namespace: str
@@ -288,6 +297,7 @@ class PendingWrite(NamedTuple):
     ref: bytes
     version: int = 1
     record_version: int = 0
+    span: TaskSpan | None = None
 
     @property
     def key(self) -> tuple[str, str, str, int]:

@@ -2,7 +2,8 @@
 
 A write in a reserved slot, below zero, is overwritten on its own and has a record of its own. The others of a
 task, which are written once, share records by their numbers: as one call stores them, so one record does. The
-record of several is rewritten when another call fills further slots, or when some of them are removed.
+record of several is rewritten when another call fills further slots, or when some of them are removed. A record
+may also have the time in which the task ran: that of its last call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from itertools import chain
 import ormsgpack
 
 from perdure.errors import Corrupt
-from perdure.model.checkpoint import PendingWrite, is_set_aside
+from perdure.model import refs
+from perdure.model.checkpoint import PendingWrite, TaskSpan, is_set_aside
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import WRITE, Key, Record
 from perdure.model.short_forms import long_name, short_name
@@ -30,6 +32,8 @@ SHARED = 32
 
 _SHARING = b"\x70"
 """Beginning of the body of a record of several writes, with which no reference begins."""
+_TIMED = b"\x71"
+"""Beginning of the body of a record with a time: two numbers follow, and then the body of one without."""
 
 
 def record_key(write: PendingWrite) -> Key:
@@ -117,6 +121,14 @@ def _rewrite(held: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> Put:
 
 
 def _put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:
+    put = _untimed_put(key, writes, expect, version)
+    span = max((write.span for write in writes if write.span is not None), key=sum, default=None)
+    if span is None:
+        return put
+    return put._replace(body=_TIMED + refs.varint(span.waited) + refs.varint(span.took) + put.body)
+
+
+def _untimed_put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:
     first = min(writes, key=lambda write: write.idx)
     fields: Mapping[str, str] = {"channel": "", "task_path": first.task_path, "nonce": first.nonce}
     if len(writes) == 1 and first.idx == key[3]:
@@ -139,9 +151,14 @@ def _read(record: Record) -> Sequence[PendingWrite]:
     fields, version = record.fields, record.version
     channel, path, nonce = fields["channel"], fields["task_path"], fields["nonce"]
     place = namespace, checkpoint_id, task_id
-    if not record.body.startswith(_SHARING):
+    body, span = record.body, None
+    if body.startswith(_TIMED):
+        waited, at = refs.read_varint(body, 1)
+        took, at = refs.read_varint(body, at)
+        body, span = body[at:], TaskSpan(waited, took)
+    if not body.startswith(_SHARING):
         own = version if number < 0 else 1
-        return [PendingWrite(*place, number, channel, path, nonce, record.body, own, version)]
+        return [PendingWrite(*place, number, channel, path, nonce, body, own, version, span)]
     if channel:
         raise Corrupt(
             f"the writes of task {task_id} on {checkpoint_id} cannot be read: they name one channel"
@@ -150,9 +167,9 @@ def _read(record: Record) -> Sequence[PendingWrite]:
         return [
             PendingWrite(
                 *place, idx, long_name(name, ()), whose[1] if whose else path, whose[0] if whose else nonce,
-                ref, 1, version,
+                ref, 1, version, span,
             )
-            for idx, name, ref, *whose in ormsgpack.unpackb(record.body[len(_SHARING) :])
+            for idx, name, ref, *whose in ormsgpack.unpackb(body[len(_SHARING) :])
         ]  # fmt: skip
     except (ValueError, TypeError, LookupError) as error:
         raise Corrupt(f"the writes of task {task_id} on {checkpoint_id} cannot be read: {error}") from error

@@ -103,7 +103,7 @@ class Graphs:
     """Agents' graphs, each bound to a database on first use. ``on_stored`` is called with each checkpoint
     that they store, ``on_older`` with each thread whose stored state is older than a known one, and
     ``on_undeclared`` with the names of a graph, a node and a key that it dropped, once. Unless the graphs
-    share threads, each refuses those of another."""
+    share threads, each refuses those of another. With ``task_times`` they store when tasks ran."""
 
     def __init__(
         self,
@@ -115,12 +115,14 @@ class Graphs:
         on_undeclared: Callable[[str, str, str], None],
         *,
         shares_threads: bool = False,
+        task_times: bool = True,
     ) -> None:
         self.agents = agents
         self._database = database
         self._store = store
         self._on_stored = on_stored
         self._shares_threads = shares_threads
+        self._task_times = task_times
         self._on_older = on_older
         self._undeclared: dict[str, OnUndeclared] = {
             name: refuse if agent.strict else ReportedOnce(partial(on_undeclared, name))
@@ -217,6 +219,7 @@ class Graphs:
         saver = saver_for(self._database, [self.agents[name]], [graph], tenant)
         saver.on_stored = self._on_stored
         saver.on_older = self._on_older
+        saver.task_times = self._task_times
         if not self._shares_threads:
             saver.graph = name
         store = graph.store or self.store(tenant)

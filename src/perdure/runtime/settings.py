@@ -43,6 +43,7 @@ class Settings:
         shared_threads: False refuses a run of a graph on a thread whose state another graph made; True lets
             all graphs run on all threads, each on the state that the last one left.
         warn_bytes: The size in bytes from which a channel of a graph's state is reported as large.
+        task_times: True stores with a task's result when the task ran.
 
     Raises:
         ValueError: A setting is out of range; the message has the valid range.
@@ -67,6 +68,7 @@ class Settings:
     missed_crons: Literal["one", "all", "none"] = "one"
     warn_bytes: int = 50 * 1024
     shared_threads: bool = False
+    task_times: bool = True
 
     def __post_init__(self) -> None:
         for name in (

@@ -105,6 +105,7 @@ class Runner:
             sizes.older,
             sizes.undeclared,
             shares_threads=context.settings.shared_threads,
+            task_times=context.settings.task_times,
         )
         has_index = context.store.index is not None
         self.memories = Memories(context.observers, self.graphs.store, has_index=has_index)

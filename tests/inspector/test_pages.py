@@ -72,7 +72,8 @@ def test_a_thread_is_found_and_read(page: Page, address: str) -> None:
     page.locator('tbody tr[data-id="answered"]').wait_for(state="detached")
     assert rows(page) == ["plain"]
     page.get_by_role("link", name="plain", exact=True).click()
-    page.get_by_role("heading", name="plain", level=1).wait_for()
+    page.get_by_role("heading", name="tides", exact=True, level=1).wait_for()
+    page.get_by_role("button", name="Checkpoints").click()
     links = page.locator("a[data-checkpoint]")
     links.nth(14).wait_for()
     assert links.count() == 15
@@ -192,7 +193,7 @@ def test_another_tenant_is_chosen_by_keys(page: Page, address: str) -> None:
 
 
 def test_a_waiting_thread_shows_its_question(page: Page, address: str) -> None:
-    page.goto(f"{address}#/thread?id=waiting")
+    page.goto(f"{address}#/thread?id=waiting&view=timeline")
     page.locator(".tag.is-asked", has_text="interrupt").wait_for()
     page.get_by_role("button", name="Writes (1)").click()
     page.get_by_text("May I send it?").wait_for()
@@ -201,7 +202,15 @@ def test_a_waiting_thread_shows_its_question(page: Page, address: str) -> None:
 def test_hostile_texts_are_only_shown(page: Page, address: str) -> None:
     page.goto(address)
     page.get_by_role("link", name=HOSTILE_ID).click()
-    page.get_by_role("heading", name=HOSTILE_ID, level=1).wait_for()
+    page.get_by_role("heading", name=HOSTILE[:60], level=1).wait_for()
+    assert page.locator("main code").first.inner_text() == HOSTILE_ID
+    page.get_by_role("button", name="Conversation").click()
+    assert page.locator(".bubble.is-human .said").inner_text() == HOSTILE
+    for name in ("Graph", "Steps", "Checkpoints", "Branches", "Inbox"):
+        page.get_by_role("button", name=name, exact=True).click()
+        page.locator(f'button[aria-pressed="true"]:text-is("{name}")').wait_for()
+        page.wait_for_load_state("networkidle")
+        assert page.locator("main img, main script").count() == 0
     page.get_by_role("button", name="State").click()
     page.locator(".message.of-human pre", has_text="<img src=x").wait_for()
     assert page.locator(".message.of-human pre").inner_text() == HOSTILE
@@ -217,6 +226,15 @@ def test_all_of_it_works_by_keys_alone(page: Page, address: str) -> None:
     page.keyboard.press("Enter")
     page.locator('tbody tr[data-id="answered"]').wait_for(state="detached")
     tab_to(page, "plain")
+    page.keyboard.press("Enter")
+    page.locator("a[data-checkpoint]").first.wait_for()
+    tab_to(page, "Conversation")
+    page.keyboard.press("Enter")
+    page.locator(".bubble").first.wait_for()
+    tab_to(page, "Graph")
+    page.keyboard.press("Enter")
+    page.locator(".picture svg").wait_for()
+    tab_to(page, "Checkpoints")
     page.keyboard.press("Enter")
     page.locator("a[data-checkpoint]").first.wait_for()
     tab_to(page, "latest")
@@ -241,7 +259,17 @@ def tab_to(page: Page, words: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
-    "place", ["#/threads", "#/thread?id=plain", "#/thread?id=waiting", "#/queue", "#/care", "#/log"]
+    "place",
+    [
+        "#/threads",
+        "#/thread?id=plain",
+        "#/thread?id=waiting",
+        "#/thread?id=plain&view=conversation",
+        "#/thread?id=plain&view=graph",
+        "#/queue",
+        "#/care",
+        "#/log",
+    ],
 )
 def test_axe_finds_nothing_serious(page: Page, address: str, scheme: str, place: str) -> None:
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
@@ -251,7 +279,7 @@ def test_axe_finds_nothing_serious(page: Page, address: str, scheme: str, place:
     assert findings(page) == []
     page.set_viewport_size(PHONE)
     assert findings(page) == []
-    if "thread?" in place:
+    if "thread?" in place and "view" not in place:
         page.locator("a[data-checkpoint]").first.click()
         page.locator(".detail h2").wait_for()
         for name in ("State", "Writes"):
@@ -264,9 +292,9 @@ def test_a_narrow_page_shows_one_thing_at_a_time(page: Page, address: str) -> No
     page.set_viewport_size(PHONE)
     page.goto(f"{address}#/thread?id=plain")
     page.locator("a[data-checkpoint]").nth(3).click()
-    page.get_by_role("link", name="← Timeline").wait_for()
+    page.get_by_role("link", name="← Back").wait_for()
     assert not page.locator(".timeline").is_visible()
-    page.get_by_role("link", name="← Timeline").click()
+    page.get_by_role("link", name="← Back").click()
     page.locator(".timeline").wait_for()
 
 
@@ -336,6 +364,7 @@ def act(page: Page, site: Site) -> None:
     assert site.said()[0][-1] == "sent: yes"
 
     page.reload()
+    page.get_by_role("button", name="Checkpoints").click()
     page.locator("a[data-checkpoint]").nth(1).click()
     page.get_by_role("heading", name="Checkpoint").wait_for()
     page.get_by_text("Tag", exact=True).click()
@@ -423,6 +452,7 @@ def run_and_end(page: Page, site: Site) -> None:
     page.get_by_role("button", name="Run", exact=True).click()
     page.locator("#announcer", has_text="Run from here: done").wait_for(state="attached")
     opened("agent", "idle")
+    page.get_by_role("button", name="Checkpoints").click()
     page.get_by_text("Tag", exact=True).click()
     page.get_by_label("Name").fill(HOSTILE)
     page.get_by_role("button", name="Tag the checkpoint").click()

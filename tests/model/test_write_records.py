@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import Corrupt
 from perdure.model import refs
-from perdure.model.checkpoint import PendingWrite
+from perdure.model.checkpoint import PendingWrite, TaskSpan
 from perdure.model.ops import Expect, Put
 from perdure.model.records import WRITE, Key, Record
 from perdure.model.write_records import (
@@ -40,6 +40,7 @@ WRITES = st.builds(
     st.binary(max_size=70).map(lambda payload: refs.inline(refs.MSGPACK, payload)),
     version=st.just(1),
     record_version=st.just(0),
+    span=st.none(),
 )
 SOME = st.lists(WRITES, max_size=40, unique_by=lambda write: write.key)
 
@@ -101,6 +102,26 @@ def test_a_write_alone_is_stored_without_a_list() -> None:
     assert dict(put.fields) == {"channel": "x", "task_path": "~path", "nonce": "one"}
 
 
+@given(st.integers(0, 1 << 60), st.integers(0, 1 << 60), st.integers(1, 5))
+def test_the_time_of_a_task_comes_back_with_each_of_its_writes(waited: int, took: int, count: int) -> None:
+    span = TaskSpan(waited, took)
+    writes = [written(idx)._replace(span=span) for idx in range(count)]
+    found = read_writes(stored(new_puts(writes, Expect.ABSENT)))
+    assert plain(found) == plain(writes)
+
+
+def test_a_time_takes_few_bytes_and_the_last_call_counts() -> None:
+    first, last = TaskSpan(0, 2_000_000), TaskSpan(3_600_000_000, 900_000)
+    (put,) = new_puts([written(0)._replace(span=first)], Expect.ABSENT)
+    assert len(put.body) == len(b"\x01w") + 5
+    (more,) = added_puts([written(1)._replace(span=last)], held_by_record(stored([put])))
+    assert [write.span for write in read_writes(stored([more]))] == [last, last]
+    (kept,) = stored([more])
+    rest = kept_put(held_by_record([kept])[kept.key], [written(0)])
+    assert rest is not None
+    assert [(write.idx, write.span) for write in read_writes(stored([rest]))] == [(1, last)]
+
+
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "over", "remove"]), SOME, st.randoms()), max_size=8)
 
 
@@ -143,6 +164,13 @@ def test_a_changed_record_is_read_or_corrupt_and_nothing_else(
             read_writes(stored([put._replace(body=bytes(body))]))
         except Corrupt as error:
             assert put.key[2] in str(error)  # noqa: PT017 - either outcome is right
+
+
+@pytest.mark.parametrize("body", [b"\x71", b"\x71\x80", b"\x71\x00", b"\x71\x00\xff\xff"])
+def test_a_time_that_ends_early_is_corrupt(body: bytes) -> None:
+    (put,) = new_puts([written(0)])
+    with pytest.raises(Corrupt, match="writes of task t on c cannot be read"):
+        read_writes(stored([put._replace(body=body)]))
 
 
 def test_a_record_that_ends_early_is_corrupt() -> None:

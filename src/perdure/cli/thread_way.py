@@ -60,7 +60,9 @@ def print_way(found: Mapping[str, Any]) -> None:
         return
     way = " → ".join(_together(nodes) for nodes in found["way"])
     if way:
-        out.print(f"\n[bold]way[/] {'… → ' if found['has_earlier_steps'] else ''}{escape(way)}", soft_wrap=True)
+        out.print(
+            f"\n[bold]way[/] {'… → ' if found['has_earlier_steps'] else ''}{escape(way)}", soft_wrap=True
+        )
     table = Table("step", "took", "tokens in", "out", "cost", "", box=None, pad_edge=False)
     for step in steps:
         _add_step(table, step, 0)
@@ -102,7 +104,9 @@ def _add_task(table: Table, task: Mapping[str, Any], depth: int) -> None:
 def _together(nodes: list[str]) -> str:
     """Return the nodes of one step: several of them in brackets, and equal ones with their number."""
     counts = {node: nodes.count(node) for node in nodes}
-    shown = [f"{printable(node)} ×{count}" if count > 1 else printable(node) for node, count in counts.items()]
+    shown = [
+        f"{printable(node)} ×{count}" if count > 1 else printable(node) for node, count in counts.items()
+    ]
     return shown[0] if len(shown) == 1 else f"({', '.join(shown)})" if shown else ""
 
 

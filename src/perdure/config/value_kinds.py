@@ -240,7 +240,9 @@ def _prices(value: Any) -> dict[str, ModelPrice]:
 def _price(name: str, table: Any) -> ModelPrice:
     fields = ModelPrice._fields
     if not isinstance(table, dict) or not {"input", "output"} <= table.keys() <= set(fields):
-        raise ValueError(f"{name} has to be a table with input and output, and maybe {' and '.join(fields[2:])}")
+        raise ValueError(
+            f"{name} has to be a table with input and output, and maybe {' and '.join(fields[2:])}"
+        )
     try:
         return ModelPrice(**{key: number(held) for key, held in table.items()})
     except ValueError:

@@ -76,8 +76,8 @@ class DatabaseBase(Generic[Store]):
                 they are read; version 1 unless given.
             warn_bytes: Size in bytes from which a channel of the state is named in a warning of the logger
                 ``perdure.langgraph``, once a thread; ``None`` for no warnings.
-            task_times: Store with a task's result when the task ran: a few bytes, by which each task of a step
-                has a time of its own in the inspector.
+            task_times: Store with a task's result when the task ran: a few bytes, by which each task of a
+                step has a time of its own in the inspector.
             serde: Not supported; anything but ``None`` raises ``TypeError``.
         """
         if serde is not None:

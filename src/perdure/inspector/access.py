@@ -213,9 +213,7 @@ class LocalAccess:
         return self.runtime.opened(name, "threads.update", config={"configurable": {"thread_id": thread_id}})
 
     @asynccontextmanager
-    async def drawn(
-        self, name: str | None, thread_id: str
-    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+    async def drawn(self, name: str | None, thread_id: str) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
         agents = self._replays.agents if self._replays is not None else {}
         if self.runtime is not None:
             config = {"configurable": {"thread_id": thread_id}}
@@ -225,9 +223,13 @@ class LocalAccess:
         agent = next(iter(agents.values())) if len(agents) == 1 else agents.get(name or "")
         if agent is None:
             named = "" if name is None else f" {name}="
-            raise NotAllowed(f"there is no graph here; start the inspector with --graph{named or ' '}module:graph")
+            raise NotAllowed(
+                f"there is no graph here; start the inspector with --graph{named or ' '}module:graph"
+            )
         if isinstance(agent.graph, Factory):
-            raise NotAllowed("this graph is made for each use; permit an action, such as --allow run, to draw it")
+            raise NotAllowed(
+                "this graph is made for each use; permit an action, such as --allow run, to draw it"
+            )
         yield agent.graph
 
     async def start(self, thread_id: str, start: RunStart) -> str:

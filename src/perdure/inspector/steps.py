@@ -1,4 +1,4 @@
-"""The way of a thread by its nodes, with times, tokens and costs; what was said; and the picture of the graph."""
+"""The way of a thread by its nodes, with times, tokens and costs; what was said; the picture of the graph."""
 
 from __future__ import annotations
 

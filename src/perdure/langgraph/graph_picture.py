@@ -22,7 +22,9 @@ async def draw(graph: Pregel[Any, Any, Any, Any]) -> dict[str, list[dict[str, An
     try:
         drawn = await graph.aget_graph(xray=True)
     except NotImplementedError as error:
-        raise BadSetting("this graph cannot be drawn: one of its nodes does not declare where it leads") from error
+        raise BadSetting(
+            "this graph cannot be drawn: one of its nodes does not declare where it leads"
+        ) from error
     if len(drawn.nodes) > _NODES_MAX:
         raise BadSetting(f"this graph has {len(drawn.nodes)} nodes, and at most {_NODES_MAX} are drawn")
     return {

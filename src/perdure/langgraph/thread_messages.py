@@ -14,6 +14,7 @@ from perdure.engine.history import find
 from perdure.engine.undisturbed import undisturbed
 from perdure.errors import BadSetting
 from perdure.langgraph.plain_reading import PlainSerde
+from perdure.langgraph.step_authors import WrittenMessage
 from perdure.langgraph.thread_steps import load_steps
 from perdure.model.chunks import Digester
 from perdure.model.joined_values import packed
@@ -70,17 +71,18 @@ def load_messages(
     Raises:
         BadSetting: The cursor is none.
     """
-    before, below = _place(cursor)
+    place = _place(cursor)
 
     def read() -> Program[MessagesPage]:
-        return (yield from _load(partition, digest, prices, before, below, limit))
+        return (yield from _load(partition, digest, prices, place, limit))
 
     return (yield from undisturbed(partition, read))
 
 
 def _load(
-    partition: Partition, digest: Digester, prices: Prices, before: int | None, below: int | None, limit: int
+    partition: Partition, digest: Digester, prices: Prices, at: _Place, limit: int
 ) -> Program[MessagesPage]:
+    before, below, skip = at
     channel, tree = yield from _conversation(partition, digest)
     if tree is None:
         return MessagesPage(None, [], 0, 0, "", None)
@@ -88,44 +90,71 @@ def _load(
     end = count if before is None else min(before, count)
     start = max(0, end - limit)
     found = [_fields(_plain(item)) for item in tree.items[start:end]]
-    names = {name for each in found if isinstance(name := each.get("id"), str)}
+    first = _fields(_plain(tree.items[0])) if count else {}
+    new, named = list[_Written](), dict[str, int]()
+    pages: list[tuple[int, int | None]] = []
     times: dict[str, int] = {}
-    unnamed: list[tuple[tuple[str, object], int]] = []
+    place = skip
     for _ in range(_STEP_PAGES):
+        pages.append((len(new), below))
         page = yield from load_steps(partition, digest, before=below)
-        # What wrote a message first is found last.
-        times.update({name: at for name, at in page.written.items() if name in names})
-        unnamed += page.unnamed
-        if page.cursor is None or not names - times.keys():
+        for time, some in page.written:
+            named.update({each.id: time for each in some if each.id is not None})
+            if len(some) == 1 or not _is_whole(some, first):
+                new += [_Written(each, time) for each in reversed(some)]
+        times, place = _times(found, new, named, skip)
+        if page.cursor is None or len(times) >= len(found):
             break
         below = page.cursor
-    for name, at in _later_named(found, unnamed).items():
-        times[name] = min(at, times.get(name, at))
-    first = _fields(_plain(tree.items[0])) if count else {}
+    begun, below = next(each for each in reversed(pages) if each[0] <= place)
     return MessagesPage(
         channel,
         [_shown(each, times, prices) for each in found],
         start,
         count,
         _title(first),
-        f"{start}:{below or ''}" if start else None,
+        f"{start}:{below or ''}:{place - begun}" if start else None,
     )
 
 
-def _later_named(
-    messages: Sequence[Mapping[str, Any]], unnamed: Sequence[tuple[tuple[str, object], int]]
-) -> dict[str, int]:
-    """Return the times of messages that got their ids after they were written, by id: both sequences have
-    them in one order, from opposite ends."""
+class _Written(NamedTuple):
+    message: WrittenMessage
+    at: int
+
+
+def _is_whole(written: Sequence[WrittenMessage], first: Mapping[str, Any]) -> bool:
+    """Return True if a task wrote the whole conversation again: that says nothing about its messages."""
+    return written[0].id is not None and written[0].id == first.get("id")
+
+
+def _times(
+    messages: Sequence[Mapping[str, Any]], new: Sequence[_Written], named: Mapping[str, int], skip: int
+) -> tuple[dict[str, int], int]:
+    """Return when messages were written first, by id, and the number of the written ones up to there.
+
+    Those that had no id yet are recognised by their order, from the end: what a task writes comes last.
+
+    Args:
+        messages: The messages, in order.
+        new: What was written, newest first.
+        named: The first times by id.
+        skip: The number of the written ones that are of later messages.
+    """
     out: dict[str, int] = {}
-    at = 0
+    place = skip
     for message in reversed(messages):
-        name, shown = message.get("id"), (message.get("type"), message.get("content"))
-        place = next((n for n in range(at, len(unnamed)) if unnamed[n][0] == shown), None)
-        if isinstance(name, str) and place is not None:
-            out[name] = unnamed[place][1]
-            at = place + 1
-    return out
+        name = message.get("id")
+        if not isinstance(name, str):
+            continue
+        for number in range(place, len(new)):
+            each, at = new[number]
+            shown = (each.kind, each.content) == (message.get("type"), message.get("content"))
+            if each.id == name or (each.id is None and shown):
+                out[name], place = at, number + 1
+                break
+        if name in named:
+            out[name] = min(named[name], out.get(name, named[name]))
+    return out, place
 
 
 def load_title(partition: Partition, digest: Digester) -> Program[str]:
@@ -208,7 +237,7 @@ def _parts(content: object) -> tuple[list[str], list[str], list[Any]]:
     texts: list[str] = []
     reasoning: list[str] = []
     others: list[Any] = []
-    for part in cast("list[Any]", content):
+    for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, str):
             texts.append(part)
@@ -226,7 +255,9 @@ def _thought(part: Mapping[str, Any]) -> str:
         if isinstance(part.get(key), str):
             return str(part[key])
     summary = part.get("summary")
-    texts = [each.get("text") for each in summary if isinstance(each, dict)] if isinstance(summary, list) else []
+    texts = (
+        [each.get("text") for each in summary if isinstance(each, dict)] if isinstance(summary, list) else []
+    )
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
@@ -240,11 +271,20 @@ def _title(message: Mapping[str, Any]) -> str:
     return words if len(words) <= _TITLE_MAX else f"{words[: _TITLE_MAX - 1].rstrip()}…"
 
 
-def _place(cursor: str) -> tuple[int | None, int | None]:
+class _Place(NamedTuple):
+    """Where a page goes on: before a message, and with which steps, of whose messages some are skipped."""
+
+    before: int | None = None
+    below: int | None = None
+    skip: int = 0
+
+
+def _place(cursor: str) -> _Place:
     if not cursor:
-        return None, None
-    start, _, below = cursor.partition(":")
-    numbers = [text for text in (start, below) if text]
-    if not start or any(not (n.isascii() and n.isdigit() and len(n) <= _DIGITS_MAX) for n in numbers):
+        return _Place()
+    parts = cursor.split(":")
+    numbers = [text for text in parts if text]
+    is_one = len(parts) == 3 and parts[0] and parts[2]
+    if not is_one or any(not (n.isascii() and n.isdigit() and len(n) <= _DIGITS_MAX) for n in numbers):
         raise BadSetting(f"the cursor is one that a page gave, not {cursor[:40]!r}")
-    return int(start), int(below) if below else None
+    return _Place(int(parts[0]), int(parts[1]) if parts[1] else None, int(parts[2]))

@@ -1,32 +1,36 @@
 """Steps of a thread: the nodes that ran in each, their tasks with times, subgraphs and calls of models.
 
-A step's tasks are the authors of the writes on the checkpoint that it began with, and tokens are in the answers
-of models. A task has the time that is stored with its writes, or else that between the two checkpoints of its
-step, which counts everything in between. No type is built, and no graph is needed.
+A step's tasks are the authors of the writes on the checkpoint that it began with, and tokens are in the
+answers of models. A task has the time that is stored with its writes, or else that between the two
+checkpoints of its step, which counts everything in between. No type is built, and no graph is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
-
-from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from perdure.engine import chunk_reads, history
 from perdure.engine.undisturbed import undisturbed
 from perdure.langgraph.call_records import visible
-from perdure.langgraph.plain_reading import PlainSerde
-from perdure.langgraph.schema_task_ids import NO_TASK, PULL, PUSH, SENDS, START, TaskPlace
+from perdure.langgraph.schema_task_ids import NO_TASK, PULL, START
+from perdure.langgraph.step_authors import (
+    TaskAuthor,
+    WrittenMessage,
+    find_nodes,
+    may_have_messages,
+    stored_calls,
+)
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.heads import is_loop
 from perdure.model.joined_values import joined
-from perdure.model.model_calls import ModelCall, Prices, calls_in, distinct, shown_call, total
+from perdure.model.model_calls import ModelCall, Prices, distinct, shown_call, total
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, WRITE, Partition
-from perdure.model.write_records import ERROR_SOURCE, read_writes
+from perdure.model.write_records import read_writes
 from perdure.schema.changes import BRANCH
 
 STEPS = 50
@@ -38,19 +42,14 @@ _SUBGRAPHS = 40
 _DEPTH = 8
 _NAMESPACES = 500
 """Namespaces that one request lists; those of a longer list are asked for by name."""
+_TASKS = 100
+"""Tasks of one step that are shown; the step has the number of all."""
 _AT_ONCE = 10
 """Checkpoints whose writes are in memory at once."""
-_PULLED, _PUSHED = f"~{PULL}, ", f"~{PUSH}, "
-_CONTROL = frozenset((INTERRUPT, RESUME, ERROR, ERROR_SOURCE, SENDS, "__no_writes__"))
 _INNER = ("__input__", START)
 _INPUT = f"~{PULL}, {START}"
 """Path of the task that writes a run's input."""
 _STEPPED = ("loop", "update")
-_MESSAGE_MARK = b"additional_kwargs"
-"""Field that every stored message has: a value without it need not be decoded."""
-_serde = PlainSerde()
-_Message = tuple[str | None, str, object]
-"""A message's id, kind and content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +118,11 @@ class ThreadStep:
 
 class StepsPage(NamedTuple):
     """Steps of a namespace, newest first, and the ``cursor`` of the next page, ``None`` at the end.
-    ``written`` has the times at which messages were written, by their ids, those of the first writes here;
-    ``unnamed`` the kinds and contents of those that had no id yet, with their times, newest first."""
+    ``written`` are the messages of each write with its time, newest first."""
 
     steps: list[ThreadStep]
     cursor: int | None
-    written: Mapping[str, int]
-    unnamed: Sequence[tuple[tuple[str, object], int]]
+    written: Sequence[tuple[int, Sequence[WrittenMessage]]]
 
 
 def load_steps(
@@ -169,12 +166,12 @@ class _Reading:
         for record in (yield from history.find_all(self.partition, namespace, sorted(wanted))):
             by_id[record.id] = record
         names = tuple(dict.fromkeys(node for r in by_id.values() for node in r.versions_seen))
-        begun = [r.parent_id for r in records if r.source in _STEPPED and r.parent_id in by_id]
-        open_at = records[0] if records and before is None and records[0].id not in begun else None
-        ids = list(dict.fromkeys(name for name in begun if name is not None))
+        parents = [by_id.get(record.parent_id or "") for record in records if record.source in _STEPPED]
+        ids = list(dict.fromkeys(parent.id for parent in parents if parent is not None))
+        open_at = records[0] if records and before is None and records[0].id not in ids else None
         if open_at is not None:
             ids.insert(0, open_at.id)
-        tasks: dict[str, dict[str, _Author]] = {}
+        tasks: dict[str, dict[str, TaskAuthor]] = {}
         for at in range(0, len(ids), _AT_ONCE):
             tasks |= yield from self._authors([by_id[name] for name in ids[at : at + _AT_ONCE]], names)
         steps: list[ThreadStep] = []
@@ -183,16 +180,17 @@ class _Reading:
         steps += [_step(record, by_id.get(record.parent_id or ""), tasks) for record in records]
         is_rest = len(found) > limit
         steps = yield from self._without_repeated(steps, by_id, tasks, is_rest=is_rest)
+        below = yield from self._below(task.place for step in steps for task in step.tasks if task.place)
         filled: list[ThreadStep] = []
         for step in steps:
-            filled.append((yield from self._with_subgraphs(step, depth)))
-        return StepsPage(filled, records[-1].seq if is_rest else None, *_written(steps, by_id, tasks))
+            filled.append((yield from self._with_subgraphs(step, below, depth)))  # noqa: PERF401 - it yields
+        return StepsPage(filled, records[-1].seq if is_rest else None, _written(steps, by_id, tasks))
 
     def _without_repeated(
         self,
         steps: Sequence[ThreadStep],
         records: Mapping[str, CheckpointRecord],
-        tasks: Mapping[str, Mapping[str, _Author]],
+        tasks: Mapping[str, Mapping[str, TaskAuthor]],
         *,
         is_rest: bool,
     ) -> Program[list[ThreadStep]]:
@@ -217,15 +215,14 @@ class _Reading:
 
     def _stored_ids(self, record: CheckpointRecord) -> Program[set[str]]:
         """Return the ids of the models' answers in the state at a checkpoint."""
-        refs = {name: ref for name, ref in record.refs.items() if _may_have_messages(name)}
+        refs = {name: ref for name, ref in record.refs.items() if may_have_messages(name)}
         trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
-        bodies = [joined(tree) for tree in trees.values()]
-        values = [_serde.value(kind, body) for kind, body in bodies if _MESSAGE_MARK in body]
-        return {call.id for value in values for call in calls_in(value) if call.id is not None}
+        calls = (call for tree in trees.values() for call in stored_calls(*joined(tree)))
+        return {call.id for call in calls if call.id is not None}
 
     def _authors(
         self, records: Sequence[CheckpointRecord], names: Sequence[str]
-    ) -> Program[dict[str, dict[str, _Author]]]:
+    ) -> Program[dict[str, dict[str, TaskAuthor]]]:
         """Return the authors of the writes on checkpoints of one namespace, by checkpoint and task."""
         found = yield from history.writes_of(self.partition, records[0].namespace, [r.id for r in records])
         writes = {name: visible(some) for name, some in found.items()}
@@ -233,34 +230,33 @@ class _Reading:
             f"{name}|{number}": write.ref
             for name, some in writes.items()
             for number, write in enumerate(some)
-            if _may_have_messages(write.channel)
+            if may_have_messages(write.channel)
         }
         trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
-        out: dict[str, dict[str, _Author]] = {}
+        out: dict[str, dict[str, TaskAuthor]] = {}
         for record in records:
-            authors: dict[str, _Author] = {}
+            authors: dict[str, TaskAuthor] = {}
             for number, write in enumerate(writes[record.id]):
                 if write.task_id == NO_TASK:
                     continue
-                author = authors.setdefault(write.task_id, _Author(write.task_id, write.task_path))
+                author = authors.setdefault(write.task_id, TaskAuthor(write.task_id, write.task_path))
                 author.writes.append(write)
                 tree = trees.get(f"{record.id}|{number}")
                 if tree is not None:
                     author.add(*joined(tree))
-            _find_nodes(authors.values(), record, names)
+            find_nodes(authors.values(), record, names)
             out[record.id] = authors
         return out
 
-    def _with_subgraphs(self, step: ThreadStep, depth: int) -> Program[ThreadStep]:
+    def _with_subgraphs(
+        self, step: ThreadStep, below: Mapping[str, Sequence[str]], depth: int
+    ) -> Program[ThreadStep]:
         tasks: list[StepTask] = []
         for task in step.tasks:
-            tasks.append((yield from self._with_steps(task, depth)))
+            tasks.append((yield from self._with_steps(task, below.get(task.place, ()), depth)))  # noqa: PERF401 - it yields
         return replace(step, tasks=tuple(tasks))
 
-    def _with_steps(self, task: StepTask, depth: int) -> Program[StepTask]:
-        if not task.place:
-            return task
-        below = yield from self._below(task.place)
+    def _with_steps(self, task: StepTask, below: Sequence[str], depth: int) -> Program[StepTask]:
         steps: list[ThreadStep] = []
         is_cut = False
         for name in below:
@@ -273,104 +269,22 @@ class _Reading:
             is_cut = is_cut or page.cursor is not None
         return replace(task, namespaces=tuple(below), steps=tuple(steps), is_cut=is_cut)
 
-    def _below(self, first: str) -> Program[list[str]]:
-        """Return the namespaces of the subgraphs that a task called."""
-        if self.known is not None:
-            return [name for name in self.known if name == first or _is_numbered(name, first)]
-        (heads,) = yield from ask(Fetch(self.partition, (Get(HEAD, (first,)),)))
-        return [head.key[0] for head in heads]
-
-
-def _is_numbered(name: str, first: str) -> bool:
-    """Return True if a namespace is that of a further subgraph that one task called, which has a number."""
-    start, _, number = name.rpartition("|")
-    return start == first and number.isdigit()
-
-
-@dataclass(slots=True)
-class _Author:
-    """A task, with what it wrote."""
-
-    task_id: str
-    path: str
-    node: str | None = None
-    caller: str | None = None
-    place: str = ""
-    writes: list[PendingWrite] = field(default_factory=list[PendingWrite])
-    calls: list[ModelCall] = field(default_factory=list[ModelCall])
-    messages: list[_Message] = field(default_factory=list[_Message])
-
-    @property
-    def is_call(self) -> bool:
-        return self.path.startswith(f"{_PUSHED}~")
-
-    def add(self, kind: int, body: bytes) -> None:
-        """Add what is in the value of a write."""
-        if _MESSAGE_MARK not in body:
-            return
-        value = _serde.value(kind, body)
-        self.calls += calls_in(value)
-        self.messages += _messages_in(value)
-
-    @property
-    def state(self) -> str:
-        channels = {write.channel for write in self.writes if not write.is_aside}
-        if not channels <= _CONTROL or channels & {SENDS, "__no_writes__"}:
-            return "done"
-        if ERROR in channels:
-            return "failed"
-        return "asked" if INTERRUPT in channels else "open"
-
-    def times(self, start: int | None, end: int | None) -> tuple[int | None, int | None]:
-        """Return when it began and ended: by its own record, or else with its step. A task that another one
-        called began at an unknown time."""
-        span = max((write.span for write in self.writes if write.span is not None), key=sum, default=None)
-        if span is not None and start is not None:
-            start, end = start + span.waited, start + span.waited + span.took
-        elif any(write.channel == RESUME for write in self.writes):
-            start = None  # It includes the time until the answer.
-        return None if self.is_call else start, None if self.is_call and span is None else end
-
-    def shown(self, start: int | None, end: int | None) -> StepTask:
-        """Return the task of a step that began and ended at these times."""
-        began, ended = self.times(start, end)
-        return StepTask(
-            self.task_id,
-            self.node,
-            self.state,
-            self.is_call,
-            self.caller,
-            self.place,
-            began,
-            ended,
-            tuple(distinct(self.calls)),
-        )
-
-
-def _find_nodes(authors: Iterable[_Author], record: CheckpointRecord, names: Sequence[str]) -> None:
-    """Find the nodes and namespaces of a checkpoint's tasks. That of a task which ``Send`` or another task
-    started is the one by whose name LangGraph computes the id."""
-    by_path: dict[str, _Author] = {}
-    for author in sorted(authors, key=lambda each: len(each.path)):
-        by_path[author.path] = author
-        above, rest = record.namespace, author.path.removeprefix(_PUSHED)
-        if author.path.startswith(_PULLED):
-            author.node = author.path.removeprefix(_PULLED)
-        elif author.path.startswith(_PUSHED):
-            caller, number = "", rest.partition(",")[0]
-            if author.is_call:
-                caller, _, number = rest.rpartition(", ")[0].rpartition(", ")
-                above = by_path[caller].place if caller in by_path else ""
-                author.caller = by_path[caller].task_id if caller in by_path else None
-            send = int(number) if number.isdigit() else -1
-            places = (TaskPlace(name, (), send, caller) for name in names)
-            author.node = next((p.node for p in places if p.task_id(record, above) == author.task_id), None)
-        if author.node is not None:
-            author.place = f"{above}|{author.node}:{author.task_id}".removeprefix("|")
-
-
-def _may_have_messages(channel: str) -> bool:
-    return channel not in _CONTROL and not channel.startswith((BRANCH, "join:"))
+    def _below(self, places: Iterable[str]) -> Program[dict[str, list[str]]]:
+        """Return the namespaces of the subgraphs that tasks called, by the tasks' own."""
+        wanted = list(dict.fromkeys(places))
+        known = self.known
+        if known is None and wanted:
+            answers = yield from ask(Fetch(self.partition, tuple(Get(HEAD, (place,)) for place in wanted)))
+            known = tuple(head.key[0] for answer in answers for head in answer)
+        out: dict[str, list[str]] = {place: [] for place in wanted}
+        for name in known or ():
+            start, _, number = name.rpartition("|")
+            if name in out:
+                out[name].append(name)
+            elif start in out and number.isdigit():
+                # A further subgraph that the same task called.
+                out[start].append(name)
+        return out
 
 
 def _is_own(write: PendingWrite, child: CheckpointRecord) -> bool:
@@ -382,17 +296,17 @@ def _is_own(write: PendingWrite, child: CheckpointRecord) -> bool:
 def _step(
     record: CheckpointRecord,
     parent: CheckpointRecord | None,
-    tasks: Mapping[str, Mapping[str, _Author]],
+    tasks: Mapping[str, Mapping[str, TaskAuthor]],
 ) -> ThreadStep:
     start, end = None if parent is None else parent.made_at, record.made_at
-    authors: Collection[_Author] = ()
+    authors: Collection[TaskAuthor] = ()
     if record.source == "loop" and parent is not None:
         authors = [
             author
             for author in tasks.get(parent.id, {}).values()
             if any(_is_own(write, record) for write in author.writes)
         ]
-    shown = tuple(a.shown(start, end) for a in authors if a.node != START)
+    shown = tuple(_task(author, start, end) for author in authors if author.node != START)
     own = [task.began_at for task in shown if not task.is_call]
     began = start if not own else None if None in own else min(at for at in own if at is not None)
     nodes = [task.node for task in shown if task.node is not None and not task.is_call]
@@ -417,14 +331,28 @@ def _step(
     )
 
 
-def _open_step(head: CheckpointRecord, authors: Mapping[str, _Author]) -> ThreadStep | None:
+def _task(author: TaskAuthor, start: int | None, end: int | None) -> StepTask:
+    """Return the task of a step that began and ended at these times."""
+    began, ended = author.times(start, end)
+    return StepTask(
+        author.task_id,
+        author.node,
+        author.state,
+        author.is_call,
+        author.caller,
+        author.place,
+        began,
+        ended,
+        tuple(distinct(author.calls)),
+    )
+
+
+def _open_step(head: CheckpointRecord, authors: Mapping[str, TaskAuthor]) -> ThreadStep | None:
     """Return the step that follows a namespace's latest checkpoint and is not over, ``None`` without one."""
     start = head.made_at
-    tasks = [author.shown(start, None) for author in authors.values() if author.node != START]
+    tasks = [_task(author, start, None) for author in authors.values() if author.node != START]
     begun = {task.node for task in tasks}
-    tasks += [
-        StepTask("", node, "open", began_at=start) for node in _triggered(head) if node not in begun
-    ]
+    tasks += [StepTask("", node, "open", began_at=start) for node in _triggered(head) if node not in begun]
     if not tasks:
         return None
     nodes = tuple(task.node for task in tasks if task.node is not None and not task.is_call)
@@ -437,39 +365,17 @@ def _open_step(head: CheckpointRecord, authors: Mapping[str, _Author]) -> Thread
 def _written(
     steps: Iterable[ThreadStep],
     records: Mapping[str, CheckpointRecord],
-    tasks: Mapping[str, Mapping[str, _Author]],
-) -> tuple[dict[str, int], list[tuple[tuple[str, object], int]]]:
-    """Return when messages were written, by id, and kinds and contents of those without one, newest first: a
-    run's input with its first checkpoint, others with their tasks' results."""
-    named: dict[str, int] = {}
-    unnamed: list[tuple[tuple[str, object], int]] = []
+    tasks: Mapping[str, Mapping[str, TaskAuthor]],
+) -> list[tuple[int, Sequence[WrittenMessage]]]:
+    """Return when messages were written, newest first: a run's input with its first checkpoint, others with
+    their tasks' results."""
+    out: list[tuple[int, Sequence[WrittenMessage]]] = []
     for step in steps:
-        for author in tasks.get(step.parent_id or "", {}).values():
+        for author in reversed(list(tasks.get(step.parent_id or "", {}).values())):
             at = records[author.writes[0].checkpoint_id].made_at if author.node == START else step.ended_at
-            if at is None:
-                continue
-            for name, *shown in reversed(author.messages):
-                if name is None:
-                    unnamed.append(((shown[0], shown[1]), at))
-                else:
-                    named[name] = at
-    return named, unnamed
-
-
-def _messages_in(value: object, depth: int = 0) -> list[_Message]:
-    """Return the ids, kinds and contents of the messages in a value of plain data."""
-    if depth > _DEPTH:
-        return []
-    if isinstance(value, list):
-        return [found for each in cast("list[object]", value) for found in _messages_in(each, depth + 1)]
-    if not isinstance(value, dict):
-        return []
-    fields = cast("dict[str, object]", value)
-    kind = fields.get("type")
-    if "content" in fields and isinstance(kind, str):
-        name = fields.get("id")
-        return [(name if isinstance(name, str) else None, kind, fields["content"])]
-    return [found for each in fields.values() for found in _messages_in(each, depth + 1)]
+            if at is not None and author.messages:
+                out.append((at, author.messages))
+    return out
 
 
 def _triggered(head: CheckpointRecord) -> list[str]:
@@ -514,13 +420,11 @@ def load_calls(
         refs = {
             str(number): write.ref
             for number, write in enumerate(read_writes(records[at : at + 2 * _AT_ONCE]))
-            if not write.is_aside and write.task_path != _INPUT and _may_have_messages(write.channel)
+            if not write.is_aside and write.task_path != _INPUT and may_have_messages(write.channel)
         }
         trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
         for tree in trees.values():
-            kind, body = joined(tree)
-            if _MESSAGE_MARK in body:
-                calls += calls_in(_serde.value(kind, body))
+            calls += stored_calls(*joined(tree))
     return CallsPage(distinct(calls), records[-1].key if len(records) == limit else None)
 
 
@@ -537,7 +441,8 @@ def shown_step(step: ThreadStep, prices: Prices) -> dict[str, Any]:
         "began_at": step.began_at,
         "ended_at": step.ended_at,
         "usage": total(step.calls, prices),
-        "tasks": [_shown_task(task, prices) for task in step.tasks],
+        "tasks": [_shown_task(task, prices) for task in step.tasks[:_TASKS]],
+        "task_count": len(step.tasks),
     }
 
 

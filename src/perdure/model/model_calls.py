@@ -84,7 +84,7 @@ def calls_in(value: object, depth: int = 0) -> list[ModelCall]:
         return [call for each in cast("list[object]", value) for call in calls_in(each, depth + 1)]
     if not isinstance(value, dict):
         return []
-    fields = cast("dict[Any, Any]", value)
+    fields: dict[Any, Any] = value
     if isinstance(fields.get("usage_metadata"), dict):
         call = _call(fields)
         return [] if call is None else [call]

@@ -2,8 +2,8 @@
 
 A write in a reserved slot, below zero, is overwritten on its own and has a record of its own. The others of a
 task, which are written once, share records by their numbers: as one call stores them, so one record does. The
-record of several is rewritten when another call fills further slots, or when some of them are removed. A record
-may also have the time in which the task ran: that of its last call.
+record of several is rewritten when another call fills further slots, or when some of them are removed. It may
+also have the time in which the task ran, which is that of its last call.
 """
 
 from __future__ import annotations
@@ -146,16 +146,26 @@ def _untimed_put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, 
     return Put(WRITE, key, fields, _SHARING + ormsgpack.packb(entries), expect, version)
 
 
+def _without_span(record: Record) -> tuple[bytes, TaskSpan | None]:
+    """Return a record's body without the time, and the time, if it has one."""
+    body = record.body
+    if not body.startswith(_TIMED):
+        return body, None
+    try:
+        waited, at = refs.read_varint(body, 1)
+        took, at = refs.read_varint(body, at)
+    except Corrupt as error:
+        _, checkpoint_id, task_id, _ = record.key
+        raise Corrupt(f"the writes of task {task_id} on {checkpoint_id} cannot be read: {error}") from error
+    return body[at:], TaskSpan(waited, took)
+
+
 def _read(record: Record) -> Sequence[PendingWrite]:
     namespace, checkpoint_id, task_id, number = record.key
     fields, version = record.fields, record.version
     channel, path, nonce = fields["channel"], fields["task_path"], fields["nonce"]
     place = namespace, checkpoint_id, task_id
-    body, span = record.body, None
-    if body.startswith(_TIMED):
-        waited, at = refs.read_varint(body, 1)
-        took, at = refs.read_varint(body, at)
-        body, span = body[at:], TaskSpan(waited, took)
+    body, span = _without_span(record)
     if not body.startswith(_SHARING):
         own = version if number < 0 else 1
         return [PendingWrite(*place, number, channel, path, nonce, body, own, version, span)]

@@ -45,25 +45,34 @@ export async function showThread(main, asked) {
   const namespaces = Object.keys(about.heads);
   const namespace = make("select", {}, (namespaces.length ? namespaces : [""]).map((name) => make("option", { value: name, selected: name === (asked.namespace || "") }, name || "the graph itself")));
   const compact = make("input", { type: "checkbox", checked: localStorage.getItem("perdure.compact") === "yes" });
-  const views = make("div.tabs", { role: "group", "aria-label": "History as" }, VIEWS.map(([name, text]) => make("button", { type: "button", "data-view": name, onclick: () => choose(name) }, text)));
-  const controls = make("div.row", {}, views, make("label.check", { "data-of": "timeline" }, compact, " runs only"), namespaces.length > 1 ? field("Subgraph", namespace) : null);
+  const views = make("div.tabs", { role: "group", "aria-label": "History as" }, VIEWS.map(([name, text]) => make("button", { type: "button", "data-view": name, onclick: () => turnTo(name) }, text)));
+  const ofSubgraphs = field("Subgraph", namespace);
+  ofSubgraphs.dataset.of = "steps timeline branches";
+  const controls = make("div.row", {}, views, make("label.check", { "data-of": "timeline" }, compact, " runs only"), namespaces.length > 1 ? ofSubgraphs : null);
   fill(left, controls, list);
   compact.addEventListener("change", () => {
     localStorage.setItem("perdure.compact", compact.checked ? "yes" : "no");
     list.classList.toggle("is-compact", compact.checked);
   });
   list.classList.toggle("is-compact", compact.checked);
-  namespace.addEventListener("change", () => (location.hash = address("thread", { id, namespace: namespace.value })));
+  namespace.addEventListener("change", () => (location.hash = address("thread", { id, namespace: namespace.value, view })));
 
-  const link = (checkpoint) => address("thread", { id, namespace: selected.namespace, checkpoint });
+  const link = (checkpoint) => address("thread", { id, namespace: selected.namespace, checkpoint, view: view === "steps" ? "" : view });
   let watcher = null;
-  let view = "steps";
+  let view = VIEWS.some(([name]) => name === asked.view) ? asked.view : "steps";
   let turn = 0;
+
+  // The address has the view, so that a link to it can be shared.
+  async function turnTo(name) {
+    view = name;
+    history.replaceState(null, "", link(selected.checkpoint));
+    await choose(name);
+  }
 
   async function choose(name) {
     view = name;
     const mine = ++turn;
-    controls.querySelector("[data-of]").hidden = name !== "timeline";
+    for (const each of controls.querySelectorAll("[data-of]")) each.hidden = !each.dataset.of.split(" ").includes(name);
     for (const button of views.children) button.setAttribute("aria-pressed", button.dataset.view === name);
     watcher?.disconnect();
     watcher = null;

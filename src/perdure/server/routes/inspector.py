@@ -114,9 +114,7 @@ class ServerAccess:
         return self._caller.graph(self._named(name), "threads.update", thread_id)
 
     @asynccontextmanager
-    async def drawn(
-        self, name: str | None, thread_id: str
-    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+    async def drawn(self, name: str | None, thread_id: str) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
         found = await self._caller.assistant(self._named(name), "read")
         async with self._caller.graph(found.graph_id, "assistants.read", thread_id) as graph:
             yield graph

@@ -1,0 +1,127 @@
+"""The tasks that wrote on a checkpoint: their nodes, times, messages and calls of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
+
+from perdure.langgraph.plain_reading import PlainSerde
+from perdure.langgraph.schema_task_ids import PULL, PUSH, SENDS, TaskPlace
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.model_calls import ModelCall, calls_in
+from perdure.model.write_records import ERROR_SOURCE
+from perdure.schema.changes import BRANCH
+
+_MARK = b"additional_kwargs"
+"""Field that every stored message has: a value without it need not be decoded."""
+_PULLED, _PUSHED = f"~{PULL}, ", f"~{PUSH}, "
+_NOTHING = "__no_writes__"
+_CONTROL = frozenset((INTERRUPT, RESUME, ERROR, ERROR_SOURCE, SENDS, _NOTHING))
+_DEPTH = 8
+_serde = PlainSerde()
+
+
+class WrittenMessage(NamedTuple):
+    """A message as a task wrote it: it may have got its ``id`` later."""
+
+    id: str | None
+    kind: str
+    content: object
+
+
+@dataclass(slots=True)
+class TaskAuthor:
+    """A task, with what it wrote."""
+
+    task_id: str
+    path: str
+    node: str | None = None
+    caller: str | None = None
+    place: str = ""
+    writes: list[PendingWrite] = field(default_factory=list[PendingWrite])
+    calls: list[ModelCall] = field(default_factory=list[ModelCall])
+    messages: list[WrittenMessage] = field(default_factory=list[WrittenMessage])
+
+    @property
+    def is_call(self) -> bool:
+        return self.path.startswith(f"{_PUSHED}~")
+
+    def add(self, kind: int, body: bytes) -> None:
+        """Add what is in the value of a write."""
+        if _MARK not in body:
+            return
+        value = _serde.value(kind, body)
+        self.calls += calls_in(value)
+        self.messages += _messages_in(value)
+
+    @property
+    def state(self) -> str:
+        channels = {write.channel for write in self.writes if not write.is_aside}
+        if not channels <= _CONTROL or channels & {SENDS, _NOTHING}:
+            return "done"
+        if ERROR in channels:
+            return "failed"
+        return "asked" if INTERRUPT in channels else "open"
+
+    def times(self, start: int | None, end: int | None) -> tuple[int | None, int | None]:
+        """Return when it began and ended: by its own record, or else with its step. A task that another one
+        called began at an unknown time."""
+        span = max((write.span for write in self.writes if write.span is not None), key=sum, default=None)
+        if span is not None and start is not None:
+            start, ended = start + span.waited, start + span.waited + span.took
+            # It was noted in another thread than the end of the step.
+            end = ended if end is None else min(ended, end)
+        elif any(write.channel == RESUME for write in self.writes):
+            start = None  # It includes the time until the answer.
+        return None if self.is_call else start, None if self.is_call and span is None else end
+
+
+def find_nodes(authors: Iterable[TaskAuthor], record: CheckpointRecord, names: Sequence[str]) -> None:
+    """Find the nodes and namespaces of a checkpoint's tasks. That of a task which ``Send`` or another task
+    started is the one by whose name LangGraph computes the id."""
+    by_path: dict[str, TaskAuthor] = {}
+    for author in sorted(authors, key=lambda each: len(each.path)):
+        by_path[author.path] = author
+        above, rest = record.namespace, author.path.removeprefix(_PUSHED)
+        if author.path.startswith(_PULLED):
+            author.node = author.path.removeprefix(_PULLED)
+        elif author.path.startswith(_PUSHED):
+            caller, number = "", rest.partition(",")[0]
+            if author.is_call:
+                caller, _, number = rest.rpartition(", ")[0].rpartition(", ")
+                above = by_path[caller].place if caller in by_path else ""
+                author.caller = by_path[caller].task_id if caller in by_path else None
+            send = int(number) if number.isdigit() else -1
+            places = (TaskPlace(name, (), send, caller) for name in names)
+            author.node = next((p.node for p in places if p.task_id(record, above) == author.task_id), None)
+        if author.node is not None:
+            author.place = f"{above}|{author.node}:{author.task_id}".removeprefix("|")
+
+
+def may_have_messages(channel: str) -> bool:
+    """Return True unless a channel is one of LangGraph's own."""
+    return channel not in _CONTROL and not channel.startswith((BRANCH, "join:"))
+
+
+def stored_calls(kind: int, body: bytes) -> list[ModelCall]:
+    """Return the calls of models whose answers are in a packed value."""
+    return calls_in(_serde.value(kind, body)) if _MARK in body else []
+
+
+def _messages_in(value: object, depth: int = 0) -> list[WrittenMessage]:
+    """Return the ids, kinds and contents of the messages in a value of plain data."""
+    if depth > _DEPTH:
+        return []
+    if isinstance(value, list):
+        return [found for each in cast("list[object]", value) for found in _messages_in(each, depth + 1)]
+    if not isinstance(value, dict):
+        return []
+    fields = cast("dict[str, object]", value)
+    kind = fields.get("type")
+    if "content" in fields and isinstance(kind, str):
+        name = fields.get("id")
+        return [WrittenMessage(name if isinstance(name, str) else None, kind, fields["content"])]
+    return [found for each in fields.values() for found in _messages_in(each, depth + 1)]

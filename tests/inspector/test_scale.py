@@ -252,6 +252,20 @@ def test_a_page_of_a_long_timeline_reads_a_page(site: Site) -> None:
     assert site.driver.records <= 100
 
 
+def test_a_page_of_steps_reads_a_page(site: Site) -> None:
+    first = site.get("steps", id="zz-long")
+    assert len(first["steps"]) == 50
+    assert site.driver.requests <= 16
+    assert site.driver.records <= 120
+    middle = site.get("steps", id="zz-long", before=CHECKPOINTS // 2)
+    assert middle["cursor"] == CHECKPOINTS // 2 - 50
+    assert site.driver.records <= 120
+    site.get("conversation", id="zz-long")
+    assert site.driver.requests <= 40
+    site.get("thread", id="zz-long")
+    assert site.driver.records <= 120
+
+
 def test_all_checkpoints_are_reached_page_by_page(site: Site) -> None:
     cursor, seen = None, []
     while True:
@@ -282,6 +296,7 @@ def test_memory_stays_flat(site: Site) -> None:
     def read() -> None:
         for before in range(CHECKPOINTS, 0, -CHECKPOINTS // 6):
             site.get("timeline", id="zz-long", before=before)
+            site.get("steps", id="zz-long", before=before)
         for skipped in range(0, THREADS, THREADS // 6):
             site.get("threads", cursor=str(skipped))
         site.get("checkpoint", id="zz-long")
@@ -314,7 +329,7 @@ def test_the_pages_of_a_large_database_open_at_once(large: str, chromium: str) -
             page.set_default_timeout(60_000)
             page.goto(address)
             page.locator("tbody tr").first.wait_for()
-            shown = {"threads": "tbody tr", "thread?id=zz-long": "a[data-checkpoint]"}
+            shown = {"threads": "tbody tr", "thread?id=zz-long&view=timeline": "a[data-checkpoint]"}
             fastest = {
                 view: min(page.evaluate(OPENED, [view, wanted]) for _ in range(5))
                 for view, wanted in shown.items()

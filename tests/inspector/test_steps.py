@@ -1,0 +1,167 @@
+"""The inspector's views of steps, tokens, what was said, and the graph."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+import perdure
+from perdure.database.base import handle_of
+from perdure.errors import BadSetting, NotFound
+from perdure.inspector import api
+from perdure.inspector.access import LocalAccess, LocalReplays
+from perdure.model.model_calls import ModelPrice, Prices
+from perdure.runtime import Runtime
+from perdure.runtime.agent import Agent
+from perdure.runtime.threads.rows import ThreadRow
+from tests.inspector import staging
+from tests.inspector.staging import HOSTILE, HOSTILE_ID
+
+PRICES = Prices({"m": ModelPrice(1.0, 2.0)}, "EUR")
+VIEWS = ("steps", "usage", "conversation", "picture")
+
+
+class OwnersAccess(LocalAccess):
+    """Access of users who may read their own threads."""
+
+    async def thread(self, thread_id: str) -> ThreadRow:
+        row = await super().thread(thread_id)
+        if row.metadata.get("owner") != self.who:
+            raise NotFound(f"there is no thread {thread_id!r}")
+        return row
+
+
+def counting() -> StateGraph[Any, Any, Any, Any]:
+    def answer(state: MessagesState) -> Any:
+        usage: Any = {"input_tokens": 1_000_000, "output_tokens": 500_000, "total_tokens": 1_500_000}
+        return {"messages": [AIMessage("yes", usage_metadata=usage, response_metadata={"model_name": "m"})]}
+
+    return StateGraph(MessagesState).add_node(answer).add_edge(START, "answer")
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[tuple[perdure.Database, LocalAccess]]:
+    async with perdure.connect("memory://") as database:
+        graph = counting().compile(checkpointer=database.checkpointer())
+        replays = LocalReplays(database, {"agent": Agent(graph)})
+        yield database, LocalAccess(handle_of(database), "", replays=replays, prices=PRICES)
+
+
+def test_every_figure_of_a_thread_is_in_a_view() -> None:
+    async def main() -> None:
+        async with opened() as (database, access):
+            app = counting().compile(checkpointer=database.checkpointer())
+            for text in ("one", "two"):
+                await app.ainvoke({"messages": [HumanMessage(text)]}, staging.at("t"))
+            steps = await api.view(access, "steps", {"id": "t"})
+            assert (steps["way"], steps["cursor"]) == ([["answer"], ["answer"]], None)
+            assert [each["source"] for each in steps["steps"]] == ["loop", "loop", "input"] * 2
+            usage = await api.view(access, "usage", {"id": "t"})
+            assert (usage["usage"]["calls"], usage["usage"]["cost"], usage["cursor"]) == (2, 4.0, None)
+            said = await api.view(access, "conversation", {"id": "t"})
+            assert [each["text"] for each in said["messages"]] == ["one", "yes", "two", "yes"]
+            assert all(each["at"] for each in said["messages"])
+            assert (await api.view(access, "thread", {"id": "t"}))["title"] == "one"
+            picture = await api.view(access, "picture", {"id": "t"})
+            assert [node["id"] for node in picture["graph"]["nodes"]][:2] == ["__start__", "answer"]
+
+    asyncio.run(main())
+
+
+def test_a_title_of_the_metadata_comes_first() -> None:
+    async def main() -> None:
+        async with (
+            perdure.connect("memory://") as database,
+            Runtime(database, counting().compile(), works=False) as runtime,
+        ):
+            await runtime.threads.create("t", {"title": "Tides"})
+            access = LocalAccess(handle_of(database), "", runtime=runtime)
+            assert (await api.view(access, "thread", {"id": "t"}))["title"] == "Tides"
+            assert (await api.view(access, "conversation", {"id": "t"}))["title"] == "Tides"
+            assert (await api.view(access, "steps", {"id": "t"}))["steps"] == []
+            assert (await api.view(access, "picture", {"id": "t"}))["graph"] is not None
+
+    asyncio.run(main())
+
+
+def test_without_a_graph_a_picture_has_the_reason() -> None:
+    async def main() -> None:
+        async with opened() as (database, _):
+            app = counting().compile(checkpointer=database.checkpointer())
+            await app.ainvoke({"messages": [HumanMessage("one")]}, staging.at("t"))
+            found = await api.view(LocalAccess(handle_of(database), ""), "picture", {"id": "t"})
+            assert found["graph"] is None
+            assert "--graph module:graph" in found["reason"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_thread_that_may_not_be_seen_is_not_there(view: str) -> None:
+    async def main() -> None:
+        async with (
+            perdure.connect("memory://") as database,
+            Runtime(database, counting().compile(), works=False) as runtime,
+        ):
+            await runtime.threads.create("t", {"owner": "me"})
+            access = OwnersAccess(handle_of(database), "", runtime=runtime)
+            access.who = "me"
+            await api.view(access, view, {"id": "t"})
+            access.who = "another"
+            with pytest.raises(NotFound, match="there is no thread 't'"):
+                await api.view(access, view, {"id": "t"})
+            for thread in ("none", "t"):
+                with pytest.raises(NotFound):
+                    await api.view(LocalAccess(handle_of(database), "other"), view, {"id": thread})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("view", "asked"),
+    [
+        ("steps", {"before": "x"}),
+        ("steps", {"before": "9" * 40}),
+        ("usage", {"cursor": "["}),
+        ("usage", {"cursor": '["", "", "", "0"]'}),
+        ("usage", {"cursor": '["", "", "", true]'}),
+        ("usage", {"cursor": "[" * 5000}),
+        ("conversation", {"cursor": "x"}),
+    ],
+)
+def test_a_place_that_no_page_gave_is_refused(view: str, asked: dict[str, str]) -> None:
+    async def main() -> None:
+        async with opened() as (database, access):
+            app = counting().compile(checkpointer=database.checkpointer())
+            await app.ainvoke({"messages": [HumanMessage("one")]}, staging.at("t"))
+            with pytest.raises(BadSetting):
+                await api.view(access, view, {"id": "t", **asked})
+            with pytest.raises(NotFound, match="no checkpoint in namespace"):
+                await api.view(access, "steps", {"id": "t", "namespace": "none"})
+
+    asyncio.run(main())
+
+
+def test_views_of_hostile_threads_are_data(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'threads.db'}"
+    with perdure.connect_sync(url, migrate=True) as database:
+        staging.fill(database)
+
+        async def main() -> None:
+            access = LocalAccess(handle_of(database), "")
+            for thread in ("plain", "waiting", "answered", HOSTILE_ID):
+                for view in VIEWS:
+                    assert await api.view(access, view, {"id": thread})
+            said = await api.view(access, "conversation", {"id": HOSTILE_ID})
+            assert said["messages"][0]["text"] == HOSTILE
+            (asked, *_) = (await api.view(access, "steps", {"id": "waiting"}))["steps"]
+            assert [(task["node"], task["state"]) for task in asked["tasks"]] == [("send", "asked")]
+
+        asyncio.run(main())

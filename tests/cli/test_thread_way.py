@@ -12,7 +12,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.cli.thread_way import span
-from tests.cli.conftest import Shell
+from tests.cli.test_commands import Shell, shell
+
+__all__ = ["shell"]
 
 PRICES = '[prices]\ncurrency = "EUR"\n[prices.models."large*"]\ninput = 2\noutput = 4\n'
 URL = {"PERDURE_DB": "sqlite:///t.db"}

@@ -94,6 +94,34 @@ def test_a_thread_is_found_and_read(page: Page, address: str) -> None:
     page.locator(".channel h3", has_text="facts").wait_for()
 
 
+def test_what_a_thread_did_and_said_is_shown(page: Page, address: str) -> None:
+    page.goto(f"{address}#/thread?id=answered")
+    page.get_by_role("heading", name="send the minutes", exact=True, level=1).wait_for()
+    assert page.locator(".way").all_inner_texts() == ["plan → send"]
+    assert page.locator(".waterfall .name").all_inner_texts() == ["input", "plan", "send"]
+    page.get_by_text("No tokens were counted").wait_for()
+    # Each bar has a place on the axis of its run.
+    spans = page.locator(".bar").evaluate_all(
+        "all => all.map(each => ['--from', '--took'].map(name => parseFloat(each.style.getPropertyValue(name))))"
+    )
+    assert len(spans) == 2
+    assert all(0 <= begin <= 100 and begin + took <= 100.1 for begin, took in spans)
+    page.locator("a.step", has_text="send").click()
+    page.locator(".change.added", has_text="sent: yes").wait_for()
+    page.get_by_role("button", name="Conversation").click()
+    page.locator(".bubble").nth(2).wait_for()
+    assert page.locator(".bubble .said").all_inner_texts() == ["send the minutes"]
+    page.get_by_text("Calls send(").click()
+    page.locator(".bubble pre", has_text='"to": "board"').wait_for()
+    assert page.locator(".bubble time").count() == 3
+    # The address leads to the same view.
+    page.get_by_role("button", name="Graph").click()
+    page.locator(".picture .box.is-taken").first.wait_for()
+    page.reload()
+    page.get_by_text("Only what ran is drawn").wait_for()
+    assert page.locator(".picture .edge.is-taken").count() == 3
+
+
 def test_the_largest_threads_come_first(page: Page, address: str) -> None:
     page.goto(address)
     rows(page)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.model.model_calls import NO_PRICES, ModelCall, ModelPrice, Prices, calls_in, distinct, total
+from perdure.model.model_calls import (
+    NO_PRICES,
+    ModelCall,
+    ModelPrice,
+    Prices,
+    calls_in,
+    distinct,
+    total,
+    with_inner,
+)
 
 COUNTS = st.integers(0, 10**6)
 CALLS = st.builds(ModelCall, st.none() | st.sampled_from("abcd"), st.just("m"), COUNTS, COUNTS)
@@ -58,11 +67,13 @@ def test_each_id_counts_once_and_order_stays(calls: list[ModelCall]) -> None:
     assert total(found, NO_PRICES)["calls"] <= len(calls)
 
 
-def test_an_answer_that_gets_its_id_later_counts_once() -> None:
+def test_an_answer_that_gets_its_id_above_its_subgraph_counts_once() -> None:
     named, unnamed = ModelCall("a", "m", 1, 2), ModelCall(None, "m", 1, 2)
-    assert distinct([unnamed, named]) == [named]
-    assert distinct([unnamed, unnamed, named]) == [unnamed, named]
-    assert distinct([ModelCall(None, "m", 1, 3), named]) == [ModelCall(None, "m", 1, 3), named]
+    assert with_inner([named], [unnamed]) == [named]
+    assert with_inner([named], [named, unnamed]) == [named, unnamed]
+    assert with_inner([named], [unnamed, unnamed]) == [unnamed, named]
+    assert with_inner([named], [ModelCall(None, "m", 1, 3)]) == [ModelCall(None, "m", 1, 3), named]
+    assert distinct([unnamed, unnamed, named, named]) == [unnamed, unnamed, named]
 
 
 def test_a_cost_is_that_of_each_kind_of_token() -> None:

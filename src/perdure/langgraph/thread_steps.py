@@ -26,7 +26,7 @@ from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.heads import is_loop
 from perdure.model.joined_values import joined
-from perdure.model.model_calls import ModelCall, Prices, distinct, shown_call, total
+from perdure.model.model_calls import ModelCall, Prices, distinct, shown_call, total, with_inner
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, WRITE, Partition
@@ -84,8 +84,7 @@ class StepTask:
     @property
     def all_calls(self) -> list[ModelCall]:
         """Its calls of models and those of its subgraphs."""
-        inner = (call for step in self.steps for call in step.calls)
-        return distinct((*inner, *self.calls))
+        return with_inner(self.calls, (call for step in self.steps for call in step.calls))
 
 
 @dataclass(frozen=True, slots=True)

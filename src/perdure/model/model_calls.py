@@ -120,20 +120,28 @@ def _count(value: object) -> int:
 
 def distinct(calls: Iterable[ModelCall]) -> list[ModelCall]:
     """Return the calls, each once: an answer may be stored by the task of a subgraph and by the one above.
-
-    One that had no id when it was stored first, as none of a chat model has, may have got one later: it is
-    taken for one with an id and the same counts.
-    """
-    given = list(calls)
-    named = {call.id: call for call in given if call.id is not None}
-    again = Counter(call[1:] for call in named.values())
+    One without an id, as none of a chat model is, cannot be told from others, and counts each time."""
+    seen: set[str] = set()
     out: list[ModelCall] = []
-    for call in given:
+    for call in calls:
+        if call.id is None or call.id not in seen:
+            out.append(call)
         if call.id is not None:
-            if named.pop(call.id, None) is not None:
-                out.append(call)
-        elif again[call[1:]]:
-            again[call[1:]] -= 1
+            seen.add(call.id)
+    return out
+
+
+def with_inner(calls: Iterable[ModelCall], inner: Iterable[ModelCall]) -> list[ModelCall]:
+    """Return the calls of a task with those of its subgraphs, each once. One that had no id in a subgraph may
+    have got one above it: it is taken for one with an id and the same counts."""
+    own, inner = list(calls), list(inner)
+    found = distinct((*inner, *own))
+    above = Counter(call[1:] for call in own if call.id is not None)
+    above.subtract(Counter(call[1:] for call in distinct(inner) if call.id is not None))
+    out: list[ModelCall] = []
+    for call in found:
+        if call.id is None and call not in own and above[call[1:]] > 0:
+            above[call[1:]] -= 1
         else:
             out.append(call)
     return out

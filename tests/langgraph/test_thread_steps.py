@@ -1,4 +1,7 @@
-"""Steps of a thread, read from what real graphs stored. Covers perdure.langgraph.step_authors."""
+"""Steps of a thread, read from what real graphs stored.
+
+Covers perdure.langgraph.step_authors.
+"""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ function taking(steps, withSubgraphs) {
   };
   walk([...steps].reverse(), "");
   if (nodes.size) nodes.set("__start__", 1);
+  if ([...edges.keys()].some((key) => JSON.parse(key)[1] === "__end__")) nodes.set("__end__", 1);
   return { nodes, edges };
 }
 

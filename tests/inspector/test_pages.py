@@ -102,7 +102,8 @@ def test_what_a_thread_did_and_said_is_shown(page: Page, address: str) -> None:
     page.get_by_text("No tokens were counted").wait_for()
     # Each bar has a place on the axis of its run.
     spans = page.locator(".bar").evaluate_all(
-        "all => all.map(each => ['--from', '--took'].map(name => parseFloat(each.style.getPropertyValue(name))))"
+        """all => all.map(({style}) =>
+            ["--from", "--took"].map(name => parseFloat(style.getPropertyValue(name))))"""
     )
     assert len(spans) == 2
     assert all(0 <= begin <= 100 and begin + took <= 100.1 for begin, took in spans)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, RemoveMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, ToolMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
@@ -29,7 +29,11 @@ def database() -> Iterator[SyncDatabase]:
         yield opened
 
 
-def echo(database: SyncDatabase, *answers: AnyMessage) -> Any:
+class Values(TypedDict):
+    numbers: list[int]
+
+
+def echo(database: SyncDatabase, *answers: BaseMessage) -> Any:
     """A graph that says all of these, a step each."""
     built = StateGraph(MessagesState)
     before = START
@@ -47,7 +51,7 @@ def read(database: SyncDatabase, cursor: str = "", limit: int = 40) -> MessagesP
 
 def test_messages_are_read_with_calls_results_and_reasoning(database: SyncDatabase) -> None:
     usage: Any = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
-    thought = [
+    thought: Any = [
         {"type": "thinking", "thinking": "Let me see."},
         {"type": "text", "text": "I look."},
         {"type": "image_url", "image_url": {"url": "data:"}},
@@ -107,8 +111,8 @@ def test_a_long_text_is_cut_and_a_long_title_too(database: SyncDatabase) -> None
 
 
 def test_a_state_without_messages_has_no_conversation(database: SyncDatabase) -> None:
-    built = StateGraph(dict).add_node("n", lambda _: {"a": [1]}).add_edge(START, "n")
-    built.compile(checkpointer=database.checkpointer()).invoke({}, AT)
+    values: Any = StateGraph(Values).add_node("n", lambda _: {"numbers": [1]}).add_edge(START, "n")
+    values.compile(checkpointer=database.checkpointer()).invoke({"numbers": []}, AT)
     assert read(database) == MessagesPage(None, [], 0, 0, "", None)
     app = echo(database, RemoveMessage(REMOVE_ALL_MESSAGES))
     app.invoke({"messages": [HumanMessage("hello")]}, {"configurable": {"thread_id": "empty"}})

@@ -50,11 +50,11 @@ def database() -> Iterator[SyncDatabase]:
 
 
 def answer(name: str, into: int = 10, **more: Any) -> AIMessage:
-    usage = {"input_tokens": into, "output_tokens": 5, "total_tokens": into + 5}
+    usage: Any = {"input_tokens": into, "output_tokens": 5, "total_tokens": into + 5}
     return AIMessage(
         f"answer {name}",
         id=name,
-        usage_metadata=usage,  # type: ignore[arg-type]
+        usage_metadata=usage,
         response_metadata={"model_name": "large"},
         **more,
     )
@@ -325,7 +325,8 @@ def test_a_subgraph_without_end_is_cut(database: SyncDatabase) -> None:
     inner.add_conditional_edges("count", lambda s: "count" if len(s["notes"]) < 70 else "__end__")
     built = StateGraph(State).add_node("inner", inner.compile()).add_edge(START, "inner")
     app = built.compile(checkpointer=database.checkpointer())
-    app.invoke({"messages": [], "notes": []}, {**AT, "recursion_limit": 200})
+    config: Any = {**AT, "recursion_limit": 200}
+    app.invoke({"messages": [], "notes": []}, config)
     (task_,) = steps_of(database)[-1].tasks
     assert (len(task_.steps), task_.is_cut) == (50, True)
 

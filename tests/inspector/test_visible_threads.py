@@ -12,10 +12,11 @@ import pytest
 import perdure
 from perdure.database.base import handle_of
 from perdure.errors import BadSetting
-from perdure.inspector import listing, thread_care, visible_threads
+from perdure.inspector import listing, thread_care
 from perdure.inspector.access import Access, LocalAccess, Sees
-from perdure.inspector.visible_threads import WalkPlace, walk
 from perdure.runtime import Runtime
+from perdure.runtime.threads import walk as walks
+from perdure.runtime.threads.walk import WalkPlace, walk
 from tests.inspector import staging
 
 MINE = [f"t-{number:02}" for number in range(0, 30, 5)]
@@ -85,7 +86,7 @@ def test_a_search_by_id_is_complete_and_names_no_hidden_thread(
 ) -> None:
     monkeypatch.setattr(listing, "PAGE", 2)
     monkeypatch.setattr(listing, "_SECONDS", seconds)
-    monkeypatch.setattr(visible_threads, "_PAGE", 4)
+    monkeypatch.setattr(walks, "_PAGE", 4)
 
     async def scenario() -> None:
         async with restricted() as access:
@@ -116,14 +117,16 @@ def test_a_walk_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> No
     async def scenario() -> None:
         async with restricted() as access:
             sees = await access.listed()
-            steps = [step async for step in walk(access, sees, WalkPlace())]
+            steps = [step async for step in walk(access.handle, access.tenant, sees, WalkPlace())]
             for at, step in enumerate(steps):
                 place = WalkPlace.read(step.place.cursor)
-                assert [each async for each in walk(access, sees, place)] == steps[at + 1 :]
+                assert [each async for each in walk(access.handle, access.tenant, sees, place)] == steps[
+                    at + 1 :
+                ]
 
     for size in (3, 64):
-        monkeypatch.setattr(visible_threads, "_PAGE", size)
-        monkeypatch.setattr(visible_threads, "_SKIPPED_PAGE", size)
+        monkeypatch.setattr(walks, "_PAGE", size)
+        monkeypatch.setattr(walks, "_SKIPPED_PAGE", size)
         asyncio.run(scenario())
 
 

@@ -19,6 +19,7 @@ from perdure.cli.inspect import inspect
 from perdure.cli.memory import memory
 from perdure.cli.migrate import migrate
 from perdure.cli.replay import replay
+from perdure.cli.runs import runs
 from perdure.cli.schema import schema
 from perdure.cli.serve import serve
 from perdure.cli.store import store
@@ -41,6 +42,7 @@ app.command()(inspect)
 app.command()(replay)
 app.command()(demo)
 app.add_typer(threads, name="threads")
+app.add_typer(runs, name="runs")
 app.add_typer(tenants, name="tenants")
 app.add_typer(store, name="store")
 app.add_typer(memory, name="memory")

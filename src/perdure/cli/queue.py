@@ -34,7 +34,7 @@ from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.engine.inbox import Accepted, Standing
+    from perdure.engine.inbox import Standing
     from perdure.model.messages import Reply, Run
     from perdure.model.program import Program
 
@@ -237,8 +237,8 @@ def retry(
         if reply is not None and thread_id is not None:
             _resend(database, Partition(tenant, thread_id), reply)
         elif run is not None and thread_id is not None:
-            again = _run_again(database, Partition(tenant, thread_id), run)
-            out.print(escape(_again_line(thread_id, run, again)), soft_wrap=True)
+            again, was_repeated = _run_again(database, Partition(tenant, thread_id), run)
+            out.print(escape(_again_line(thread_id, run, again, was_repeated)), soft_wrap=True)
         else:
             _run_all_again(database, tenant, thread_id)
 
@@ -272,7 +272,7 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
             _refuse_unknown(database, partition, found.runs)
         for run in reversed(found.runs):
             try:
-                again = _run_again(database, partition, run.id)
+                again, was_repeated = _run_again(database, partition, run.id)
             except Unavailable:
                 raise
             except PerdureError as error:
@@ -281,30 +281,26 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
                     escape(f"{printable(partition.thread)}: run {run.id} stays: {error}"), soft_wrap=True
                 )
                 continue
-            tried += not again.is_duplicate
-            out.print(escape(_again_line(partition.thread, run.id, again)), soft_wrap=True)
+            tried += not was_repeated
+            out.print(escape(_again_line(partition.thread, run.id, again, was_repeated)), soft_wrap=True)
     out.print(f"{tried} runs are repeated, {refused} stay.")
     if refused:
         raise typer.Exit(1)
 
 
-def _run_again(database: SyncDatabase, partition: Partition, run_id: str) -> Accepted:
+def _run_again(database: SyncDatabase, partition: Partition, run_id: str) -> tuple[str, bool]:
+    import asyncio
     from functools import partial
 
-    from perdure.model.ops import Now
-    from perdure.model.program import ask
-    from perdure.runtime.run_retries import retry_run
-    from perdure.runtime.settings import Settings
+    from perdure.runtime.operations.reruns import rerun
 
-    handle = handle_in(database)
     read_asked = partial(database.checkpointer(tenant=partition.tenant).read_asked, partition)
-    now, most = handle.run(ask(Now())), Settings().max_pending
-    return handle.run(retry_run(handle, partition, run_id, now, most, read_asked))
+    return asyncio.run(rerun(handle_in(database), partition, run_id, read_asked))
 
 
-def _again_line(thread_id: str, run_id: str, again: Accepted) -> str:
-    how = "was to be run again before" if again.is_duplicate else "is to be run again"
-    return f"{printable(thread_id)}: run {printable(run_id)} {how}, as {printable(again.id)}"
+def _again_line(thread_id: str, run_id: str, again: str, was_repeated: bool) -> str:
+    how = "was to be run again before" if was_repeated else "is to be run again"
+    return f"{printable(thread_id)}: run {printable(run_id)} {how}, as {printable(again)}"
 
 
 def _newest(

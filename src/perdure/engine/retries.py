@@ -26,6 +26,11 @@ _OF_ITS_START = ("checkpoint_id",)
 """Options that say where a run begins."""
 
 
+def repetition_key(run_id: str) -> bytes:
+    """Return the dedupe key of the message that repeats a failed run."""
+    return dedupe_digest(f"retry {run_id}")
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """Request to run a failed run again.
@@ -68,7 +73,7 @@ class Retry:
 
     @property
     def _key(self) -> bytes:
-        return dedupe_digest(f"retry {self.run_id}")
+        return repetition_key(self.run_id)
 
     def _load(self) -> Program[_Seen]:
         lanes, runs, heads, keys = yield from ask(

@@ -17,11 +17,11 @@ from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.errors import BadSetting
 from perdure.inspector.access import Access, Sees
-from perdure.inspector.visible_threads import WalkPlace
 from perdure.model.ops import Commit, Delete, Expect, Fetch, Now, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, SERVER, Partition
 from perdure.runtime.threads.rows import look
+from perdure.runtime.threads.walk import WalkPlace
 
 _COLLECTION = "action"
 _PAGE = 100

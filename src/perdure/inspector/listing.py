@@ -16,7 +16,6 @@ from typing import Any, get_args
 from perdure.engine.measure import measure
 from perdure.errors import BadSetting, PerdureError, Unavailable
 from perdure.inspector.access import Access
-from perdure.inspector.visible_threads import WalkPlace, WalkStep, number, walk
 from perdure.model.lifecycle import Status
 from perdure.model.messages import Run
 from perdure.model.records import Partition
@@ -25,6 +24,8 @@ from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
+from perdure.runtime.threads.users import title_in
+from perdure.runtime.threads.walk import WalkPlace, WalkStep, number, walk
 
 Wanted = Callable[[ThreadRow], bool]
 """Predicate over a thread as it is now."""
@@ -32,15 +33,12 @@ Wanted = Callable[[ThreadRow], bool]
 PAGE = 50
 _SECONDS = 0.4
 _MEASURED_AT_ONCE = 8
-_ASCII = 128
 SORTS = {
     "activity": Order("updated_at"),
     "age": Order("created_at", descending=False),
     "newest": Order("created_at"),
 }
 _ID, _SIZE = "id", "size"
-_TITLES = ("title", "name")
-"""Keys of the metadata that may have a thread's title, the first one that is there."""
 
 
 async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -69,21 +67,18 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
         def wanted(row: ThreadRow) -> bool:
             fits = row.thread_id.startswith(asked.get("id") or "") and status in (None, row.status)
-            return fits and contains(row.metadata, metadata) and title in title_of(row.metadata).casefold()
+            return fits and contains(row.metadata, metadata) and title in title_in(row.metadata).casefold()
 
-        # The index takes prefixes that end in an ASCII character.
         prefix = asked.get("id") or ""
-        while prefix and ord(prefix[-1]) >= _ASCII - 1:
-            prefix = prefix[:-1]
         place = WalkPlace.read(asked.get("cursor") or "")
-        steps = walk(access, sees, place, prefix=prefix, with_rows=True)
+        steps = walk(access.handle, access.tenant, sees, place, prefix=prefix, with_rows=True)
         return await (_by_size if sort == _SIZE else _by_id)(access, steps, wanted)
     skip = number(asked.get("cursor") or "0", "the cursor")
     index = ThreadIndex(access.handle, access.tenant)
     page: list[ThreadRow] = []
 
     def is_seen(held: Mapping[str, Any]) -> bool:
-        return title in title_of(held).casefold() and (sees is None or sees(held))
+        return title in title_in(held).casefold() and (sees is None or sees(held))
 
     may_show = is_seen if title else sees
     search = index.search(
@@ -104,12 +99,6 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         "threads": [shown(row) for row in page[:PAGE]],
         "cursor": str(skip + PAGE) if more else None,
     }
-
-
-def title_of(metadata: Mapping[str, Any]) -> str:
-    """Return the title that a thread's metadata has, ``""`` without one."""
-    found = next((metadata[key] for key in _TITLES if metadata.get(key) is not None), "")
-    return found if isinstance(found, str) else ""
 
 
 def shown(row: ThreadRow) -> dict[str, Any]:

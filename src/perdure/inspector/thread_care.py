@@ -17,10 +17,10 @@ from perdure.engine.measure import measure
 from perdure.errors import BadSetting, PerdureError
 from perdure.inspector.access import Access
 from perdure.inspector.listing import run_shown
-from perdure.inspector.visible_threads import WalkPlace, number, walk
 from perdure.langgraph.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.runtime.threads.walk import WalkPlace, number, walk
 from perdure.storage.url import backend_of
 
 _SECONDS = 0.4
@@ -68,7 +68,7 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     examined = 0
     place = WalkPlace.read(asked.get("cursor") or "")
     until = time.monotonic() + _SECONDS
-    async with aclosing(walk(access, sees, place)) as steps:
+    async with aclosing(walk(access.handle, access.tenant, sees, place)) as steps:
         async for step in steps:
             if step.partition is not None:
                 examined += 1

@@ -10,7 +10,6 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 from perdure.engine import history, tags
 from perdure.engine.decoding import read_each
 from perdure.errors import BadSetting, NotFound
-from perdure.inspector import visible_threads
 from perdure.inspector.access import Access
 from perdure.inspector.listing import run_shown, shown, title_of
 from perdure.langgraph.call_records import is_of_calls
@@ -22,6 +21,7 @@ from perdure.model.program import Program, ask
 from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import CHECKPOINT, EPOCH, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.write_records import read_writes
+from perdure.runtime.threads import walk
 
 PAGE = 100
 _TREE_PAGE = 2_000
@@ -83,7 +83,7 @@ def needed(asked: Mapping[str, str], name: str) -> str:
 def number(asked: Mapping[str, str], name: str) -> int | None:
     """Return a number in a request, ``None`` without it; raise ``BadSetting`` for anything else."""
     text = asked.get(name)
-    return visible_threads.number(text, name) if text else None
+    return walk.number(text, name) if text else None
 
 
 def _about(partition: Partition) -> Program[dict[str, Any]]:

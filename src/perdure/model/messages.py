@@ -39,6 +39,9 @@ OPEN, WAITING, DONE = "open", "waiting", "done"
 FAILED, INTERRUPTED, ROLLED_BACK = "failed", "interrupted", "rolled_back"
 """States of a run. Only an ``open`` one is in progress; the answer to a ``waiting`` run is another run."""
 
+TRACEBACK = "traceback"
+"""Entry of the note of a run with the traceback of its error, which is for operators and not for clients."""
+
 TIMEOUT = "Timeout"
 """Kind of failure of a run that exceeded its time limit."""
 

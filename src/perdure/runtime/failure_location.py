@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
 
 from perdure.model.messages import TIMEOUT
 from perdure.runtime.own_code import traceback_text
@@ -52,12 +53,17 @@ def _show_own_frames_first(record: logging.LogRecord) -> bool:
     return True
 
 
+def is_of_library(frame: FrameType) -> bool:
+    """Return True if a frame is of LangGraph's, Perdure's or asyncio's code."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES
+
+
 def place_of(error: BaseException) -> str:
     """Return the file and line in which an error was raised, outside of LangGraph's and Perdure's code; empty
     if there is none."""
     place, at = "", error.__traceback__
     while at is not None:
-        if at.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+        if not is_of_library(at.tb_frame):
             place = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
         at = at.tb_next
     return place

@@ -34,7 +34,7 @@ from perdure.errors import (
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.lifecycle import stopped_state
-from perdure.model.messages import FAILED, TIMEOUT, WAITING, Run, error_note
+from perdure.model.messages import FAILED, TIMEOUT, TRACEBACK, WAITING, Run, error_note
 from perdure.model.ops import Put
 from perdure.model.queue import IN, OUT, ROLLBACK
 from perdure.model.records import Partition
@@ -42,6 +42,7 @@ from perdure.runtime.conversation_windows import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.publisher import Ended, EventBuffer
 from perdure.runtime.failure_location import log_failure, place_of
+from perdure.runtime.failure_traces import failure_note
 from perdure.runtime.graphs import Graphs
 from perdure.runtime.jitter import spread
 from perdure.runtime.memory_turns import MEMORY
@@ -259,13 +260,14 @@ class Runner:
             options = Options.read(message.options)
         except Corrupt as unreadable:
             # Unreadable options stay unreadable at the next attempt.
-            return await self._given_up(held, error_note(unreadable), type(unreadable).__name__)
+            return await self._given_up(held, failure_note(unreadable))
         await self._open_buffer(held, options)
         stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
             return await self._stopped(held, stopped)
         if runs.counted_attempts(held.run) > self._settings.attempts:
-            return await self._given_up(held, "its worker ended each time that it was tried")
+            why = "its worker ended each time that it was tried"
+            return await self._given_up(held, {"error": why, "kind": "GivenUp"})
         agent = self.graphs.agents[held.run.graph]
         durability = options.durability or agent.durability
         steering = Steering(
@@ -341,7 +343,7 @@ class Runner:
             try:
                 return await self._finish(held, task.result())
             except _PERMANENT as refused:
-                return await self._given_up(held, error_note(refused), type(refused).__name__)
+                return await self._given_up(held, failure_note(refused))
         if how == DELETED:
             return False
         if how == "lost":
@@ -351,7 +353,8 @@ class Runner:
             await self.handed_over(held)
             return False
         if how == "deadline":
-            return await self._given_up(held, f"it took longer than {self._settings.deadline} s", TIMEOUT)
+            why = f"it took longer than {self._settings.deadline} s"
+            return await self._given_up(held, {"error": why, "kind": TIMEOUT})
         if how:
             return await self._stopped(held, how)
         error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
@@ -445,7 +448,8 @@ class Runner:
         if buffer is None:
             return None, []
         await buffer.flush()
-        last, puts = buffer.last({"run_id": held.run.id, "state": ending.state, **ending.note})
+        told = {name: value for name, value in ending.note.items() if name != TRACEBACK}
+        last, puts = buffer.last({"run_id": held.run.id, "state": ending.state, **told})
         if puts:
             until = self._clock.estimate() + round(self._settings.keep_events * 1_000_000)
             puts.append(events.keeping(until, self._database.fresh()))
@@ -471,7 +475,7 @@ class Runner:
         self.excuses.add(held)
 
     async def _failed(self, held: HeldRun, error: BaseException) -> bool:
-        reason = error_note(error)
+        note = failure_note(error)
         self._emit("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
         log_failure(held.run.id, error)
         most = self._settings.attempts
@@ -482,19 +486,19 @@ class Runner:
         is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
         is_no_fault = is_excused or isinstance(error, _NO_FAULT)
         if not is_no_fault and (runs.counted_attempts(held.run) >= most or isinstance(error, _PERMANENT)):
-            return await self._given_up(held, reason, type(error).__name__)
+            return await self._given_up(held, note)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread())
-        put_off = runs.put_off(held, until, {"error": reason}, now, counts=is_excused or not is_no_fault)
+        put_off = runs.put_off(held, until, note, now, counts=is_excused or not is_no_fault)
         after = await self._database.arun(put_off)
         self._dispatch.schedule(held.partition, after.lane, now)
         return False
 
-    async def _given_up(self, held: HeldRun, why: str, kind: str = "GivenUp") -> bool:
+    async def _given_up(self, held: HeldRun, why: Mapping[str, Any]) -> bool:
         options = Options.read_if_readable(held.messages[0].options)
         asked = None if options is None else options.on_failure
         held, kept = await self._take_back(held, (asked or self._settings.on_failure) == "rollback")
-        note = {"error": why, "kind": kind, **kept}
+        note = {**why, **kept}
         apology = self.graphs.agents[held.run.graph].apology
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
         return await self._finish(held, Ending(FAILED, note, replies))

@@ -11,15 +11,17 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
+from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting
-from perdure.inspector.access import Access, Sees
 from perdure.model.ops import Find
 from perdure.model.program import ask
 from perdure.model.records import Partition
+from perdure.runtime.threads.index import Sees
 from perdure.runtime.threads.rows import ThreadRow, look
 
 _PAGE = 64
 _SKIPPED_PAGE = 1000
+_ASCII = 128
 NUMBER_DIGITS = 18
 """Maximum number of digits of a number in a request."""
 
@@ -54,29 +56,39 @@ class WalkStep(NamedTuple):
 
 
 async def walk(
-    access: Access, sees: Sees | None, place: WalkPlace, *, prefix: str = "", with_rows: bool = False
+    database: DatabaseHandle,
+    tenant: str,
+    sees: Sees | None,
+    place: WalkPlace,
+    *,
+    prefix: str = "",
+    with_rows: bool = False,
 ) -> AsyncGenerator[WalkStep, None]:
     """Yield the tenant's threads after a place.
 
     Args:
-        access: The viewer's rights.
+        database: The database.
+        tenant: The tenant.
         sees: Which threads the viewer may see, None for all.
         place: Where to go on.
-        prefix: Beginning of the ids, which ends in an ASCII character.
+        prefix: Beginning of the ids that have to be examined: others may be left out.
         with_rows: True to read every thread; otherwise only what the rights need is read.
     """
+    # The index takes prefixes that end in an ASCII character.
+    while prefix and ord(prefix[-1]) >= _ASCII - 1:
+        prefix = prefix[:-1]
     after, left = place.after, place.passed
     while True:
-        start = Partition(access.tenant, after) if after else None
+        start = Partition(tenant, after) if after else None
         size = min(left, _SKIPPED_PAGE) or _PAGE
-        find = Find("threads", access.tenant, after=start, limit=size, prefix=prefix)
-        hits = await access.handle.arun(ask(find))
+        find = Find("threads", tenant, after=start, limit=size, prefix=prefix)
+        hits = await database.arun(ask(find))
         skipped = min(left, len(hits))
         left -= skipped
         found = [hit.partition for hit in hits[skipped:]]
         rows: list[ThreadRow | None] = [None] * len(found)
         if with_rows or sees is not None:
-            rows = list(await asyncio.gather(*(access.handle.arun(look(each)) for each in found)))
+            rows = list(await asyncio.gather(*(database.arun(look(each)) for each in found)))
         for partition, row in zip(found, rows, strict=True):
             if sees is None or (row is not None and sees(row.metadata)):
                 place = WalkPlace(partition.thread)

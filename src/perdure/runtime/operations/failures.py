@@ -1,0 +1,107 @@
+"""Errors of failed runs as they are shown, and the groups of those that are alike.
+
+Where the texts of exceptions are not shown, they take no part in groups and searches either: a search would
+tell what is hidden.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from perdure.model.messages import TRACEBACK
+from perdure.runtime.failure_location import shows_texts, text_for_clients
+
+_NAMED = r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}"
+_VARYING = (
+    (re.compile(rf"\b{_NAMED}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "<address>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?"), "<time>"),
+    (re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,4}"), "<address>"),
+    (re.compile(r"\d+(?:[.,]\d+)*"), "<n>"),
+)
+"""Parts of messages that differ from run to run, with what stands for them in a group."""
+
+_EXAMINED_MAX = 1000
+_GROUP_MAX = 200
+
+
+class Failure(NamedTuple):
+    """Error of a run, as it may be shown: the name of its type, its text, and its traceback, if one is stored
+    and may be shown."""
+
+    kind: str
+    message: str
+    traceback: str | None = None
+
+    @property
+    def alike(self) -> str:
+        """The text without what differs from run to run."""
+        return normalised(self.message)
+
+    @property
+    def group(self) -> str:
+        """Name of the group of errors like this one."""
+        return sha256(f"{self.kind}\n{self.alike}".encode("utf-8", "replace")).hexdigest()[:12]
+
+    def has(self, text: str) -> bool:
+        """Return True if the type or the text contains a text, in either case."""
+        wanted = text.casefold()
+        return wanted in self.kind.casefold() or wanted in self.message.casefold()
+
+
+class FailureGroup(NamedTuple):
+    """Failed runs with errors that are alike. Times are microseconds since 1970; ``example`` is the newest,
+    as its thread and its run."""
+
+    group: str
+    kind: str
+    message: str
+    runs: int
+    first_at: int
+    last_at: int
+    example: tuple[str, str]
+
+
+def failure_of(note: Mapping[str, Any]) -> Failure | None:
+    """Return the error in the note of a run as it may be shown, ``None`` if it has none."""
+    text, kind = note.get("error"), str(note.get("kind", ""))
+    if not isinstance(text, str):
+        return None
+    if not kind:
+        # An attempt of an older release: the type is at the beginning of the text.
+        before, separator, _ = text.partition(": ")
+        kind = before if separator and before.isidentifier() else "Error"
+    trace = note.get(TRACEBACK) if shows_texts.get() else None
+    shown = text_for_clients(kind, text.removeprefix(f"{kind}: "))
+    return Failure(kind, shown, trace if isinstance(trace, str) else None)
+
+
+def normalised(message: str) -> str:
+    """Return a message on one line with placeholders for ids, numbers, times and addresses, cut to 200
+    characters."""
+    text = message[:_EXAMINED_MAX]
+    for pattern, name in _VARYING:
+        text = pattern.sub(name, text)
+    return " ".join(text.split())[:_GROUP_MAX]
+
+
+def grouped(found: Iterable[tuple[str, str, int, Failure]]) -> list[FailureGroup]:
+    """Return groups of failures, the largest first; each failure comes with its thread, run and time."""
+    groups: dict[str, FailureGroup] = {}
+    for thread_id, run_id, at, failure in found:
+        name, example = failure.group, (thread_id, run_id)
+        one = groups.get(name)
+        if one is None:
+            groups[name] = FailureGroup(name, failure.kind, failure.alike, 1, at, at, example)
+        else:
+            groups[name] = one._replace(
+                runs=one.runs + 1,
+                first_at=min(one.first_at, at),
+                last_at=max(one.last_at, at),
+                example=example if at > one.last_at else one.example,
+            )
+    return sorted(groups.values(), key=lambda each: (-each.runs, -each.last_at))

@@ -1,0 +1,104 @@
+"""Failed runs run again, one or many. The engine's ``Retry`` decides each: it is repeated once, from the last
+step that is stored, and not beside what has happened since."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Literal, NamedTuple
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine.questions import ReadAsked
+from perdure.errors import PerdureError, Unavailable
+from perdure.model.ops import Now
+from perdure.model.program import ask
+from perdure.model.records import Partition
+from perdure.runtime.operations.run_search import FoundRun, RunQuery, search
+from perdure.runtime.operations.thread_steps import ThreadWalk
+from perdure.runtime.run_retries import retry_run
+from perdure.runtime.settings import Settings
+
+Outcome = Literal["accepted", "repeated before", "stays"]
+
+
+class Rerun(NamedTuple):
+    """Attempt to run a failed run again.
+
+    Attributes:
+        thread_id: the thread.
+        run_id: the failed run.
+        outcome: ``accepted``; ``repeated before``; or ``stays``, for the ``reason``.
+        again: the run that repeats it.
+        reason: why it stays as it is.
+    """
+
+    thread_id: str
+    run_id: str
+    outcome: Outcome
+    again: str | None = None
+    reason: str | None = None
+
+
+class RerunStep(NamedTuple):
+    """A thread that was examined: where to go on after it, and what was done there."""
+
+    cursor: str
+    reruns: tuple[Rerun, ...] = ()
+
+
+Repeat = Callable[[FoundRun], Awaitable[tuple[str, bool]]]
+"""Runs a failed run again, and returns the new run's id and whether it had been repeated before."""
+
+
+async def rerun(
+    database: DatabaseHandle, partition: Partition, run_id: str, read_asked: ReadAsked
+) -> tuple[str, bool]:
+    """Run a failed run again, for a worker in another process to take up.
+
+    Args:
+        database: the database.
+        partition: the thread.
+        run_id: the failed run.
+        read_asked: reads what the thread asks.
+
+    Returns:
+        The new run's id, and whether it had been repeated before.
+
+    Raises:
+        NotFound, Conflict, RunInProgress, NotWaiting, QueueFull: as ``TenantRuntime.retry``.
+    """
+    now, most = await database.arun(ask(Now())), Settings().max_pending
+    accepted = await database.arun(retry_run(database, partition, run_id, now, most, read_asked))
+    return accepted.id, accepted.is_duplicate
+
+
+async def rerun_standing(
+    walk: ThreadWalk, query: RunQuery, repeat: Repeat, cursor: str = ""
+) -> AsyncGenerator[RerunStep, None]:
+    """Run failed runs that stand again, the oldest of a thread first; one that cannot be does not stop the
+    others.
+
+    Args:
+        walk: the threads.
+        query: which of the failed runs.
+        repeat: runs one again.
+        cursor: where to go on, empty for the beginning.
+
+    Raises:
+        Unavailable: the database cannot be reached.
+    """
+    async with aclosing(search(walk, query._replace(state="failed", stands=True), cursor)) as steps:
+        async for step in steps:
+            done = [await _repeated(found, repeat) for found in reversed(step.runs)]
+            yield RerunStep(step.cursor, tuple(done))
+
+
+async def _repeated(found: FoundRun, repeat: Repeat) -> Rerun:
+    try:
+        again, was_repeated = await repeat(found)
+    except Unavailable:
+        raise
+    except PerdureError as error:
+        return Rerun(found.thread_id, found.run.id, "stays", reason=str(error))
+    outcome: Outcome = "repeated before" if was_repeated else "accepted"
+    return Rerun(found.thread_id, found.run.id, outcome, again)

@@ -1,0 +1,303 @@
+"""Runs of a tenant: which there are, which failed and were not made good since, and one in all its detail.
+
+The runs of a thread are read in its partition, so finding runs reads the threads with recent activity first,
+and stops at the first that is too old. A failed run *stands* if it was not run again, and if no later run of
+its thread ended otherwise: it is what has to be looked after.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from perdure.engine.decoding import read_each, read_one
+from perdure.engine.retries import repetition_key
+from perdure.errors import NotFound
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.heads import ROOT
+from perdure.model.lifecycle import may_retry
+from perdure.model.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, Run
+from perdure.model.ops import Fetch, Find, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, RUN, Partition, Record
+from perdure.runtime.operations.failures import Failure, failure_of
+from perdure.runtime.operations.thread_steps import ThreadWalk
+from perdure.runtime.threads.rows import ThreadRow, look
+from perdure.runtime.threads.users import user_in
+
+_PAGE = 100
+OF_THREAD_MAX = 100
+"""Maximum number of runs of one thread that a search finds."""
+STATES = ("open", "waiting", "done", "failed", "interrupted", "rolled_back")
+
+
+class RunQuery(NamedTuple):
+    """Conditions on runs; what is not given is not asked.
+
+    Attributes:
+        state: the state of the run.
+        user: the user of its thread.
+        since: earliest time of its last change, in microseconds since 1970.
+        error: part of the type or the text of its error, in either case.
+        group: name of the group of its error.
+        graph: its graph.
+        stands: true for failed runs that stand only.
+    """
+
+    state: str | None = None
+    user: str | None = None
+    since: int | None = None
+    error: str | None = None
+    group: str | None = None
+    graph: str | None = None
+    stands: bool = False
+
+    def is_met(self, run: FoundRun) -> bool:
+        """Return True if a run that was found in a thread of the right user is one that is asked for."""
+        failure = run.failure
+        if self.error is not None and (failure is None or not failure.has(self.error)):
+            return False
+        if self.group is not None and (failure is None or failure.group != self.group):
+            return False
+        return run.stands or not self.stands
+
+
+class FoundRun(NamedTuple):
+    """A run with its thread.
+
+    Attributes:
+        thread_id: the thread.
+        user: the user of the thread, ``None`` if it names none.
+        run: the run.
+        failure: its error, if it has one.
+        is_repeated: it failed, and was run again.
+        stands: it failed, was not run again, and no later run of the thread ended otherwise.
+    """
+
+    thread_id: str
+    user: str | None
+    run: Run
+    failure: Failure | None
+    is_repeated: bool = False
+    stands: bool = False
+
+
+class RunStep(NamedTuple):
+    """A thread that was examined: where to go on after it, its runs that are asked for, the time of its last
+    change if threads come by time, and whether none that comes later can have any such run."""
+
+    cursor: str
+    runs: tuple[FoundRun, ...]
+    at: int | None = None
+    is_last: bool = False
+
+
+async def search(
+    walk: ThreadWalk, query: RunQuery, cursor: str = "", enough: int | None = None
+) -> AsyncGenerator[RunStep, None]:
+    """Yield the runs that are asked for, thread by thread.
+
+    Args:
+        walk: the threads; failed runs that stand are looked for in threads whose status is ``error`` only.
+        query: the conditions.
+        cursor: where to go on, empty for the beginning.
+        enough: the number of runs after which the caller is likely to stop.
+    """
+    if query.stands:
+        walk = walk._replace(status="error")
+    async with aclosing(walk.steps(cursor, enough)) as steps:
+        async for step in steps:
+            row = step.row
+            if row is None:
+                yield RunStep(step.cursor, ())
+                continue
+            if walk.is_by_time and query.since is not None and row.updated_at < query.since:
+                yield RunStep(step.cursor, (), row.updated_at, is_last=True)
+                return
+            user = user_in(row.metadata)
+            found: tuple[FoundRun, ...] = ()
+            has_runs = row.run is not None or query.state in (None, ROLLED_BACK)
+            if query.user in (None, user) and has_runs:
+                program = of_thread(Partition(walk.tenant, row.thread_id), user, query)
+                found = await walk.database.arun(program)
+            yield RunStep(step.cursor, found, row.updated_at if walk.is_by_time else None)
+
+
+async def newest(walk: ThreadWalk, query: RunQuery, limit: int) -> list[FoundRun]:
+    """Return the newest runs that are asked for, by the time of their last change, newest first."""
+    found: list[tuple[int, int, FoundRun]] = []
+    number = 0
+    async with aclosing(search(walk, query, enough=limit)) as steps:
+        async for step in steps:
+            if step.is_last or (step.at is not None and len(found) == limit and step.at < found[0][0]):
+                break
+            for run in step.runs:
+                number += 1
+                entry = (run.run.updated_at, -number, run)
+                if len(found) < limit:
+                    heapq.heappush(found, entry)
+                else:
+                    heapq.heappushpop(found, entry)
+    return [run for _, _, run in sorted(found, reverse=True)]
+
+
+def of_thread(partition: Partition, user: str | None, query: RunQuery) -> Program[tuple[FoundRun, ...]]:
+    """Return the runs of a thread that are asked for, newest first, at most ``OF_THREAD_MAX``.
+
+    Raises:
+        Corrupt: a run that is asked for cannot be read.
+    """
+    found: list[FoundRun] = []
+    after: int | None = None
+    is_standing = True
+    while True:
+        page = Range(RUN, by="first", reverse=True, after=after, limit=_PAGE, bodies=False)
+        (records,) = yield from ask(Fetch(partition, (page,)))
+        wanted: list[tuple[Record, bool]] = []
+        for record in records:
+            state = record.fields["state"]
+            is_standing = is_standing and state == FAILED
+            is_over = query.since is not None and record.fields["updated_at"] < query.since
+            if is_over or (query.stands and not is_standing):
+                records = ()
+                break
+            if query.state in (None, state) and query.graph in (None, record.fields["graph"]):
+                wanted.append((record, is_standing))
+        found += [
+            run
+            for run in (yield from _read(partition, user, wanted[: OF_THREAD_MAX - len(found)]))
+            if query.is_met(run)
+        ]
+        if len(records) < _PAGE or len(found) >= OF_THREAD_MAX:
+            return tuple(found)
+        after = records[-1].fields["first"]
+
+
+def _read(
+    partition: Partition, user: str | None, wanted: Sequence[tuple[Record, bool]]
+) -> Program[list[FoundRun]]:
+    """Read runs with their errors, and whether they were run again."""
+    if not wanted:
+        return []
+    runs = tuple(Get(RUN, record.key) for record, _ in wanted)
+    keys = tuple(Get(DEDUPE, (repetition_key(record.key[0]),)) for record, _ in wanted)
+    answers = yield from ask(Fetch(partition, (*runs, *keys)))
+    out: list[FoundRun] = []
+    for (_, is_standing), stored, repeated in zip(
+        wanted, answers[: len(runs)], answers[len(runs) :], strict=True
+    ):
+        for run in read_each(partition, Run.read, stored):
+            stands = is_standing and may_retry(run.state) and not repeated
+            out.append(FoundRun(partition.thread, user, run, failure_of(run.note), bool(repeated), stands))
+    return out
+
+
+class RunDetail(NamedTuple):
+    """A run in all its detail.
+
+    Attributes:
+        found: the run.
+        tenant: its tenant.
+        repeats: the failed run that it repeats, if it does.
+        repeated_by: the run that repeats it, or will.
+        goes_on_from: the id and the step of the thread's latest checkpoint, if this run made it: a repetition
+            goes on from there.
+        messages: the number of messages that it took.
+    """
+
+    found: FoundRun
+    tenant: str
+    repeats: str | None
+    repeated_by: str | None
+    goes_on_from: tuple[str, int | None] | None
+    messages: int
+
+
+async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> RunDetail:
+    """Return a run.
+
+    A run is found by the checkpoints that it stored. One that stored none is looked for in all threads,
+    failed ones first, unless its thread is named.
+
+    Args:
+        walk: the threads.
+        run_id: the run.
+        thread_id: its thread, if it is known.
+
+    Raises:
+        NotFound: there is no such run.
+    """
+    database, tenant = walk.database, walk.tenant
+    if thread_id is None:
+        for hit in await database.arun(ask(Find("runs", tenant, value=run_id, limit=1))):
+            thread_id = hit.partition.thread
+    if thread_id is None:
+        thread_id = await _thread_of(walk, run_id)
+    found = None
+    if thread_id is not None:
+        partition = Partition(tenant, thread_id)
+        row = await database.arun(look(partition))
+        found = await database.arun(detail(partition, run_id, row))
+    if found is None:
+        where = "there is" if thread_id is None else f"thread {thread_id!r} has"
+        raise NotFound(
+            f"{where} no run {run_id!r}: it has not begun, or its record was removed; "
+            "`perdure runs ls` lists those that there are"
+        )
+    return found
+
+
+async def _thread_of(walk: ThreadWalk, run_id: str) -> str | None:
+    for status in ("error", None):
+        async with aclosing(walk._replace(status=status).steps()) as steps:
+            async for step in steps:
+                if step.row is None:
+                    continue
+                partition = Partition(walk.tenant, step.row.thread_id)
+                (records,) = await walk.database.arun(ask(Fetch(partition, (Get(RUN, (run_id,)),))))
+                if records:
+                    return partition.thread
+    return None
+
+
+def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> Program[RunDetail | None]:
+    """Return a run of a thread, ``None`` if there is none; ``row`` is the thread, if it was read."""
+    runs, newer, heads, keys = yield from ask(
+        Fetch(
+            partition,
+            (
+                Get(RUN, (run_id,)),
+                Range(RUN, by="first", reverse=True, limit=_PAGE, bodies=False),
+                Get(HEAD, (ROOT,)),
+                Get(DEDUPE, (repetition_key(run_id),)),
+            ),
+        )
+    )
+    if not runs:
+        return None
+    run = read_one(partition, Run.read, runs[0])
+    later = [record.fields["state"] for record in newer if record.fields["first"] > run.first]
+    head = heads[0].fields["checkpoint_id"] if heads else ""
+    seq = keys[0].fields["seq"] if keys else 0
+    messages, again, checkpoints = yield from ask(
+        Fetch(
+            partition,
+            (Get(INBOX, (run.first,)), Get(INBOX, (seq,)), Get(CHECKPOINT, (ROOT, head))),
+        )
+    )
+    repeats = None
+    for message in read_each(partition, Message.read, messages):
+        repeats = message.options.get(RETRY_OF)
+    repeated_by = None
+    for message in read_each(partition, Message.read, again):
+        repeated_by = message.id
+    goes_on_from = None
+    if checkpoints and (latest := CheckpointRecord.read(checkpoints[0])).run_id == run.id:
+        goes_on_from = (latest.id, latest.step)
+    stands = may_retry(run.state) and not keys and all(state == FAILED for state in later)
+    user = None if row is None else user_in(row.metadata)
+    found = FoundRun(partition.thread, user, run, failure_of(run.note), bool(keys), stands)
+    count = run.last - run.first + 1
+    return RunDetail(found, partition.tenant, repeats, repeated_by, goes_on_from, count)

@@ -1,0 +1,97 @@
+"""Walk over a tenant's threads as they are now, the latest activity first where the database can do that.
+
+A backend with a listing orders its threads by time; on the others they come by their ids, as an order by time
+would need all of them. Each step names a place to go on from, so that a request examines threads for a moment
+and the next one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from perdure.database.handle import DatabaseHandle
+from perdure.errors import BadSetting
+from perdure.model.lifecycle import Status
+from perdure.model.records import INTERNAL
+from perdure.runtime.threads.index import Sees, ThreadIndex
+from perdure.runtime.threads.order import Order
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.runtime.threads.walk import WalkPlace, number, walk
+
+_BY_TIME, _BY_ID = "t", "i"
+
+
+class ThreadStep(NamedTuple):
+    """A thread that was examined: where to go on after it, and the thread, ``None`` if it does not match or
+    may not be seen."""
+
+    cursor: str
+    row: ThreadRow | None
+
+
+class ThreadWalk(NamedTuple):
+    """A walk over the threads of a tenant.
+
+    Attributes:
+        database: the database.
+        tenant: the tenant.
+        sees: which threads the viewer may see, ``None`` for all.
+        status: the status that a thread has to have, ``None`` for any.
+        prefix: the beginning of its id.
+    """
+
+    database: DatabaseHandle
+    tenant: str
+    sees: Sees | None = None
+    status: Status | None = None
+    prefix: str = ""
+
+    @property
+    def is_by_time(self) -> bool:
+        """True if the latest activity comes first."""
+        return self.database.has_listing and not self.prefix
+
+    async def steps(self, cursor: str = "", enough: int | None = None) -> AsyncGenerator[ThreadStep, None]:
+        """Yield the steps after a cursor.
+
+        Args:
+            cursor: where to go on, empty for the beginning.
+            enough: the number of threads after which the caller is likely to stop.
+
+        Raises:
+            BadSetting: the cursor is not one of this walk.
+        """
+        order, _, place = cursor.partition(":")
+        if cursor and order != (_BY_TIME if self.is_by_time else _BY_ID):
+            raise BadSetting(f"the cursor {cursor[:40]!r} is not one of this search; begin it again without")
+        steps = self._by_time(place, enough) if self.is_by_time else self._by_id(place)
+        async with aclosing(steps) as walked:
+            async for step in walked:
+                yield step
+
+    async def _by_time(self, place: str, enough: int | None) -> AsyncGenerator[ThreadStep, None]:
+        passed = number(place, "the cursor's number") if place else 0
+        index = ThreadIndex(self.database, self.tenant)
+        found = index.search(
+            status=self.status, sees=self.sees, order=Order("updated_at"), skip=passed, enough=enough
+        )
+        async with aclosing(found) as rows:  # type: ignore[type-var]
+            async for row in rows:
+                passed += 1
+                yield ThreadStep(f"{_BY_TIME}:{passed}", row)
+
+    async def _by_id(self, place: str) -> AsyncGenerator[ThreadStep, None]:
+        start = WalkPlace.read(place)
+        found = walk(self.database, self.tenant, self.sees, start, prefix=self.prefix, with_rows=True)
+        async with aclosing(found) as walked:
+            async for step in walked:
+                row = step.row
+                if row is not None and (
+                    row.thread_id.startswith(INTERNAL)
+                    or not row.thread_id.startswith(self.prefix)
+                    or self.status not in (None, row.status)
+                ):
+                    row = None
+                yield ThreadStep(f"{_BY_ID}:{step.place.cursor}", row)

@@ -198,17 +198,12 @@ def show(
         print_json(entry)
         return
     run, failure = detail.found.run, detail.found.failure
-    out.print(
-        f"[bold]{escape(printable(run.id))}[/] of {escape(printable(detail.found.thread_id))}", soft_wrap=True
-    )
-    out.print(
-        escape(
-            f"{run.state}  graph {printable(run.graph)}  {several(run.attempts, 'attempt')}  "
-            f"started {when(run.started_at)}  {'last change' if run.state == 'open' else 'ended'} "
-            f"{when(run.updated_at)}"
-        ),
-        soft_wrap=True,
-    )
+    name = f"[bold]{escape(printable(run.id))}[/] of {escape(printable(detail.found.thread_id))}"
+    out.print(name, soft_wrap=True)
+    end = "last change" if run.state == "open" else "ended"
+    line = f"{run.state}  graph {printable(run.graph)}  {several(run.attempts, 'attempt')}"
+    line += f"  started {when(run.started_at)}  {end} {when(run.updated_at)}"
+    out.print(escape(line), soft_wrap=True)
     if detail.repeats is not None:
         out.print(escape(f"runs again {printable(detail.repeats)}"), soft_wrap=True)
     if failure is not None:

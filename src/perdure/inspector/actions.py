@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.errors import BadSetting, NotAllowed, NotFound, PerdureError, RunInProgress, TooLarge
 from perdure.inspector import audit_log, timeline
-from perdure.inspector.access import Access, InterruptAnswer, RunStart
+from perdure.inspector.access import Access, InterruptAnswer, RunStart, not_granted
 from perdure.langgraph import plain_reading
 from perdure.langgraph.readable_states import aread_state, aupdate_state
 from perdure.langgraph.unfit_values import unfitness
@@ -111,7 +111,7 @@ async def _retry(deed: Deed) -> dict[str, Any]:
 async def _rerun(deed: Deed) -> dict[str, Any]:
     """Run a failed run again from its last stored step."""
     ticket = await deed.runtime.retry(deed.thread_id, _text(deed.given, "run_id"))
-    return {"run_id": ticket.id}
+    return {"run_id": ticket.id, "was_repeated": ticket.is_duplicate}
 
 
 async def _discard(deed: Deed) -> dict[str, Any]:
@@ -193,6 +193,15 @@ async def act(access: Access, name: str, given: Given) -> dict[str, Any]:
         result = await action.do(Deed(access, runtime, row, given))
         more.update({key: value for key, value in result.items() if key in ("checkpoint_id", "run_id")})
     return result
+
+
+async def require_any(access: Access, permission: str) -> None:
+    """Raise ``NotAllowed`` unless a permission may be granted for some thread; each action on one is checked
+    again."""
+    if access.runtime is None:
+        raise NotAllowed("nothing can be changed here: the database is open for reading only")
+    if permission not in await access.permissions():
+        raise NotAllowed(not_granted(permission))
 
 
 def _details(action: Action, given: Given) -> dict[str, Any]:

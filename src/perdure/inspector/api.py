@@ -12,6 +12,7 @@ from perdure.inspector import (
     listing,
     queue,
     replaying,
+    runs,
     states,
     steps,
     tenant_names,
@@ -54,6 +55,8 @@ VIEWS: Mapping[str, View] = {
     "diff": states.difference,
     "messages": queue.messages,
     "queue": queue.queue,
+    "runs": runs.runs,
+    "run": runs.run,
     "care": thread_care.care,
     "scan": thread_care.scan,
     "log": audit_log.entries,
@@ -80,7 +83,9 @@ async def view(access: Access, name: str, asked: Mapping[str, str]) -> dict[str,
 
 async def act(access: Access, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Carry out an action, on a thread of the ``tenant`` that is given, if any; otherwise as
-    ``actions.act``."""
+    ``actions.act``. The action ``rerun-failed`` is one on many threads."""
+    if name == "rerun-failed":
+        return await runs.rerun_failed(_chosen(access, given), given)
     return await actions.act(_chosen(access, given), name, given)
 
 

@@ -7,11 +7,12 @@ import { showCare } from "./care.js";
 import { showLog } from "./log.js";
 import { showQueue } from "./queue.js";
 import { showReplay } from "./replay.js";
+import { showRuns } from "./runs.js";
 import { showTenant } from "./tenant.js";
 import { showThread } from "./thread.js";
 import { showThreads } from "./threads.js";
 
-const VIEWS = { threads: showThreads, thread: showThread, replay: showReplay, queue: showQueue, care: showCare, log: showLog };
+const VIEWS = { threads: showThreads, thread: showThread, replay: showReplay, runs: showRuns, queue: showQueue, care: showCare, log: showLog };
 let leave = () => {};
 let current = "";
 

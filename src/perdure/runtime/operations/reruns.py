@@ -10,13 +10,16 @@ from typing import Literal, NamedTuple
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.questions import ReadAsked
 from perdure.errors import PerdureError, Unavailable
+from perdure.model.messages import FAILED
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
+from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.run_search import FoundRun, RunQuery, search
 from perdure.runtime.operations.thread_steps import ThreadWalk
 from perdure.runtime.run_retries import retry_run
 from perdure.runtime.settings import Settings
+from perdure.runtime.threads.walk import number
 
 Outcome = Literal["accepted", "repeated before", "stays"]
 
@@ -69,6 +72,8 @@ async def rerun(
     """
     now, most = await database.arun(ask(Now())), Settings().max_pending
     accepted = await database.arun(retry_run(database, partition, run_id, now, most, read_asked))
+    if not accepted.is_duplicate:
+        Notifications(database, None).due(partition)
     return accepted.id, accepted.is_duplicate
 
 
@@ -76,7 +81,7 @@ async def rerun_standing(
     walk: ThreadWalk, query: RunQuery, repeat: Repeat, cursor: str = ""
 ) -> AsyncGenerator[RerunStep, None]:
     """Run failed runs that stand again, the oldest of a thread first; one that cannot be does not stop the
-    others.
+    others. What fails again meanwhile is not run a second time.
 
     Args:
         walk: the threads.
@@ -85,12 +90,20 @@ async def rerun_standing(
         cursor: where to go on, empty for the beginning.
 
     Raises:
+        BadSetting: the cursor is not one of this walk.
         Unavailable: the database cannot be reached.
     """
-    async with aclosing(search(walk, query._replace(state="failed", stands=True), cursor)) as steps:
+    begun, _, place = cursor.partition("/")
+    before = number(begun, "the cursor's time") if cursor else await walk.database.arun(ask(Now()))
+    query = query._replace(state=FAILED, stands=True, before=before)
+    # A thread that runs again leaves the listing of failed ones, and those behind it move up.
+    passed = number(place.partition(":")[2], "the cursor's number") if walk.is_by_time and place else 0
+    async with aclosing(search(walk, query, place)) as steps:
         async for step in steps:
             done = [await _repeated(found, repeat) for found in reversed(step.runs)]
-            yield RerunStep(step.cursor, tuple(done))
+            passed += not any(each.outcome == "accepted" for each in done)
+            inner = f"t:{passed}" if walk.is_by_time else step.cursor
+            yield RerunStep(f"{before}/{inner}", tuple(done))
 
 
 async def _repeated(found: FoundRun, repeat: Repeat) -> Rerun:

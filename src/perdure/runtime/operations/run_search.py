@@ -40,6 +40,7 @@ class RunQuery(NamedTuple):
         state: the state of the run.
         user: the user of its thread.
         since: earliest time of its last change, in microseconds since 1970.
+        before: latest time of its last change.
         error: part of the type or the text of its error, in either case.
         group: name of the group of its error.
         graph: its graph.
@@ -49,6 +50,7 @@ class RunQuery(NamedTuple):
     state: str | None = None
     user: str | None = None
     since: int | None = None
+    before: int | None = None
     error: str | None = None
     group: str | None = None
     graph: str | None = None
@@ -163,7 +165,10 @@ def of_thread(partition: Partition, user: str | None, query: RunQuery) -> Progra
             if is_over or (query.stands and not is_standing):
                 records = ()
                 break
-            if query.state in (None, state) and query.graph in (None, record.fields["graph"]):
+            is_later = query.before is not None and record.fields["updated_at"] > query.before
+            if is_later or query.state not in (None, state):
+                continue
+            if query.graph in (None, record.fields["graph"]):
                 wanted.append((record, is_standing))
         found += [
             run

@@ -1,0 +1,175 @@
+// Runs of all threads: those that failed, grouped by error, and running them again.
+
+import { act, get } from "./api.js";
+import { address } from "./address.js";
+import { announce, facts, field, fill, make, number, shortId, status, time } from "./dom.js";
+
+const STATES = [["stands", "failed, not made good"], ["failed", "all failed"], ["", "any"], ["open", "open"], ["waiting", "waiting"], ["done", "done"], ["interrupted", "interrupted"], ["rolled_back", "rolled back"]];
+const SPANS = [["", "any time"], ["15m", "the last 15 minutes"], ["1h", "the last hour"], ["1d", "the last day"], ["7d", "the last week"]];
+const PARTS_MAX = 25; // Requests for one page, where few threads match.
+
+const options = (pairs, chosen) => pairs.map(([value, text]) => make("option", { value, selected: value === chosen }, text));
+const text = (name, value, placeholder) => make("input", { type: "search", name, value: value || "", autocomplete: "off", spellcheck: false, maxLength: 300, placeholder });
+
+export async function showRuns(main, asked) {
+  const about = await get("about");
+  const mayRetry = about.permissions.includes("retry");
+  const state = make("select", { name: "state" }, options(STATES, asked.state ?? "stands"));
+  const error = text("error", asked.error, "in its type or message");
+  error.dataset.search = "";
+  const user = text("user", asked.user, "user_id or owner");
+  const since = make("select", { name: "since" }, options(SPANS, asked.since || ""));
+  const id = text("id", asked.id, "beginning of an id");
+  const form = make("form.row", { role: "search" }, field("State", state), field("Error", error), field("User", user), field("Changed in", since), field("Thread", id), make("button", { type: "submit" }, "Search"));
+  const note = make("p.quiet", { role: "status" });
+  const groups = make("section", { hidden: true });
+  const list = make("section");
+  const more = make("button", { type: "button", hidden: true }, "More");
+  fill(main, make("h1", {}, "Runs"), form, note, groups, list, more);
+
+  let cursor = null;
+  let examined = 0;
+  let turn = 0;
+  let found = [];
+  let errors = new Map();
+  let group = asked.group || "";
+
+  const query = () => ({
+    state: state.value === "stands" ? "failed" : state.value, stands: state.value === "stands" ? "1" : "",
+    error: error.value.trim(), user: user.value.trim(), since: since.value, id: id.value.trim(), group,
+  });
+  const failed = (problem) => {
+    note.textContent = problem.message;
+    note.className = "problem";
+  };
+
+  async function load(goesOn) {
+    const mine = ++turn;
+    const wanted = goesOn ? found.length + 50 : 50;
+    if (!goesOn) [cursor, examined, found, errors] = [null, 0, [], new Map()];
+    note.className = "quiet";
+    for (let part = 0; part < PARTS_MAX; part += 1) {
+      const page = await get("runs", { ...query(), cursor });
+      if (mine !== turn) return;
+      examined += page.examined;
+      found.push(...page.runs);
+      for (const each of page.groups) errors.set(each.group, joined(errors.get(each.group), each));
+      cursor = page.cursor;
+      show();
+      if (cursor === null || found.length >= wanted) break;
+    }
+    announce(note.textContent);
+  }
+
+  function show() {
+    more.hidden = cursor === null;
+    note.textContent = `${number(found.length)} ${found.length === 1 ? "run" : "runs"} in ${number(examined)} ${examined === 1 ? "thread" : "threads"}${cursor === null ? "" : " so far"}.`;
+    const all = [...errors.values()].sort((a, b) => b.runs - a.runs || b.last_at - a.last_at);
+    groups.hidden = !all.length;
+    fill(groups, make("h2", {}, "By error"), all.map(groupShown), group ? make("p", {}, make("button", { type: "button", onclick: () => choose("") }, "Show all errors")) : null);
+    fill(list, make("h2", {}, "Newest first"), found.length ? found.map((each) => runShown(each, mayRetry, again)) : make("p.quiet", {}, cursor === null ? "No run matches." : "None so far."));
+  }
+
+  function groupShown(each) {
+    const outcome = make("p.quiet", { role: "status" });
+    const repeat = make("button", { type: "button", onclick: () => repeatAll(each, repeat, outcome) }, `Run again`);
+    repeat.setAttribute("aria-label", `Run again what failed with ${each.kind}: ${each.message}`);
+    return make("div.channel", {},
+      make("p", {}, make("strong", {}, `${number(each.runs)} × ${each.kind}`), " ", make("span", {}, each.message)),
+      make("p.mark", {}, "last ", time(each.last_at), ", first ", time(each.first_at)),
+      make("div.row", {}, group ? null : make("button", { type: "button", onclick: () => choose(each.group) }, "Show only these"), mayRetry && state.value === "stands" ? repeat : null), outcome);
+  }
+
+  // The rest of a filter is kept, so that only what is shown is run again.
+  async function repeatAll(each, button, outcome) {
+    button.disabled = true;
+    const { error: part, user: whose, since: from, id: beginning } = query();
+    let [accepted, stay, place] = [0, [], ""];
+    try {
+      do {
+        const done = await act("rerun-failed", { group: each.group, error: part, user: whose, since: from, id: beginning, cursor: place });
+        accepted += done.reruns.filter((one) => one.outcome === "accepted").length;
+        stay.push(...done.reruns.filter((one) => one.outcome === "stays"));
+        place = done.cursor;
+        outcome.textContent = `${number(accepted)} accepted again${stay.length ? `, ${number(stay.length)} stay: ${stay[0].reason}` : "."}`;
+      } while (place !== null);
+      announce(outcome.textContent);
+    } catch (problem) {
+      outcome.textContent = problem.message;
+      outcome.className = "problem";
+    }
+  }
+
+  async function again(each) {
+    const done = await act("rerun", { id: each.thread_id, run_id: each.run_id });
+    return done.was_repeated ? `It was run again before, as ${shortId(done.run_id)}.` : `It is run again, as ${shortId(done.run_id)}.`;
+  }
+
+  function choose(name) {
+    group = name;
+    go();
+  }
+
+  function go(event) {
+    event?.preventDefault();
+    history.replaceState(null, "", address("runs", { state: state.value === "stands" ? "" : state.value || "any", error: error.value.trim(), user: user.value.trim(), since: since.value, id: id.value.trim(), group }));
+    load(false).catch(failed);
+  }
+  form.addEventListener("submit", (event) => {
+    group = "";
+    go(event);
+  });
+  for (const select of [state, since]) select.addEventListener("change", go);
+  more.onclick = () => load(true).catch(failed);
+  if (asked.state === "any") state.value = "";
+  await load(false);
+  return () => {
+    turn += 1;
+  };
+}
+
+function joined(before, each) {
+  if (!before) return each;
+  const newer = each.last_at > before.last_at ? each : before;
+  return { ...newer, runs: before.runs + each.runs, first_at: Math.min(before.first_at, each.first_at) };
+}
+
+function runShown(each, mayRetry, again) {
+  const detail = make("div");
+  const summary = make("summary", {}, status(each.state), " ", make("strong", {}, each.thread_id), each.user ? ` of ${each.user}` : "", " ", time(each.updated_at),
+    each.is_repeated ? " (run again)" : each.state === "failed" && !each.stands ? " (the thread went on)" : "", each.error ? make("span.error-line", {}, `${each.error.kind}: ${each.error.message}`) : null);
+  const box = make("details.channel", {}, summary, detail);
+  box.addEventListener("toggle", async () => {
+    if (!box.open || detail.childNodes.length) return;
+    try {
+      fill(detail, ...detailShown(await get("run", { id: each.thread_id, run: each.run_id }), mayRetry, again));
+    } catch (problem) {
+      fill(detail, make("p.problem", { role: "alert" }, problem.message));
+    }
+  });
+  return box;
+}
+
+function detailShown(run, mayRetry, again) {
+  const outcome = make("p.quiet", { role: "status" });
+  const button = make("button", { type: "button" }, "Run again");
+  button.onclick = async () => {
+    button.disabled = true;
+    try {
+      outcome.textContent = await again(run);
+      announce(outcome.textContent);
+    } catch (problem) {
+      outcome.textContent = problem.message;
+      outcome.className = "problem";
+    }
+  };
+  const from = run.state !== "failed" || run.repeated_by ? null : run.goes_on_from ? `from its last stored step, ${run.goes_on_from.step}` : run.stands ? "from its messages, as none of its steps is stored" : "if the thread has not gone on";
+  return [
+    facts([["Thread", make("a", { href: address("thread", { id: run.thread_id }) }, run.thread_id)], ["Run", make("code", {}, run.run_id)], ["Graph", run.graph], ["Channel", run.channel], ["Attempts", number(run.attempts)], ["Started", time(run.started_at)],
+      ["Repeats", run.repeats ? make("code", {}, run.repeats) : null], ["Repeated by", run.repeated_by ? make("code", {}, run.repeated_by) : null], ["Runs again", from]]),
+    run.error ? make("pre.problem", {}, `${run.error.kind}: ${run.error.message}`) : null,
+    run.error?.traceback ? make("pre.trace", { tabIndex: 0, role: "region", "aria-label": "Traceback" }, run.error.traceback) : null,
+    run.error && !run.error.traceback ? make("p.quiet", {}, "No traceback is stored, or this server does not show it.") : null,
+    make("div.row", {}, mayRetry && run.state === "failed" && !run.repeated_by ? button : null, outcome),
+  ].filter(Boolean);
+}

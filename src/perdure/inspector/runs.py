@@ -1,0 +1,175 @@
+"""Runs of a tenant's threads: pages of them, one in detail, and running failed ones again.
+
+A request examines threads for a moment, and returns where to go on. So its memory and its time do not depend
+on the number of threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+
+from perdure.errors import BadSetting, NotFound
+from perdure.inspector import actions
+from perdure.inspector.access import Access
+from perdure.inspector.timeline import needed
+from perdure.model.ops import Now
+from perdure.model.program import ask
+from perdure.model.records import Partition
+from perdure.model.retention_policy import duration_us
+from perdure.runtime.operations import entries, failures, reruns, run_search
+from perdure.runtime.operations.run_search import STATES, FoundRun, RunQuery
+from perdure.runtime.operations.thread_steps import ThreadWalk
+
+_SECONDS = 0.4
+_PAGE = 50
+TEXT_MAX = 300
+"""Maximum length of a text to search for, in characters."""
+
+
+async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of runs.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``state``, ``user``, ``since`` (a span such as ``1h``, or a time in microseconds since 1970),
+            ``error`` (a part of its type or text), ``group`` of its error, ``graph``, ``id`` (the beginning
+            of a thread's id), ``stands`` (``1`` for failed runs that were not made good since) and
+            ``cursor``, all optional.
+
+    Returns:
+        ``runs``, newest first within the page; the ``groups`` of their errors; the number of threads
+        ``examined``; and the ``cursor`` to go on from, ``None`` at the end.
+
+    Raises:
+        BadSetting: A value cannot be used.
+    """
+    walk = ThreadWalk(access.handle, access.tenant, await access.listed(), prefix=_given(asked, "id") or "")
+    query = await query_of(access, asked)
+    found: list[FoundRun] = []
+    examined = 0
+    until = time.monotonic() + _SECONDS
+    async with aclosing(run_search.search(walk, query, asked.get("cursor") or "", _PAGE)) as steps:
+        async for step in steps:
+            if step.is_last:
+                break
+            examined += 1
+            found += step.runs
+            if len(found) >= _PAGE or time.monotonic() > until:
+                return _page(found, examined, step.cursor)
+    return _page(found, examined, None)
+
+
+def _page(found: list[FoundRun], examined: int, cursor: str | None) -> dict[str, Any]:
+    found.sort(key=lambda each: -each.run.updated_at)
+    failed = [
+        (each.thread_id, each.run.id, each.run.updated_at, each.failure)
+        for each in found
+        if each.failure is not None
+    ]
+    return {
+        "runs": [entries.run_entry(each) for each in found],
+        "groups": [entries.group_entry(group) for group in failures.grouped(failed)],
+        "examined": examined,
+        "cursor": cursor,
+    }
+
+
+async def run(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a run with its error and its traceback, and from where it can be run again.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread, ``run`` of the run.
+    """
+    name, run_id = needed(asked, "id"), needed(asked, "run")
+    row = await access.thread(name)
+    found = await access.handle.arun(run_search.detail(Partition(access.tenant, name), run_id, row))
+    if found is None:
+        raise NotFound(f"thread {name!r} has no run {run_id!r}")
+    return {**entries.detail_entry(found), "permissions": sorted(await access.permissions())}
+
+
+async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Run failed runs again that stand: the next ones, for a moment. Each is an action of its own, with its
+    entry in the log.
+
+    Args:
+        access: The viewer's rights.
+        given: ``user``, ``since``, ``error``, ``group``, ``graph`` and ``cursor``, as for ``runs``.
+
+    Returns:
+        The ``reruns`` with their outcomes, and the ``cursor`` to go on from, ``None`` at the end.
+
+    Raises:
+        NotAllowed: The permission was not granted.
+        BadSetting: A value cannot be used.
+    """
+    texts = {name: value for name, value in given.items() if isinstance(value, str)}
+    if wrong := [name for name in (*_CONDITIONS, "cursor") if name in given and name not in texts]:
+        raise BadSetting(f"{wrong[0]} has to be text")
+    sees = await access.listed()
+    query = (await query_of(access, texts))._replace(state=None)
+    await actions.require_any(access, "retry")
+
+    async def repeat(found: FoundRun) -> tuple[str, bool]:
+        done = await actions.act(access, "rerun", {"id": found.thread_id, "run_id": found.run.id})
+        return done["run_id"], done["was_repeated"]
+
+    walk = ThreadWalk(access.handle, access.tenant, sees, prefix=_given(texts, "id") or "")
+    done: list[dict[str, Any]] = []
+    until = time.monotonic() + _SECONDS
+    async with aclosing(reruns.rerun_standing(walk, query, repeat, texts.get("cursor") or "")) as steps:
+        async for step in steps:
+            done += map(entries.rerun_entry, step.reruns)
+            if time.monotonic() > until:
+                return {"reruns": done, "cursor": step.cursor}
+    return {"reruns": done, "cursor": None}
+
+
+_CONDITIONS = ("state", "user", "since", "error", "group", "graph", "stands", "id")
+
+
+async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
+    """Return the conditions of a request on runs; raise ``BadSetting`` if one cannot be used."""
+    state = _given(asked, "state")
+    if state is not None and state not in STATES:
+        raise BadSetting(f"state is one of {list(STATES)}, not {state[:40]!r}")
+    stands = asked.get("stands") or "0"
+    if stands not in ("0", "1"):
+        raise BadSetting(f"stands is 1 or 0, not {stands[:40]!r}")
+    return RunQuery(
+        state=state,
+        user=_given(asked, "user"),
+        since=await since_of(access, _given(asked, "since")),
+        error=_given(asked, "error"),
+        group=_given(asked, "group"),
+        graph=_given(asked, "graph"),
+        stands=stands == "1",
+    )
+
+
+async def since_of(access: Access, text: str | None) -> int | None:
+    """Return a time in a request in microseconds since 1970: the time itself, or a span before now."""
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and len(text) > _DIGITS_OF_SPANS:
+        return min(int(text), _LATEST)
+    try:
+        span = duration_us(text)
+    except ValueError as error:
+        raise BadSetting(f"since: {error}") from None
+    return await access.handle.arun(ask(Now())) - span
+
+
+_DIGITS_OF_SPANS = 12
+_LATEST = 2**62
+
+
+def _given(asked: Mapping[str, str], name: str) -> str | None:
+    value = asked.get(name) or None
+    if value is not None and len(value) > TEXT_MAX:
+        raise BadSetting(f"{name} has at most {TEXT_MAX} characters")
+    return value

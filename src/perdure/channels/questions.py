@@ -7,8 +7,16 @@ LangGraph's ``HumanInterrupt``, and any other value, which is shown as text and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from perdure.runtime.question_forms import (
+    allowed_for,
+    arguments_in,
+    human_interrupt_in,
+    requests_in,
+    text_of,
+)
 
 Decision = Literal["approve", "edit", "reject"]
 DECISIONS: Mapping[Decision, str] = {"approve": "Approve", "edit": "Edit", "reject": "Reject"}
@@ -67,19 +75,19 @@ def pressed(data: str) -> tuple[str, Decision] | None:
 def decisions(value: Any) -> list[Decision]:
     """Return the decisions that an interrupt takes in a chat, none if it is answered by text."""
     taken = _taken(value)
-    if taken and len(_whole(value)) > _SHOWN_MAX:
+    if taken and len(text_of(value)) > _SHOWN_MAX:
         # What was not shown is not approved.
         return [each for each in taken if each == "reject"]
     return taken
 
 
 def _taken(value: Any) -> list[Decision]:
-    if (requests := _requests(value)) is not None:
-        allowed = set.intersection(*(_allowed(value, request) for request in requests))
+    if (requests := requests_in(value)) is not None:
+        allowed = set.intersection(*(allowed_for(value, request) for request in requests))
         known: list[Decision] = [each for each in DECISIONS if each in allowed]
         # One text cannot change the arguments of several actions.
         return [each for each in known if each != "edit"] if len(requests) > 1 else known
-    if (human := _human(value)) is not None:
+    if (human := human_interrupt_in(value)) is not None:
         config = human.get("config") or {}
         asked: dict[Decision, str] = {
             "approve": "allow_accept",
@@ -103,34 +111,19 @@ def resume_value(value: Any, decision: Decision | None, text: str = "") -> Any:
     """
     if decision is not None and decision not in decisions(value):
         raise UnusableAnswer("This question does not take that decision.")
-    if (requests := _requests(value)) is not None:
+    if (requests := requests_in(value)) is not None:
         return {"decisions": [_decided(value, request, decision, text) for request in requests]}
-    if (human := _human(value)) is not None:
+    if (human := human_interrupt_in(value)) is not None:
         return [_human_decided(human, decision, text)]
     return text
 
 
 def edit_prompt(value: Any) -> str:
     """Return the text that asks for the changed arguments of an action."""
-    arguments = _arguments(value)
+    arguments = arguments_in(value)
     if len(_texts(arguments)) == 1:
         return f"Send the new text for {_texts(arguments)[0]!r}."
     return "Send the changed arguments as JSON, for example:\n" + json.dumps(arguments, ensure_ascii=False)
-
-
-def _requests(value: Any) -> list[Mapping[str, Any]] | None:
-    """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
-    found = value.get("action_requests") if isinstance(value, Mapping) else None
-    if isinstance(found, Sequence) and found and all(isinstance(each, Mapping) for each in found):
-        return [cast(Mapping[str, Any], each) for each in found]
-    return None
-
-
-def _allowed(value: Mapping[str, Any], request: Mapping[str, Any]) -> set[str]:
-    for config in value.get("review_configs") or ():
-        if isinstance(config, Mapping) and config.get("action_name") == request.get("name"):
-            return set(config.get("allowed_decisions") or ())
-    return set(DECISIONS)
 
 
 def _decided(
@@ -144,16 +137,10 @@ def _decided(
     if decision == "reject":
         return {"type": "reject", **({"message": text} if text else {})}
     # A text without a decision is an answer in the place of the tool, or what the person wants instead.
-    kind = next((each for each in ("respond", "reject") if each in _allowed(value, request)), None)
+    kind = next((each for each in ("respond", "reject") if each in allowed_for(value, request)), None)
     if kind is None:
         raise UnusableAnswer(_PRESS)
     return {"type": kind, "message": text}
-
-
-def _human(value: Any) -> Mapping[str, Any] | None:
-    """Return LangGraph's ``HumanInterrupt``, ``None`` for another interrupt."""
-    one = value[0] if isinstance(value, list) and len(value) == 1 else value
-    return one if isinstance(one, Mapping) and isinstance(one.get("action_request"), Mapping) else None
 
 
 def _human_decided(human: Mapping[str, Any], decision: Decision | None, text: str) -> dict[str, Any]:
@@ -189,37 +176,10 @@ def _texts(arguments: Mapping[str, Any]) -> list[str]:
     return [name for name, held in arguments.items() if isinstance(held, str)] if len(arguments) == 1 else []
 
 
-def _arguments(value: Any) -> Mapping[str, Any]:
-    if (requests := _requests(value)) is not None:
-        return requests[0].get("args") or {}
-    human = _human(value)
-    return {} if human is None else human["action_request"].get("args") or {}
-
-
 def _shown(value: Any) -> str:
-    whole = _whole(value)
+    whole = text_of(value)
     left = len(whole) - _SHOWN_MAX
     if left <= 0:
         return whole
     hint = " It cannot be approved here." if _taken(value) else ""
     return f"{whole[:_SHOWN_MAX]}\n\n[{left} more characters are not shown.{hint}]"
-
-
-def _whole(value: Any) -> str:
-    if (requests := _requests(value)) is not None:
-        return "\n\n".join(_action(each.get("description"), each.get("name"), each) for each in requests)
-    if (human := _human(value)) is not None:
-        action = human["action_request"]
-        return _action(human.get("description"), action.get("action"), action)
-    if isinstance(value, Mapping):
-        for name in ("question", "message", "prompt", "text"):
-            if isinstance(value.get(name), str):
-                return str(value[name])
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _action(description: Any, name: Any, request: Mapping[str, Any]) -> str:
-    if isinstance(description, str) and description.strip():
-        return description
-    arguments = json.dumps(request.get("args") or {}, ensure_ascii=False, default=str)
-    return f"May I do this? {name}\n{arguments}"

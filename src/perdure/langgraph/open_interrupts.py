@@ -3,8 +3,8 @@ state with all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver
@@ -22,7 +22,7 @@ from perdure.model.heads import ROOT
 from perdure.model.joined_values import joined
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import HEAD, WRITE, Partition
+from perdure.model.records import HEAD, WRITE, Partition, Record
 from perdure.model.write_records import (
     ERROR_SOURCE,
     INTERRUPT,
@@ -48,9 +48,36 @@ def read(partition: Partition, digest: Digester) -> Program[Asked]:
 
 
 def _read(partition: Partition, digest: Digester) -> Program[Asked]:
+    head, values = yield from _asking(partition, digest)
+    if head is None:
+        return Asked()
+    return Asked(head.version, tuple(dict.fromkeys(name for name, _ in values)))
+
+
+class AskedValues(NamedTuple):
+    """What the latest checkpoint of a thread asks: the checkpoint, ``None`` if there is none, and the values
+    of the interrupts that have no answer, in plain data, by their ids."""
+
+    checkpoint_id: str | None
+    values: Mapping[str, Any]
+
+
+def read_values(partition: Partition, digest: Digester) -> Program[AskedValues]:
+    """Return what a thread's latest checkpoint asks, with the values of its interrupts.
+
+    Raises:
+        Corrupt: what is asked cannot be read.
+    """
+    head, values = yield from undisturbed(partition, lambda: _asking(partition, digest))
+    return AskedValues(None if head is None else head.fields["checkpoint_id"], dict(values))
+
+
+def _asking(partition: Partition, digest: Digester) -> Program[tuple[Record | None, list[tuple[str, Any]]]]:
+    """Return the record that names the latest checkpoint, and the interrupts without an answer on it: the id
+    and the value of each."""
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
     if not heads:
-        return Asked()
+        return None, []
     (head,) = heads
     (records,) = yield from ask(Fetch(partition, (Range(WRITE, (ROOT, head.fields["checkpoint_id"])),)))
     tasks = asking_tasks(records)
@@ -60,11 +87,10 @@ def _read(partition: Partition, digest: Digester) -> Program[Asked]:
         if write.task_id in tasks and write.channel == INTERRUPT and not write.is_aside
     ]
     if not asking:
-        return Asked(head.version)
+        return head, []
     wanted = {write.task_id: write.ref for write in asking}
     trees, _ = yield from chunk_reads.resolve(partition, wanted, digest)
-    ids = (found for tree in trees.values() for found in _ids(_serde.value(*joined(tree))))
-    return Asked(head.version, tuple(dict.fromkeys(ids)))
+    return head, [found for tree in trees.values() for found in _interrupts(_serde.value(*joined(tree)))]
 
 
 async def aread_asking(
@@ -128,9 +154,9 @@ def interrupt_id(place: str, number: int) -> str:
     return Interrupt.from_ns(None, f"{place}|{number}" if number else place).id
 
 
-def _ids(value: Any) -> Iterator[str]:
-    """Yield the ids of the interrupts in a task's write, in its plain form."""
+def _interrupts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the interrupts in a task's write, in its plain form: the id and the value of each."""
     held: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
     for each in held:
         if isinstance(each, dict) and each.get("type") == _INTERRUPT and isinstance(each["value"], dict):
-            yield str(each["value"]["id"])
+            yield str(each["value"]["id"]), each["value"].get("value")

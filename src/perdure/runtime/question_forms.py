@@ -1,0 +1,145 @@
+"""Questions of graphs as people read them, and the forms that answer them.
+
+Four forms of interrupt are known: the requests of LangChain's ``HumanInTheLoopMiddleware``, those of
+LangGraph's ``HumanInterrupt``, values that name options or a JSON Schema of the answer, and any other value,
+which is answered by text or JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+DECISIONS = ("approve", "edit", "reject")
+"""Decisions on an action, in the order in which they are offered."""
+
+_TEXTS = ("question", "message", "prompt", "query", "text")
+_SCHEMAS = ("schema", "response_schema", "requestedSchema")
+_FIELD_TYPES = ("string", "number", "integer", "boolean")
+_FIELDS_MAX = 30
+_OPTIONS_MAX = 50
+
+
+def requests_in(value: Any) -> list[Mapping[str, Any]] | None:
+    """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
+    found = value.get("action_requests") if isinstance(value, Mapping) else None
+    if isinstance(found, Sequence) and found and all(isinstance(each, Mapping) for each in found):
+        return [cast(Mapping[str, Any], each) for each in found]
+    return None
+
+
+def allowed_for(value: Mapping[str, Any], request: Mapping[str, Any]) -> set[str]:
+    """Return the decisions that the middleware allows on a request."""
+    for config in value.get("review_configs") or ():
+        if isinstance(config, Mapping) and config.get("action_name") == request.get("name"):
+            return set(map(str, config.get("allowed_decisions") or ()))
+    return set(DECISIONS)
+
+
+def human_interrupt_in(value: Any) -> Mapping[str, Any] | None:
+    """Return LangGraph's ``HumanInterrupt``, ``None`` for another interrupt."""
+    one = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return one if isinstance(one, Mapping) and isinstance(one.get("action_request"), Mapping) else None
+
+
+def arguments_in(value: Any) -> Mapping[str, Any]:
+    """Return the arguments of the first action that an interrupt asks for."""
+    if (requests := requests_in(value)) is not None:
+        return requests[0].get("args") or {}
+    human = human_interrupt_in(value)
+    return {} if human is None else human["action_request"].get("args") or {}
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a question, of any length."""
+    if (requests := requests_in(value)) is not None:
+        return "\n\n".join(_action(each.get("description"), each.get("name"), each) for each in requests)
+    if (human := human_interrupt_in(value)) is not None:
+        action = human["action_request"]
+        return _action(human.get("description"), action.get("action"), action)
+    if isinstance(value, Mapping):
+        for name in _TEXTS:
+            if isinstance(value.get(name), str):
+                return str(value[name])
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _action(description: Any, name: Any, request: Mapping[str, Any]) -> str:
+    if isinstance(description, str) and description.strip():
+        return description
+    arguments = json.dumps(request.get("args") or {}, ensure_ascii=False, default=str)
+    return f"May I do this? {name}\n{arguments}"
+
+
+def form_of(value: Any) -> dict[str, Any]:
+    """Return the form that answers a question, as JSON data.
+
+    ``kind`` says what the graph is resumed with: ``review`` with the middleware's decisions, one for each of
+    the ``actions``; ``request`` with an answer to a ``HumanInterrupt``, in a list if ``is_list``; ``choice``
+    with one of the ``options``, ``fields`` with an object that has these, ``open`` with any JSON value. Any
+    value may be given in place of those of a choice or of fields.
+    """
+    if (requests := requests_in(value)) is not None:
+        actions = [
+            _offered(each.get("name"), each, [d for d in DECISIONS if d in allowed_for(value, each)])
+            for each in requests
+        ]
+        return {"kind": "review", "actions": actions}
+    if (human := human_interrupt_in(value)) is not None:
+        config = human.get("config")
+        config = config if isinstance(config, Mapping) else {}
+        names = {"approve": "allow_accept", "edit": "allow_edit", "respond": "allow_respond"}
+        taken = [each for each, name in names.items() if config.get(name)]
+        taken += ["reject"] if config.get("allow_ignore") else []
+        action = human["action_request"]
+        offered = _offered(action.get("action"), {**action, "description": human.get("description")}, taken)
+        return {"kind": "request", "actions": [offered], "is_list": isinstance(value, list)}
+    options = value.get("options") if isinstance(value, Mapping) else None
+    if isinstance(value, bool):
+        options = [True, False]
+    if isinstance(options, list) and 0 < len(options) <= _OPTIONS_MAX:
+        return {"kind": "choice", "options": options}
+    if fields := list(_fields(value)):
+        return {"kind": "fields", "fields": fields}
+    return {"kind": "open"}
+
+
+def _offered(name: Any, request: Mapping[str, Any], decisions: list[str]) -> dict[str, Any]:
+    description = request.get("description")
+    return {
+        "name": str(name),
+        "args": request.get("args") or {},
+        "description": description if isinstance(description, str) else "",
+        "decisions": decisions,
+    }
+
+
+def _fields(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the fields of the JSON Schema that a question names; none unless all of them are simple."""
+    schemas = [value.get(name) for name in _SCHEMAS] if isinstance(value, Mapping) else []
+    schema = next((each for each in schemas if isinstance(each, Mapping)), {})
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or not 0 < len(properties) <= _FIELDS_MAX:
+        return
+    if not all(isinstance(each, Mapping) and _is_simple(each) for each in properties.values()):
+        return
+    needed = schema.get("required")
+    required = [each for each in needed if isinstance(each, str)] if isinstance(needed, list) else []
+    for name, each in properties.items():
+        yield {
+            "name": str(name),
+            "type": each.get("type", "string"),
+            "title": str(each.get("title") or name),
+            "description": str(each.get("description") or ""),
+            "options": list(each["enum"]) if isinstance(each.get("enum"), list) else None,
+            "default": each.get("default"),
+            "is_required": name in required,
+        }
+
+
+def _is_simple(field: Mapping[str, Any]) -> bool:
+    choices = field.get("enum")
+    if isinstance(choices, list):
+        return 0 < len(choices) <= _OPTIONS_MAX
+    return field.get("type", "string") in _FIELD_TYPES

@@ -18,6 +18,7 @@ from perdure.cli.init import init
 from perdure.cli.inspect import inspect
 from perdure.cli.memory import memory
 from perdure.cli.migrate import migrate
+from perdure.cli.questions import questions
 from perdure.cli.replay import replay
 from perdure.cli.runs import runs
 from perdure.cli.schema import schema
@@ -43,6 +44,7 @@ app.command()(replay)
 app.command()(demo)
 app.add_typer(threads, name="threads")
 app.add_typer(runs, name="runs")
+app.add_typer(questions, name="questions")
 app.add_typer(tenants, name="tenants")
 app.add_typer(store, name="store")
 app.add_typer(memory, name="memory")

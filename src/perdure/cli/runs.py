@@ -44,7 +44,8 @@ runs = typer.Typer(
 _MESSAGE_MAX = 100
 
 
-def _span(value: str | None) -> str | None:
+def checked_span(value: str | None) -> str | None:
+    """Return a span of time as it was given; raise ``BadParameter`` if it is none."""
     if value is not None:
         try:
             duration_us(value)
@@ -63,7 +64,7 @@ def _state(value: str | None) -> str | None:
 
 Since = Annotated[
     str | None,
-    typer.Option(help="Only what changed within this time, e.g. 90s, 15m, 1h or 7d", callback=_span),
+    typer.Option(help="Only what changed within this time, e.g. 90s, 15m, 1h or 7d", callback=checked_span),
 ]
 User = Annotated[
     str | None,

@@ -46,7 +46,9 @@ async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         BadSetting: A value cannot be used.
     """
-    walk = ThreadWalk(access.handle, access.tenant, await access.listed(), prefix=_given(asked, "id") or "")
+    walk = ThreadWalk(
+        access.handle, access.tenant, await access.listed(), prefix=given_text(asked, "id") or ""
+    )
     query = await query_of(access, asked)
     found: list[FoundRun] = []
     examined = 0
@@ -118,7 +120,7 @@ async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, An
         done = await actions.act(access, "rerun", {"id": found.thread_id, "run_id": found.run.id})
         return done["run_id"], done["was_repeated"]
 
-    walk = ThreadWalk(access.handle, access.tenant, sees, prefix=_given(texts, "id") or "")
+    walk = ThreadWalk(access.handle, access.tenant, sees, prefix=given_text(texts, "id") or "")
     done: list[dict[str, Any]] = []
     until = time.monotonic() + _SECONDS
     async with aclosing(reruns.rerun_standing(walk, query, repeat, texts.get("cursor") or "")) as steps:
@@ -134,7 +136,7 @@ _CONDITIONS = ("state", "user", "since", "error", "group", "graph", "stands", "i
 
 async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
     """Return the conditions of a request on runs; raise ``BadSetting`` if one cannot be used."""
-    state = _given(asked, "state")
+    state = given_text(asked, "state")
     if state is not None and state not in STATES:
         raise BadSetting(f"state is one of {list(STATES)}, not {state[:40]!r}")
     stands = asked.get("stands") or "0"
@@ -142,11 +144,11 @@ async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
         raise BadSetting(f"stands is 1 or 0, not {stands[:40]!r}")
     return RunQuery(
         state=state,
-        user=_given(asked, "user"),
-        since=await since_of(access, _given(asked, "since")),
-        error=_given(asked, "error"),
-        group=_given(asked, "group"),
-        graph=_given(asked, "graph"),
+        user=given_text(asked, "user"),
+        since=await since_of(access, given_text(asked, "since")),
+        error=given_text(asked, "error"),
+        group=given_text(asked, "group"),
+        graph=given_text(asked, "graph"),
         stands=stands == "1",
     )
 
@@ -168,7 +170,8 @@ _DIGITS_OF_SPANS = 12
 _LATEST = 2**62
 
 
-def _given(asked: Mapping[str, str], name: str) -> str | None:
+def given_text(asked: Mapping[str, str], name: str) -> str | None:
+    """Return a text in a request, ``None`` without one; raise ``BadSetting`` if it is too long."""
     value = asked.get(name) or None
     if value is not None and len(value) > TEXT_MAX:
         raise BadSetting(f"{name} has at most {TEXT_MAX} characters")

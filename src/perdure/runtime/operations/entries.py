@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from perdure.runtime.json_encoding import plain
 from perdure.runtime.operations.failures import Failure, FailureGroup
+from perdure.runtime.operations.open_questions import AskedQuestion
 from perdure.runtime.operations.reruns import Rerun
 from perdure.runtime.operations.run_search import FoundRun, RunDetail
+from perdure.runtime.question_forms import form_of, text_of
+
+_QUESTION_MAX = 64 * 1024
 
 
 def run_entry(found: FoundRun, *, with_traceback: bool = False) -> dict[str, Any]:
@@ -54,3 +60,17 @@ def group_entry(group: FailureGroup) -> dict[str, Any]:
 def rerun_entry(rerun: Rerun) -> dict[str, Any]:
     """Return an attempt to run a run again."""
     return rerun._asdict()
+
+
+def question_entry(question: AskedQuestion) -> dict[str, Any]:
+    """Return an open question with its text and the form that answers it. What is longer than 64 kB is cut,
+    and takes an answer as text or JSON only."""
+    entry = question._asdict()
+    value = plain(entry.pop("value"))
+    if question.interrupt_id is None:
+        text, form = "It stopped before its next step.", {"kind": "pause"}
+    else:
+        text, form = text_of(value), form_of(value)
+    if len(json.dumps(value, default=str)) > _QUESTION_MAX:
+        value, form, text = None, {"kind": "open"}, f"{text[:_QUESTION_MAX]} [the rest is not shown]"
+    return {**entry, "text": text, "value": value, "form": form}

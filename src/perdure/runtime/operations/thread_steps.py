@@ -40,6 +40,7 @@ class ThreadWalk(NamedTuple):
         sees: which threads the viewer may see, ``None`` for all.
         status: the status that a thread has to have, ``None`` for any.
         prefix: the beginning of its id.
+        is_oldest_first: where threads come by time, those whose last change is longest ago come first.
     """
 
     database: DatabaseHandle
@@ -47,10 +48,11 @@ class ThreadWalk(NamedTuple):
     sees: Sees | None = None
     status: Status | None = None
     prefix: str = ""
+    is_oldest_first: bool = False
 
     @property
     def is_by_time(self) -> bool:
-        """True if the latest activity comes first."""
+        """True if threads come by the time of their last change, otherwise by their ids."""
         return self.database.has_listing and not self.prefix
 
     async def steps(self, cursor: str = "", enough: int | None = None) -> AsyncGenerator[ThreadStep, None]:
@@ -74,9 +76,8 @@ class ThreadWalk(NamedTuple):
     async def _by_time(self, place: str, enough: int | None) -> AsyncGenerator[ThreadStep, None]:
         passed = number(place, "the cursor's number") if place else 0
         index = ThreadIndex(self.database, self.tenant)
-        found = index.search(
-            status=self.status, sees=self.sees, order=Order("updated_at"), skip=passed, enough=enough
-        )
+        order = Order("updated_at", descending=not self.is_oldest_first)
+        found = index.search(status=self.status, sees=self.sees, order=order, skip=passed, enough=enough)
         async with aclosing(found) as rows:  # type: ignore[type-var]
             async for row in rows:
                 passed += 1

@@ -1,0 +1,204 @@
+"""Commands on the questions of all threads: which wait for an answer, and answering them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    ThreadId,
+    add_listing,
+    json_text,
+    legible,
+    out,
+    print_json,
+    printable,
+)
+from perdure.cli.runs import Prefix, User, age, checked_span, since_us, walking, when
+from perdure.cli.suggestions import Group
+from perdure.errors import NotWaiting
+from perdure.model.records import Partition
+
+if TYPE_CHECKING:
+    from perdure.runtime.operations.open_questions import AskedQuestion
+    from perdure.runtime.operations.thread_steps import ThreadWalk
+
+questions = typer.Typer(
+    cls=Group, help="Look at the questions that wait for an answer, and answer them.", no_args_is_help=True
+)
+
+_TEXT_MAX = 2000
+
+
+def list_questions(
+    *,
+    older: Annotated[
+        str | None,
+        typer.Option(help="Only those asked this long ago or earlier, e.g. 2h or 1d", callback=checked_span),
+    ] = None,
+    user: User = None,
+    prefix: Prefix = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, oldest first")] = 100,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the questions that wait for an answer, the oldest first, with what is asked.
+
+    A thread that is busy is left out: what it is asked is answered, or gone past, by the message that waits.
+    With --json each question has the form of its answer, too.
+    """
+    from perdure.runtime.operations import entries
+
+    with walking(db, tenant, key_file, prefix) as found:
+        asked = asyncio.run(_all(found.walk, user, since_us(older, found.now)))
+    asked.sort(key=lambda each: each.since)
+    for question in asked[:limit]:
+        entry = entries.question_entry(question)
+        if as_json:
+            print_json(entry)
+        else:
+            _print(entry, found.now)
+    if not asked and not as_json:
+        out.print("No thread waits for an answer.")
+
+
+async def _all(walk: ThreadWalk, user: str | None, before: int | None) -> list[AskedQuestion]:
+    from perdure.runtime.operations import open_questions
+
+    asked: list[AskedQuestion] = []
+    async with aclosing(open_questions.search(walk, user=user, asked_before=before)) as steps:
+        async for step in steps:
+            asked += step.questions
+    return asked
+
+
+def _print(entry: dict[str, Any], now: int) -> None:
+    line = f"{age(now - entry['since']):>7}  {printable(entry['thread_id'])}"
+    line += f"  of {printable(entry['user'])}" if entry["user"] else ""
+    line += f"  {legible(entry['title'])}" if entry["title"] else ""
+    line += f"  until {when(entry['until'])}" if entry["until"] else ""
+    line += f"  interrupt {printable(entry['interrupt_id'])}" if entry["interrupt_id"] else ""
+    out.print(escape(line), soft_wrap=True)
+    text = entry["fault"] or entry["text"]
+    shown = text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}…"
+    for part in legible(shown, keep="\n").splitlines():
+        out.print(escape(f"         {part}"), soft_wrap=True)
+    form = entry["form"]
+    if form["kind"] == "choice":
+        out.print(
+            escape(f"         one of {legible(json_text(form['options'], ascii_only=False))}"), soft_wrap=True
+        )
+    for action in form.get("actions", ()):
+        takes = ", ".join(action["decisions"])
+        out.print(escape(f"         {printable(action['name'])} takes {takes}"), soft_wrap=True)
+    for field in form.get("fields", ()):
+        out.print(escape(f"         {printable(field['name'])}: {field['type']}"), soft_wrap=True)
+
+
+def answer(
+    thread_id: ThreadId,
+    value: Annotated[str | None, typer.Argument(help="The answer: JSON, or else text as it is")] = None,
+    *,
+    approve: Annotated[bool, typer.Option("--approve", help="Approve what the agent asks for")] = False,
+    reject: Annotated[
+        str | None, typer.Option(metavar="REASON", help="Reject it, for a reason, which may be empty")
+    ] = None,
+    edit: Annotated[
+        str | None, typer.Option(metavar="ARGUMENTS", help="Approve it with changed arguments, as JSON")
+    ] = None,
+    as_text: Annotated[bool, typer.Option("--text", help="The answer is text, even if it is JSON")] = False,
+    interrupt: Annotated[
+        str | None, typer.Option(help="The interrupt's id, if the thread waits for several")
+    ] = None,
+    graph: Annotated[
+        str | None, typer.Option(help="The graph that asked, if no run did that is stored")
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer the question of a thread. A worker with the graph goes on.
+
+    --approve, --reject and --edit are for requests to review an action, such as those of LangChain's
+    HumanInTheLoopMiddleware; of several actions in one request, they decide on all. Of two answers to a
+    question the second is refused.
+    """
+    decided = [approve, reject is not None, edit is not None, value is not None]
+    if decided.count(True) != 1:
+        raise typer.BadParameter("give one answer: a VALUE, --approve, --reject REASON or --edit ARGUMENTS")
+    from perdure.runtime.operations import open_questions
+
+    partition = Partition(tenant, thread_id)
+    with walking(db, tenant, key_file) as found:
+        given: Any
+        if value is not None:
+            given = value if as_text else _json_or_text(value)
+        else:
+            asked = asyncio.run(_asked(found.walk, thread_id, interrupt))
+            given = _decision(asked, approve=approve, reject=reject, edit=edit)
+            interrupt = asked.interrupt_id
+        run_id = asyncio.run(
+            open_questions.answer(found.database, partition, given, interrupt_id=interrupt, graph=graph)
+        )
+    if as_json:
+        print_json({"thread_id": thread_id, "run_id": run_id})
+        return
+    out.print(escape(f"{printable(thread_id)}: answered; it goes on as run {run_id}"), soft_wrap=True)
+
+
+async def _asked(walk: ThreadWalk, thread_id: str, interrupt: str | None) -> AskedQuestion:
+    from perdure.model.missing_thread import missing_thread
+    from perdure.runtime.operations import open_questions
+    from perdure.runtime.threads.rows import look
+
+    partition = Partition(walk.tenant, thread_id)
+    row = await walk.database.arun(look(partition))
+    if row is None:
+        raise missing_thread(partition)
+    found = await walk.database.arun(open_questions.of_thread(walk.database, walk.tenant, row))
+    matching = [each for each in found if interrupt in (None, each.interrupt_id)]
+    if not matching:
+        named = "" if interrupt is None else f" to {interrupt!r}"
+        raise NotWaiting(
+            f"thread {thread_id!r} waits for no answer{named}; `perdure questions ls` has those that do"
+        )
+    if len(matching) > 1:
+        ids = ", ".join(str(each.interrupt_id) for each in matching)
+        raise NotWaiting(f"thread {thread_id!r} waits for several answers; name one by --interrupt: {ids}")
+    return matching[0]
+
+
+def _decision(asked: AskedQuestion, *, approve: bool, reject: str | None, edit: str | None) -> Any:
+    from perdure.channels.questions import UnusableAnswer, resume_value
+
+    try:
+        if approve:
+            return resume_value(asked.value, "approve")
+        if edit is not None:
+            return resume_value(asked.value, "edit", edit)
+        return resume_value(asked.value, "reject", reject or "")
+    except UnusableAnswer as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+add_listing(questions, list_questions)
+questions.command()(answer)

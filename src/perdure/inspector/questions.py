@@ -1,0 +1,66 @@
+"""Open questions of a tenant's threads, with the forms that answer them; the action ``answer`` takes the
+answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+
+from perdure.errors import BadSetting
+from perdure.inspector.access import Access
+from perdure.inspector.runs import given_text
+from perdure.model.ops import Now
+from perdure.model.program import ask
+from perdure.model.retention_policy import duration_us
+from perdure.runtime.operations import entries, open_questions
+from perdure.runtime.operations.thread_steps import ThreadWalk
+
+_SECONDS = 0.4
+_PAGE = 50
+
+
+async def questions(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of open questions.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``user``, ``older`` (a span such as ``1d``: asked that long ago or earlier), ``id`` (the
+            beginning of a thread's id) and ``cursor``, all optional.
+
+    Returns:
+        ``questions``, the oldest first within the page; the number of threads ``examined``; and the
+        ``cursor`` to go on from, ``None`` at the end.
+
+    Raises:
+        BadSetting: A value cannot be used.
+    """
+    sees = await access.listed()
+    user, older, prefix = (given_text(asked, name) for name in ("user", "older", "id"))
+    before = None
+    if older is not None:
+        try:
+            span = duration_us(older)
+        except ValueError as error:
+            raise BadSetting(f"older: {error}") from None
+        before = await access.handle.arun(ask(Now())) - span
+    walk = ThreadWalk(access.handle, access.tenant, sees, prefix=prefix or "")
+    steps = open_questions.search(walk, user=user, asked_before=before, cursor=asked.get("cursor") or "")
+    found: list[open_questions.AskedQuestion] = []
+    examined, cursor = 0, None
+    until = time.monotonic() + _SECONDS
+    async with aclosing(steps):
+        async for step in steps:
+            examined += 1
+            found += step.questions
+            if len(found) >= _PAGE or time.monotonic() > until:
+                cursor = step.cursor
+                break
+    found.sort(key=lambda each: each.since)
+    return {
+        "questions": [entries.question_entry(each) for each in found],
+        "examined": examined,
+        "cursor": cursor,
+        "permissions": sorted(await access.permissions()),
+    }

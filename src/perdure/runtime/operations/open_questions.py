@@ -1,0 +1,179 @@
+"""Questions of a tenant's threads that wait for an answer, and answering them without a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Any, NamedTuple
+
+from perdure.database.asynchronous import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.database.handle import DatabaseHandle
+from perdure.engine.decoding import read_each
+from perdure.engine.expiry import read_at_rest
+from perdure.engine.inbox import Accept
+from perdure.errors import Corrupt
+from perdure.langgraph import open_interrupts
+from perdure.model.checkpoint_times import time_of
+from perdure.model.messages import Run
+from perdure.model.ops import Fetch, Get, Now
+from perdure.model.payloads import RESUME
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, Debounce, Lane
+from perdure.model.records import LANE, RUN, Partition
+from perdure.runtime.interrupt_answers import is_by_name
+from perdure.runtime.notifications import Notifications
+from perdure.runtime.operations.thread_steps import ThreadWalk
+from perdure.runtime.options import Options
+from perdure.runtime.settings import Settings
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.runtime.threads.users import title_in, user_in
+from perdure.runtime.tickets import message_of
+
+
+class AskedQuestion(NamedTuple):
+    """A question that waits for an answer. Times are microseconds since 1970.
+
+    Attributes:
+        thread_id: the thread.
+        title: its title, if it has one.
+        user: its user, ``None`` if it names none.
+        graph: the graph that asked, ``None`` if no run did that is stored.
+        run_id: the run that asked, likewise.
+        interrupt_id: the interrupt, ``None`` for a stop before or after a node.
+        value: what is asked, in plain data.
+        since: the time at which it was asked.
+        until: the time at which its thread expires if nothing happens, ``None`` if it does not as far as this
+            process knows the retention policies.
+        fault: why it cannot be read, if it cannot.
+    """
+
+    thread_id: str
+    title: str
+    user: str | None
+    graph: str | None
+    run_id: str | None
+    interrupt_id: str | None
+    value: Any
+    since: int
+    until: int | None
+    fault: str | None = None
+
+
+class QuestionStep(NamedTuple):
+    """A thread that was examined: where to go on after it, and its open questions."""
+
+    cursor: str
+    questions: tuple[AskedQuestion, ...]
+
+
+async def search(
+    walk: ThreadWalk, *, user: str | None = None, asked_before: int | None = None, cursor: str = ""
+) -> AsyncGenerator[QuestionStep, None]:
+    """Yield the open questions, thread by thread, the oldest first where threads come by time.
+
+    Args:
+        walk: the threads; those are looked at whose status is ``interrupted``.
+        user: the user of the threads, ``None`` for any.
+        asked_before: latest time at which they were asked, in microseconds since 1970.
+        cursor: where to go on, empty for the beginning.
+    """
+    walk = walk._replace(status="interrupted", is_oldest_first=True)
+    async with aclosing(walk.steps(cursor)) as steps:
+        async for step in steps:
+            found: tuple[AskedQuestion, ...] = ()
+            if step.row is not None and user in (None, user_in(step.row.metadata)):
+                found = await walk.database.arun(of_thread(walk.database, walk.tenant, step.row))
+            yield QuestionStep(
+                step.cursor,
+                tuple(each for each in found if asked_before is None or each.since <= asked_before),
+            )
+
+
+def of_thread(database: DatabaseHandle, tenant: str, row: ThreadRow) -> Program[tuple[AskedQuestion, ...]]:
+    """Return the open questions of a thread; none while a run is open or a message waits."""
+    partition = Partition(tenant, row.thread_id)
+    (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+    lane = Lane.read(IN, lanes)
+    if lane.run_id is not None or lane.pending:
+        return ()
+    run: Run | None = None
+    if lane.waiting is not None:
+        (stored,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
+        run = next(read_each(partition, Run.read, stored), None)
+    fault, checkpoint_id = None, None
+    values: Mapping[str, Any] = {}
+    try:
+        checkpoint_id, values = yield from open_interrupts.read_values(partition, database.digest)
+    except Corrupt as error:
+        fault = str(error)
+    at = run.updated_at if run is not None else time_of(checkpoint_id or "")
+    until = yield from _expiry(database, partition)
+    common = AskedQuestion(
+        row.thread_id,
+        title_in(row.metadata),
+        user_in(row.metadata),
+        run.graph if run is not None else row.graph_id,
+        None if run is None else run.id,
+        None,
+        None,
+        at or row.updated_at,
+        until,
+        fault,
+    )
+    if not values and lane.waiting is None and fault is None:
+        return ()
+    if not values:
+        return (common,)
+    return tuple(common._replace(interrupt_id=name, value=value) for name, value in values.items())
+
+
+def _expiry(database: DatabaseHandle, partition: Partition) -> Program[int | None]:
+    try:
+        found = yield from read_at_rest(partition)
+        return found.expires_at(database.retention)
+    except (Corrupt, LookupError):
+        return None
+
+
+async def answer(
+    database: Database | SyncDatabase,
+    partition: Partition,
+    value: Any,
+    *,
+    interrupt_id: str | None = None,
+    graph: str | None = None,
+) -> str:
+    """Answer a question, for a worker in another process to go on; return the id of the answer's run.
+
+    Args:
+        database: the database.
+        partition: the thread.
+        value: the answer, plain JSON data.
+        interrupt_id: the interrupt, if the thread waits for several.
+        graph: the graph that asked, if no run did that is stored.
+
+    Raises:
+        NotWaiting: the thread does not wait for this answer.
+        QueueFull: too many messages wait.
+        Unserialisable, TooLarge: the answer cannot be stored.
+    """
+    handle = handle_of(database)
+    resume = value if interrupt_id is None else {interrupt_id: value}
+    named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
+    message = message_of(graph or "", {RESUME: resume}, "answer", None, "", Options(), answers=named)
+    accept = Accept(
+        partition,
+        message,
+        await handle.arun(ask(Now())),
+        Debounce(),
+        "enqueue",
+        Settings().max_pending,
+        handle.fresh(),
+        read_asked=partial(database.checkpointer(tenant=partition.tenant).read_asked, partition),
+    )
+    accepted = await handle.arun(accept.store(None))
+    Notifications(handle, None).due(partition)
+    return accepted.id

@@ -130,9 +130,9 @@ def test_a_listing_shows_ids_whole_and_none_that_changes_the_terminal(shell: She
         converse(tmp_path / "t.db", name, 1)
     listed = shell("threads", "ls", PERDURE_DB="sqlite:///t.db").stdout
     heading, *lines = listed.splitlines()
-    assert heading.split() == ["last", "change", "status", "thread"]
+    assert heading.split() == ["age", "status", "thread"]
     assert {line.split()[1] for line in lines} == {"idle"}
-    assert [line.split("  ", 1)[1].removeprefix("idle").strip() for line in lines] == [
+    assert [line.split(maxsplit=2)[2] for line in lines] == [
         "[bold]b", r"'red\x1b[31m'", r"'two\nlines'", "x" * 400,
     ]  # fmt: skip
 

@@ -2,58 +2,134 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, printable
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    err,
+    legible,
+    opened,
+    out,
+    print_json,
+    printable,
+)
+from perdure.cli.runs import ErrorText, Prefix, Since, User, age, since_us, walking
 from perdure.errors import Contention, Corrupt
-from perdure.model.records import INTERNAL
+from perdure.model.lifecycle import Status
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.database.thread_entries import Thread
+    from perdure.runtime.operations.thread_search import ThreadQuery
+    from perdure.runtime.operations.thread_steps import ThreadWalk
+    from perdure.runtime.threads.rows import ThreadRow
 
-_TIME_WIDTH = len("2026-01-01T00:00:00.000000+00:00")
+_AGE_WIDTH = len("9999d")
+_TITLE_MAX = 80
 _STATUS_WIDTH = len("interrupted")
 _BYTES_WIDTH = len("999,999,999,999")
 _UNREADABLE = "unreadable: run perdure fsck"
 
 
+def _status(value: str | None) -> str | None:
+    if value is not None and value not in get_args(Status):
+        raise typer.BadParameter(f"a thread is {', '.join(get_args(Status))}, not {value!r}")
+    return value
+
+
 def list_threads(
     *,
+    status: Annotated[
+        str | None, typer.Option(help="idle, busy, interrupted or error", callback=_status)
+    ] = None,
+    user: User = None,
+    title: Annotated[str | None, typer.Option(help="Only titles that contain this")] = None,
+    words: Annotated[
+        str | None, typer.Option(help="Only conversations with all of these words in a message, or the title")
+    ] = None,
+    error: ErrorText = None,
+    tag: Annotated[str | None, typer.Option(help="Only threads with this tag")] = None,
+    since: Since = None,
+    prefix: Prefix = "",
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", "-n", min=1, help="At most so many, the latest activity first; all by id without"
+        ),
+    ] = None,
     sizes: Annotated[bool, typer.Option("--bytes", help="Measure each thread, by reading all of it")] = False,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the threads of a tenant, by id, with the time of their last change and their status.
+    """List the threads of a tenant, with the time since their last change, their status, title and user.
 
-    Threads of the runtime itself, on which the memory of users is extracted, are left out. The status is
-    idle, busy, interrupted or error; it is empty where only reading the thread would tell.
+    They come by id; with --limit, the ones with the latest activity come first, except on Redis and DynamoDB,
+    which have no order by time, and for a --prefix. Threads of the runtime itself, on which the memory of
+    users is extracted, are left out. The title is the title or name in the metadata.
     """
-    with opened(db, tenant, key_file) as database:
-        count = 0
-        of_users = (each for each in database.threads() if not each.thread_id.startswith(INTERNAL))
-        for count, thread in enumerate(of_users, 1):
-            size = _size(database, thread) if sizes else None
+    from perdure.runtime.operations.thread_search import ThreadQuery
+
+    with walking(db, tenant, key_file, prefix) as found:
+        walk = found.walk._replace(status=status, is_by_id=limit is None)  # type: ignore[arg-type]
+        query = ThreadQuery(
+            title=title, user=user, error=error, tag=tag, since=since_us(since, found.now), words=words
+        )
+
+        def show(row: ThreadRow, number: int) -> None:
+            size = _size(found.database, row.thread_id) if sizes else None
             if as_json:
-                print_json(_entry(thread, size, sizes))
-                continue
-            if count == 1:
-                heading = f"{'bytes':>{_BYTES_WIDTH}}  " if sizes else ""
-                typer.echo(f"{'last change':<{_TIME_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {heading}thread")
-            shown = (thread.updated_at or "") if thread.error is None else _UNREADABLE
-            measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  " if sizes else ""
-            typer.echo(
-                f"{shown:<{_TIME_WIDTH}}  {thread.status or '':<{_STATUS_WIDTH}}  {measured}"
-                f"{printable(thread.thread_id)}"
-            )
-        if not count and not as_json:
-            out.print("No threads yet.")
+                print_json(_entry(row, size, sizes))
+                return
+            if number == 1:
+                measured = f"{'bytes':>{_BYTES_WIDTH}}  " if sizes else ""
+                typer.echo(f"{'age':<{_AGE_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {measured}thread")
+            typer.echo(_line(row, found.now, size, sizes))
+
+        count = asyncio.run(_listed(walk, query, limit, show))
+    if not count and not as_json:
+        has_conditions = any((status, user, title, words, error, tag, since, prefix))
+        out.print("No thread matches." if has_conditions else "No threads yet.")
+
+
+async def _listed(
+    walk: ThreadWalk, query: ThreadQuery, limit: int | None, show: Callable[[ThreadRow, int], None]
+) -> int:
+    from perdure.runtime.operations.thread_search import search
+
+    count = 0
+    async with aclosing(search(walk, query, enough=limit)) as steps:
+        async for step in steps:
+            if step.row is not None:
+                count += 1
+                show(step.row, count)
+            if count == limit:
+                break
+    return count
+
+
+def _line(row: ThreadRow, now: int, size: int | None, sizes: bool) -> str:
+    from perdure.runtime.threads.users import title_in, user_in
+
+    shown = _UNREADABLE if row.fault is not None else row.status
+    measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  " if sizes else ""
+    line = f"{age(now - row.updated_at):<{_AGE_WIDTH}}  {shown:<{_STATUS_WIDTH}}  {measured}"
+    line += printable(row.thread_id)
+    if title := title_in(row.metadata):
+        line += f"  {legible(title[:_TITLE_MAX])}"
+    if (user := user_in(row.metadata)) is not None:
+        line += f"  of {printable(user)}"
+    return line
 
 
 def top(
@@ -94,16 +170,29 @@ def top(
             typer.echo(f"{total:>{_BYTES_WIDTH},}  {printable(channel):<20}  {printable(name)}")
 
 
-def _entry(thread: Thread, size: int | None, sizes: bool) -> dict[str, Any]:
-    entry = {name: value for name, value in asdict(thread).items() if name != "tenant"}
-    if thread.error is None:
-        del entry["error"]
+def _entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
+    from perdure.runtime.threads.users import title_in, user_in
+
+    entry = {
+        "thread_id": row.thread_id,
+        "updated_at": _iso(row.updated_at),
+        "created_at": _iso(row.created_at),
+        "status": row.status,
+        "title": title_in(row.metadata),
+        "user": user_in(row.metadata),
+    }
+    if row.fault is not None:
+        entry["error"] = str(row.fault)
     return {**entry, "bytes": size} if sizes else entry
 
 
-def _size(database: SyncDatabase, thread: Thread) -> int | None:
+def _iso(micros: int) -> str | None:
+    return None if not micros else datetime.fromtimestamp(micros / 1_000_000, UTC).isoformat()
+
+
+def _size(database: SyncDatabase, thread_id: str) -> int | None:
     """Return the bytes of a thread, ``None`` if they cannot be read."""
     try:
-        return database.measure(thread.thread_id).total
+        return database.measure(thread_id).total
     except (Corrupt, Contention):
         return None

@@ -15,16 +15,20 @@ from typing import Any, get_args
 
 from perdure.engine.measure import measure
 from perdure.errors import BadSetting, PerdureError, Unavailable
-from perdure.inspector.access import Access
+from perdure.inspector.access import Access, Sees
+from perdure.inspector.requests import given_text, time_in
 from perdure.model.lifecycle import Status
 from perdure.model.messages import Run
 from perdure.model.records import Partition
 from perdure.runtime.failure_location import text_for_clients
 from perdure.runtime.json_encoding import plain
+from perdure.runtime.operations import thread_search
+from perdure.runtime.operations.thread_search import ThreadQuery
+from perdure.runtime.operations.thread_steps import ThreadWalk
 from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.users import title_in
+from perdure.runtime.threads.users import title_in, user_in
 from perdure.runtime.threads.walk import WalkPlace, WalkStep, number, walk
 
 Wanted = Callable[[ThreadRow], bool]
@@ -49,12 +53,16 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: ``id`` (the beginning of an id), ``metadata`` (JSON object that a thread's metadata contains),
             ``title`` (a part of a thread's title, in either case), ``status``, ``sort`` (``activity``,
             ``age``, ``newest``, ``id`` or ``size``) and ``cursor``, all optional. With an ``id`` the order
-            is that of the ids, unless it is ``size``; no other can be asked for then.
+            is that of the ids, unless it is ``size``; no other can be asked for then. Further conditions are
+            ``words`` of the conversation, ``user``, ``error`` of the newest run, ``tag``, ``since`` (a span
+            such as ``1h``, or a time in microseconds since 1970) and ``before`` (such a time); with one of
+            them threads come by activity, on databases without a listing by their ids.
 
     Returns:
         ``threads``, and the ``cursor`` of the next page, ``None`` at the end. Ordered by ``size`` they are
         the largest among the threads that this request ``examined``, each with its ``bytes`` (``None`` if it
-        cannot be measured): the largest of all pages are the largest of all threads.
+        cannot be measured): the largest of all pages are the largest of all threads. With a further condition
+        there is the number of threads ``examined``, too, and an ``excerpt`` of the message with the words.
 
     Raises:
         BadSetting: A value cannot be used.
@@ -63,6 +71,8 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     status = _status(asked.get("status") or None)
     metadata, title = _metadata(asked.get("metadata") or ""), (asked.get("title") or "").casefold()
     sort = _sort(asked.get("sort") or None, has_id=bool(asked.get("id")))
+    if any(asked.get(name) for name in _SEARCHED):
+        return await _searched(access, sees, asked, status, metadata, sort)
     if sort in (_ID, _SIZE):
 
         def wanted(row: ThreadRow) -> bool:
@@ -101,6 +111,46 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+_SEARCHED = ("words", "user", "error", "tag", "since", "before")
+
+
+async def _searched(
+    access: Access,
+    sees: Sees | None,
+    asked: Mapping[str, str],
+    status: Status | None,
+    metadata: dict[str, Any],
+    sort: str,
+) -> dict[str, Any]:
+    """Return a page of a search whose conditions no index has."""
+    if sort not in ("activity", _ID):
+        raise BadSetting(f"with {', '.join(_SEARCHED)}, threads come by activity; leave sort={sort} out")
+    query = ThreadQuery(
+        title=given_text(asked, "title"),
+        user=given_text(asked, "user"),
+        metadata=metadata or None,
+        error=given_text(asked, "error"),
+        tag=given_text(asked, "tag"),
+        since=await time_in(access, asked, "since"),
+        before=await time_in(access, asked, "before"),
+        words=given_text(asked, "words"),
+    )
+    walk = ThreadWalk(
+        access.handle, access.tenant, sees, status, given_text(asked, "id") or "", is_by_id=sort == _ID
+    )
+    found: list[dict[str, Any]] = []
+    examined = 0
+    until = time.monotonic() + _SECONDS
+    async with aclosing(thread_search.search(walk, query, asked.get("cursor") or "", PAGE)) as steps:
+        async for step in steps:
+            examined += 1
+            if step.row is not None:
+                found.append({**shown(step.row), "excerpt": step.excerpt})
+            if len(found) == PAGE or time.monotonic() > until:
+                return {"threads": found, "examined": examined, "cursor": step.cursor}
+    return {"threads": found, "examined": examined, "cursor": None}
+
+
 def shown(row: ThreadRow) -> dict[str, Any]:
     """Return a thread of a listing as JSON data."""
     return {
@@ -109,6 +159,8 @@ def shown(row: ThreadRow) -> dict[str, Any]:
         "created_at": row.created_at,
         "updated_at": row.updated_at,
         "metadata": plain(row.metadata),
+        "title": title_in(row.metadata),
+        "user": user_in(row.metadata),
         "graph_id": row.graph_id,
         "run": None if row.run is None else run_shown(row.run),
         "has_state": row.has_state,

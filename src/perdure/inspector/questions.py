@@ -8,12 +8,8 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
-from perdure.errors import BadSetting
 from perdure.inspector.access import Access
-from perdure.inspector.runs import given_text
-from perdure.model.ops import Now
-from perdure.model.program import ask
-from perdure.model.retention_policy import duration_us
+from perdure.inspector.requests import given_text, time_in
 from perdure.runtime.operations import entries, open_questions
 from perdure.runtime.operations.thread_steps import ThreadWalk
 
@@ -37,14 +33,8 @@ async def questions(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         BadSetting: A value cannot be used.
     """
     sees = await access.listed()
-    user, older, prefix = (given_text(asked, name) for name in ("user", "older", "id"))
-    before = None
-    if older is not None:
-        try:
-            span = duration_us(older)
-        except ValueError as error:
-            raise BadSetting(f"older: {error}") from None
-        before = await access.handle.arun(ask(Now())) - span
+    user, prefix = given_text(asked, "user"), given_text(asked, "id")
+    before = await time_in(access, asked, "older")
     walk = ThreadWalk(access.handle, access.tenant, sees, prefix=prefix or "")
     steps = open_questions.search(walk, user=user, asked_before=before, cursor=asked.get("cursor") or "")
     found: list[open_questions.AskedQuestion] = []

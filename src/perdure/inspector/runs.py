@@ -14,19 +14,15 @@ from typing import Any
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector import actions
 from perdure.inspector.access import Access
+from perdure.inspector.requests import given_text, time_in
 from perdure.inspector.timeline import needed
-from perdure.model.ops import Now
-from perdure.model.program import ask
 from perdure.model.records import Partition
-from perdure.model.retention_policy import duration_us
 from perdure.runtime.operations import entries, failures, reruns, run_search
 from perdure.runtime.operations.run_search import STATES, FoundRun, RunQuery
 from perdure.runtime.operations.thread_steps import ThreadWalk
 
 _SECONDS = 0.4
 _PAGE = 50
-TEXT_MAX = 300
-"""Maximum length of a text to search for, in characters."""
 
 
 async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -145,34 +141,9 @@ async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
     return RunQuery(
         state=state,
         user=given_text(asked, "user"),
-        since=await since_of(access, given_text(asked, "since")),
+        since=await time_in(access, asked, "since"),
         error=given_text(asked, "error"),
         group=given_text(asked, "group"),
         graph=given_text(asked, "graph"),
         stands=stands == "1",
     )
-
-
-async def since_of(access: Access, text: str | None) -> int | None:
-    """Return a time in a request in microseconds since 1970: the time itself, or a span before now."""
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit() and len(text) > _DIGITS_OF_SPANS:
-        return min(int(text), _LATEST)
-    try:
-        span = duration_us(text)
-    except ValueError as error:
-        raise BadSetting(f"since: {error}") from None
-    return await access.handle.arun(ask(Now())) - span
-
-
-_DIGITS_OF_SPANS = 12
-_LATEST = 2**62
-
-
-def given_text(asked: Mapping[str, str], name: str) -> str | None:
-    """Return a text in a request, ``None`` without one; raise ``BadSetting`` if it is too long."""
-    value = asked.get(name) or None
-    if value is not None and len(value) > TEXT_MAX:
-        raise BadSetting(f"{name} has at most {TEXT_MAX} characters")
-    return value

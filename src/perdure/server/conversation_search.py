@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from perdure.runtime.json_encoding import plain
+from perdure.runtime.operations.words import excerpt, has_words, words_of
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import responses
@@ -22,8 +23,6 @@ SECONDS = 0.4
 """Time after which an answer is given, with a cursor for the rest."""
 
 _SHOWN = ["thread_id", "metadata", "status", "updated_at"]
-_EXCERPT = 90
-_BEFORE = 30
 
 
 async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
@@ -37,7 +36,7 @@ async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
         words: The words, separated by white space; upper and lower case are the same.
         cursor: Number of conversations to skip, from the last answer; 0 begins.
     """
-    wanted = words.casefold().split()
+    wanted = words_of(words)
     value: dict[str, Any] = {
         "metadata": {},
         "values": {},
@@ -70,7 +69,7 @@ async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
 async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[str, Any] | None:
     shown = responses.selected(responses.thread(row, None), _SHOWN)
     title = row.metadata.get("title")
-    if isinstance(title, str) and _has(title, wanted):
+    if isinstance(title, str) and has_words(title, wanted):
         return shown
     if not row.has_state:
         return None
@@ -85,43 +84,5 @@ async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[
 
 
 def _excerpt(values: Any, wanted: Sequence[str]) -> str | None:
-    """Return the part of the latest matching message around the first word, or None."""
     messages = values.get("messages") if isinstance(values, Mapping) else None
-    if not isinstance(messages, list):
-        return None
-    for message in reversed(messages):
-        for text in _texts(plain(message)):
-            if _has(text, wanted):
-                line = " ".join(text.split())
-                word = _place(line, wanted[0])
-                at = max(0, word - _BEFORE)
-                if at and " " in line[at:word]:
-                    at = line.index(" ", at) + 1
-                start, end = "…" if at else "", "…" if at + _EXCERPT < len(line) else ""
-                return f"{start}{line[at : at + _EXCERPT]}{end}"
-    return None
-
-
-def _texts(message: Any) -> Iterator[str]:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if isinstance(content, str):
-        yield content
-    for part in content if isinstance(content, list) else ():
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if isinstance(text, str):
-            yield text
-
-
-def _place(line: str, word: str) -> int:
-    """Return where a word begins in a line; folding can make a character longer, as it does "ß"."""
-    left = line.casefold().find(word)
-    for place, character in enumerate(line):
-        left -= len(character.casefold())
-        if left < 0:
-            return place
-    return 0
-
-
-def _has(text: str, wanted: Sequence[str]) -> bool:
-    folded = text.casefold()
-    return all(word in folded for word in wanted)
+    return excerpt(list(map(plain, messages)) if isinstance(messages, list) else None, wanted)

@@ -40,6 +40,7 @@ class ThreadWalk(NamedTuple):
         sees: which threads the viewer may see, ``None`` for all.
         status: the status that a thread has to have, ``None`` for any.
         prefix: the beginning of its id.
+        is_by_id: the threads come by their ids on every backend.
         is_oldest_first: where threads come by time, those whose last change is longest ago come first.
     """
 
@@ -48,12 +49,13 @@ class ThreadWalk(NamedTuple):
     sees: Sees | None = None
     status: Status | None = None
     prefix: str = ""
+    is_by_id: bool = False
     is_oldest_first: bool = False
 
     @property
     def is_by_time(self) -> bool:
         """True if threads come by the time of their last change, otherwise by their ids."""
-        return self.database.has_listing and not self.prefix
+        return self.database.has_listing and not self.prefix and not self.is_by_id
 
     async def steps(self, cursor: str = "", enough: int | None = None) -> AsyncGenerator[ThreadStep, None]:
         """Yield the steps after a cursor.

@@ -1,0 +1,40 @@
+"""Texts and times in requests for views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perdure.errors import BadSetting
+from perdure.inspector.access import Access
+from perdure.model.ops import Now
+from perdure.model.program import ask
+from perdure.model.retention_policy import duration_us
+
+TEXT_MAX = 300
+"""Maximum length of a text to search for, in characters."""
+
+_DIGITS_OF_SPANS = 12
+_LATEST = 2**62
+
+
+def given_text(asked: Mapping[str, str], name: str) -> str | None:
+    """Return a text in a request, ``None`` without one; raise ``BadSetting`` if it is too long."""
+    value = asked.get(name) or None
+    if value is not None and len(value) > TEXT_MAX:
+        raise BadSetting(f"{name} has at most {TEXT_MAX} characters")
+    return value
+
+
+async def time_in(access: Access, asked: Mapping[str, str], name: str) -> int | None:
+    """Return a time in a request in microseconds since 1970, ``None`` without one: the time itself, or a span
+    before now, such as ``1h``. Raise ``BadSetting`` for anything else."""
+    text = given_text(asked, name)
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and len(text) > _DIGITS_OF_SPANS:
+        return min(int(text), _LATEST)
+    try:
+        span = duration_us(text)
+    except ValueError as error:
+        raise BadSetting(f"{name}: {error}") from None
+    return max(0, await access.handle.arun(ask(Now())) - span)

@@ -1,0 +1,149 @@
+"""Search for threads by what is known of them: status, title, user, metadata, error, tag, time, and words of
+the conversation.
+
+Nothing but the status and the time is in an index, so threads are read one by one, the latest activity first
+where the database can do that. Words are looked for in the messages of the latest state of each thread that
+meets every other condition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine import tags
+from perdure.errors import Contention, Corrupt, NotFound
+from perdure.langgraph import plain_reading
+from perdure.model.records import Partition
+from perdure.runtime.operations.failures import failure_of
+from perdure.runtime.operations.thread_steps import ThreadWalk
+from perdure.runtime.operations.words import excerpt, has_words, words_of
+from perdure.runtime.threads.index import contains
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.runtime.threads.users import title_in, user_in
+from perdure.storage.port import has_threads
+
+_MESSAGES = "messages"
+
+
+class ThreadQuery(NamedTuple):
+    """Conditions on threads besides those of the walk; what is not given is not asked.
+
+    Attributes:
+        title: part of the title, in either case.
+        user: the user that its metadata names.
+        metadata: JSON data that its metadata contain.
+        error: part of the type or the text of the error of its newest run, in either case.
+        tag: name of a tag of one of its checkpoints.
+        since: earliest time of its last change, in microseconds since 1970.
+        before: latest time of its last change.
+        words: words that its title or one of its messages contains.
+    """
+
+    title: str | None = None
+    user: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    error: str | None = None
+    tag: str | None = None
+    since: int | None = None
+    before: int | None = None
+    words: str | None = None
+
+    def is_met(self, row: ThreadRow) -> bool:
+        """Return True if a thread meets the conditions that need nothing but what is read of it anyway."""
+        if self.since is not None and row.updated_at < self.since:
+            return False
+        if self.before is not None and row.updated_at > self.before:
+            return False
+        if self.title is not None and self.title.casefold() not in title_in(row.metadata).casefold():
+            return False
+        if self.user not in (None, user_in(row.metadata)):
+            return False
+        if self.metadata is not None and not contains(row.metadata, self.metadata):
+            return False
+        if self.error is None:
+            return True
+        failure = None if row.run is None else failure_of(row.run.note)
+        return failure is not None and failure.has(self.error)
+
+
+class ThreadMatch(NamedTuple):
+    """A thread that was examined: where to go on after it, the thread, ``None`` if it does not match, and the
+    part of the conversation with the words."""
+
+    cursor: str
+    row: ThreadRow | None
+    excerpt: str | None = None
+
+
+async def search(
+    walk: ThreadWalk, query: ThreadQuery, cursor: str = "", enough: int | None = None
+) -> AsyncGenerator[ThreadMatch, None]:
+    """Yield the threads that were examined, those that match with their rows.
+
+    Args:
+        walk: the threads.
+        query: the conditions.
+        cursor: where to go on, empty for the beginning.
+        enough: the number of threads after which the caller is likely to stop.
+    """
+    async with aclosing(walk.steps(cursor, enough)) as steps:
+        async for step in steps:
+            row = step.row
+            if row is not None and _is_last(walk, query, row):
+                return
+            if row is None or not query.is_met(row):
+                yield ThreadMatch(step.cursor, None)
+                continue
+            partition = Partition(walk.tenant, row.thread_id)
+            if query.tag is not None and not await _has_tag(walk.database, partition, query.tag):
+                yield ThreadMatch(step.cursor, None)
+                continue
+            found = await _found(walk.database, partition, row, words_of(query.words or ""))
+            yield ThreadMatch(step.cursor, None if found is None else row, found or None)
+
+
+def _is_last(walk: ThreadWalk, query: ThreadQuery, row: ThreadRow) -> bool:
+    """Return True if this thread and all that follow were changed too long ago."""
+    return (
+        walk.is_by_time
+        and not walk.is_oldest_first
+        and query.since is not None
+        and row.updated_at < query.since
+    )
+
+
+async def _has_tag(database: DatabaseHandle, partition: Partition, name: str) -> bool:
+    found = await database.arun(tags.list_tags(partition))
+    return any(tag.key[0] == name for tag in found)
+
+
+async def _found(
+    database: DatabaseHandle, partition: Partition, row: ThreadRow, wanted: list[str]
+) -> str | None:
+    """Return the part of a conversation with the words, ``""`` if it is its title or no words are asked for,
+    ``None`` if it does not have them. A state that cannot be read has none."""
+    if not wanted or has_words(title_in(row.metadata), wanted):
+        return ""
+    if not row.has_state:
+        return None
+
+    def read() -> str | None:
+        return _excerpt(database.run(plain_reading.load(partition, "", None, database.digest)), wanted)
+
+    try:
+        if has_threads(database.driver):
+            # A long conversation takes a while to decode.
+            return await asyncio.to_thread(read)
+        view = await database.arun(plain_reading.load(partition, "", None, database.digest))
+    except (Corrupt, Contention, NotFound):
+        return None
+    return _excerpt(view, wanted)
+
+
+def _excerpt(view: plain_reading.CheckpointView, wanted: list[str]) -> str | None:
+    values = next((channel.value for channel in view.channels if channel.name == _MESSAGES), None)
+    return excerpt(values, wanted)

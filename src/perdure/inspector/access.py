@@ -16,6 +16,7 @@ from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.records import Partition
 from perdure.runtime.agent import Agent
 from perdure.runtime.graph_factories import Factory
+from perdure.runtime.operations.open_questions import asking_options
 from perdure.runtime.options import Options
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.tenant import TenantRuntime
@@ -237,7 +238,9 @@ class LocalAccess:
             raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
         if start.answer is not None:
             value, interrupt_id = start.answer
-            return (await self.runtime.answer(thread_id, value, interrupt_id=interrupt_id)).id
+            options = await self.handle.arun(asking_options(Partition(self.tenant, thread_id)))
+            ticket = await self.runtime.answer(thread_id, value, interrupt_id=interrupt_id, options=options)
+            return ticket.id
         options = Options(checkpoint_id=start.checkpoint_id)
         ticket = await self.runtime.submit(
             thread_id, None, graph=start.graph, strategy="reject", options=options

@@ -2,6 +2,7 @@
 
 import { act, get } from "./api.js";
 import { address } from "./address.js";
+import { savedFilters } from "./filters.js";
 import { announce, facts, field, fill, make, number, shortId, status, time } from "./dom.js";
 
 const STATES = [["stands", "failed, not made good"], ["failed", "all failed"], ["", "any"], ["open", "open"], ["waiting", "waiting"], ["done", "done"], ["interrupted", "interrupted"], ["rolled_back", "rolled back"]];
@@ -14,7 +15,7 @@ const text = (name, value, placeholder) => make("input", { type: "search", name,
 export async function showRuns(main, asked) {
   const about = await get("about");
   const mayRetry = about.permissions.includes("retry");
-  const state = make("select", { name: "state" }, options(STATES, asked.state ?? "stands"));
+  const state = make("select", { name: "state" }, options(STATES, asked.state === "any" ? "" : asked.state || "stands"));
   const error = text("error", asked.error, "in its type or message");
   error.dataset.search = "";
   const user = text("user", asked.user, "user_id or owner");
@@ -25,7 +26,7 @@ export async function showRuns(main, asked) {
   const groups = make("section", { hidden: true });
   const list = make("section");
   const more = make("button", { type: "button", hidden: true }, "More");
-  fill(main, make("h1", {}, "Runs"), form, note, groups, list, more);
+  fill(main, make("h1", {}, "Runs"), form, savedFilters("runs", filter), note, groups, list, more);
 
   let cursor = null;
   let examined = 0;
@@ -72,7 +73,7 @@ export async function showRuns(main, asked) {
 
   function groupShown(each) {
     const outcome = make("p.quiet", { role: "status" });
-    const repeat = make("button", { type: "button", onclick: () => repeatAll(each, repeat, outcome) }, `Run again`);
+    const repeat = make("button", { type: "button", onclick: () => repeatAll(each, repeat, outcome) }, "Run these again");
     repeat.setAttribute("aria-label", `Run again what failed with ${each.kind}: ${each.message}`);
     return make("div.channel", {},
       make("p", {}, make("strong", {}, `${number(each.runs)} × ${each.kind}`), " ", make("span", {}, each.message)),
@@ -110,9 +111,13 @@ export async function showRuns(main, asked) {
     go();
   }
 
+  function filter() {
+    return { state: state.value === "stands" ? "" : state.value || "any", error: error.value.trim(), user: user.value.trim(), since: since.value, id: id.value.trim(), group };
+  }
+
   function go(event) {
     event?.preventDefault();
-    history.replaceState(null, "", address("runs", { state: state.value === "stands" ? "" : state.value || "any", error: error.value.trim(), user: user.value.trim(), since: since.value, id: id.value.trim(), group }));
+    history.replaceState(null, "", address("runs", filter()));
     load(false).catch(failed);
   }
   form.addEventListener("submit", (event) => {
@@ -121,7 +126,6 @@ export async function showRuns(main, asked) {
   });
   for (const select of [state, since]) select.addEventListener("change", go);
   more.onclick = () => load(true).catch(failed);
-  if (asked.state === "any") state.value = "";
   await load(false);
   return () => {
     turn += 1;

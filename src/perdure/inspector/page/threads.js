@@ -3,11 +3,15 @@
 import { get } from "./api.js";
 import { announce, bytes, field, fill, make, number, status, time, whenSeen } from "./dom.js";
 import { address } from "./address.js";
+import { savedFilters } from "./filters.js";
 
 const EVERY_MS = 4000;
 const LARGEST = 50; // As many as an answer has: those that it leaves out are smaller.
 const HEADINGS = ["Thread", "Status", "Graph", "Activity", "Created", "Metadata"];
 const STATUSES = ["", "idle", "busy", "interrupted", "error"];
+const SPANS = [["", "any time"], ["1h", "the last hour"], ["1d", "the last day"], ["7d", "the last week"], ["30d", "the last 30 days"]];
+const SEARCHED = ["words", "user", "error", "tag", "since"]; // Conditions for which threads are read one by one.
+const PARTS_MAX = 25; // Requests for one page, where few threads match.
 
 export async function showThreads(main, asked) {
   const id = make("input", { type: "search", name: "id", value: asked.id || "", autocomplete: "off", spellcheck: false, "data-search": "", placeholder: "beginning of an id" });
@@ -15,17 +19,27 @@ export async function showThreads(main, asked) {
   const metadata = make("input", { type: "search", name: "metadata", value: asked.metadata || "", autocomplete: "off", spellcheck: false, placeholder: 'key=value or {"key": …}' });
   const state = make("select", { name: "status" }, STATUSES.map((name) => make("option", { value: name, selected: name === (asked.status || "") }, name || "any")));
   const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["newest", "newest first"], ["age", "oldest first"], ["size", "largest first"], ["id", "by id"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
+  const text = (name, placeholder) => make("input", { type: "search", name, value: asked[name] || "", autocomplete: "off", maxLength: 300, placeholder });
+  const [words, user, error, tag] = [text("words", "in a message or the title"), text("user", "user_id or owner"), text("error", "of the newest run"), text("tag", "its whole name")];
+  const since = make("select", { name: "since" }, SPANS.map(([value, label]) => make("option", { value, selected: value === (asked.since || "") }, label)));
+  const further = { words, user, error, tag, since };
   let chosen = sort.value; // Threads that are searched by id come by id or by size, whatever was chosen before.
   const orders = () => {
-    for (const option of sort.options) option.disabled = Boolean(id.value) && !["id", "size"].includes(option.value);
-    sort.value = id.value && chosen !== "size" ? "id" : chosen;
+    const isSearched = SEARCHED.some((name) => further[name].value.trim());
+    for (const option of sort.options) option.disabled = isSearched ? option.value !== (id.value ? "id" : "activity") : Boolean(id.value) && !["id", "size"].includes(option.value);
+    sort.value = isSearched ? (id.value ? "id" : "activity") : id.value && chosen !== "size" ? "id" : chosen;
   };
   orders();
-  const form = make("form.row", { role: "search" }, field("Id", id), field("Title", title), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search"));
+  const form = make("form", { role: "search" },
+    make("div.row", {}, field("Id", id), field("Title", title), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search")),
+    make("details", { open: SEARCHED.some((name) => asked[name]) }, make("summary", {}, "Words, user, error, tag, time"),
+      make("p.quiet", {}, "Messages are not indexed: for these, threads are read one by one, the latest activity first."),
+      make("div.row", {}, field("Words", words), field("User", user), field("Error", error), field("Tag", tag), field("Changed in", since))));
+  const filter = () => ({ id: id.value, title: title.value, metadata: metadata.value, status: state.value, ...Object.fromEntries(SEARCHED.map((name) => [name, further[name].value.trim()])), sort: chosen === "activity" ? "" : chosen });
   const go = (event) => {
     event.preventDefault();
-    const next = address("threads", { id: id.value, title: title.value, metadata: metadata.value, status: state.value, sort: chosen === "activity" ? "" : chosen });
-    history.replaceState(null, "", next);
+    orders();
+    history.replaceState(null, "", address("threads", filter()));
     load().catch(failed);
   };
   form.addEventListener("submit", go);
@@ -34,6 +48,7 @@ export async function showThreads(main, asked) {
     chosen = sort.value;
     go(event);
   });
+  since.addEventListener("change", go);
   id.addEventListener("input", orders);
 
   const body = make("tbody");
@@ -42,12 +57,13 @@ export async function showThreads(main, asked) {
   const end = make("p.end");
   const head = make("tr");
   const shown = make("table.cards", {}, make("caption.unseen", {}, "Threads"), make("thead", {}, head), body);
-  fill(main, make("h1", {}, "Threads"), form, make("div.row", {}, note, stop), shown, end);
+  fill(main, make("h1", {}, "Threads"), form, savedFilters("threads", filter), make("div.row", {}, note, stop), shown, end);
 
   let cursor = null;
   let pages = 0;
   let turn = 0; // Of the last search: answers to earlier ones are passed over.
-  const query = () => ({ id: id.value, title: title.value.trim(), metadata: asJson(metadata.value), status: state.value, sort: sort.value });
+  const query = () => ({ id: id.value, title: title.value.trim(), metadata: asJson(metadata.value), status: state.value, sort: sort.value, ...Object.fromEntries(SEARCHED.map((name) => [name, further[name].value.trim()])) });
+  const isSearched = () => SEARCHED.some((name) => further[name].value.trim());
   const failed = (error) => {
     note.textContent = error.message;
     note.className = "problem";
@@ -81,6 +97,25 @@ export async function showThreads(main, asked) {
     note.textContent += " Stopped.";
   };
 
+  // Threads are read one by one, a part at a time, until a page is full.
+  async function searched(mine) {
+    let examined = 0;
+    cursor = null;
+    stop.hidden = false;
+    body.replaceChildren();
+    for (let part = 0; part < PARTS_MAX && body.children.length < 50; part += 1) {
+      const page = await get("threads", { ...query(), cursor });
+      if (mine !== turn) return;
+      examined += page.examined;
+      cursor = page.cursor;
+      body.append(...page.threads.map(row));
+      note.textContent = `${number(body.children.length)} found in ${number(examined)} threads${cursor === null ? ", which are all" : " so far"}.`;
+      if (cursor === null) break;
+    }
+    stop.hidden = true;
+    announce(note.textContent);
+  }
+
   async function load() {
     const mine = ++turn;
     note.className = "quiet";
@@ -94,6 +129,10 @@ export async function showThreads(main, asked) {
         stop.hidden = true;
         failed(error);
       });
+    }
+    if (isSearched()) {
+      pages = 2; // It is not repeated by itself: it may have taken a while.
+      return searched(mine);
     }
     const page = await get("threads", query());
     if (mine !== turn) return;
@@ -121,7 +160,7 @@ export async function showThreads(main, asked) {
     return true;
   }
 
-  if (sort.value === "size") load();
+  if (sort.value === "size" || isSearched()) load().catch(failed);
   else await load();
   const watcher = whenSeen(end, more);
   const news = setInterval(async () => {
@@ -138,7 +177,7 @@ export async function showThreads(main, asked) {
 
 function row(thread) {
   const cells = [
-    make("a", { href: address("thread", { id: thread.thread_id }) }, thread.thread_id),
+    [make("a", { href: address("thread", { id: thread.thread_id }) }, thread.thread_id), thread.title ? make("span.title", {}, thread.title) : null, thread.excerpt ? make("span.excerpt", {}, thread.excerpt) : null].filter(Boolean),
     [status(thread.status), thread.run && thread.run.attempts > 1 ? ` ${thread.run.attempts} attempts` : "", thread.fault ? make("span.problem", {}, thread.fault) : null].filter(Boolean),
     thread.graph_id || thread.run?.graph || "",
     time(thread.updated_at),

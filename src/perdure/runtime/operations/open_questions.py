@@ -17,12 +17,12 @@ from perdure.engine.inbox import Accept
 from perdure.errors import Corrupt
 from perdure.langgraph import open_interrupts
 from perdure.model.checkpoint_times import time_of
-from perdure.model.messages import Run
+from perdure.model.messages import Message, Run
 from perdure.model.ops import Fetch, Get, Now
 from perdure.model.payloads import RESUME
 from perdure.model.program import Program, ask
 from perdure.model.queue import IN, Debounce, Lane
-from perdure.model.records import LANE, RUN, Partition
+from perdure.model.records import INBOX, LANE, RUN, Partition
 from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.thread_steps import ThreadWalk
@@ -138,6 +138,22 @@ def _expiry(database: DatabaseHandle, partition: Partition) -> Program[int | Non
         return None
 
 
+def asking_options(partition: Partition) -> Program[Options]:
+    """Return the config and the context of the run whose question a thread waits with, for an answer by an
+    operator: the graph goes on for the same user. No options if there is no such run."""
+    (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+    waiting = Lane.read(IN, lanes).waiting
+    if waiting is None:
+        return Options()
+    (runs,) = yield from ask(Fetch(partition, (Get(RUN, (waiting,)),)))
+    for run in read_each(partition, Run.read, runs):
+        (messages,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
+        for message in read_each(partition, Message.read, messages):
+            if (options := Options.read_if_readable(message.options)) is not None:
+                return Options(config=options.config, context=options.context)
+    return Options()
+
+
 async def answer(
     database: Database | SyncDatabase,
     partition: Partition,
@@ -163,7 +179,8 @@ async def answer(
     handle = handle_of(database)
     resume = value if interrupt_id is None else {interrupt_id: value}
     named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
-    message = message_of(graph or "", {RESUME: resume}, "answer", None, "", Options(), answers=named)
+    options = await handle.arun(asking_options(partition))
+    message = message_of(graph or "", {RESUME: resume}, "answer", None, "", options, answers=named)
     accept = Accept(
         partition,
         message,

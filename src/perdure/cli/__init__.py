@@ -26,6 +26,7 @@ from perdure.cli.serve import serve
 from perdure.cli.store import store
 from perdure.cli.tenants import tenants
 from perdure.cli.threads import threads
+from perdure.cli.top import top
 from perdure.cli.worker import worker
 from perdure.errors import PerdureError
 
@@ -41,6 +42,7 @@ app.command()(worker)
 app.command()(serve)
 app.command()(inspect)
 app.command()(replay)
+app.command()(top)
 app.command()(demo)
 app.add_typer(threads, name="threads")
 app.add_typer(runs, name="runs")

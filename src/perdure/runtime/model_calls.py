@@ -48,12 +48,20 @@ class _Open:
 
 
 class ModelCalls(BaseCallbackHandler):
-    """Reports the calls of models of one attempt at a run. ``emit`` gets the fields of each event."""
+    """Reports the calls of models of one attempt at a run. ``emit`` gets the fields of each event;
+    ``answers`` is called with the first token of any of them, or its whole answer if it does not stream."""
 
     run_inline = True
 
-    def __init__(self, emit: Emit, prices: Mapping[str, Price], user: str) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        prices: Mapping[str, Price],
+        user: str,
+        answers: Callable[[], object] = lambda: None,
+    ) -> None:
         self._emit, self._prices, self._user = emit, prices, user
+        self._answers: Callable[[], object] | None = answers
         self._open: dict[UUID, _Open] = {}
 
     @property
@@ -95,8 +103,15 @@ class ModelCalls(BaseCallbackHandler):
         """Begin a call of a text model."""
         self._start(run_id, serialized, metadata, kwargs)
 
+    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Note the first token."""
+        if self._answers is not None:
+            answers, self._answers = self._answers, None
+            answers()
+
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """End a call with its response."""
+        self.on_llm_new_token("", run_id=run_id)
         self._end(run_id, response)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:

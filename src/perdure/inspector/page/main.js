@@ -5,6 +5,7 @@ import { address, tenant } from "./address.js";
 import { at, announce, fill, make } from "./dom.js";
 import { showCare } from "./care.js";
 import { showLog } from "./log.js";
+import { showOverview } from "./overview.js";
 import { showQuestions } from "./questions.js";
 import { showQueue } from "./queue.js";
 import { showReplay } from "./replay.js";
@@ -13,7 +14,7 @@ import { showTenant } from "./tenant.js";
 import { showThread } from "./thread.js";
 import { showThreads } from "./threads.js";
 
-const VIEWS = { threads: showThreads, thread: showThread, replay: showReplay, runs: showRuns, questions: showQuestions, queue: showQueue, care: showCare, log: showLog };
+const VIEWS = { overview: showOverview, threads: showThreads, thread: showThread, replay: showReplay, runs: showRuns, questions: showQuestions, queue: showQueue, care: showCare, log: showLog };
 let leave = () => {};
 let current = "";
 

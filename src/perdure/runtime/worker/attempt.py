@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import replace
@@ -47,12 +47,13 @@ TENANT: ContextVar[str] = ContextVar("tenant")
 
 
 class Views(NamedTuple):
-    """Views of a run's graph: of conversations, of its users, of the calls of models that it reports, and of
-    the messages that it takes up while it goes on."""
+    """Views of a run's graph: of conversations, of its users, of the calls of models that it reports and of
+    their first token, and of the messages that it takes up while it goes on."""
 
     conversations: Conversations
     memories: Memories
     called: Emit
+    answers: Callable[[], object]
     steering: Steering
 
 
@@ -413,7 +414,7 @@ def config_of(
     config = cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
     verified = configurable.get(USER)
     user = configurable.get(USER_ID) or (verified.identity if isinstance(verified, GraphUser) else "")
-    calls = ModelCalls(views.called, agent.prices, str(user))
+    calls = ModelCalls(views.called, agent.prices, str(user), views.answers)
     return with_places({**config, "callbacks": with_handlers(config.get("callbacks"), calls)})
 
 

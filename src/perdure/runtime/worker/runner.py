@@ -38,6 +38,7 @@ from perdure.model.messages import FAILED, TIMEOUT, TRACEBACK, WAITING, Run, err
 from perdure.model.ops import Put
 from perdure.model.queue import IN, OUT, ROLLBACK
 from perdure.model.records import Partition
+from perdure.runtime.activity import ActivityCounts
 from perdure.runtime.conversation_windows import Conversations
 from perdure.runtime.effects import EffectJournal
 from perdure.runtime.events.publisher import Ended, EventBuffer
@@ -90,6 +91,7 @@ class Runner:
         self._works = context.works
         self.leases = Leases(context)
         self.excuses = Excuses(context)
+        self.activity = ActivityCounts(context.database, context.clock, context.owner, context.observers)
         self._working = self.leases.working
         self._begun: dict[Partition, HeldRun] = {}
         # Runs that may have been claimed, with the time of the event loop at which their leases end.
@@ -230,6 +232,7 @@ class Runner:
                 self.excuses.add(held)
                 raise
             finally:
+                self.activity.forget(held.run.id)
                 if (buffer := self._buffers.pop(held.run.id, None)) is not None:
                     self._subscriptions.closed(buffer, None)
 
@@ -282,6 +285,7 @@ class Runner:
                     self.conversations,
                     self.memories,
                     lambda call: self._emit("model.called", held, **call),
+                    partial(self.activity.answers, held.run.id),
                     steering,
                 ),
                 held,
@@ -426,6 +430,7 @@ class Runner:
         if buffer is not None:
             del self._buffers[held.run.id]
             self._subscriptions.closed(buffer, last, Ended.of(held, ending, now, buffer.values))
+        self.activity.ended(held, ending, now)
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         self.conversations.after_reply(held.partition)
         if held.run.graph == MEMORY:

@@ -160,6 +160,7 @@ class Worker:
                 await asyncio.sleep(max(0.01, (later - now) / 1_000_000))
         finally:
             beat.cancel()
+            await self.runner.activity.flush_seldom()
 
     async def drain(self, within: float) -> None:
         """Claim nothing more, let current work continue for ``within`` seconds, then release the rest, which
@@ -194,6 +195,7 @@ class Worker:
         await asyncio.gather(*self._loops, return_exceptions=True)
         await self.runner.conversations.close()
         await self.runner.excuses.close()
+        await self.runner.activity.close()
 
     async def _bring(self, partition: Partition) -> bool:
         """Move scheduled messages that are due into the inbox. Return True if there are more."""

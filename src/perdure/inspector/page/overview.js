@@ -1,0 +1,79 @@
+// How it is going: numbers that are shown anew every few seconds, and the last hour and day as bars.
+
+import { get } from "./api.js";
+import { address } from "./address.js";
+import { announce, facts, fill, make, number, span, table } from "./dom.js";
+
+const EVERY_MS = 5000;
+const SVG = "http://www.w3.org/2000/svg";
+
+export async function showOverview(main) {
+  const place = make("div");
+  const load = async () => fill(place, ...parts(await get("overview")));
+  await load();
+  fill(main, make("h1", {}, "Now"), place);
+  const news = setInterval(() => {
+    if (document.hidden || place.contains(document.activeElement)) return;
+    load().catch((error) => announce(error.message));
+  }, EVERY_MS);
+  return () => clearInterval(news);
+}
+
+function parts(found) {
+  const { queue, threads, hour, day } = found;
+  const minute = found.minutes.at(-2);
+  const most = (count) => (count === null ? null : count >= 1000 ? "1,000 or more" : number(count));
+  return [
+    facts([
+      ["Runs in the last full minute", big(number(minute.runs))],
+      ["Waiting", big(number(queue.due))],
+      ["Oldest waits for", queue.oldest === null ? null : big(span((found.now - queue.oldest) / 1e6))],
+      ["Under way", big(number(queue.under_way))],
+      ["Replies to send", queue.replies ? big(number(queue.replies)) : null],
+      ["Scheduled", queue.scheduled ? big(number(queue.scheduled)) : null],
+      ["Failed threads", threads.failed === null ? null : make("a.big", { href: address("runs") }, most(threads.failed))],
+      ["Wait for an answer", threads.interrupted === null ? null : make("a.big", { href: address("questions") }, most(threads.interrupted))],
+    ]),
+    found.is_whole ? null : make("p.notice", {}, "There is more than was counted: counts of threads end at 1,000."),
+    make("div.charts", {},
+      chart("The last hour, by minute", found.minutes, hour, "minute"),
+      chart("The last 24 hours", found.hours, day, "hour")),
+    make("h2", {}, "In the last hour"),
+    facts([["Latency to the end", latency(hour.end)], ["To the first token of a model", latency(hour.first)]]),
+    hour.graphs.length ? table("By graph", ["Graph", "Runs", "Failed", "To the end", "To the first token"], hour.graphs.map((each) => [each.graph ?? "all others", number(each.runs), number(each.failed), latency(each.end), latency(each.first)])) : make("p.quiet", {}, "No run has ended."),
+    hour.users.length ? table("By user", ["User", "Runs", "Failed"], hour.users.map((each) => [each.user ?? "all others", number(each.runs), number(each.failed)])) : null,
+    hour.errors.length ? table("By error", ["Error", "Runs"], hour.errors.map((each) => [each.kind === null ? "all others" : make("a", { href: address("runs", { state: "failed", error: each.kind, since: "1h" }) }, each.kind), number(each.runs)])) : null,
+    make("p.quiet", {}, "Workers add up what they end and store it every ten seconds; what a worker that was killed had not stored is missing."),
+  ].filter(Boolean);
+}
+
+const big = (words) => make("span.big", {}, words);
+
+function latency(found) {
+  if (found === null) return "";
+  const shown = (seconds) => (seconds === null ? "over an hour" : `${seconds} s`);
+  return `half within ${shown(found.p50)}, 95% within ${shown(found.p95)}`;
+}
+
+// Bars of the runs, with the failed ones at their feet; what they show is in the caption, too.
+function chart(title, slots, sums, unit) {
+  const most = Math.max(1, ...slots.map((slot) => slot.runs));
+  const picture = document.createElementNS(SVG, "svg");
+  picture.setAttribute("viewBox", `0 0 ${slots.length * 10} 60`);
+  picture.setAttribute("preserveAspectRatio", "none");
+  picture.setAttribute("role", "img");
+  picture.setAttribute("aria-label", `${title}: ${number(sums.runs)} runs, ${number(sums.failed)} failed, at most ${number(most)} in one ${unit}`);
+  slots.forEach((slot, place) => {
+    for (const [count, name] of [[slot.runs, "bar"], [slot.failed, "bar is-bad"]]) {
+      if (!count) continue;
+      const height = Math.max(2, (count / most) * 60);
+      const bar = document.createElementNS(SVG, "rect");
+      for (const [key, value] of Object.entries({ x: place * 10 + 1, y: 60 - height, width: 8, height, class: name })) bar.setAttribute(key, value);
+      const tip = document.createElementNS(SVG, "title");
+      tip.textContent = `${new Date(slot.at / 1000).toISOString().slice(11, 16)}: ${slot.runs} runs, ${slot.failed} failed`;
+      bar.append(tip);
+      picture.append(bar);
+    }
+  });
+  return make("figure", {}, make("figcaption", {}, make("strong", {}, title), ` ${number(sums.runs)} runs, ${number(sums.failed)} failed, at most ${number(Math.max(...slots.map((slot) => slot.runs)))} in one ${unit}`), picture);
+}

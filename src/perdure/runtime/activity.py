@@ -1,0 +1,240 @@
+"""Counts of the runs that end, by minute and hour, which every process that works stores every few seconds.
+
+No index has the ends of runs, and counting them would read every thread. So each process adds up what it
+ended, and replaces a small document of its own for the minute and for the hour. A run costs no request of its
+own, and no process waits for another; what a process that is killed had not stored yet is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine.runs import Ending, HeldRun
+from perdure.errors import PerdureError
+from perdure.model.messages import FAILED, encode, stored_text
+from perdure.model.ops import Commit, Delete, Fetch, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import DOCUMENT, INTERNAL, SERVER, Partition
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.observers import Observers
+from perdure.runtime.run_user import USER, USER_ID
+
+MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
+MINUTES, HOURS = "minute", "hour"
+"""Collections of the documents, named by the beginning of the minute or hour and the process."""
+LENGTHS: Mapping[str, int] = {MINUTES: MINUTE_US, HOURS: HOUR_US}
+KEPT: Mapping[str, int] = {MINUTES: 2 * HOUR_US, HOURS: 26 * HOUR_US}
+"""Time for which the documents of a collection are kept."""
+BOUNDS_S = (
+    *(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 7.5, 10),
+    *(15, 20, 30, 45, 60, 90, 120, 300, 600, 1800, 3600),
+)
+"""Upper bounds of the classes of latencies, in seconds; one more class is above all of them."""
+OTHER = ""
+"""Name of the graphs, users and errors for which a document has no room."""
+
+_FLUSH_S = 10.0
+_SELDOM_S = 60.0
+_CLOSE_S = 3.0
+_NAMES_MAX = {"graphs": 40, "users": 50, "errors": 20}
+_NAME_MAX = 100
+_REMOVED_MAX = 90
+_PLACE = "activity"
+
+
+def partition_of(tenant: str) -> Partition:
+    """Return where the counts of a tenant are."""
+    return Partition(tenant, _PLACE, SERVER)
+
+
+def latency_class(micros: int) -> int:
+    """Return the class of a latency."""
+    seconds = micros / 1_000_000
+    return next((place for place, bound in enumerate(BOUNDS_S) if seconds <= bound), len(BOUNDS_S))
+
+
+class _Counts:
+    """Counts of one minute or hour of a tenant."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.body: dict[str, Any] = {"at": start, "graphs": {}, "users": {}, "errors": {}}
+        self.is_stored = True
+
+    def add(self, graph: str, state: str, user: str | None, kind: str | None, latencies: _Latencies) -> None:
+        by_graph = self._entry("graphs", graph, {"states": {}, "end": {}, "first": {}})
+        _count(by_graph["states"], state)
+        _count(by_graph["end"], str(latency_class(latencies[0])))
+        if latencies[1] is not None:
+            _count(by_graph["first"], str(latency_class(latencies[1])))
+        if user is not None:
+            by_user = self._entry("users", user, {"runs": 0, "failed": 0})
+            by_user["runs"] += 1
+            by_user["failed"] += state == FAILED
+        if kind is not None:
+            self._entry("errors", kind, {"runs": 0})["runs"] += 1
+        self.is_stored = False
+
+    def _entry(self, what: str, name: str, empty: dict[str, Any]) -> dict[str, Any]:
+        """Return the entry of a name; of names without bound the first ones have entries of their own."""
+        entries: dict[str, Any] = self.body[what]
+        name = stored_text(name[:_NAME_MAX])
+        if name not in entries and len(entries) >= _NAMES_MAX[what]:
+            name = OTHER
+        return entries.setdefault(name, empty)  # type: ignore[no-any-return]
+
+
+_Latencies = tuple[int, int | None]
+"""Microseconds from the acceptance of a run's first message to the run's end, and to the first token of a
+model in it."""
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1
+
+
+class ActivityCounts:
+    """Counts of the runs that end in this process. For use from one event loop.
+
+    Args:
+        database: the database.
+        clock: its time.
+        owner: the name of this process.
+        observers: receive ``activity.not_stored`` if counts could not be stored; they are tried again with
+            the next ones.
+    """
+
+    def __init__(
+        self, database: DatabaseHandle, clock: DatabaseClock, owner: str, observers: Observers
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._owner = owner
+        self._observers = observers
+        self._counts: dict[tuple[str, str], list[_Counts]] = {}
+        self._first: dict[str, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._storing: asyncio.Task[None] | None = None
+        self._flushed_at = 0.0
+        self._tidied: dict[str, int] = {}
+
+    def answers(self, run_id: str) -> None:
+        """Note that a model in a run gives its first token; later ones do not count."""
+        self._first.setdefault(run_id, self._clock.estimate())
+
+    def ended(self, held: HeldRun, ending: Ending, now: int) -> None:
+        """Count a run that ended at a time in microseconds, and store the counts within some seconds."""
+        first = self._first.pop(held.run.id, None)
+        if held.partition.thread.startswith(INTERNAL) or held.messages[0].is_withdrawn:
+            return
+        accepted = held.messages[0].accepted_at
+        latencies = max(0, now - accepted), None if first is None else max(0, first - accepted)
+        kind = ending.note.get("kind") if ending.state == FAILED else None
+        kind = kind if isinstance(kind, str) else None
+        user = _user_of(held)
+        for collection, length in LENGTHS.items():
+            counts = self._at(held.partition.tenant, collection, now - now % length)
+            counts.add(held.run.graph, ending.state, user, kind, latencies)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_soon)
+
+    def forget(self, run_id: str) -> None:
+        """Forget a run that another process goes on with."""
+        self._first.pop(run_id, None)
+
+    def _at(self, tenant: str, collection: str, start: int) -> _Counts:
+        every = self._counts.setdefault((tenant, collection), [])
+        if not every or every[-1].start != start:
+            every.append(_Counts(start))
+        return every[-1]
+
+    def _flush_soon(self) -> None:
+        self._timer = None
+        self._storing = asyncio.create_task(self.flush())
+
+    async def flush(self) -> None:
+        """Store the counts that are not stored yet. A failure is reported, and the counts stay for the next
+        time."""
+        self._flushed_at = asyncio.get_running_loop().time()
+        for tenant in {tenant for tenant, _ in self._counts}:
+            try:
+                await self._database.arun(self._store(tenant))
+            except PerdureError as error:
+                self._observers.event("activity.not_stored", tenant=tenant, error=type(error).__name__)
+
+    async def flush_seldom(self) -> None:
+        """Store the counts if that was last done a minute ago: for processes that work in calls only."""
+        if self._counts and asyncio.get_running_loop().time() - self._flushed_at > _SELDOM_S:
+            await self.flush()
+
+    async def close(self) -> None:
+        """Store what is left, and wait for it some seconds at most."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                if self._storing is not None:
+                    await asyncio.wait([self._storing])
+                await self.flush()
+        except TimeoutError:
+            self._observers.event("activity.not_stored", error="TimeoutError")
+
+    def _store(self, tenant: str) -> Program[None]:
+        now, partition = self._clock.estimate(), partition_of(tenant)
+        changed = [
+            (collection, counts)
+            for collection in LENGTHS
+            for counts in self._counts.get((tenant, collection), ())
+            if not counts.is_stored
+        ]
+        if changed:
+            # Nobody else writes these documents, so nothing is read first. A run may end meanwhile.
+            puts = tuple(self._put(collection, counts) for collection, counts in changed)
+            for _, counts in changed:
+                counts.is_stored = True
+            try:
+                yield from ask(Commit(partition, puts))
+            except BaseException:
+                for _, counts in changed:
+                    counts.is_stored = False
+                raise
+        for collection, length in LENGTHS.items():
+            every = self._counts.get((tenant, collection), [])
+            every[:] = [each for each in every if not each.is_stored or each.start + length > now]
+        if all(not self._counts.get((tenant, collection)) for collection in LENGTHS):
+            for collection in LENGTHS:
+                self._counts.pop((tenant, collection), None)
+        if self._tidied.get(tenant) != now // HOUR_US:
+            self._tidied[tenant] = now // HOUR_US
+            yield from _tidy(partition, now)
+
+    def _put(self, collection: str, counts: _Counts) -> Put:
+        key = (collection, f"{counts.start}:{self._owner}")
+        body = encode(counts.body, "document")
+        return Put(DOCUMENT, key, {"updated_at": counts.start}, body, version=self._database.fresh())
+
+
+def _tidy(partition: Partition, now: int) -> Program[None]:
+    """Remove the oldest documents that are out of date, some at a time."""
+    for collection, kept in KEPT.items():
+        oldest = Range(DOCUMENT, (collection,), by="updated_at", limit=_REMOVED_MAX, bodies=False)
+        (found,) = yield from ask(Fetch(partition, (oldest,)))
+        old = [Delete(DOCUMENT, each.key) for each in found if each.fields["updated_at"] < now - kept]
+        if old:
+            yield from ask(Commit(partition, tuple(old)))
+
+
+def _user_of(held: HeldRun) -> str | None:
+    config = held.messages[0].options.get("config")
+    configurable = config.get("configurable") if isinstance(config, Mapping) else None
+    if not isinstance(configurable, Mapping):
+        return None
+    named = configurable.get(USER_ID)
+    if not isinstance(named, str):
+        verified = configurable.get(USER)
+        named = verified.get("identity") if isinstance(verified, Mapping) else None
+    return named if isinstance(named, str) and named else None

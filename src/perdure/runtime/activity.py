@@ -20,7 +20,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, INTERNAL, SERVER, Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observers import Observers
-from perdure.runtime.run_user import USER, USER_ID
+from perdure.runtime.threads.users import user_of_options
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 MINUTES, HOURS = "minute", "hour"
@@ -134,7 +134,7 @@ class ActivityCounts:
         latencies = max(0, now - accepted), None if first is None else max(0, first - accepted)
         kind = ending.note.get("kind") if ending.state == FAILED else None
         kind = kind if isinstance(kind, str) else None
-        user = _user_of(held)
+        user = user_of_options(held.messages[0].options)
         for collection, length in LENGTHS.items():
             counts = self._at(held.partition.tenant, collection, now - now % length)
             counts.add(held.run.graph, ending.state, user, kind, latencies)
@@ -226,15 +226,3 @@ def _tidy(partition: Partition, now: int) -> Program[None]:
         old = [Delete(DOCUMENT, each.key) for each in found if each.fields["updated_at"] < now - kept]
         if old:
             yield from ask(Commit(partition, tuple(old)))
-
-
-def _user_of(held: HeldRun) -> str | None:
-    config = held.messages[0].options.get("config")
-    configurable = config.get("configurable") if isinstance(config, Mapping) else None
-    if not isinstance(configurable, Mapping):
-        return None
-    named = configurable.get(USER_ID)
-    if not isinstance(named, str):
-        verified = configurable.get(USER)
-        named = verified.get("identity") if isinstance(verified, Mapping) else None
-    return named if isinstance(named, str) and named else None

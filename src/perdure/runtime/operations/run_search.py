@@ -25,7 +25,7 @@ from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, RUN, Partitio
 from perdure.runtime.operations.failures import Failure, failure_of
 from perdure.runtime.operations.thread_steps import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow, look
-from perdure.runtime.threads.users import user_in
+from perdure.runtime.threads.users import user_in, user_of_message, user_of_options
 
 _PAGE = 100
 OF_THREAD_MAX = 100
@@ -38,7 +38,7 @@ class RunQuery(NamedTuple):
 
     Attributes:
         state: the state of the run.
-        user: the user of its thread.
+        user: the user of its thread, or, if that names none, of its first message.
         since: earliest time of its last change, in microseconds since 1970.
         before: latest time of its last change.
         error: part of the type or the text of its error, in either case.
@@ -57,9 +57,11 @@ class RunQuery(NamedTuple):
     stands: bool = False
 
     def is_met(self, run: FoundRun) -> bool:
-        """Return True if a run that was found in a thread of the right user is one that is asked for."""
+        """Return True if a run that was found by the state, time and graph is one that is asked for."""
         failure = run.failure
         if self.error is not None and (failure is None or not failure.has(self.error)):
+            return False
+        if self.user not in (None, run.user):
             return False
         if self.group is not None and (failure is None or failure.group != self.group):
             return False
@@ -71,7 +73,7 @@ class FoundRun(NamedTuple):
 
     Attributes:
         thread_id: the thread.
-        user: the user of the thread, ``None`` if it names none.
+        user: the user of the thread, or else of the run's first message; ``None`` if neither names one.
         run: the run.
         failure: its error, if it has one.
         is_repeated: it failed, and was run again.
@@ -121,7 +123,8 @@ async def search(
             user = user_in(row.metadata)
             found: tuple[FoundRun, ...] = ()
             has_runs = row.run is not None or query.state in (None, ROLLED_BACK)
-            if query.user in (None, user) and has_runs:
+            may_match = query.user is None or user in (None, query.user)
+            if may_match and has_runs:
                 program = of_thread(Partition(walk.tenant, row.thread_id), user, query)
                 found = await walk.database.arun(program)
             yield RunStep(step.cursor, found, row.updated_at if walk.is_by_time else None)
@@ -194,8 +197,12 @@ def _read(
         wanted, answers[: len(runs)], answers[len(runs) :], strict=True
     ):
         for run in read_each(partition, Run.read, stored):
+            whose = user
+            if whose is None:
+                # The thread has no metadata yet if nothing of the run is stored.
+                whose = yield from user_of_message(partition, run.first)
             stands = is_standing and may_retry(run.state) and not repeated
-            out.append(FoundRun(partition.thread, user, run, failure_of(run.note), bool(repeated), stands))
+            out.append(FoundRun(partition.thread, whose, run, failure_of(run.note), bool(repeated), stands))
     return out
 
 
@@ -293,8 +300,10 @@ def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> P
         )
     )
     repeats = None
+    user = None if row is None else user_in(row.metadata)
     for message in read_each(partition, Message.read, messages):
         repeats = message.options.get(RETRY_OF)
+        user = user or user_of_options(message.options)
     repeated_by = None
     for message in read_each(partition, Message.read, again):
         repeated_by = message.id
@@ -302,7 +311,6 @@ def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> P
     if checkpoints and (latest := CheckpointRecord.read(checkpoints[0])).run_id == run.id:
         goes_on_from = (latest.id, latest.step)
     stands = may_retry(run.state) and not keys and all(state == FAILED for state in later)
-    user = None if row is None else user_in(row.metadata)
     found = FoundRun(partition.thread, user, run, failure_of(run.note), bool(keys), stands)
     count = run.last - run.first + 1
     return RunDetail(found, partition.tenant, repeats, repeated_by, goes_on_from, count)

@@ -23,7 +23,7 @@ from perdure.runtime.operations.thread_steps import ThreadWalk
 from perdure.runtime.operations.words import excerpt, has_words, words_of
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.users import title_in, user_in
+from perdure.runtime.threads.users import title_in, user_in, user_of_message
 from perdure.storage.port import has_threads
 
 _MESSAGES = "messages"
@@ -34,7 +34,7 @@ class ThreadQuery(NamedTuple):
 
     Attributes:
         title: part of the title, in either case.
-        user: the user that its metadata names.
+        user: the user that its metadata names, or else that of its newest run.
         metadata: JSON data that its metadata contain.
         error: part of the type or the text of the error of its newest run, in either case.
         tag: name of a tag of one of its checkpoints.
@@ -53,14 +53,14 @@ class ThreadQuery(NamedTuple):
     words: str | None = None
 
     def is_met(self, row: ThreadRow) -> bool:
-        """Return True if a thread meets the conditions that need nothing but what is read of it anyway."""
+        """Return False if what is read of a thread anyway tells that it does not meet the conditions."""
         if self.since is not None and row.updated_at < self.since:
             return False
         if self.before is not None and row.updated_at > self.before:
             return False
         if self.title is not None and self.title.casefold() not in title_in(row.metadata).casefold():
             return False
-        if self.user not in (None, user_in(row.metadata)):
+        if self.user is not None and user_in(row.metadata) not in (None, self.user):
             return False
         if self.metadata is not None and not contains(row.metadata, self.metadata):
             return False
@@ -99,6 +99,9 @@ async def search(
                 yield ThreadMatch(step.cursor, None)
                 continue
             partition = Partition(walk.tenant, row.thread_id)
+            if query.user is not None and query.user != await _user(walk.database, partition, row):
+                yield ThreadMatch(step.cursor, None)
+                continue
             if query.tag is not None and not await _has_tag(walk.database, partition, query.tag):
                 yield ThreadMatch(step.cursor, None)
                 continue
@@ -114,6 +117,14 @@ def _is_last(walk: ThreadWalk, query: ThreadQuery, row: ThreadRow) -> bool:
         and query.since is not None
         and row.updated_at < query.since
     )
+
+
+async def _user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:
+    """Return the user of a thread: the one of its newest run if its metadata names none."""
+    user = user_in(row.metadata)
+    if user is None and row.run is not None:
+        return await database.arun(user_of_message(partition, row.run.first))
+    return user
 
 
 async def _has_tag(database: DatabaseHandle, partition: Partition, name: str) -> bool:

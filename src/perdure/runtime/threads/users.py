@@ -1,9 +1,16 @@
-"""The user of a thread, as its metadata names one, and its title."""
+"""The user of a thread, as its metadata or the config of a run names one, and its title."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from perdure.engine.decoding import read_each
+from perdure.model.messages import Message
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import Program, ask
+from perdure.model.records import INBOX, Partition
+from perdure.runtime.run_user import USER, USER_ID
 
 USER_KEYS = ("user_id", "langgraph_auth_user_id", "owner", "user")
 """Keys of the metadata that may name a thread's user; the first one that is there does. Handlers of a
@@ -15,6 +22,29 @@ _TITLES = ("title", "name")
 def user_in(metadata: Mapping[str, Any]) -> str | None:
     """Return the user that a thread's metadata names, ``None`` if it names none."""
     return next((v for key in USER_KEYS if isinstance(v := metadata.get(key), str) and v), None)
+
+
+def user_of_options(options: Mapping[str, Any]) -> str | None:
+    """Return the user whom the stored options of a message name in the config of its run, ``None`` if they
+    name none: ``user_id``, or else the verified user of a server."""
+    config = options.get("config")
+    configurable = config.get("configurable") if isinstance(config, Mapping) else None
+    if not isinstance(configurable, Mapping):
+        return None
+    named = configurable.get(USER_ID)
+    if not isinstance(named, str) or not named:
+        verified = configurable.get(USER)
+        named = verified.get("identity") if isinstance(verified, Mapping) else None
+    return named if isinstance(named, str) and named else None
+
+
+def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
+    """Return the user of an accepted message, ``None`` if it names none or is gone: a run of which nothing is
+    stored leaves no metadata."""
+    (found,) = yield from ask(Fetch(partition, (Get(INBOX, (seq,)),)))
+    return next(
+        (user_of_options(message.options) for message in read_each(partition, Message.read, found)), None
+    )
 
 
 def title_in(metadata: Mapping[str, Any]) -> str:

@@ -1,0 +1,237 @@
+"""Counts of the runs that end: stored every few seconds beside the threads, and read without reading threads.
+
+Covers perdure.runtime.operations.overview.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure.database.base import handle_of
+from perdure.errors import Unavailable
+from perdure.model.ops import Commit, Fetch, Now, Put, Range
+from perdure.model.program import Effect
+from perdure.model.records import DOCUMENT, SERVER
+from perdure.runtime import Runtime, activity
+from perdure.runtime.activity import BOUNDS_S, HOURS, MINUTES, latency_class, partition_of
+from perdure.runtime.operations import overview
+from perdure.storage.port import Driver
+from tests.inspector.test_scale import Counting
+from tests.runtime.graphs import Storage, Talk, eventually_stored, go, settings, working
+
+ONCE = settings(attempts=1, on_failure="keep")
+
+
+def answering() -> Any:
+    model = GenericFakeChatModel(messages=iter(AIMessage(f"answer {n}") for n in range(9)))
+
+    async def call(state: MessagesState) -> dict[str, Any]:
+        if state["messages"][-1].text == "boom":
+            raise ValueError("boom")
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    return StateGraph(MessagesState).add_node("call", call).add_edge(START, "call").compile()
+
+
+async def said(runtime: Runtime, thread: str, text: str, user: str | None = None) -> None:
+    config = None if user is None else {"configurable": {"user_id": user}}
+    await runtime.wait(await runtime.accept(thread, text, config=config), 30)
+
+
+def counts_of(storage: Storage, tenant: str = "") -> list[Any]:
+    partition = partition_of(tenant)
+    assert partition.space == SERVER
+    return [
+        record
+        for record in storage.driver.perform(Fetch(partition, (Range(DOCUMENT),)))[0]
+        if record.key[0] in (MINUTES, HOURS)
+    ]
+
+
+def test_runs_are_counted_by_graph_user_and_error(storage: Storage) -> None:
+    async def main() -> None:
+        async with working(storage.database(), answering(), settings=ONCE) as runtime:
+            for text, user in (("hello", "ada"), ("boom", "ada"), ("more", "bob"), ("last", None)):
+                await said(runtime, f"t-{text}", text, user)
+        found = await overview.read(handle_of(storage.database()), "")
+        for part in ("hour", "day"):
+            summed = found[part]
+            assert (summed["runs"], summed["failed"]) == (4, 1)
+            (graph,) = summed["graphs"]
+            assert (graph["graph"], graph["runs"], graph["failed"]) == ("agent", 4, 1)
+            assert graph["end"]["p95"] in BOUNDS_S
+            assert 0 < graph["first"]["p50"] <= graph["end"]["p95"]
+            assert {(each["user"], each["runs"], each["failed"]) for each in summed["users"]} == {
+                ("ada", 2, 1),
+                ("bob", 1, 0),
+            }
+            assert summed["errors"] == [{"kind": "ValueError", "runs": 1}]
+        for slots in ("minutes", "hours"):
+            assert sum(slot["runs"] for slot in found[slots]) == 4
+            assert sum(slot["runs"] for slot in found[slots][-3:]) == 4
+        assert (len(found["minutes"]), len(found["hours"])) == (60, 24)
+        listed = handle_of(storage.database()).has_listing
+        assert found["threads"]["failed"] == (1 if listed else None)
+        assert found["is_whole"]
+
+    go(main())
+
+
+def test_two_processes_add_up_and_tenants_are_apart(near: Storage) -> None:
+    async def main() -> None:
+        for tenant, thread in (("", "a"), ("", "b"), ("acme", "c")):
+            database = near.database(tenant=tenant)
+            async with working(database, answering(), settings=ONCE) as runtime:
+                await said(runtime, thread, "hello")
+        handle = handle_of(near.database())
+        assert (await overview.read(handle, ""))["hour"]["runs"] == 2
+        assert (await overview.read(handle, "acme"))["hour"]["runs"] == 1
+        assert (await overview.read(handle, "none"))["hour"]["runs"] == 0
+
+    go(main())
+
+
+def test_what_waits_is_counted_with_its_age(near: Storage) -> None:
+    async def main() -> None:
+        database = near.database()
+        async with working(database, answering(), works=False) as front:
+            for thread in "abc":
+                await front.accept(thread, "hello")
+            await front.submit("d", {"messages": []}, delay=3600)
+
+        async def is_due() -> bool:
+            # A process's estimate of the time may be a little ahead.
+            queue = (await overview.read(handle_of(database), ""))["queue"]
+            return (queue["due"], queue["scheduled"], queue["under_way"]) == (3, 1, 0)
+
+        await eventually_stored(is_due)
+        found = await overview.read(handle_of(database), "")
+        assert 0 <= found["now"] - found["queue"]["oldest"] < 60_000_000
+
+    go(main())
+
+
+def test_a_run_costs_no_request_of_its_own(near: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "_FLUSH_S", 0.2)
+
+    async def main() -> None:
+        database, line = near.open()
+        stored: list[int] = []
+
+        async def before(effect: Effect[Any]) -> None:
+            if isinstance(effect, Commit) and effect.partition == partition_of(""):
+                stored.append(sum(isinstance(op, Put) for op in effect.ops))
+
+        line.before = before
+        async with working(database, answering(), settings=ONCE) as runtime:
+            await asyncio.gather(*(said(runtime, f"t{n}", "boom") for n in range(20)))
+
+            async def is_stored() -> bool:
+                found = await overview.read(handle_of(database), "")
+                return bool(found["hour"]["runs"] == 20)
+
+            await eventually_stored(is_stored)
+            assert 1 <= len(stored) <= 10
+            before_idle = len(stored)
+            await asyncio.sleep(0.5)
+            assert len(stored) == before_idle, "nothing ended, and something was stored"
+        assert {2} == set(stored[:1])
+
+    go(main())
+
+
+def test_an_outage_is_reported_and_counts_stay(near: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "_FLUSH_S", 0.05)
+    events: list[tuple[str, dict[str, Any]]] = []
+
+    class Watch:
+        def event(self, name: str, fields: dict[str, Any]) -> None:
+            events.append((name, fields))
+
+        def span(self, name: str, fields: dict[str, Any]) -> Any:
+            from contextlib import nullcontext
+
+            return nullcontext()
+
+    async def main() -> None:
+        database, line = near.open()
+        is_away = True
+
+        async def before(effect: Effect[Any]) -> None:
+            if is_away and isinstance(effect, Commit) and effect.partition == partition_of(""):
+                raise Unavailable("away")
+
+        line.before = before
+        async with working(database, answering(), settings=ONCE, observers=[Watch()]) as runtime:
+            await said(runtime, "a", "hello")
+
+            async def is_reported() -> bool:
+                return any(name == "activity.not_stored" for name, _ in events)
+
+            await eventually_stored(is_reported)
+            is_away = False
+            await said(runtime, "b", "hello")
+        assert (await overview.read(handle_of(database), ""))["hour"]["runs"] == 2
+
+    go(main())
+
+
+def test_old_counts_are_removed_and_many_names_are_joined(memory: Storage, talk: Talk) -> None:
+    handle = handle_of(memory.database())
+    now = int(memory.driver.perform(Now()))
+    ago = {MINUTES: 3 * activity.HOUR_US, HOURS: 27 * activity.HOUR_US}
+    old = tuple(
+        Put(DOCUMENT, (name, f"{n}:old"), {"updated_at": now - at - n}, b"{}", version=1)
+        for name, at in ago.items()
+        for n in range(40)
+    )
+    memory.driver.perform(Commit(partition_of(""), old))
+
+    async def main() -> None:
+        async with working(memory.database(), answering(), settings=ONCE) as runtime:
+            await asyncio.gather(*(said(runtime, f"t{n}", "boom", f"user {n:02} \ud800") for n in range(60)))
+        found = await overview.read(handle, "")
+        assert found["hour"]["runs"] == 60
+        assert sum(each["runs"] for each in found["hour"]["users"]) <= 60
+        (others,) = [each for each in found["hour"]["users"] if each["user"] is None]
+        assert others["runs"] == 10
+
+    go(main())
+    assert all(not record.key[1].endswith("old") for record in counts_of(memory))
+
+
+def test_reading_does_not_grow_with_threads(near: Storage) -> None:
+    def requests(driver: Driver) -> int:
+        counting = Counting(driver)
+        handle = handle_of(near.database())
+        handle.driver = counting
+        asyncio.run(overview.read(handle, ""))
+        return counting.requests
+
+    async def main(threads: int) -> None:
+        async with working(near.database(), answering(), settings=ONCE) as runtime:
+            await asyncio.gather(*(said(runtime, f"{threads}-{n}", "boom") for n in range(threads)))
+
+    go(main(3))
+    few = requests(near.driver)
+    go(main(60))
+    assert requests(near.driver) == few <= 6
+
+
+def test_latencies_have_classes() -> None:
+    assert [latency_class(round(seconds * 1e6)) for seconds in (0, 0.05, 0.06, 3600, 9999)] == [
+        0,
+        0,
+        1,
+        len(BOUNDS_S) - 1,
+        len(BOUNDS_S),
+    ]
+    assert overview._latencies({}) is None
+    assert overview._latencies({str(len(BOUNDS_S)): 3}) == {"p50": None, "p95": None}
+    assert overview._latencies({"0": 50, "5": 50}) == {"p50": 0.05, "p95": 0.75}

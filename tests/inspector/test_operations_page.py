@@ -1,0 +1,293 @@
+"""Failed runs, questions, numbers and searches in Chromium: by mouse and by keys, dark, narrow, hostile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+from playwright.sync_api import ViewportSize
+
+import perdure
+from perdure.database.base import handle_of
+from perdure.inspector.access import LocalAccess
+from perdure.runtime import Runtime, Settings
+from tests.backends import EMPTY
+from tests.inspector.browsing import findings, served
+from tests.inspector.staging import HOSTILE, HOSTILE_ID
+from tests.server.browsing import browsing, launched, wait_for
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PHONE = ViewportSize(width=390, height=844)
+ACTION = {"name": HOSTILE, "args": {"to": HOSTILE}, "description": HOSTILE}
+QUESTIONS: dict[str, Any] = {
+    "review": {
+        "action_requests": [ACTION, {"name": "delete", "args": {"id": 3}}],
+        "review_configs": [{"action_name": "delete", "allowed_decisions": ["approve", "reject"]}],
+    },
+    "choice": {"question": f"Which? {HOSTILE}", "options": ["yes", HOSTILE]},
+    "schema": {
+        "question": "Where to?",
+        "schema": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "title": HOSTILE},
+                "nights": {"type": "integer", "default": 2},
+                "class": {"enum": ["economy", "first"]},
+                "meal": {"type": "boolean"},
+            },
+            "required": ["city"],
+        },
+    },
+    "open": HOSTILE,
+    "human": [
+        {
+            "action_request": {"action": "buy", "args": {"n": 3}},
+            "config": {"allow_accept": True, "allow_edit": True, "allow_respond": True, "allow_ignore": True},
+            "description": "Buy three?",
+        }
+    ],
+}
+
+
+class Agent:
+    """Fails until it is mended, and answers with what its question was answered."""
+
+    is_down = True
+
+    def answer(self, state: MessagesState) -> dict[str, Any]:
+        said = state["messages"][-1].text
+        if said.startswith("fail") and self.is_down:
+            raise ValueError(f"{HOSTILE} after {len(said)} s")
+        if said in QUESTIONS:
+            return {"messages": [AIMessage(repr(interrupt(QUESTIONS[said])))]}
+        return {"messages": [AIMessage("fine")]}
+
+
+class Stage:
+    """A runtime that works in a thread of its own, with an inspector over it."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.agent = url, Agent()
+        self.is_ready, self.is_over = threading.Event(), asyncio.Event()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._live()))
+        self.thread.start()
+        assert self.is_ready.wait(60)
+
+    async def _live(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        builder = StateGraph(MessagesState).add_node("answer", self.agent.answer)
+        graph = builder.add_edge(START, "answer").compile()
+        async with (
+            perdure.connect(self.url, migrate=True) as database,
+            Runtime(
+                database, graph, settings=Settings(attempts=1, poll=0.1, on_failure="keep"), observers=()
+            ) as self.runtime,
+        ):
+            self.database = database
+            self.is_ready.set()
+            await self.is_over.wait()
+
+    def call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def say(self, thread: str, text: str) -> None:
+        async def said() -> None:
+            config = {"configurable": {"user_id": HOSTILE}}
+            await self.runtime.wait(await self.runtime.accept(thread, text, config=config), 30)
+
+        self.call(said())
+
+    def states(self, thread: str) -> list[str]:
+        return [run.state for run in self.call(self.runtime.runs(thread))]
+
+    def answer_of(self, thread: str) -> str:
+        async def last() -> str:
+            state = await self.runtime.graph("agent").aget_state({"configurable": {"thread_id": thread}})
+            return str(state.values["messages"][-1].text)
+
+        return str(self.call(last()))
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.is_over.set)
+        self.thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with launched(chromium) as opened:
+        yield opened
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with EMPTY["sqlite"]() as url:
+        stage = Stage(url)
+        try:
+            yield stage
+        finally:
+            stage.close()
+
+
+@pytest.fixture
+def address(stage: Stage) -> Iterator[str]:
+    # The pages are served by another event loop, so by a runtime of its own.
+    with perdure.connect_sync(stage.url) as database:
+        graph = StateGraph(MessagesState).add_node("answer", stage.agent.answer).add_edge(START, "answer")
+        runtime = Runtime(database, graph.compile(), works=False, observers=())
+        access = LocalAccess(handle_of(database), "", runtime=runtime, allowed=frozenset(("retry", "answer")))
+        with served(access) as found:
+            yield found
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with browsing(browser, reduced_motion="reduce") as shown:
+        yield shown
+
+
+def sound(page: Page) -> None:
+    """Nothing that people wrote has become markup or script, and everybody can use the page, on a phone,
+    too."""
+    assert page.title() == "Perdure inspector"
+    assert page.locator("main img, main script").count() == 0
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        assert findings(page) == []
+    page.set_viewport_size(PHONE)
+    assert findings(page) == []
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
+    page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, address: str) -> None:
+    for thread in ("one", "two", HOSTILE_ID):
+        stage.say(thread, f"fail {thread}")
+    page.goto(f"{address}#/runs")
+    page.locator("#main").get_by_text("3 runs in 3 threads.").wait_for()
+    page.get_by_text("3 × ValueError").wait_for()
+    first = page.locator("details.channel").first
+    first.locator("summary").focus()
+    page.keyboard.press("Enter")
+    first.locator(".trace").wait_for()
+    assert "in answer" in first.locator(".trace").inner_text()
+    sound(page)
+    stage.agent.is_down = False
+    first.get_by_role("button", name="Run again").focus()
+    page.keyboard.press("Enter")
+    first.get_by_text("It is run again").wait_for()
+    wait_for("the repetition", lambda: stage.states(HOSTILE_ID) == ["done", "failed"])
+    page.get_by_label("Error", exact=True).fill("after")
+    page.get_by_role("button", name="Search").click()
+    page.locator("#main").get_by_text("2 runs in 2 threads.").wait_for()
+    assert "error=after" in page.url
+    page.reload()
+    page.locator("#main").get_by_text("2 runs in 2 threads.").wait_for()
+    page.get_by_role("button", name="Run again what failed").click()
+    page.locator("#main").get_by_text("2 accepted again").wait_for()
+    for thread in ("one", "two"):
+        wait_for("the repetition", lambda name=thread: stage.states(name) == ["done", "failed"])  # type: ignore[misc]
+
+
+def test_questions_are_answered_by_their_forms(page: Page, stage: Stage, address: str) -> None:
+    for name in QUESTIONS:
+        stage.say(name, name)
+    page.goto(f"{address}#/questions")
+    page.locator("#main").get_by_text("5 questions wait for an answer.").wait_for()
+    sound(page)
+
+    def card(name: str) -> Any:
+        return page.get_by_label(f"Question of {name}", exact=True)
+
+    review = card("review")
+    review.get_by_role("button", name="Edit").click()
+    arguments = review.get_by_label("The arguments, as JSON")
+    arguments.fill("{")
+    review.get_by_role("button", name="Approve with changes").click()
+    review.get_by_text("This is not JSON").wait_for()
+    arguments.fill('{"to": "ada"}')
+    review.get_by_role("button", name="Approve with changes").click()
+    review.get_by_text("Decided: edit").wait_for()
+    review.get_by_role("button", name="Reject").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.type("too many")
+    review.get_by_role("button", name="Reject").click()
+    card("choice").get_by_role("button", name="yes").click()
+    schema = card("schema")
+    schema.get_by_label(HOSTILE).fill("Rome")
+    schema.get_by_label("class").select_option("first")
+    schema.get_by_role("button", name="Answer", exact=True).first.click()
+    card("open").get_by_label("Your answer").fill("as you like")
+    card("open").get_by_role("button", name="Answer").click()
+    card("human").get_by_role("button", name="Approve").click()
+    answers = {
+        "review": [
+            {"type": "edit", "edited_action": {"name": HOSTILE, "args": {"to": "ada"}}},
+            {"type": "reject", "message": "too many"},
+        ],
+        "choice": "yes",
+        "schema": {"city": "Rome", "nights": 2, "class": "first", "meal": False},
+        "open": "as you like",
+        "human": [{"type": "accept", "args": None}],
+    }
+    answers["review"] = {"decisions": answers["review"]}
+    for name, answer in answers.items():
+        wait_for(f"the end of {name}", lambda name=name: stage.states(name) == ["done", "waiting"])  # type: ignore[misc]
+        assert stage.answer_of(name) == repr(answer)
+
+
+def test_a_question_that_was_answered_elsewhere_says_so(page: Page, stage: Stage, address: str) -> None:
+    stage.say("choice", "choice")
+    page.goto(f"{address}#/questions")
+    button = page.get_by_role("button", name="yes")
+    button.wait_for()
+    stage.call(stage.runtime.answer("choice", "no"))
+    button.click()
+    page.locator("#main").get_by_text("waits for no answer").wait_for()
+
+
+def test_threads_are_searched_and_filters_are_kept(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", f"the moon {HOSTILE}")
+    stage.say(HOSTILE_ID, "the sun")
+    page.goto(address)
+    page.get_by_text("Words, user, error, tag, time").click()
+    page.get_by_label("Words").fill("MOON the")
+    page.keyboard.press("Enter")
+    page.locator("#main").get_by_text("1 found in 2 threads, which are all.").wait_for()
+    page.locator(".excerpt", has_text="the moon").wait_for()
+    assert "words=MOON" in page.url
+    page.locator("summary", has_text="Save").click()
+    page.get_by_label("Save this filter as").fill(HOSTILE)
+    page.keyboard.press("Enter")
+    page.locator(".filter a").wait_for()
+    sound(page)
+    page.goto(f"{address}#/threads")
+    page.locator("tbody tr").nth(1).wait_for()
+    page.locator(".filter a").click()
+    page.locator("#main").get_by_text("1 found in 2 threads, which are all.").wait_for()
+    page.locator(".filter button").click()
+    page.locator(".filter").wait_for(state="detached")
+    page.evaluate("() => localStorage.setItem('perdure.inspector.filters', '{\"a\": 1}')")
+    page.reload()
+    page.locator("#main").get_by_text("1 found in 2 threads, which are all.").wait_for()
+
+
+def test_the_numbers_of_the_last_hour_are_shown(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "fail")
+    stage.say("two", "hello")
+    stage.call(stage.runtime._worker.runner.activity.flush())  # pyright: ignore[reportPrivateUsage]
+    page.goto(f"{address}#/overview")
+    page.get_by_role("img", name="The last hour, by minute: 2 runs, 1 failed").wait_for()
+    page.get_by_role("link", name="ValueError").wait_for()
+    sound(page)
+    page.get_by_role("link", name="ValueError").focus()
+    page.keyboard.press("Enter")
+    page.locator("#main").get_by_text("1 run in").wait_for()

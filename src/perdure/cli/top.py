@@ -89,8 +89,7 @@ def _shown(found: dict[str, Any]) -> str:
 def _sparkline(slots: list[dict[str, int]]) -> str:
     most = max((slot["runs"] for slot in slots), default=0)
     bars = "".join(
-        " " if not slot["runs"] else _BARS[min(len(_BARS) - 1, slot["runs"] * len(_BARS) // (most + 1))]
-        for slot in slots
+        " " if not slot["runs"] else _BARS[-(-slot["runs"] * len(_BARS) // most) - 1] for slot in slots
     )
     return f"[green]{bars}[/]  at most {most}"
 

@@ -1,0 +1,247 @@
+"""What broke, what waits, where it is and how it is going, as a shell sees it.
+
+Covers perdure.cli.runs, perdure.cli.questions, perdure.cli.top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+import perdure
+from perdure.cli import main
+from perdure.runtime import Runtime, Settings
+
+EVIL = "\x1b]0;title\x07 [bold]"
+REVIEW = {
+    "action_requests": [{"name": "send", "args": {"to": "board", "n": 1}}],
+    "review_configs": [{"action_name": "send", "allowed_decisions": ["approve", "edit", "reject"]}],
+}
+
+
+class Done(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+
+class Shell(Protocol):
+    def __call__(self, *words: str) -> Done: ...
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
+    """Run ``perdure …`` on ``threads.db`` in an empty folder, in this process."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PERDURE_DB", "sqlite:///threads.db")
+
+    def run(*words: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["perdure", *words])
+        capfd.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as done:
+            code = int(done.code or 0)
+        return Done(code, *capfd.readouterr())
+
+    return run
+
+
+class Agent:
+    is_down = True
+
+    def answer(self, state: MessagesState) -> dict[str, Any]:
+        said = state["messages"][-1].text
+        if said.startswith("fail") and self.is_down:
+            raise ConnectionError(f"{EVIL} gone after {len(said)} s")
+        if said == "review":
+            return {"messages": [AIMessage(repr(interrupt(REVIEW)))]}
+        if said == "ask":
+            return {"messages": [AIMessage(repr(interrupt({"question": EVIL, "options": [1, 2]})))]}
+        return {"messages": [AIMessage("fine")]}
+
+
+def work(agent: Agent, *said: tuple[str, str]) -> None:
+    """Let messages be answered, and what waits already."""
+
+    async def go() -> None:
+        builder = StateGraph(MessagesState).add_node("answer", agent.answer).add_edge(START, "answer")
+        settings = Settings(attempts=1, poll=0.05, on_failure="keep")
+        async with (
+            perdure.connect("sqlite:///threads.db", migrate=True) as database,
+            Runtime(database, builder.compile(), settings=settings, observers=()) as runtime,
+        ):
+            for thread, text in said:
+                config = {"configurable": {"user_id": f"of {thread}"}}
+                await runtime.wait(await runtime.accept(thread, text, config=config), 60)
+            async with asyncio.timeout(60):
+                while any(  # noqa: ASYNC110 - the worker ends what waits
+                    row.status == "busy" for row in [r async for r in runtime.threads.index.search()]
+                ):
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(go())
+
+
+def test_failed_runs_are_listed_shown_and_run_again(shell: Shell) -> None:
+    agent = Agent()
+    work(agent, ("a", "fail"), ("b", "fail more"), ("c", "hello"))
+    listed = shell("runs", "ls")
+    assert [line.split()[1] for line in listed.stdout.splitlines()[::1] if line[6:7] == "s"] == [
+        "done",
+        "failed",
+        "failed",
+    ]
+    assert "\x1b" not in listed.stdout
+    assert "of of a" in listed.stdout
+    failed = shell("runs", "ls", "--status", "failed", "--json").rows
+    assert [row["thread_id"] for row in failed] == ["b", "a"]
+    assert failed[0]["error"]["kind"] == "ConnectionError"
+    assert [row["thread_id"] for row in shell("runs", "ls", "--error", "after 4", "--json").rows] == ["a"]
+    assert len(shell("runs", "ls", "-n", "1", "--json").rows) == 1
+    assert shell("runs", "ls", "--since", "1h", "--user", "of b", "--json").rows[0]["thread_id"] == "b"
+    assert shell("runs", "ls", "--prefix", "none").stdout == "No runs.\n"
+    (group,) = shell("runs", "ls", "--by-error", "--json").rows
+    assert (group["runs"], group["example"]["thread_id"]) == (2, "b")
+    assert "2 runs  ConnectionError" in shell("runs", "ls", "--by-error").stdout
+
+    run_id = failed[0]["run_id"]
+    shown = shell("runs", "show", run_id)
+    assert "in answer" in shown.stdout
+    assert f"`perdure runs rerun {run_id}` goes on from its last stored step, 0." in shown.stdout
+    assert "\x1b" not in shown.stdout
+    (detail,) = shell("runs", "show", run_id, "--thread", "b", "--json").rows
+    assert detail["goes_on_from"]["step"] == 0
+
+    again = shell("runs", "rerun", run_id)
+    assert "b: run" in again.stdout
+    assert "was to be run again before" in shell("runs", "rerun", run_id).stdout
+    rest = shell("runs", "rerun", "--failed", "--since", "1h")
+    assert rest.stdout.splitlines()[-1] == "1 run accepted again, 0 stay."
+    assert shell("runs", "rerun", "--failed").stdout == "0 runs accepted again, 0 stay.\n"
+    agent.is_down = False
+    work(agent)
+    assert [row["state"] for row in shell("runs", "ls", "--json", "-n", "2").rows] == ["done", "done"]
+    assert "It is run again as" in shell("runs", "show", run_id).stdout
+    assert "(run again)" in shell("runs", "ls").stdout
+
+
+def test_what_cannot_be_run_again_stays_with_its_reason(shell: Shell) -> None:
+    work(Agent(), ("a", "fail"), ("b", "fail"))
+    asyncio.run(_postpone("a"))
+    done = shell("runs", "rerun", "--failed", "--json")
+    assert {row["thread_id"]: row["outcome"] for row in done.rows} == {"b": "accepted"}
+    (run,) = shell("runs", "ls", "--prefix", "a", "--json").rows
+    refused = shell("runs", "rerun", run["run_id"])
+    assert refused.code == 1
+    assert "open run or messages that wait" in refused.stderr
+    for words, reason in (
+        (("rerun",), "name one run by its id, or pass --failed"),
+        (("rerun", "x", "--failed"), "name one run by its id, or pass --failed"),
+        (("rerun", "x", "--since", "1h"), "are for --failed"),
+        (("rerun", "none"), "there is no run 'none'"),
+        (("show", "none", "--thread", "a"), "thread 'a' has no run 'none'"),
+        (("ls", "--status", "broken"), "rolled_back, not 'broken'"),
+        (("ls", "--since", "soon"), "'soon' is no duration"),
+    ):
+        wrong = shell("runs", *words)
+        assert wrong.code != 0
+        assert reason in " ".join(wrong.stderr.replace("│", " ").split()), wrong.stderr
+
+
+async def _postpone(thread: str) -> None:
+    builder = StateGraph(MessagesState).add_node("answer", Agent().answer).add_edge(START, "answer")
+    async with perdure.connect("sqlite:///threads.db") as database:
+        runtime = Runtime(database, builder.compile(), works=False, observers=())
+        await runtime.accept(thread, "later", debounce=1000.0, max_wait=1000.0)
+
+
+def test_questions_are_listed_and_answered(shell: Shell) -> None:
+    agent = Agent()
+    work(agent, ("review", "review"), ("edit", "review"), ("reject", "review"), ("ask", "ask"))
+    rows = shell("questions", "ls", "--json").rows
+    assert [row["thread_id"] for row in rows] == ["review", "edit", "reject", "ask"]
+    assert rows[0]["form"]["actions"][0]["decisions"] == ["approve", "edit", "reject"]
+    assert rows[3]["form"] == {"kind": "choice", "options": [1, 2]}
+    listed = shell("questions", "ls").stdout
+    assert "one of [1, 2]" in listed
+    assert "send takes approve, edit, reject" in listed
+    assert "\x1b" not in listed
+    assert shell("questions", "ls", "--older", "1d").stdout == "No thread waits for an answer.\n"
+    assert [row["thread_id"] for row in shell("questions", "ls", "--user", "of ask", "--json").rows] == [
+        "ask"
+    ]
+    for words in (
+        ("review", "--approve"),
+        ("edit", "--edit", '{"to": "ada", "n": 2}'),
+        ("reject", "--reject", "too many"),
+        ("ask", "2"),
+    ):
+        assert shell("questions", "answer", *words).code == 0
+    late = shell("questions", "answer", "ask", "1")
+    assert (late.code, "waits for no answer" in late.stderr) == (1, True)
+    work(agent)
+    said = {
+        name: shell("threads", "show", name, "--json").rows[0]["channels"]
+        for name in ("review", "edit", "reject", "ask")
+    }
+    texts = {name: str(channels) for name, channels in said.items()}
+    assert "approve" in texts["review"]
+    assert "ada" in texts["edit"]
+    assert "too many" in texts["reject"]
+    for words, reason in (
+        (("ask",), "give one answer"),
+        (("ask", "1", "--approve"), "give one answer"),
+        (("nobody", "--approve"), "there is no thread 'nobody'"),
+        (("ask", "--approve"), "waits for no answer"),
+    ):
+        wrong = shell("questions", "answer", *words)
+        assert wrong.code != 0
+        assert reason in " ".join(wrong.stderr.replace("│", " ").split()), wrong.stderr
+
+
+def test_threads_are_listed_by_conditions(shell: Shell) -> None:
+    work(Agent(), ("one", "the moon"), ("two", "fail"), ("three", "ask"))
+    assert [row["thread_id"] for row in shell("threads", "ls", "--json").rows] == ["one", "three", "two"]
+    newest = shell("threads", "ls", "--json", "-n", "2").rows
+    assert [row["thread_id"] for row in newest] == ["three", "two"]
+    assert newest[0]["user"] == "of three"
+
+    def named(*words: str) -> list[str]:
+        return [row["thread_id"] for row in shell("threads", "ls", "--json", *words).rows]
+
+    assert named("--status", "error") == ["two"]
+    assert named("--words", "MOON") == ["one"]
+    assert named("--user", "of three") == ["three"]
+    assert named("--error", "connection") == ["two"]
+    assert named("--prefix", "t", "--since", "1h") == ["three", "two"]
+    assert shell("threads", "ls", "--tag", "none").stdout == "No thread matches.\n"
+    wrong = shell("threads", "ls", "--status", "odd")
+    assert wrong.code == 2
+    assert shell("threads", "ls").stdout.splitlines()[1].split()[1:] == ["idle", "one", "of", "of", "one"]
+
+
+def test_top_shows_numbers_once_without_a_terminal(shell: Shell) -> None:
+    work(Agent(), ("one", "hello"), ("two", "fail"))
+    (found,) = shell("top", "--json").rows
+    assert (found["hour"]["runs"], found["hour"]["failed"]) == (2, 1)
+    shown = shell("top").stdout
+    assert "2 in the last hour, 1 failed" in shown
+    assert "ConnectionError" in shown
+    assert "of one" in shown
+    assert "█" in shown

@@ -195,7 +195,7 @@ def test_old_counts_are_removed_and_many_names_are_joined(memory: Storage, talk:
 
     async def main() -> None:
         async with working(memory.database(), answering(), settings=ONCE) as runtime:
-            await asyncio.gather(*(said(runtime, f"t{n}", "boom", f"user {n:02} \ud800") for n in range(60)))
+            await asyncio.gather(*(said(runtime, f"t{n}", "boom", f"user {n:02}") for n in range(60)))
         found = await overview.read(handle, "")
         assert found["hour"]["runs"] == 60
         assert sum(each["runs"] for each in found["hour"]["users"]) <= 60

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -106,7 +107,13 @@ class ServerAccess:
 
     async def act(self, permission: str, thread_id: str) -> ThreadRow:
         await self.thread(thread_id)
-        return await self._caller.thread(thread_id, _NEEDS[permission])
+        try:
+            return await self._caller.thread(thread_id, _NEEDS[permission])
+        except Refusal as refused:
+            if refused.status != HTTPStatus.FORBIDDEN:
+                raise
+            # Of an action on many threads, the others are not refused with it.
+            raise NotAllowed(refused.detail) from refused
 
     def graph(
         self, name: str | None, thread_id: str

@@ -1,0 +1,150 @@
+"""Runs, questions and threads are found on every backend, in order, whoever ended them.
+
+Covers perdure.runtime.operations.words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from perdure.database.base import handle_of
+from perdure.errors import NotFound, NotWaiting
+from perdure.model.records import Partition
+from perdure.runtime.operations import open_questions, run_search, thread_search
+from perdure.runtime.operations.run_search import OF_THREAD_MAX, RunQuery
+from perdure.runtime.operations.thread_search import ThreadQuery
+from perdure.runtime.operations.thread_steps import ThreadWalk
+from perdure.runtime.operations.words import excerpt
+from tests.inspector.test_scale import Counting
+from tests.runtime.graphs import Storage, Talk, go, settings, working
+
+ROLLED_BACK = settings(attempts=1, on_failure="rollback")
+
+
+async def said(storage: Storage, talk: Talk, *messages: tuple[str, str]) -> list[str]:
+    ids: list[str] = []
+    async with working(storage.database(), talk.graph, settings=ROLLED_BACK) as runtime:
+        for thread, text in messages:
+            config = {"configurable": {"user_id": f"user of {thread}"}}
+            ids.append((await runtime.wait(await runtime.accept(thread, text, config=config), 30)).id)
+    return ids
+
+
+def test_runs_are_found_newest_first(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        messages = [("a", "hello"), ("b", "boom"), ("a", "more"), ("c", "boom"), ("b", "boom"), ("a", "boom")]
+        ids = await said(storage, talk, *messages)
+        walk = ThreadWalk(handle_of(storage.database()), "")
+        every = await run_search.newest(walk, RunQuery(), 10)
+        assert [found.run.id for found in every] == ids[::-1]
+        assert [found.run.id for found in await run_search.newest(walk, RunQuery(), 2)] == ids[:-3:-1]
+        failed = await run_search.newest(walk, RunQuery(state="failed"), 10)
+        assert [found.thread_id for found in failed] == ["a", "b", "c", "b"]
+        assert {found.user for found in failed} == {"user of a", "user of b", "user of c"}
+        assert all(found.stands for found in failed)
+        done = await run_search.newest(walk, RunQuery(state="done", user="user of a"), 10)
+        assert [found.run.id for found in done] == [ids[2], ids[0]]
+        await said(storage, talk, ("b", "hello"))
+        standing = await run_search.newest(walk, RunQuery(stands=True), 10)
+        assert [found.thread_id for found in standing] == ["a", "c"]
+        since = every[1].run.updated_at
+        late = await run_search.newest(walk, RunQuery(since=since, before=every[0].run.updated_at), 10)
+        assert [found.run.id for found in late] == ids[:-3:-1]
+
+        shown = await run_search.show(walk, ids[1])
+        assert (shown.found.thread_id, shown.goes_on_from, shown.found.stands) == ("b", None, False)
+        assert (await run_search.show(walk, ids[5], "a")).found.stands
+        with pytest.raises(NotFound, match="no run 'none'"):
+            await run_search.show(walk, "none")
+        with pytest.raises(NotFound, match=f"thread 'a' has no run '{ids[1]}'"):
+            await run_search.show(walk, ids[1], "a")
+        assert await run_search.newest(ThreadWalk(walk.database, "other"), RunQuery(), 10) == []
+
+    go(main())
+
+
+def test_questions_are_found_and_answered_once(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        await said(storage, talk, ("a", "ask one"), ("b", "hello"), ("c", "ask two"))
+        database = storage.database()
+        walk = ThreadWalk(handle_of(database), "")
+
+        async def asked() -> list[open_questions.AskedQuestion]:
+            async with aclosing(open_questions.search(walk)) as steps:
+                return [each async for step in steps for each in step.questions]
+
+        found = await asked()
+        assert [each.thread_id for each in found] == ["a", "c"]
+        assert found[0].user == "user of a"
+        assert found[0].interrupt_id is not None
+        assert found[0].since <= found[1].since
+        partition = Partition("", "a")
+        outcomes = await asyncio.gather(
+            *(open_questions.answer(storage.database(), partition, n) for n in range(3)),
+            return_exceptions=True,
+        )
+        assert [isinstance(each, NotWaiting) for each in outcomes].count(False) == 1
+        assert [each.thread_id for each in await asked()] == ["c"]
+
+    go(main())
+
+
+def test_threads_are_searched_in_parts(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        await said(storage, talk, ("a", "the moon"), ("b", "the sun"), ("c", "the moon again"))
+        walk = ThreadWalk(handle_of(storage.database()), "")
+        found: list[str] = []
+        cursor = ""
+        for _ in range(10):
+            steps = thread_search.search(walk, ThreadQuery(words="MOON"), cursor)
+            step = await anext(steps, None)
+            await steps.aclose()
+            if step is None:
+                break
+            cursor = step.cursor
+            if step.row is not None:
+                found.append(step.row.thread_id)
+                assert "the moon" in (step.excerpt or "")
+        assert sorted(found) == ["a", "c"]
+        assert found == (["c", "a"] if walk.is_by_time else ["a", "c"])
+
+    go(main())
+
+
+def test_what_is_read_ends_at_what_is_asked(near: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        await said(near, talk, *((f"t{n}", "hello") for n in range(30)))
+        handle = handle_of(near.database())
+        handle.driver = counting = Counting(handle.driver)
+        walk = ThreadWalk(handle, "")
+        if walk.is_by_time:
+            await run_search.newest(walk, RunQuery(), 2)
+            few = counting.requests
+            counting.clear()
+            await run_search.newest(walk, RunQuery(), 30)
+            assert few * 3 < counting.requests
+
+    go(main())
+
+
+def test_a_thread_with_many_failed_runs_is_one_of_many(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        await said(memory, talk, *(("a", "boom") for _ in range(OF_THREAD_MAX + 5)))
+        walk = ThreadWalk(handle_of(memory.database()), "")
+        assert len(await run_search.newest(walk, RunQuery(state="failed"), 500)) == OF_THREAD_MAX
+
+    go(main())
+
+
+def test_words_are_found_in_any_form_of_a_message() -> None:
+    typed = {"type": "langchain_core.messages.human.HumanMessage", "value": {"content": "Straße by the sea"}}
+    parts = {"content": [{"type": "text", "text": "first"}, "second", {"type": "image", "text": 3}]}
+    assert excerpt([typed], ["strasse"]) == "Straße by the sea"
+    assert excerpt([parts], ["second"]) == "second"
+    assert excerpt([typed, parts], ["sea", "first"]) is None
+    assert excerpt({"content": "first"}, ["first"]) is None
+    assert excerpt([None, 3, {"value": None}], ["first"]) is None
+    assert excerpt([{"content": f"{'x ' * 100}here{' y' * 100}"}], ["here"]) is not None

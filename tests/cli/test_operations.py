@@ -186,12 +186,13 @@ def test_questions_are_listed_and_answered(shell: Shell) -> None:
     assert [row["thread_id"] for row in shell("questions", "ls", "--user", "of ask", "--json").rows] == [
         "ask"
     ]
-    for words in (
+    answers: tuple[tuple[str, ...], ...] = (
         ("review", "--approve"),
         ("edit", "--edit", '{"to": "ada", "n": 2}'),
         ("reject", "--reject", "too many"),
         ("ask", "2"),
-    ):
+    )
+    for words in answers:
         assert shell("questions", "answer", *words).code == 0
     late = shell("questions", "answer", "ask", "1")
     assert (late.code, "waits for no answer" in late.stderr) == (1, True)
@@ -204,12 +205,13 @@ def test_questions_are_listed_and_answered(shell: Shell) -> None:
     assert "approve" in texts["review"]
     assert "ada" in texts["edit"]
     assert "too many" in texts["reject"]
-    for words, reason in (
+    refusals: tuple[tuple[tuple[str, ...], str], ...] = (
         (("ask",), "give one answer"),
         (("ask", "1", "--approve"), "give one answer"),
         (("nobody", "--approve"), "there is no thread 'nobody'"),
         (("ask", "--approve"), "waits for no answer"),
-    ):
+    )
+    for words, reason in refusals:
         wrong = shell("questions", "answer", *words)
         assert wrong.code != 0
         assert reason in " ".join(wrong.stderr.replace("│", " ").split()), wrong.stderr

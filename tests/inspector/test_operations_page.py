@@ -160,7 +160,7 @@ def sound(page: Page) -> None:
     assert page.title() == "Perdure inspector"
     assert page.locator("main img, main script").count() == 0
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)
         assert findings(page) == []
     page.set_viewport_size(PHONE)
     assert findings(page) == []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from inspect import cleandoc
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -43,6 +43,7 @@ sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, emoji=False)
 
+R = TypeVar("R")
 Keys = tuple[bytes, ...]
 """Encryption keys of a key file, the one that encrypts first."""
 
@@ -238,6 +239,13 @@ def opened(
 
     with connect_sync(url_of(url), tenant=tenant, encryption_key=key_of(key)) as database:
         yield database
+
+
+def awaited(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine to its end, and return its result."""
+    import asyncio
+
+    return asyncio.run(coroutine)
 
 
 def handle_in(database: SyncDatabase) -> DatabaseHandle:

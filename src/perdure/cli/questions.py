@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +16,7 @@ from perdure.cli.app import (
     Tenant,
     ThreadId,
     add_listing,
+    awaited,
     json_text,
     legible,
     out,
@@ -61,7 +61,7 @@ def list_questions(
     from perdure.runtime.operations import entries
 
     with walking(db, tenant, key_file, prefix) as found:
-        asked = asyncio.run(_all(found.walk, user, since_us(older, found.now)))
+        asked = awaited(_all(found.walk, user, since_us(older, found.now)))
     asked.sort(key=lambda each: each.since)
     for question in asked[:limit]:
         entry = entries.question_entry(question)
@@ -146,10 +146,10 @@ def answer(
         if value is not None:
             given = value if as_text else _json_or_text(value)
         else:
-            asked = asyncio.run(_asked(found.walk, thread_id, interrupt))
+            asked = awaited(_asked(found.walk, thread_id, interrupt))
             given = _decision(asked, approve=approve, reject=reject, edit=edit)
             interrupt = asked.interrupt_id
-        run_id = asyncio.run(
+        run_id = awaited(
             open_questions.answer(found.database, partition, given, interrupt_id=interrupt, graph=graph)
         )
     if as_json:

@@ -20,6 +20,7 @@ from perdure.cli.app import (
     KeyFile,
     Tenant,
     ThreadId,
+    awaited,
     err,
     handle_in,
     json_text,
@@ -289,13 +290,12 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
 
 
 def _run_again(database: SyncDatabase, partition: Partition, run_id: str) -> tuple[str, bool]:
-    import asyncio
     from functools import partial
 
     from perdure.runtime.operations.reruns import rerun
 
     read_asked = partial(database.checkpointer(tenant=partition.tenant).read_asked, partition)
-    return asyncio.run(rerun(handle_in(database), partition, run_id, read_asked))
+    return awaited(rerun(handle_in(database), partition, run_id, read_asked))
 
 
 def _again_line(thread_id: str, run_id: str, again: str, was_repeated: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from perdure.cli.app import (
     KeyFile,
     Tenant,
     add_listing,
+    awaited,
     err,
     handle_in,
     legible,
@@ -28,7 +28,6 @@ from perdure.cli.app import (
     several,
 )
 from perdure.cli.suggestions import Group
-from perdure.model.retention_policy import duration_us
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -47,6 +46,8 @@ _MESSAGE_MAX = 100
 def checked_span(value: str | None) -> str | None:
     """Return a span of time as it was given; raise ``BadParameter`` if it is none."""
     if value is not None:
+        from perdure.model.retention_policy import duration_us
+
         try:
             duration_us(value)
         except ValueError as error:
@@ -97,6 +98,8 @@ def walking(db: str | None, tenant: str, key_file: Any, prefix: str = "") -> Ite
 
 def since_us(since: str | None, now: int) -> int | None:
     """Return the time that a span before now is, in microseconds since 1970; ``None`` for none."""
+    from perdure.model.retention_policy import duration_us
+
     return None if since is None else now - duration_us(since)
 
 
@@ -131,10 +134,10 @@ def list_runs(
         state = "failed" if by_error else status
         query = RunQuery(state=state, user=user, since=since_us(since, found.now), error=error)
         if by_error:
-            groups = asyncio.run(_grouped(found.walk, query))
+            groups = awaited(_grouped(found.walk, query))
             _print_groups(groups[:limit], as_json)
             return
-        listed = asyncio.run(newest(found.walk, query, limit))
+        listed = awaited(newest(found.walk, query, limit))
     for run in listed:
         if as_json:
             print_json(entries.run_entry(run))
@@ -148,7 +151,7 @@ async def _grouped(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
     from perdure.runtime.operations import entries, failures
     from perdure.runtime.operations.run_search import search
 
-    failed: list[tuple[str, str, int, failures.Failure]] = []
+    failed: list[tuple[str, str, int, failures.RunFailure]] = []
     async with aclosing(search(walk, query)) as steps:
         async for step in steps:
             failed += [
@@ -193,7 +196,7 @@ def show(
     from perdure.runtime.operations import entries, run_search
 
     with walking(db, tenant, key_file) as found:
-        detail = asyncio.run(run_search.show(found.walk, run_id, thread))
+        detail = awaited(run_search.show(found.walk, run_id, thread))
     entry = entries.detail_entry(detail)
     if as_json:
         print_json(entry)
@@ -264,8 +267,8 @@ def rerun(
         raise typer.BadParameter("--thread is for one run; with --failed pass --prefix")
     with walking(db, tenant, key_file, prefix) as found:
         if run_id is not None:
-            detail = asyncio.run(run_search.show(found.walk, run_id, thread))
-            again, was_repeated = asyncio.run(repeat(found.database, tenant, detail.found))
+            detail = awaited(run_search.show(found.walk, run_id, thread))
+            again, was_repeated = awaited(repeat(found.database, tenant, detail.found))
             _print_rerun(
                 {
                     "thread_id": detail.found.thread_id,
@@ -278,7 +281,7 @@ def rerun(
             )
             return
         query = run_search.RunQuery(user=user, since=since_us(since, found.now), error=error)
-        counts = asyncio.run(_rerun_standing(found, query, as_json))
+        counts = awaited(_rerun_standing(found, query, as_json))
     if not as_json:
         out.print(f"{several(counts[0], 'run')} accepted again, {counts[1]} stay.")
     if counts[1]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
@@ -16,6 +15,7 @@ from perdure.cli.app import (
     Db,
     KeyFile,
     Tenant,
+    awaited,
     err,
     legible,
     opened,
@@ -25,7 +25,6 @@ from perdure.cli.app import (
 )
 from perdure.cli.runs import ErrorText, Prefix, Since, User, age, since_us, walking
 from perdure.errors import Contention, Corrupt
-from perdure.model.lifecycle import Status
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -41,6 +40,8 @@ _UNREADABLE = "unreadable: run perdure fsck"
 
 
 def _status(value: str | None) -> str | None:
+    from perdure.model.lifecycle import Status
+
     if value is not None and value not in get_args(Status):
         raise typer.BadParameter(f"a thread is {', '.join(get_args(Status))}, not {value!r}")
     return value
@@ -96,7 +97,7 @@ def list_threads(
                 typer.echo(f"{'age':<{_AGE_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {measured}thread")
             typer.echo(_line(row, found.now, size, sizes))
 
-        count = asyncio.run(_listed(walk, query, limit, show))
+        count = awaited(_listed(walk, query, limit, show))
     if not count and not as_json:
         has_conditions = any((status, user, title, words, error, tag, since, prefix))
         out.print("No thread matches." if has_conditions else "No threads yet.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from typing import Annotated, Any
@@ -10,7 +9,18 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, handle_in, opened, out, print_json, printable
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    awaited,
+    handle_in,
+    opened,
+    out,
+    print_json,
+    printable,
+)
 from perdure.cli.runs import age
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -35,7 +45,7 @@ def top(
 
     with opened(db, tenant, key_file) as database:
         handle = handle_in(database)
-        found = asyncio.run(read(handle, tenant))
+        found = awaited(read(handle, tenant))
         if as_json:
             print_json(found)
             return
@@ -47,7 +57,7 @@ def top(
         with Live(_shown(found), console=out, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(_EVERY_S)
-                live.update(_shown(asyncio.run(read(handle, tenant))), refresh=True)
+                live.update(_shown(awaited(read(handle, tenant))), refresh=True)
 
 
 def _shown(found: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from perdure.model.messages import TRACEBACK
 from perdure.runtime.failure_location import shows_texts
-from perdure.runtime.operations.failures import Failure, failure_of, grouped, normalised
+from perdure.runtime.operations.failures import RunFailure, failure_of, grouped, normalised
 
 
 @pytest.mark.parametrize(
@@ -30,15 +30,15 @@ def test_what_differs_from_run_to_run_is_left_out(message: str, expected: str) -
 def test_long_and_strange_messages_take_no_time() -> None:
     for message in ("a" * 100_000 + "@", "1." * 50_000, "0x" * 50_000, "-" * 100_000, "\ud800" * 1000):
         assert len(normalised(message)) <= 200
-        assert Failure("E", message).group
+        assert RunFailure("E", message).group
 
 
 def test_failures_that_are_alike_are_counted_together() -> None:
     found = [
-        ("t1", "r1", 10, Failure("Timeout", "after 1 s")),
-        ("t2", "r2", 30, Failure("Timeout", "after 22 s")),
-        ("t3", "r3", 20, Failure("KeyError", "'x'")),
-        ("t4", "r4", 40, Failure("OSError", "after 1 s")),
+        ("t1", "r1", 10, RunFailure("Timeout", "after 1 s")),
+        ("t2", "r2", 30, RunFailure("Timeout", "after 22 s")),
+        ("t3", "r3", 20, RunFailure("KeyError", "'x'")),
+        ("t4", "r4", 40, RunFailure("OSError", "after 1 s")),
     ]
     first, *others = grouped(found)
     assert (first.runs, first.kind, first.message) == (2, "Timeout", "after <n> s")
@@ -47,8 +47,8 @@ def test_failures_that_are_alike_are_counted_together() -> None:
 
 
 def test_a_note_of_an_older_release_has_its_type_in_the_text() -> None:
-    assert failure_of({"error": "ValueError: bad: x"}) == Failure("ValueError", "bad: x")
-    assert failure_of({"error": "it took: too long"}) == Failure("Error", "it took: too long")
+    assert failure_of({"error": "ValueError: bad: x"}) == RunFailure("ValueError", "bad: x")
+    assert failure_of({"error": "it took: too long"}) == RunFailure("Error", "it took: too long")
     assert failure_of({"interrupts": []}) is None
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from perdure.runtime.json_encoding import plain
-from perdure.runtime.operations.failures import Failure, FailureGroup
+from perdure.runtime.operations.failures import FailureGroup, RunFailure
 from perdure.runtime.operations.open_questions import AskedQuestion
 from perdure.runtime.operations.reruns import Rerun
 from perdure.runtime.operations.run_search import FoundRun, RunDetail
@@ -34,7 +34,7 @@ def run_entry(found: FoundRun, *, with_traceback: bool = False) -> dict[str, Any
     }
 
 
-def _failure_entry(failure: Failure, with_traceback: bool) -> dict[str, Any]:
+def _failure_entry(failure: RunFailure, with_traceback: bool) -> dict[str, Any]:
     entry = {"kind": failure.kind, "message": failure.message, "group": failure.group}
     return {**entry, "traceback": failure.traceback} if with_traceback else entry
 

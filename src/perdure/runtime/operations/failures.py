@@ -29,7 +29,7 @@ _EXAMINED_MAX = 1000
 _GROUP_MAX = 200
 
 
-class Failure(NamedTuple):
+class RunFailure(NamedTuple):
     """Error of a run, as it may be shown: the name of its type, its text, and its traceback, if one is stored
     and may be shown."""
 
@@ -66,7 +66,7 @@ class FailureGroup(NamedTuple):
     example: tuple[str, str]
 
 
-def failure_of(note: Mapping[str, Any]) -> Failure | None:
+def failure_of(note: Mapping[str, Any]) -> RunFailure | None:
     """Return the error in the note of a run as it may be shown, ``None`` if it has none."""
     text, kind = note.get("error"), str(note.get("kind", ""))
     if not isinstance(text, str):
@@ -77,7 +77,7 @@ def failure_of(note: Mapping[str, Any]) -> Failure | None:
         kind = before if separator and before.isidentifier() else "Error"
     trace = note.get(TRACEBACK) if shows_texts.get() else None
     shown = text_for_clients(kind, text.removeprefix(f"{kind}: "))
-    return Failure(kind, shown, trace if isinstance(trace, str) else None)
+    return RunFailure(kind, shown, trace if isinstance(trace, str) else None)
 
 
 def normalised(message: str) -> str:
@@ -89,7 +89,7 @@ def normalised(message: str) -> str:
     return " ".join(text.split())[:_GROUP_MAX]
 
 
-def grouped(found: Iterable[tuple[str, str, int, Failure]]) -> list[FailureGroup]:
+def grouped(found: Iterable[tuple[str, str, int, RunFailure]]) -> list[FailureGroup]:
     """Return groups of failures, the largest first; each failure comes with its thread, run and time."""
     groups: dict[str, FailureGroup] = {}
     for thread_id, run_id, at, failure in found:

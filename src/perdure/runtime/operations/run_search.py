@@ -22,7 +22,7 @@ from perdure.model.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, Run
 from perdure.model.ops import Fetch, Find, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, RUN, Partition, Record
-from perdure.runtime.operations.failures import Failure, failure_of
+from perdure.runtime.operations.failures import RunFailure, failure_of
 from perdure.runtime.operations.thread_steps import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow, look
 from perdure.runtime.threads.users import user_in, user_of_message, user_of_options
@@ -83,7 +83,7 @@ class FoundRun(NamedTuple):
     thread_id: str
     user: str | None
     run: Run
-    failure: Failure | None
+    failure: RunFailure | None
     is_repeated: bool = False
     stands: bool = False
 

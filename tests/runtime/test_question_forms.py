@@ -1,0 +1,78 @@
+"""Forms of answers, made of what is asked, whatever a graph asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.runtime.question_forms import form_of, text_of
+
+REVIEW = {
+    "action_requests": [{"name": "send", "args": {"n": 1}}, {"name": "look", "description": "Look?"}],
+    "review_configs": [{"action_name": "send", "allowed_decisions": ["reject", "approve", "odd"]}],
+}
+HUMAN = {
+    "action_request": {"action": "buy", "args": {"n": 3}},
+    "config": {"allow_accept": True, "allow_ignore": True, "allow_respond": True},
+    "description": "Buy?",
+}
+
+
+def test_the_middleware_s_requests_take_decisions() -> None:
+    form = form_of(REVIEW)
+    assert form["kind"] == "review"
+    assert [each["decisions"] for each in form["actions"]] == [
+        ["approve", "reject"],
+        ["approve", "edit", "reject"],
+    ]
+    assert text_of(REVIEW) == 'May I do this? send\n{"n": 1}\n\nLook?'
+
+
+def test_a_human_interrupt_takes_what_its_config_allows() -> None:
+    alone, listed = form_of(HUMAN), form_of([HUMAN])
+    assert (alone["kind"], alone["is_list"], listed["is_list"]) == ("request", False, True)
+    assert alone["actions"][0]["decisions"] == ["approve", "respond", "reject"]
+    assert text_of([HUMAN]) == "Buy?"
+    assert form_of({"action_request": {"action": "buy"}, "config": "odd"})["actions"][0]["decisions"] == []
+
+
+def test_a_schema_has_fields() -> None:
+    properties = {"city": {"title": "City"}, "nights": {"type": "integer", "default": 2}, "to": {"enum": [1]}}
+    form = form_of({"question": "Where?", "schema": {"properties": properties, "required": ["city", 3]}})
+    assert form["kind"] == "fields"
+    assert [(each["name"], each["type"], each["is_required"]) for each in form["fields"]] == [
+        ("city", "string", True),
+        ("nights", "integer", False),
+        ("to", "string", False),
+    ]
+    assert form["fields"][2]["options"] == [1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        7,
+        "text",
+        [],
+        {},
+        {"options": []},
+        {"options": "yes"},
+        {"options": list(range(51))},
+        {"action_requests": []},
+        {"action_requests": "odd"},
+        {"schema": {"properties": {"deep": {"type": "object"}}}},
+        {"schema": {"properties": {"odd": 3}}},
+        {"schema": {"properties": {str(n): {} for n in range(31)}}},
+        {"schema": []},
+    ],
+)
+def test_anything_else_is_open(value: Any) -> None:
+    assert form_of(value) == {"kind": "open"}
+    assert isinstance(text_of(value), str)
+
+
+def test_options_are_offered() -> None:
+    assert form_of({"question": "Well?", "options": ["a", 1]}) == {"kind": "choice", "options": ["a", 1]}
+    assert form_of(True) == {"kind": "choice", "options": [True, False]}

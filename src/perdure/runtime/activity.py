@@ -42,6 +42,7 @@ _CLOSE_S = 3.0
 _NAMES_MAX = {"graphs": 40, "users": 50, "errors": 20}
 _NAME_MAX = 100
 _REMOVED_MAX = 90
+_STORED_MAX = 50
 _PLACE = "activity"
 
 
@@ -190,7 +191,7 @@ class ActivityCounts:
             for collection in LENGTHS
             for counts in self._counts.get((tenant, collection), ())
             if not counts.is_stored
-        ]
+        ][:_STORED_MAX]
         if changed:
             # Nobody else writes these documents, so nothing is read first. A run may end meanwhile.
             puts = tuple(self._put(collection, counts) for collection, counts in changed)

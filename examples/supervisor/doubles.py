@@ -97,8 +97,8 @@ class Doubles:
             before = len(double.texts(written.chat))
             if isinstance(double, TelegramDouble):
                 # A private chat has the id of the person.
-                person = {"id": int(written.chat), "is_bot": False, "first_name": "Ada"}
-                await double.say(int(written.chat), written.text, **{"from": person})
+                person = {"from": {"id": int(written.chat), "is_bot": False, "first_name": "Ada"}}
+                await double.say(int(written.chat), written.text, topic=None, **person)
             else:
                 await double.say(written.chat, written.text)
             try:

@@ -89,7 +89,7 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
         return {"messages": [AIMessage(text, id=f"{_OUTLINE_ID}{uuid.uuid4().hex}")], "outline": titles}
 
     async def paragraph(state: DemoState, *, number: int) -> dict[str, Any]:
-        title = state["outline"][number - 1]
+        title = state.get("outline", [])[number - 1]
         how = f"Begin with: {title}." if number == 1 else f"Go on with something new: {title}."
         asked = HumanMessage(f"{how} Write one short paragraph.")
         return {"messages": [await model.ainvoke(prompt([*state["messages"], asked], context_tokens))]}
@@ -136,7 +136,7 @@ def _first(state: DemoState) -> str:
 
 
 def _following(state: DemoState, *, number: int) -> str:
-    return paragraph_node(number) if number <= len(state["outline"]) else END
+    return paragraph_node(number) if number <= len(state.get("outline", [])) else END
 
 
 def _question(messages: Sequence[AnyMessage]) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from perdure.errors import BadSetting, GraphLoadError, NotAllowed, NotFound
 from perdure.inspector.access import Access
-from perdure.inspector.listing import title_of
 from perdure.inspector.timeline import needed, number
 from perdure.langgraph.graph_picture import draw
 from perdure.langgraph.thread_messages import load_messages
@@ -18,6 +17,7 @@ from perdure.langgraph.thread_steps import load_calls, load_steps, shown_step, w
 from perdure.model.model_calls import ModelCall, distinct, shown_call, total
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
+from perdure.runtime.threads.users import title_in
 
 _SECONDS = 0.4
 _CURSOR_MAX = 4096
@@ -86,7 +86,7 @@ async def conversation(access: Access, asked: Mapping[str, str]) -> dict[str, An
     )
     page = await access.handle.arun(program)
     shown = page._asdict()
-    shown["title"] = title_of(row.metadata) or page.title
+    shown["title"] = title_in(row.metadata) or page.title
     return {**shown, "messages": await asyncio.to_thread(plain, page.messages)}
 
 

@@ -11,7 +11,7 @@ from perdure.engine import history, tags
 from perdure.engine.decoding import read_each
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector.access import Access
-from perdure.inspector.listing import run_shown, shown, title_of
+from perdure.inspector.listing import run_shown, shown
 from perdure.langgraph.call_records import is_of_calls
 from perdure.langgraph.thread_messages import load_title
 from perdure.model.checkpoint import CheckpointRecord
@@ -22,6 +22,7 @@ from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import CHECKPOINT, EPOCH, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.write_records import read_writes
 from perdure.runtime.threads import walk
+from perdure.runtime.threads.users import title_in
 
 PAGE = 100
 _TREE_PAGE = 2_000
@@ -40,7 +41,7 @@ async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     row = await access.thread(name)
     at = Partition(access.tenant, name)
     held = await access.handle.arun(_about(at))
-    title = title_of(row.metadata)
+    title = title_in(row.metadata)
     if not title and row.has_state and row.fault is None:
         title = await access.handle.arun(load_title(at, access.handle.digest))
     return {**shown(row), **held, "title": title, "permissions": sorted(await access.permissions())}

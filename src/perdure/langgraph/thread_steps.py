@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from langgraph.constants import START
+
 from perdure.engine import chunk_reads, history
 from perdure.engine.undisturbed import undisturbed
 from perdure.langgraph.call_records import visible
-from perdure.langgraph.schema_task_ids import NO_TASK, PULL, START
+from perdure.langgraph.schema_task_ids import PULL
 from perdure.langgraph.step_authors import (
     TaskAuthor,
     WrittenMessage,
@@ -30,7 +32,7 @@ from perdure.model.model_calls import ModelCall, Prices, distinct, shown_call, t
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, WRITE, Partition
-from perdure.model.write_records import read_writes
+from perdure.model.write_records import NULL_TASK, read_writes
 from perdure.schema.changes import BRANCH
 
 STEPS = 50
@@ -236,7 +238,7 @@ class _Reading:
         for record in records:
             authors: dict[str, TaskAuthor] = {}
             for number, write in enumerate(writes[record.id]):
-                if write.task_id == NO_TASK:
+                if write.task_id == NULL_TASK:
                     continue
                 author = authors.setdefault(write.task_id, TaskAuthor(write.task_id, write.task_path))
                 author.writes.append(write)

@@ -47,11 +47,10 @@ from perdure.langgraph.loop_state import holding
 from perdure.langgraph.readable_states import aread_state
 from perdure.model.messages import Message
 from perdure.model.payloads import INPUT, MESSAGE
+from perdure.model.write_records import NULL_TASK
 from perdure.runtime.agent import Agent, input_names
 from perdure.runtime.run_user import USER
 
-_NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""Task id under which LangGraph applies writes to a checkpoint before its next tasks."""
 _TASK_ID = "__pregel_task_id"
 _RUNTIME = "__pregel_runtime"
 _VERIFIED_ID = "langgraph_auth_user_id"
@@ -163,7 +162,7 @@ class Steering:
         if found is None or not isinstance(saver, BaseCheckpointSaver):
             return 0
         if any(
-            task == _NULL_TASK and name not in WRITES_IDX_MAP for task, name, _ in found.pending_writes or ()
+            task == NULL_TASK and name not in WRITES_IDX_MAP for task, name, _ in found.pending_writes or ()
         ):
             # An earlier attempt took messages here.
             control.is_wanted = True
@@ -171,12 +170,12 @@ class Steering:
         update = updates(graph, self._input(waiting), found)
         if update is None or await self._exceeds(state, dict(update)):
             return 0
-        taking.offer(_NULL_TASK, waiting)
+        taking.offer(NULL_TASK, waiting)
         configurable = holding(found.config.get("configurable", {}), held.epoch, taking=taking)
         try:
-            await saver.aput_writes({"configurable": configurable}, update, _NULL_TASK)
+            await saver.aput_writes({"configurable": configurable}, update, NULL_TASK)
         except TakenBack:
-            taking.offer(_NULL_TASK, ())
+            taking.offer(NULL_TASK, ())
             control.is_wanted = True
             return 0
         control.is_wanted = taking.has_more

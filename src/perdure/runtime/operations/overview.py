@@ -76,7 +76,7 @@ def _queue(tenant: str, now: int) -> Program[tuple[dict[str, Any], bool]]:
     hits = yield from ask(Find("due", tenant, until=now + _AHEAD_US, limit=_DUE_MAX))
     due = [(hit.record.key[0], hit.record.fields["due_at"]) for hit in hits if hit.record is not None]
     waiting = [at for name, at in due if name == IN and at <= now]
-    names = Counter(name for name, at in due)
+    names = Counter(name for name, _ in due)
     return {
         "due": len(waiting),
         "oldest": min(waiting, default=None),
@@ -147,19 +147,16 @@ def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failed": sum(each["states"]["failed"] for each in graphs.values()),
         "end": _latencies(every["end"]),
         "first": _latencies(every["first"]),
-        "graphs": sorted(
-            (
-                {
-                    "graph": name or None,
-                    "runs": each["states"].total(),
-                    "failed": each["states"]["failed"],
-                    "end": _latencies(each["end"]),
-                    "first": _latencies(each["first"]),
-                }
-                for name, each in graphs.items()
-            ),
-            key=lambda each: -each["runs"],
-        ),
+        "graphs": [
+            {
+                "graph": name or None,
+                "runs": each["states"].total(),
+                "failed": each["states"]["failed"],
+                "end": _latencies(each["end"]),
+                "first": _latencies(each["first"]),
+            }
+            for name, each in sorted(graphs.items(), key=lambda entry: -entry[1]["states"].total())
+        ],
         "users": [
             {"user": name if name != OTHER else None, "runs": each["runs"], "failed": each["failed"]}
             for name, each in sorted(users.items(), key=lambda each: -each[1]["runs"])[:_USERS_MAX]

@@ -156,7 +156,7 @@ def of_thread(partition: Partition, user: str | None, query: RunQuery) -> Progra
     """
     found: list[FoundRun] = []
     after: int | None = None
-    is_standing = True
+    is_standing, is_last = True, False
     while True:
         page = Range(RUN, by="first", reverse=True, after=after, limit=_PAGE, bodies=False)
         (records,) = yield from ask(Fetch(partition, (page,)))
@@ -166,7 +166,7 @@ def of_thread(partition: Partition, user: str | None, query: RunQuery) -> Progra
             is_standing = is_standing and state == FAILED
             is_over = query.since is not None and record.fields["updated_at"] < query.since
             if is_over or (query.stands and not is_standing):
-                records = ()
+                is_last = True
                 break
             is_later = query.before is not None and record.fields["updated_at"] > query.before
             if is_later or query.state not in (None, state):
@@ -178,7 +178,7 @@ def of_thread(partition: Partition, user: str | None, query: RunQuery) -> Progra
             for run in (yield from _read(partition, user, wanted[: OF_THREAD_MAX - len(found)]))
             if query.is_met(run)
         ]
-        if len(records) < _PAGE or len(found) >= OF_THREAD_MAX:
+        if is_last or len(records) < _PAGE or len(found) >= OF_THREAD_MAX:
             return tuple(found)
         after = records[-1].fields["first"]
 

@@ -24,7 +24,6 @@ from perdure.runtime.operations.words import excerpt, has_words, words_of
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.users import title_in, user_in, user_of_message
-from perdure.storage.port import has_threads
 
 _MESSAGES = "messages"
 
@@ -146,7 +145,7 @@ async def _found(
         return _excerpt(database.run(plain_reading.load(partition, "", None, database.digest)), wanted)
 
     try:
-        if has_threads(database.driver):
+        if database.driver.capabilities.has_threads:
             # A long conversation takes a while to decode.
             return await asyncio.to_thread(read)
         view = await database.arun(plain_reading.load(partition, "", None, database.digest))

@@ -87,7 +87,7 @@ def claiming(held: Any, place: str, places: list[str]) -> Any:
     return {**others(place), **inner}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in GIVEN], ids=lambda kind: kind.name)
 def test_no_payload_states_a_user(kind: Kind, memory: Storage, asked: list[str]) -> None:
     configs: list[str] = []
 

@@ -26,7 +26,7 @@ def test_an_id_is_printed_as_it_is(shell: Shell, tmp_path: Path) -> None:
     for name in ("user:key:7", "[/x]", "y" * 400, "red\x1b[31m", "two\nlines"):
         converse(tmp_path / "t.db", name, 2)
         shown = name if name.isprintable() else repr(name)
-        assert shell("threads", "show", name, **url).stdout.startswith(f"{shown}  checkpoint ")
+        assert shell("threads", "show", name, **url).stdout.startswith(f"{shown}  question 0 [bold]\n")
         tagged = shell("threads", "tag", name, f"t{name}", **url).stdout
         assert tagged.startswith(f"{shown}: {shown[0] if shown[0] == chr(39) else ''}t")
         assert tagged.count("\n") == 1

@@ -128,7 +128,7 @@ def test_a_run_that_takes_nothing_up_stores_each_step_by_one_commit(storage: Sto
     asked: list[Commit] = []
 
     async def note(effect: Effect[Any]) -> None:
-        if isinstance(effect, Commit):
+        if isinstance(effect, Commit) and effect.partition.thread == "ada":
             asked.append(effect)
 
     def puts(commit: Commit, kind: Kind) -> int:

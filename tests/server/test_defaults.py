@@ -139,6 +139,8 @@ def _rows() -> dict[str, Callable[[Running], Any]]:
             "/chat" in str(at.answers["/chat/"].url) and at.answers["/chat/"].is_success
         ),
         "http.host": lambda at: at.config.http.host,
+        "prices.currency": lambda at: at.config.http.prices.currency,
+        "channels.telegram.polling": _of_chat("telegram", "_polls"),
         "http.port": lambda at: at.config.http.port,
         "http.hosts": lambda at: at.config.http.hosts,
         "http.page": lambda at: at.answers["/chat/"].is_success,

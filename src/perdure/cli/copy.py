@@ -72,7 +72,7 @@ class CopyCounts:
         if self.namespaces:
             text += f", {several(self.namespaces, 'store namespace')} with {several(self.items, 'item')}"
         if self.listings:
-            text += f", {self.listings} of a server's listings"
+            text += f", {several(self.listings, 'record')} of servers"
         if self.sessions:
             text += f", {self.sessions} histories of sessions"
         text += f", {self.bytes:,} bytes"

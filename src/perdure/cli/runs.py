@@ -32,7 +32,7 @@ from perdure.cli.suggestions import Group
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.runtime.operations.run_search import FoundRun, RunQuery
-    from perdure.runtime.operations.thread_steps import ThreadWalk
+    from perdure.runtime.operations.thread_walk import ThreadWalk
 
 runs = typer.Typer(
     cls=Group,
@@ -88,7 +88,7 @@ def walking(db: str | None, tenant: str, key_file: Any, prefix: str = "") -> Ite
     """Open a database with a walk over a tenant's threads, and read the database's time."""
     from perdure.model.ops import Now
     from perdure.model.program import ask
-    from perdure.runtime.operations.thread_steps import ThreadWalk
+    from perdure.runtime.operations.thread_walk import ThreadWalk
 
     with opened(db, tenant, key_file) as database:
         handle = handle_in(database)

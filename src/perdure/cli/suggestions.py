@@ -19,7 +19,7 @@ _COMMANDS = (
     ("copy", "fork", "cp", "clone", "move", "mv"),
     ("export", "dump", "backup", "save"),
     ("import", "load", "restore"),
-    ("migrate", "upgrade", "init", "setup"),
+    ("migrate", "upgrade", "setup"),
     ("fsck", "verify", "check", "repair", "doctor"),
     ("serve", "server", "start", "up", "dev"),
     ("inspect", "inspector", "ui", "console", "dashboard"),

@@ -63,7 +63,7 @@ def show(
     """Show a thread: its state, now or at a checkpoint, its messages, and the way by its nodes with the times
     of their tasks and the tokens of their models.
 
-    Costs are shown if [prices] in perdure.toml has the models.
+    Costs are shown if the table "prices" of perdure.toml has the models.
     """
     with opened(db, tenant, key_file) as database:
         view = database.show(thread_id, checkpoint, namespace)

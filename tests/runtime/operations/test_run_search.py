@@ -16,7 +16,7 @@ from perdure.model.records import Partition
 from perdure.runtime.operations import open_questions, run_search, thread_search
 from perdure.runtime.operations.run_search import OF_THREAD_MAX, RunQuery
 from perdure.runtime.operations.thread_search import ThreadQuery
-from perdure.runtime.operations.thread_steps import ThreadWalk
+from perdure.runtime.operations.thread_walk import ThreadWalk
 from perdure.runtime.operations.words import excerpt
 from tests.inspector.test_scale import Counting
 from tests.runtime.graphs import Storage, Talk, go, settings, working

@@ -25,7 +25,7 @@ from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import INBOX, LANE, RUN, Partition
 from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.notifications import Notifications
-from perdure.runtime.operations.thread_steps import ThreadWalk
+from perdure.runtime.operations.thread_walk import ThreadWalk
 from perdure.runtime.options import Options
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import ThreadRow

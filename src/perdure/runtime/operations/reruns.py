@@ -16,7 +16,7 @@ from perdure.model.program import ask
 from perdure.model.records import Partition
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.run_search import FoundRun, RunQuery, search
-from perdure.runtime.operations.thread_steps import ThreadWalk
+from perdure.runtime.operations.thread_walk import ThreadWalk
 from perdure.runtime.run_retries import retry_run
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.walk import number

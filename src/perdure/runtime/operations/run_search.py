@@ -23,7 +23,7 @@ from perdure.model.ops import Fetch, Find, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, RUN, Partition, Record
 from perdure.runtime.operations.failures import RunFailure, failure_of
-from perdure.runtime.operations.thread_steps import ThreadWalk
+from perdure.runtime.operations.thread_walk import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow, look
 from perdure.runtime.threads.users import user_in, user_of_message, user_of_options
 

@@ -23,7 +23,7 @@ from perdure.runtime.threads.walk import WalkPlace, number, walk
 _BY_TIME, _BY_ID = "t", "i"
 
 
-class WalkStep(NamedTuple):
+class VisitedThread(NamedTuple):
     """A thread that was examined: where to go on after it, and the thread, ``None`` if it does not match or
     may not be seen."""
 
@@ -57,7 +57,7 @@ class ThreadWalk(NamedTuple):
         """True if threads come by the time of their last change, otherwise by their ids."""
         return self.database.has_listing and not self.prefix and not self.is_by_id
 
-    async def steps(self, cursor: str = "", enough: int | None = None) -> AsyncGenerator[WalkStep, None]:
+    async def steps(self, cursor: str = "", enough: int | None = None) -> AsyncGenerator[VisitedThread, None]:
         """Yield the steps after a cursor.
 
         Args:
@@ -75,7 +75,7 @@ class ThreadWalk(NamedTuple):
             async for step in walked:
                 yield step
 
-    async def _by_time(self, place: str, enough: int | None) -> AsyncGenerator[WalkStep, None]:
+    async def _by_time(self, place: str, enough: int | None) -> AsyncGenerator[VisitedThread, None]:
         passed = number(place, "the cursor's number") if place else 0
         index = ThreadIndex(self.database, self.tenant)
         order = Order("updated_at", descending=not self.is_oldest_first)
@@ -83,9 +83,9 @@ class ThreadWalk(NamedTuple):
         async with aclosing(found) as rows:  # type: ignore[type-var]
             async for row in rows:
                 passed += 1
-                yield WalkStep(f"{_BY_TIME}:{passed}", row)
+                yield VisitedThread(f"{_BY_TIME}:{passed}", row)
 
-    async def _by_id(self, place: str) -> AsyncGenerator[WalkStep, None]:
+    async def _by_id(self, place: str) -> AsyncGenerator[VisitedThread, None]:
         start = WalkPlace.read(place)
         found = walk(self.database, self.tenant, self.sees, start, prefix=self.prefix, with_rows=True)
         async with aclosing(found) as walked:
@@ -97,4 +97,4 @@ class ThreadWalk(NamedTuple):
                     or self.status not in (None, row.status)
                 ):
                     row = None
-                yield WalkStep(f"{_BY_ID}:{step.place.cursor}", row)
+                yield VisitedThread(f"{_BY_ID}:{step.place.cursor}", row)

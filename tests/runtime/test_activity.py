@@ -21,6 +21,7 @@ from perdure.model.records import DOCUMENT, SERVER
 from perdure.runtime import Runtime, activity
 from perdure.runtime.activity import BOUNDS_S, HOURS, MINUTES, latency_class, partition_of
 from perdure.runtime.operations import overview
+from perdure.runtime.tenant import TenantRuntime
 from perdure.storage.port import Driver
 from tests.inspector.test_scale import Counting
 from tests.runtime.graphs import Storage, Talk, eventually_stored, go, settings, working
@@ -39,7 +40,7 @@ def answering() -> Any:
     return StateGraph(MessagesState).add_node("call", call).add_edge(START, "call").compile()
 
 
-async def said(runtime: Runtime, thread: str, text: str, user: str | None = None) -> None:
+async def said(runtime: Runtime | TenantRuntime, thread: str, text: str, user: str | None = None) -> None:
     config = None if user is None else {"configurable": {"user_id": user}}
     await runtime.wait(await runtime.accept(thread, text, config=config), 30)
 
@@ -142,6 +143,43 @@ def test_a_run_costs_no_request_of_its_own(near: Storage, monkeypatch: pytest.Mo
             await asyncio.sleep(0.5)
             assert len(stored) == before_idle, "nothing ended, and something was stored"
         assert {2} == set(stored[:1])
+
+    go(main())
+
+
+def test_the_counts_of_many_tenants_are_stored_a_few_at_a_time(
+    near: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "_FLUSH_S", 0.2)
+    monkeypatch.setattr(activity, "_TENANTS_MAX", 2)
+    flushes: list[list[str]] = []
+
+    async def main() -> None:
+        database, line = near.open()
+        flush = activity.ActivityCounts.flush
+
+        async def note(self: Any, most: int | None = None) -> bool:
+            flushes.append([])
+            return await flush(self, most)
+
+        monkeypatch.setattr(activity.ActivityCounts, "flush", note)
+
+        async def before(effect: Effect[Any]) -> None:
+            if isinstance(effect, Commit) and effect.partition == partition_of(effect.partition.tenant):
+                flushes[-1].append(effect.partition.tenant)
+
+        line.before = before
+        tenants = [f"tenant{n}" for n in range(7)]
+        async with working(database, answering(), settings=ONCE, all_tenants=True) as runtime:
+            await asyncio.gather(*(said(runtime.for_tenant(tenant), "a", "boom") for tenant in tenants))
+
+            async def is_stored() -> bool:
+                found = [await overview.read(handle_of(database), tenant) for tenant in tenants]
+                return [each["hour"]["runs"] for each in found] == [1] * 7
+
+            await eventually_stored(is_stored)
+        assert max(map(len, flushes[:-1])) == 2
+        assert {tenant for stored in flushes for tenant in stored} == set(tenants)
 
     go(main())
 

@@ -14,6 +14,7 @@ from typing import Any
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.runs import Ending, HeldRun
 from perdure.errors import PerdureError
+from perdure.model.bounded_cache import BoundedCache
 from perdure.model.messages import FAILED, encode, stored_text
 from perdure.model.ops import Commit, Delete, Fetch, Put, Range
 from perdure.model.program import Program, ask
@@ -42,6 +43,9 @@ _CLOSE_S = 3.0
 _NAMES_MAX = {"graphs": 40, "users": 50, "errors": 20}
 _NAME_MAX = 100
 _REMOVED_MAX = 90
+_TENANTS_MAX = 10
+"""Tenants whose counts are stored at a time, so that many tenants do not make many commits at once."""
+_TIDIED_MAX = 10_000
 _STORED_MAX = 50
 _PLACE = "activity"
 
@@ -120,7 +124,7 @@ class ActivityCounts:
         self._timer: asyncio.TimerHandle | None = None
         self._storing: asyncio.Task[None] | None = None
         self._flushed_at = 0.0
-        self._tidied: dict[str, int] = {}
+        self._tidied: BoundedCache[str, int] = BoundedCache(_TIDIED_MAX)
 
     def answers(self, run_id: str) -> None:
         """Note that a model in a run gives its first token; later ones do not count."""
@@ -139,8 +143,7 @@ class ActivityCounts:
         for collection, length in LENGTHS.items():
             counts = self._at(held.partition.tenant, collection, now - now % length)
             counts.add(held.run.graph, ending.state, user, kind, latencies)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_soon)
+        self._set_timer()
 
     def forget(self, run_id: str) -> None:
         """Forget a run that another process goes on with."""
@@ -152,19 +155,57 @@ class ActivityCounts:
             every.append(_Counts(start))
         return every[-1]
 
+    def _set_timer(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_soon)
+
     def _flush_soon(self) -> None:
         self._timer = None
-        self._storing = asyncio.create_task(self.flush())
+        self._storing = asyncio.create_task(self._flush_some())
 
-    async def flush(self) -> None:
+    async def _flush_some(self) -> None:
+        if await self.flush(_TENANTS_MAX):
+            self._set_timer()
+
+    async def flush(self, most: int | None = None) -> bool:
         """Store the counts that are not stored yet. A failure is reported, and the counts stay for the next
-        time."""
+        time.
+
+        Args:
+            most: store those of so many tenants only, which have waited longest.
+
+        Returns:
+            True if other tenants wait.
+        """
         self._flushed_at = asyncio.get_running_loop().time()
-        for tenant in {tenant for tenant, _ in self._counts}:
+        self._drop_over()
+        waiting = [
+            tenant for tenant, every in self._by_tenant().items() if not all(c.is_stored for c in every)
+        ]
+        for tenant in waiting[:most]:
             try:
                 await self._database.arun(self._store(tenant))
             except PerdureError as error:
                 self._observers.event("activity.not_stored", tenant=tenant, error=type(error).__name__)
+            for collection in LENGTHS:  # behind the others for the next time
+                if (every := self._counts.pop((tenant, collection), None)) is not None:
+                    self._counts[tenant, collection] = every
+        return most is not None and len(waiting) > most
+
+    def _by_tenant(self) -> dict[str, list[_Counts]]:
+        found: dict[str, list[_Counts]] = {}
+        for (tenant, _), every in self._counts.items():
+            found.setdefault(tenant, []).extend(every)
+        return found
+
+    def _drop_over(self) -> None:
+        """Forget the counts that are stored and whose minute or hour is over."""
+        now = self._clock.estimate()
+        for (tenant, collection), every in list(self._counts.items()):
+            length = LENGTHS[collection]
+            every[:] = [each for each in every if not each.is_stored or each.start + length > now]
+            if not every:
+                del self._counts[tenant, collection]
 
     async def flush_seldom(self) -> None:
         """Store the counts if that was last done a minute ago: for processes that work in calls only."""
@@ -203,12 +244,6 @@ class ActivityCounts:
                 for _, counts in changed:
                     counts.is_stored = False
                 raise
-        for collection, length in LENGTHS.items():
-            every = self._counts.get((tenant, collection), [])
-            every[:] = [each for each in every if not each.is_stored or each.start + length > now]
-        if all(not self._counts.get((tenant, collection)) for collection in LENGTHS):
-            for collection in LENGTHS:
-                self._counts.pop((tenant, collection), None)
         if self._tidied.get(tenant) != now // HOUR_US:
             self._tidied[tenant] = now // HOUR_US
             yield from _tidy(partition, now)

@@ -33,6 +33,10 @@ class Values(TypedDict):
     numbers: list[int]
 
 
+class Said(TypedDict):
+    messages: list[Any]
+
+
 def echo(database: SyncDatabase, *answers: BaseMessage) -> Any:
     """A graph that says all of these, a step each."""
     built = StateGraph(MessagesState)
@@ -127,3 +131,22 @@ def test_a_state_without_messages_has_no_conversation(database: SyncDatabase) ->
 def test_a_cursor_that_no_page_gave_is_refused(database: SyncDatabase, cursor: str) -> None:
     with pytest.raises(BadSetting, match="the cursor is one that a page gave"):
         read(database, cursor)
+
+
+@pytest.mark.parametrize("calls", [7, "search", {"name": "search"}, [None, 7, "search"], None])
+def test_tool_calls_of_another_form_are_none(database: SyncDatabase, calls: object) -> None:
+    said = {"type": "ai", "content": "", "tool_calls": calls, "invalid_tool_calls": calls}
+    put(database, said)
+    assert read(database).messages[0]["tool_calls"] == []
+
+
+def test_a_tool_call_in_openais_form_has_its_name(database: SyncDatabase) -> None:
+    called = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    put(database, {"role": "assistant", "content": None, "tool_calls": [called]})
+    assert read(database).messages[0]["tool_calls"] == [{"name": "search", "id": "c1", "args": "{}"}]
+
+
+def put(database: SyncDatabase, *messages: dict[str, Any]) -> None:
+    """Store messages as plain data."""
+    built = StateGraph(Said).add_node("n", lambda _: {"messages": list(messages)}).add_edge(START, "n")
+    built.compile(checkpointer=database.checkpointer()).invoke({"messages": []}, AT)

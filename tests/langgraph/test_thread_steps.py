@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
@@ -234,6 +235,14 @@ def test_what_comes_next_is_open(database: SyncDatabase) -> None:
     say(app)
     (task_,) = steps_of(database)[-1].tasks
     assert (task_.node, task_.state, task_.ended_at) == ("tools", "open", None)
+
+
+def test_a_channel_without_a_version_is_no_error(database: SyncDatabase) -> None:
+    by_hand = empty_checkpoint()
+    by_hand["channel_values"] = {"branch:to:ask": None}
+    to: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    database.checkpointer().put(to, by_hand, {"source": "loop", "step": 1}, {})
+    assert [step.checkpoint_id for step in steps_of(database)] == [by_hand["id"]]
 
 
 def test_tasks_of_the_functional_api_have_names_and_callers(database: SyncDatabase) -> None:

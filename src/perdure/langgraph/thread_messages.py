@@ -34,6 +34,7 @@ _STEP_PAGES = 3
 """Pages of steps in which one page of messages looks for times."""
 _USUAL = "messages"
 _REASONING = ("thinking", "reasoning", "redacted_thinking")
+_TOOL_CALLS = ("tool_calls", "invalid_tool_calls")
 _DIGITS_MAX = 18
 _serde = PlainSerde()
 
@@ -208,7 +209,6 @@ def _shown(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices)
     if isinstance(about, dict) and isinstance(about.get("reasoning_content"), str):
         reasoning.append(about["reasoning_content"])
     calls = calls_in(dict(message))
-    invalid = message.get("invalid_tool_calls") or ()
     return {
         "id": name if isinstance(name, str) else None,
         "role": role if isinstance(role, str) else "other",
@@ -217,14 +217,27 @@ def _shown(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices)
         "text": _cut("\n".join(texts)),
         "reasoning": _cut("\n".join(reasoning)),
         "parts": parts,
-        "tool_calls": [
-            {"name": call.get("name"), "id": call.get("id"), "args": call.get("args")}
-            for call in (*(message.get("tool_calls") or ()), *invalid)
-            if isinstance(call, dict)
-        ],
+        "tool_calls": [_tool_call(call) for key in _TOOL_CALLS for call in _dicts(message.get(key))],
         "tool_call_id": message.get("tool_call_id"),
         "status": message.get("status"),
         "usage": shown_call(calls[0], prices) if calls else None,
+    }
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    """Return the dicts in a list, nothing for another value."""
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", each) for each in items if isinstance(each, dict)]
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name, id and arguments of a tool call, which has them in ``function`` in OpenAI's form."""
+    held = call.get("function")
+    inner = cast("dict[str, Any]", held) if isinstance(held, dict) else call
+    return {
+        "name": inner.get("name"),
+        "id": call.get("id"),
+        "args": inner.get("arguments") if inner is held else call.get("args"),
     }
 
 

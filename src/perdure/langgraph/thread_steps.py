@@ -385,7 +385,7 @@ def _triggered(head: CheckpointRecord) -> list[str]:
         channel.removeprefix(BRANCH)
         for channel in head.refs
         if channel.startswith(BRANCH)
-        and head.versions_seen.get(channel.removeprefix(BRANCH), {}).get(channel) != head.versions[channel]
+        and head.versions_seen.get(channel.removeprefix(BRANCH), {}).get(channel) != head.versions.get(channel)
     ]
 
 

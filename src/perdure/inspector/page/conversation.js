@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { make, number, time } from "./dom.js";
 import { money } from "./steps.js";
 
-const ROLES = { human: "User", user: "User", ai: "Assistant", assistant: "Assistant", system: "System", developer: "Developer", tool: "Tool", function: "Tool" };
+const ROLES = new Map(Object.entries({ human: "User", user: "User", ai: "Assistant", assistant: "Assistant", system: "System", developer: "Developer", tool: "Tool", function: "Tool" }));
 const LINE = 80;
 
 const json = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
@@ -37,7 +37,7 @@ export async function conversation(id) {
 }
 
 function bubble(each) {
-  const role = ROLES[each.role] || each.role;
+  const role = ROLES.get(each.role) || each.role;
   const kind = role === "User" ? "human" : role === "Assistant" ? "ai" : role === "Tool" ? "tool" : "other";
   const named = each.name ? `${role} ${each.name}` : role;
   const about = [each.usage?.model, each.usage ? `${number(each.usage.input)} tokens in, ${number(each.usage.output)} out` : null, each.usage?.cost != null ? money(each.usage.cost, each.usage.currency) : null].filter(Boolean).join(" · ");

@@ -8,7 +8,7 @@ const HEIGHT = 30;
 const GAP = 46;
 const BETWEEN = 36;
 const LONGEST = 28;
-const NAMES = { __start__: "start", __end__: "end" };
+const NAMES = new Map([["__start__", "start"], ["__end__", "end"]]);
 
 export async function picture(id) {
   const [drawn, page] = await Promise.all([get("picture", { id }), get("steps", { id })]);
@@ -17,7 +17,7 @@ export async function picture(id) {
   const known = drawn.graph || { nodes: [...taken.nodes.keys()].map((name) => ({ id: name, name })), edges: [...taken.edges.keys()].map((key) => JSON.parse(key)).map(([source, target]) => ({ source, target, conditional: false, label: null })) };
   if (!drawn.graph) place.append(make("p.quiet", {}, `Only what ran is drawn: ${drawn.reason}.`));
   if (!known.nodes.length) return make("p.quiet", {}, "Nothing has run yet.");
-  const visits = [...taken.nodes].filter(([name]) => !(name in NAMES)).map(([name, count]) => `${name} ${number(count)}×`);
+  const visits = [...taken.nodes].filter(([name]) => !NAMES.has(name)).map(([name, count]) => `${name} ${number(count)}×`);
   place.append(draw(known, taken, visits));
   place.append(make("p.quiet", {}, visits.length ? `In the latest ${number(page.steps.length)} steps: ${visits.join(", ")}.` : "No step is stored."));
   return place;
@@ -122,7 +122,7 @@ function layout(graph) {
 
 const middle = (cell) => (cell.above.length ? cell.above.reduce((sum, each) => sum + each.order, 0) / cell.above.length : 0);
 const label = (node) => {
-  const name = NAMES[node.id] || node.id.replaceAll(":", " / ");
+  const name = NAMES.get(node.id) || node.id.replaceAll(":", " / ");
   return name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name;
 };
 const width = (node) => Math.max(48, label(node).length * 7.6 + 24);
@@ -140,14 +140,14 @@ function draw(graph, taken, visits) {
   const paths = lines.map(({ edge, chain }) => svg("path", { d: path(edge, chain), class: `edge${edge.conditional ? " is-conditional" : ""}${count(edge) ? " is-taken" : ""}`, "marker-end": `url(#${count(edge) ? "tip-taken" : "tip"})` }, svg("title", {}, `${edge.source} → ${edge.target}${edge.label ? `, ${edge.label}` : ""}${count(edge) ? `, taken ${count(edge)} times` : ""}`)));
   const boxes = graph.nodes.map((node) => {
     const cell = cells.get(node.id);
-    const times = node.id in NAMES ? 0 : taken.nodes.get(node.id);
+    const times = NAMES.has(node.id) ? 0 : taken.nodes.get(node.id);
     const word = svg("text", { x: cell.x, y: cell.y + HEIGHT / 2 + 4, "text-anchor": "middle" }, label(node));
     return svg("g", { class: `box${taken.nodes.has(node.id) ? " is-taken" : ""}` }, svg("title", {}, node.id),
-      svg("rect", { x: cell.x - cell.width / 2, y: cell.y, width: cell.width, height: HEIGHT, rx: node.id in NAMES ? HEIGHT / 2 : 6 }), word,
+      svg("rect", { x: cell.x - cell.width / 2, y: cell.y, width: cell.width, height: HEIGHT, rx: NAMES.has(node.id) ? HEIGHT / 2 : 6 }), word,
       times ? svg("text", { x: cell.x + cell.width / 2 + 3, y: cell.y + 10, class: "times" }, `${times}×`) : null);
   });
   const tip = (id) => svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 10, markerHeight: 10, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse" }, svg("path", { d: "M0 0 8 4 0 8z" }));
-  const words = `The graph: ${graph.nodes.map((node) => NAMES[node.id] || node.id).join(", ")}. ${visits.length ? `Ran: ${visits.join(", ")}.` : ""}`;
+  const words = `The graph: ${graph.nodes.map((node) => NAMES.get(node.id) || node.id).join(", ")}. ${visits.length ? `Ran: ${visits.join(", ")}.` : ""}`;
   return svg("svg", { viewBox: `-30 -6 ${wide + 90} ${high + 12}`, width: wide + 90, role: "img", "aria-label": words }, svg("defs", {}, tip("tip"), tip("tip-taken")), ...paths, ...boxes);
 }
 

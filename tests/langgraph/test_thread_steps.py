@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base import id as langgraph_ids
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
@@ -208,6 +209,68 @@ def test_a_question_takes_no_time_until_it_is_answered(database: SyncDatabase) -
     assert answered.state == "done"
     assert took(answered) < 10 * PAUSE_S
     assert steps_of(database)[-1].checkpoint_id is not None
+
+
+def test_a_question_of_a_node_that_was_never_done_has_its_name(database: SyncDatabase) -> None:
+    def ask(state: Any) -> Any:
+        return {"notes": [interrupt("May I?")]}
+
+    built = StateGraph(State).add_node("plan", lambda _: {}).add_node("ask", ask).add_edge(START, "plan")
+    sends = [Send("ask", {"notes": [], "messages": []}) for _ in range(2)]
+    built.add_conditional_edges("plan", lambda _: sends, ["ask"])
+    say(built.compile(checkpointer=database.checkpointer()))
+    assert [(t.node, t.state) for t in steps_of(database)[-1].tasks] == [("ask", "asked")] * 2
+
+
+def test_an_answer_by_hand_is_counted_by_neither(database: SyncDatabase) -> None:
+    app = calling().compile(checkpointer=database.checkpointer())
+    say(app)
+    app.update_state(AT, {"messages": [answer("by hand")]}, as_node="agent")
+    say(app)
+    handle, steps = handle_of(database), steps_of(database)
+    calls = handle.run(load_calls(Partition("", "t"), handle.digest)).calls
+    assert {call.id for call in calls} == {call.id for step in steps for call in step.calls}
+    assert "by hand" not in {call.id for call in calls}
+    assert all(task.node is not None for step in steps for task in step.tasks)
+
+
+def test_a_command_to_the_graph_above_ends_a_step(database: SyncDatabase) -> None:
+    def leave(state: State) -> Command[Any]:
+        return Command(goto="last", graph=Command.PARENT)
+
+    inner = StateGraph(State).add_node("leave", leave).add_edge(START, "leave").compile()
+    built = StateGraph(State).add_node("sub", inner, destinations=("last",))
+    built.add_node("last", lambda _: {}).add_edge(START, "sub")
+    say(built.compile(checkpointer=database.checkpointer()))
+    (called,) = next(step for step in steps_of(database) if step.nodes == ("sub",)).tasks
+    (left,) = called.steps[-1].tasks
+    assert (called.state, left.node, left.state) == ("done", "leave", "done")
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_times_stay_right_when_another_writers_clock_differs(
+    database: SyncDatabase, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    def ask(state: State) -> Any:
+        given = interrupt("May I?")
+        time.sleep(PAUSE_S)
+        return {"notes": [given]}
+
+    def work(state: State) -> Any:
+        time.sleep(PAUSE_S)
+        return {"notes": ["done"]}
+
+    built = StateGraph(State).add_node("ask", ask).add_node("work", work)
+    built.add_edge(START, "ask").add_edge(START, "work")
+    say(built.compile(checkpointer=database.checkpointer()))
+    true_ns, at = time.time_ns, langgraph_ids._last_v6_timestamp
+    monkeypatch.setattr(time, "time_ns", lambda: true_ns() + ahead_s * 1_000_000_000)
+    monkeypatch.setattr(langgraph_ids, "_last_v6_timestamp", None if ahead_s < 0 else at)
+    built.compile(checkpointer=database.checkpointer()).invoke(Command(resume="yes"), AT)
+    step = steps_of(database)[-1]
+    assert {task.node for task in step.tasks} == {"ask", "work"}
+    assert all(PAUSE_S <= took(task) < 10 * PAUSE_S for task in step.tasks)
+    assert step.began_at is None or (step.ended_at or 0) >= step.began_at
 
 
 def test_a_failed_task_is_named_beside_one_that_is_done(database: SyncDatabase) -> None:

@@ -65,7 +65,7 @@ class Loop:
             return None
         began_at = self.began_at if checkpoint_id == self.loaded.addressed else made_at
         # Clocks of two writers differ, and one may be set back.
-        return TaskSpan(max(0, began_at - made_at), max(0, now - max(began_at, made_at)))
+        return TaskSpan(max(0, began_at - made_at), max(0, now - began_at))
 
     def note(self, checkpoint_id: str, writes: Iterable[PendingWrite]) -> None:
         """Remember that writes of a checkpoint are stored."""

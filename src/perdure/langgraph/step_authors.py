@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
+from langgraph.constants import START
 
 from perdure.langgraph.plain_reading import PlainSerde
 from perdure.langgraph.schema_task_ids import PULL, PUSH, SENDS, TaskPlace
@@ -18,6 +19,8 @@ from perdure.schema.changes import BRANCH
 _MARK = b"additional_kwargs"
 """Field that every stored message has: a value without it need not be decoded."""
 _PULLED, _PUSHED = f"~{PULL}, ", f"~{PUSH}, "
+_INPUT, _UPDATE = f"{_PULLED}{START}", f"~{INTERRUPT}, "
+"""Path of the task that writes a run's input, and the beginning of those that update a state by hand."""
 _NOTHING = "__no_writes__"
 _CONTROL = frozenset((INTERRUPT, RESUME, ERROR, ERROR_SOURCE, SENDS, _NOTHING))
 _DEPTH = 8
@@ -68,12 +71,18 @@ class TaskAuthor:
 
     def times(self, start: int | None, end: int | None) -> tuple[int | None, int | None]:
         """Return when it began and ended: by its own record, or else with its step. A task that another one
-        called began at an unknown time."""
-        span = max((write.span for write in self.writes if write.span is not None), key=sum, default=None)
+        called began at an unknown time, as all do of a step that ended before it began: two writers' clocks
+        differ."""
+        # Its result comes after its questions, whatever their writers' clocks say.
+        timed = [(write.idx >= 0, sum(write.span), write.span) for write in self.writes if write.span]
+        span = max(timed)[2] if timed else None
+        is_backward = start is not None and end is not None and end < start
         if span is not None and start is not None:
             start, ended = start + span.waited, start + span.waited + span.took
             # It was noted in another thread than the end of the step.
-            end = ended if end is None else min(ended, end)
+            end = ended if end is None or is_backward else max(start, min(ended, end))
+        elif is_backward:
+            start = None
         elif any(write.channel == RESUME for write in self.writes):
             start = None  # It includes the time until the answer.
         return None if self.is_call else start, None if self.is_call and span is None else end
@@ -99,6 +108,24 @@ def find_nodes(authors: Iterable[TaskAuthor], record: CheckpointRecord, names: S
             author.node = next((p.node for p in places if p.task_id(record, above) == author.task_id), None)
         if author.node is not None:
             author.place = f"{above}|{author.node}:{author.task_id}".removeprefix("|")
+
+
+def is_of_node(path: str) -> bool:
+    """Return True if the task of a path ran a node: others write a run's input, or update a state by hand."""
+    return path != _INPUT and not path.startswith(_UPDATE)
+
+
+def sent_nodes(kind: int, body: bytes) -> list[str]:
+    """Return the nodes that a stored list of ``Send`` starts, each once."""
+    value: object = _serde.value(kind, body)
+    nodes: dict[str, None] = {}
+    for each in cast("list[object]", value) if isinstance(value, list) else ():
+        match each:
+            case {"value": [str() as node, *_]}:
+                nodes[node] = None
+            case _:
+                pass
+    return list(nodes)
 
 
 def may_have_messages(channel: str) -> bool:

@@ -16,12 +16,14 @@ from langgraph.constants import START
 from perdure.engine import chunk_reads, history
 from perdure.engine.undisturbed import undisturbed
 from perdure.langgraph.call_records import visible
-from perdure.langgraph.schema_task_ids import PULL
+from perdure.langgraph.schema_task_ids import SENDS
 from perdure.langgraph.step_authors import (
     TaskAuthor,
     WrittenMessage,
     find_nodes,
+    is_of_node,
     may_have_messages,
+    sent_nodes,
     stored_calls,
 )
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -49,8 +51,6 @@ _TASKS = 100
 _AT_ONCE = 10
 """Checkpoints whose writes are in memory at once."""
 _INNER = ("__input__", START)
-_INPUT = f"~{PULL}, {START}"
-"""Path of the task that writes a run's input."""
 _STEPPED = ("loop", "update")
 
 
@@ -246,6 +246,11 @@ class _Reading:
                 if tree is not None:
                     author.add(*joined(tree))
             find_nodes(authors.values(), record, names)
+            if SENDS in record.refs and any(author.node is None for author in authors.values()):
+                sent, _ = yield from chunk_reads.resolve(
+                    self.partition, {SENDS: record.refs[SENDS]}, self.digest
+                )
+                find_nodes(authors.values(), record, [*sent_nodes(*joined(sent[SENDS])), *names])
             out[record.id] = authors
         return out
 
@@ -266,7 +271,7 @@ class _Reading:
                 break
             self.subgraphs -= 1
             page = yield from self.page(name, None, _OF_SUBGRAPH, depth + 1)
-            steps += reversed(page.steps)
+            steps += (_ended(step, task) for step in reversed(page.steps))
             is_cut = is_cut or page.cursor is not None
         return replace(task, namespaces=tuple(below), steps=tuple(steps), is_cut=is_cut)
 
@@ -307,9 +312,11 @@ def _step(
             for author in tasks.get(parent.id, {}).values()
             if any(_is_own(write, record) for write in author.writes)
         ]
-    shown = tuple(_task(author, start, end) for author in authors if author.node != START)
+    shown = tuple(_task(author, start, end) for author in authors if is_of_node(author.path))
     own = [task.began_at for task in shown if not task.is_call]
     began = start if not own else None if None in own else min(at for at in own if at is not None)
+    if began is not None and end is not None and end < began:
+        began = None  # By the clocks of two writers.
     nodes = [task.node for task in shown if task.node is not None and not task.is_call]
     if not authors and parent is not None and record.source == "loop":
         nodes = [
@@ -351,7 +358,7 @@ def _task(author: TaskAuthor, start: int | None, end: int | None) -> StepTask:
 def _open_step(head: CheckpointRecord, authors: Mapping[str, TaskAuthor]) -> ThreadStep | None:
     """Return the step that follows a namespace's latest checkpoint and is not over, ``None`` without one."""
     start = head.made_at
-    tasks = [_task(author, start, None) for author in authors.values() if author.node != START]
+    tasks = [_task(author, start, None) for author in authors.values() if is_of_node(author.path)]
     begun = {task.node for task in tasks}
     tasks += [StepTask("", node, "open", began_at=start) for node in _triggered(head) if node not in begun]
     if not tasks:
@@ -379,13 +386,22 @@ def _written(
     return out
 
 
+def _ended(step: ThreadStep, caller: StepTask) -> ThreadStep:
+    """Return a step of a subgraph, whose open tasks are done if the one that called it is: a command to the
+    graph above ended it, which LangGraph stores there only."""
+    if caller.state != "done" or step.checkpoint_id is not None:
+        return step
+    tasks = (replace(task, state="done") if task.state == "open" else task for task in step.tasks)
+    return replace(step, tasks=tuple(tasks))
+
+
 def _triggered(head: CheckpointRecord) -> list[str]:
     """Return the nodes that edges lead to next, by the versions that they have not seen."""
+    nodes = [channel.removeprefix(BRANCH) for channel in head.refs if channel.startswith(BRANCH)]
     return [
-        channel.removeprefix(BRANCH)
-        for channel in head.refs
-        if channel.startswith(BRANCH)
-        and head.versions_seen.get(channel.removeprefix(BRANCH), {}).get(channel) != head.versions.get(channel)
+        node
+        for node in nodes
+        if head.versions_seen.get(node, {}).get(f"{BRANCH}{node}") != head.versions.get(f"{BRANCH}{node}")
     ]
 
 
@@ -421,7 +437,7 @@ def load_calls(
         refs = {
             str(number): write.ref
             for number, write in enumerate(read_writes(records[at : at + 2 * _AT_ONCE]))
-            if not write.is_aside and write.task_path != _INPUT and may_have_messages(write.channel)
+            if not write.is_aside and is_of_node(write.task_path) and may_have_messages(write.channel)
         }
         trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
         for tree in trees.values():

@@ -10,6 +10,7 @@ import operator
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict
+from unittest.mock import patch
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
@@ -17,7 +18,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base import id as langgraph_ids
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, interrupt
 
@@ -25,6 +26,7 @@ import perdure
 from perdure import admin
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
+from perdure.langgraph import step_authors
 from perdure.langgraph.thread_steps import (
     StepTask,
     ThreadStep,
@@ -223,15 +225,13 @@ def test_a_question_of_a_node_that_was_never_done_has_its_name(database: SyncDat
 
 
 def test_an_answer_by_hand_is_counted_by_neither(database: SyncDatabase) -> None:
-    app = calling().compile(checkpointer=database.checkpointer())
+    built = StateGraph(State).add_node("agent", lambda _: {"messages": [answer("own")]})
+    app = built.add_edge(START, "agent").compile(checkpointer=database.checkpointer())
     say(app)
     app.update_state(AT, {"messages": [answer("by hand")]}, as_node="agent")
-    say(app)
-    handle, steps = handle_of(database), steps_of(database)
-    calls = handle.run(load_calls(Partition("", "t"), handle.digest)).calls
-    assert {call.id for call in calls} == {call.id for step in steps for call in step.calls}
-    assert "by hand" not in {call.id for call in calls}
-    assert all(task.node is not None for step in steps for task in step.tasks)
+    calls = handle_of(database).run(load_calls(Partition("", "t"), handle_of(database).digest)).calls
+    assert [call.id for call in calls] == ["own"]
+    assert [call.id for step in steps_of(database) for call in step.calls] == ["own"]
 
 
 def test_a_command_to_the_graph_above_ends_a_step(database: SyncDatabase) -> None:
@@ -271,6 +271,20 @@ def test_times_stay_right_when_another_writers_clock_differs(
     assert {task.node for task in step.tasks} == {"ask", "work"}
     assert all(PAUSE_S <= took(task) < 10 * PAUSE_S for task in step.tasks)
     assert step.began_at is None or (step.ended_at or 0) >= step.began_at
+
+
+def test_a_message_that_is_written_again_is_decoded_once(database: SyncDatabase) -> None:
+    def whole(state: Any) -> Any:
+        return {"messages": [*state["messages"], answer(f"reply {len(state['messages'])}")]}
+
+    built = StateGraph(State).add_node("whole", whole).add_edge(START, "whole")
+    built.add_conditional_edges("whole", lambda s: "whole" if len(s["messages"]) < 20 else END)
+    app = built.compile(checkpointer=database.checkpointer())
+    app.invoke({"messages": [HumanMessage("hello", id="first")], "notes": []}, AT)
+    with patch.object(step_authors, "calls_in", wraps=step_authors.calls_in) as decoded:
+        steps = steps_of(database)
+    assert decoded.call_count == 20
+    assert [len(step.calls) for step in steps if step.tasks] == [1] * 19
 
 
 def test_a_failed_task_is_named_beside_one_that_is_done(database: SyncDatabase) -> None:

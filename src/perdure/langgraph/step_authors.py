@@ -12,7 +12,10 @@ from langgraph.constants import START
 from perdure.langgraph.plain_reading import PlainSerde
 from perdure.langgraph.schema_task_ids import PULL, PUSH, SENDS, TaskPlace
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.joined_values import joined, packed
 from perdure.model.model_calls import ModelCall, calls_in
+from perdure.model.refs import MSGPACK
+from perdure.model.tree import EncodedList, Tree
 from perdure.model.write_records import ERROR_SOURCE
 from perdure.schema.changes import BRANCH
 
@@ -35,6 +38,30 @@ class WrittenMessage(NamedTuple):
     content: object
 
 
+class MessageReader:
+    """Reader of the messages in stored values, which decodes equal items of lists once: a node may write a
+    whole conversation again in each step."""
+
+    def __init__(self) -> None:
+        self._read: dict[bytes, tuple[list[ModelCall], list[WrittenMessage]]] = {}
+
+    def read(self, tree: Tree) -> tuple[list[ModelCall], list[WrittenMessage]]:
+        """Return the calls of models, and the messages, in a value."""
+        items = tree.items if isinstance(tree, EncodedList) else None
+        bodies = [joined(tree)] if items is None else [(MSGPACK, packed(item)) for item in items]
+        calls: list[ModelCall] = []
+        messages: list[WrittenMessage] = []
+        for kind, body in bodies:
+            if _MARK not in body:
+                continue
+            if body not in self._read:
+                value = _serde.value(kind, body)
+                self._read[body] = calls_in(value), _messages_in(value)
+            calls += self._read[body][0]
+            messages += self._read[body][1]
+        return calls, messages
+
+
 @dataclass(slots=True)
 class TaskAuthor:
     """A task, with what it wrote."""
@@ -51,14 +78,6 @@ class TaskAuthor:
     @property
     def is_call(self) -> bool:
         return self.path.startswith(f"{_PUSHED}~")
-
-    def add(self, kind: int, body: bytes) -> None:
-        """Add what is in the value of a write."""
-        if _MARK not in body:
-            return
-        value = _serde.value(kind, body)
-        self.calls += calls_in(value)
-        self.messages += _messages_in(value)
 
     @property
     def state(self) -> str:
@@ -131,11 +150,6 @@ def sent_nodes(kind: int, body: bytes) -> list[str]:
 def may_have_messages(channel: str) -> bool:
     """Return True unless a channel is one of LangGraph's own."""
     return channel not in _CONTROL and not channel.startswith((BRANCH, "join:"))
-
-
-def stored_calls(kind: int, body: bytes) -> list[ModelCall]:
-    """Return the calls of models whose answers are in a packed value."""
-    return calls_in(_serde.value(kind, body)) if _MARK in body else []
 
 
 def _messages_in(value: object, depth: int = 0) -> list[WrittenMessage]:

@@ -8,7 +8,7 @@ checkpoints of its step, which counts everything in between. No type is built, a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from langgraph.constants import START
@@ -18,13 +18,13 @@ from perdure.engine.undisturbed import undisturbed
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.schema_task_ids import SENDS
 from perdure.langgraph.step_authors import (
+    MessageReader,
     TaskAuthor,
     WrittenMessage,
     find_nodes,
     is_of_node,
     may_have_messages,
     sent_nodes,
-    stored_calls,
 )
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
@@ -157,6 +157,7 @@ class _Reading:
     digest: Digester
     known: tuple[str, ...] | None
     subgraphs: int = _SUBGRAPHS
+    reader: MessageReader = field(default_factory=MessageReader)
 
     def page(self, namespace: str, before: int | None, limit: int, depth: int) -> Program[StepsPage]:
         # One more, as the parent of the last.
@@ -218,7 +219,7 @@ class _Reading:
         """Return the ids of the models' answers in the state at a checkpoint."""
         refs = {name: ref for name, ref in record.refs.items() if may_have_messages(name)}
         trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
-        calls = (call for tree in trees.values() for call in stored_calls(*joined(tree)))
+        calls = (call for tree in trees.values() for call in self.reader.read(tree)[0])
         return {call.id for call in calls if call.id is not None}
 
     def _authors(
@@ -244,7 +245,9 @@ class _Reading:
                 author.writes.append(write)
                 tree = trees.get(f"{record.id}|{number}")
                 if tree is not None:
-                    author.add(*joined(tree))
+                    calls, messages = self.reader.read(tree)
+                    author.calls += calls
+                    author.messages += messages
             find_nodes(authors.values(), record, names)
             if SENDS in record.refs and any(author.node is None for author in authors.values()):
                 sent, _ = yield from chunk_reads.resolve(
@@ -433,6 +436,7 @@ def load_calls(
     """
     (records,) = yield from ask(Fetch(partition, (Range(WRITE, after=after, limit=limit),)))
     calls: list[ModelCall] = []
+    reader = MessageReader()
     for at in range(0, len(records), 2 * _AT_ONCE):
         refs = {
             str(number): write.ref
@@ -441,7 +445,7 @@ def load_calls(
         }
         trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
         for tree in trees.values():
-            calls += stored_calls(*joined(tree))
+            calls += reader.read(tree)[0]
     return CallsPage(distinct(calls), records[-1].key if len(records) == limit else None)
 
 

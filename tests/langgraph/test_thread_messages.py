@@ -133,6 +133,19 @@ def test_a_cursor_that_no_page_gave_is_refused(database: SyncDatabase, cursor: s
         read(database, cursor)
 
 
+def test_large_parts_and_arguments_are_named_by_their_size(database: SyncDatabase) -> None:
+    small, large = {"type": "image", "base64": "A" * 60_000}, {"type": "image", "base64": "A" * 100_000}
+    called = {"name": "save", "id": "c1", "args": {"text": "A" * 100_000}}
+    said = {"type": "ai", "content": [small, large], "tool_calls": [called]}
+    put(database, *[said] * 30)
+    messages = read(database).messages
+    note = {"type": "image", "too_large": "100,017 characters"}
+    assert messages[-1]["parts"] == [small, note]
+    assert messages[-1]["tool_calls"][0]["args"] == {"too_large": "100,006 characters"}
+    assert messages[0]["parts"] == [{"type": "image", "too_large": "60,017 characters"}, note]
+    assert len(str(messages)) < 1_100_000
+
+
 @pytest.mark.parametrize("calls", [7, "search", {"name": "search"}, [None, 7, "search"], None])
 def test_tool_calls_of_another_form_are_none(database: SyncDatabase, calls: object) -> None:
     said = {"type": "ai", "content": "", "tool_calls": calls, "invalid_tool_calls": calls}

@@ -29,6 +29,8 @@ MESSAGES = 40
 """Messages of one page."""
 _TEXT_MAX = 64 * 1024
 """Characters of one text that are returned."""
+_PAGE_MAX = 1024 * 1024
+"""Characters of the other parts and arguments that one page returns."""
 _TITLE_MAX = 80
 _STEP_PAGES = 3
 """Pages of steps in which one page of messages looks for times."""
@@ -110,7 +112,7 @@ def _load(
     begun, below = next(each for each in reversed(pages) if each[0] <= place)
     return MessagesPage(
         channel,
-        [_shown(each, times, prices) for each in found],
+        _within([_shown(each, times, prices) for each in found]),
         start,
         count,
         _title(first),
@@ -239,6 +241,39 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
         "id": call.get("id"),
         "args": inner.get("arguments") if inner is held else call.get("args"),
     }
+
+
+def _within(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages, of whose other parts and arguments the large ones, and those of the earliest messages
+    of a large page, are a note of their size."""
+    left = _PAGE_MAX
+    for message in reversed(messages):
+        calls = [call for call in message["tool_calls"] if isinstance(call["args"], str | dict | list)]
+        places = [(message["parts"], number) for number in range(len(message["parts"]))]
+        for holder, key in (*places, *((call, "args") for call in calls)):
+            size = _size(holder[key])
+            if size > min(_TEXT_MAX, left):
+                holder[key] = _too_large(holder[key], size)
+            else:
+                left -= size
+    return messages
+
+
+def _size(value: object) -> int:
+    """Return about the length of a value as text."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, list):
+        return 2 + sum(map(_size, cast("list[object]", value)))
+    if isinstance(value, dict):
+        return 2 + sum(_size(key) + _size(item) for key, item in cast("dict[object, object]", value).items())
+    return 8
+
+
+def _too_large(value: object, size: int) -> dict[str, str]:
+    kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
+    note = {"too_large": f"{size:,} characters"}
+    return {"type": kind[:_TITLE_MAX], **note} if isinstance(kind, str) else note
 
 
 def _parts(content: object) -> tuple[list[str], list[str], list[Any]]:

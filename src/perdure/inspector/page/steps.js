@@ -23,7 +23,7 @@ export async function showSteps(list, about, selected, mark) {
     for (const step of page.steps) add(shown, groups, step, about);
     cursor = page.cursor;
     if (!shown.length) fill(groups, make("p.quiet", {}, "No step is stored yet."));
-    sum(sums, shown, id, cursor === null && !selected.namespace);
+    sum(sums, shown, id, cursor === null && !selected.namespace && hasAll(shown, Object.keys(about.heads)));
     mark();
     return cursor !== null;
   };
@@ -57,6 +57,22 @@ function draw(group, about) {
     run?.error ? make("p.problem", {}, run.error) : null,
     make("ol.waterfall", {}, rows(steps, scale, about, 0)),
   ];
+}
+
+// Whether the steps that are shown are those of all subgraphs too: a page has a limited number of them, and one that keeps
+// its state between runs has steps that belong to no task.
+function hasAll(groups, namespaces) {
+  const found = new Set();
+  let isCut = false;
+  const walk = (step) => {
+    found.add(step.namespace);
+    for (const task of step.tasks) {
+      isCut ||= task.is_cut;
+      task.steps.forEach(walk);
+    }
+  };
+  groups.forEach((group) => group.steps.forEach(walk));
+  return !isCut && namespaces.every((name) => found.has(name));
 }
 
 // agent → tools → agent; what ran at once stands together.

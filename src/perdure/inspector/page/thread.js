@@ -150,7 +150,8 @@ export async function showThread(main, asked) {
   const follow = async (event) => {
     const before = selected;
     selected = event.detail;
-    if ((before.namespace || "") !== (selected.namespace || "")) await choose(view);
+    const next = VIEWS.some(([name]) => name === selected.view) ? selected.view : view;
+    if (next !== view || (before.namespace || "") !== (selected.namespace || "")) await choose(next);
     await select();
     if (selected.checkpoint && selected.checkpoint !== before.checkpoint) detail.querySelector("h2")?.focus({ preventScroll: !isNarrow() });
     else if (!selected.checkpoint && before.checkpoint) list.querySelector(`a[data-checkpoint="${CSS.escape(before.checkpoint)}"]`)?.focus();

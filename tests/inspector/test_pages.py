@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from langchain_core.messages import ChatMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import HumanMessage, RemoveMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from playwright.sync_api import ViewportSize
 
@@ -245,38 +245,6 @@ def test_hostile_texts_are_only_shown(page: Page, address: str) -> None:
     assert page.locator(".message.of-human pre").inner_text() == HOSTILE
     assert page.locator("main img, main script").count() == 0
     assert page.title() == "Perdure inspector"
-
-
-def test_names_that_every_object_has_are_names_in_every_view(browser: Browser, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'threads.db'}"
-    with perdure.connect_sync(url, migrate=True) as database:
-        inner = StateGraph(staging.State).add_node("toString", lambda _: {}).add_edge(START, "toString")
-        built = StateGraph(staging.State).add_node("constructor", inner.compile(checkpointer=True))
-        said = {"messages": [ChatMessage("hello", role="valueOf"), HumanMessage("hi", name="valueOf")]}
-        app = built.add_edge(START, "constructor").compile(checkpointer=database.checkpointer())
-        app.invoke({**said, "notes": [], "facts": {}}, staging.at("t"))
-    reading = open_for_reading(url)
-    with (
-        served(LocalAccess(handle_of(reading), "")) as address,
-        browsing(browser, reduced_motion="reduce") as page,
-    ):
-        page.goto(f"{address}#/thread?id=t&view=graph")
-        page.locator(".picture .box").nth(1).wait_for()
-        names = page.locator(".picture .box text:not(.times)").all_text_contents()
-        assert sorted(names) == ["constructor", "end", "start"]
-        assert page.locator(".picture .times").all_text_contents() == ["1×"]
-        page.get_by_role("button", name="Conversation").click()
-        page.locator(".bubble").nth(1).wait_for()
-        assert "function" not in "".join(page.locator(".bubble").all_inner_texts())
-        # An address with another view, as a link or the history has it, leads to that view.
-        page.evaluate("location.hash = '#/thread?id=t&view=timeline'")
-        page.locator('[data-view="timeline"][aria-pressed="true"]').wait_for()
-        page.locator(".timeline .group a").first.wait_for()
-        # A subgraph that keeps its state has steps of its own, which the sum of those shown lacks.
-        page.get_by_role("button", name="Steps").click()
-        page.get_by_role("button", name="Count the whole thread").click()
-        page.get_by_text("Tokens of this thread: 0 in").wait_for()
-    reading.close()
 
 
 def test_all_of_it_works_by_keys_alone(page: Page, address: str) -> None:

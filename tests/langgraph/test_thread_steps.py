@@ -35,7 +35,7 @@ from perdure.langgraph.thread_steps import (
     shown_step,
     way_of,
 )
-from perdure.model.model_calls import ModelPrice, Prices, distinct
+from perdure.model.model_calls import ModelPrice, Prices, calls_in, distinct
 from perdure.model.records import Partition
 
 AT: Any = {"configurable": {"thread_id": "t"}}
@@ -281,7 +281,7 @@ def test_a_message_that_is_written_again_is_decoded_once(database: SyncDatabase)
     built.add_conditional_edges("whole", lambda s: "whole" if len(s["messages"]) < 20 else END)
     app = built.compile(checkpointer=database.checkpointer())
     app.invoke({"messages": [HumanMessage("hello", id="first")], "notes": []}, AT)
-    with patch.object(step_authors, "calls_in", wraps=step_authors.calls_in) as decoded:
+    with patch.object(step_authors, "calls_in", wraps=calls_in) as decoded:
         steps = steps_of(database)
     assert decoded.call_count == 20
     assert [len(step.calls) for step in steps if step.tasks] == [1] * 19

@@ -8,12 +8,13 @@ const HEIGHT = 30;
 const GAP = 46;
 const BETWEEN = 36;
 const LONGEST = 28;
+const SMALLEST = 0.7;
 const NAMES = new Map([["__start__", "start"], ["__end__", "end"]]);
 
 export async function picture(id) {
   const [drawn, page] = await Promise.all([get("picture", { id }), get("steps", { id })]);
   const taken = taking(page.steps, drawn.graph !== null);
-  const place = make("div.picture");
+  const place = make("div.picture", { tabIndex: 0, role: "region", "aria-label": "Graph" });
   const known = drawn.graph || { nodes: [...taken.nodes.keys()].map((name) => ({ id: name, name })), edges: [...taken.edges.keys()].map((key) => JSON.parse(key)).map(([source, target]) => ({ source, target, conditional: false, label: null })) };
   if (!drawn.graph) place.append(make("p.quiet", {}, `Only what ran is drawn: ${drawn.reason}.`));
   if (!known.nodes.length) return make("p.quiet", {}, "Nothing has run yet.");
@@ -125,7 +126,9 @@ const label = (node) => {
   const name = NAMES.get(node.id) || node.id.replaceAll(":", " / ");
   return name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name;
 };
-const width = (node) => Math.max(48, label(node).length * 7.6 + 24);
+const pen = document.createElement("canvas").getContext("2d");
+pen.font = "13px system-ui, sans-serif";
+const width = (node) => Math.max(48, pen.measureText(label(node)).width + 24);
 
 function svg(name, attributes, ...children) {
   const made = document.createElementNS(SVG, name);
@@ -148,7 +151,10 @@ function draw(graph, taken, visits) {
   });
   const tip = (id) => svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 10, markerHeight: 10, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse" }, svg("path", { d: "M0 0 8 4 0 8z" }));
   const words = `The graph: ${graph.nodes.map((node) => NAMES.get(node.id) || node.id).join(", ")}. ${visits.length ? `Ran: ${visits.join(", ")}.` : ""}`;
-  return svg("svg", { viewBox: `-30 -6 ${wide + 90} ${high + 12}`, width: wide + 90, role: "img", "aria-label": words }, svg("defs", {}, tip("tip"), tip("tip-taken")), ...paths, ...boxes);
+  const drawing = svg("svg", { viewBox: `-30 -6 ${wide + 90} ${high + 12}`, width: wide + 90, role: "img", "aria-label": words }, svg("defs", {}, tip("tip"), tip("tip-taken")), ...paths, ...boxes);
+  // A wide graph is scrolled rather than made too small to read.
+  drawing.style.minWidth = `${Math.round((wide + 90) * SMALLEST)}px`;
+  return drawing;
 }
 
 // A curve through the places of an edge's chain, from its source's edge to its target's.

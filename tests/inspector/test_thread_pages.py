@@ -1,0 +1,99 @@
+"""The page of one thread in a real browser, with names and sizes that are not usual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from langchain_core.messages import AnyMessage, ChatMessage, HumanMessage
+from langgraph.graph import START, StateGraph
+from playwright.sync_api import ViewportSize
+
+import perdure
+from perdure.database.base import handle_of
+from perdure.database.opening import open_for_reading
+from perdure.inspector.access import LocalAccess
+from tests.inspector import staging
+from tests.inspector.browsing import findings, served
+from tests.server.browsing import browsing, launched, wait_for
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PHONE = ViewportSize(width=390, height=844)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with launched(chromium) as opened:
+        yield opened
+
+
+def test_a_wide_graph_can_be_read(browser: Browser, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'threads.db'}"
+    names = [*(f"{'W' * 40} {n}" for n in range(9)), "\u8c03\u7528\u5de5\u5177" * 6]
+    with perdure.connect_sync(url, migrate=True) as database:
+        built = StateGraph(staging.State)
+        for name in names:
+            built.add_node(name, lambda _: {}).add_edge(START, name)
+        staging.say(built.compile(checkpointer=database.checkpointer()), "t", "hello")
+    reading = open_for_reading(url)
+    with (
+        served(LocalAccess(handle_of(reading), "")) as address,
+        browsing(browser, viewport=PHONE, reduced_motion="reduce") as page,
+    ):
+        page.goto(f"{address}#/thread?id=t&view=graph")
+        page.locator(".picture .box").nth(10).wait_for()
+        boxes = page.locator(".picture .box").evaluate_all(
+            """all => all.map(box => ["rect", "text"].map(
+                name => box.querySelector(name).getBoundingClientRect().width))"""
+        )
+        assert all(text <= rect for rect, text in boxes)
+        assert (
+            page.locator(".picture rect").first.evaluate("each => each.getBoundingClientRect().height") > 20
+        )
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.locator(".picture").focus()
+        page.keyboard.press("ArrowRight")
+        place = page.locator(".picture")
+        wait_for("the graph to be scrolled", lambda: place.evaluate("each => each.scrollLeft > 0"))
+        assert findings(page) == []
+    reading.close()
+
+
+def test_names_that_every_object_has_are_names_in_every_view(browser: Browser, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'threads.db'}"
+    with perdure.connect_sync(url, migrate=True) as database:
+        inner = StateGraph(staging.State).add_node("toString", lambda _: {}).add_edge(START, "toString")
+        built = StateGraph(staging.State).add_node("constructor", inner.compile(checkpointer=True))
+        said: list[AnyMessage] = [
+            ChatMessage(content="hi", role="valueOf"),
+            HumanMessage("hi", name="valueOf"),
+        ]
+        app = built.add_edge(START, "constructor").compile(checkpointer=database.checkpointer())
+        app.invoke({"messages": said, "notes": [], "facts": {}}, staging.at("t"))
+    reading = open_for_reading(url)
+    with (
+        served(LocalAccess(handle_of(reading), "")) as address,
+        browsing(browser, reduced_motion="reduce") as page,
+    ):
+        page.goto(f"{address}#/thread?id=t&view=graph")
+        page.locator(".picture .box").nth(1).wait_for()
+        names = page.locator(".picture .box text:not(.times)").all_text_contents()
+        assert sorted(names) == ["constructor", "end", "start"]
+        assert page.locator(".picture .times").all_text_contents() == ["1×"]
+        page.get_by_role("button", name="Conversation").click()
+        page.locator(".bubble").nth(1).wait_for()
+        assert "function" not in "".join(page.locator(".bubble").all_inner_texts())
+        # An address with another view, as a link or the history has it, leads to that view.
+        page.evaluate("location.hash = '#/thread?id=t&view=timeline'")
+        page.locator('[data-view="timeline"][aria-pressed="true"]').wait_for()
+        page.locator(".timeline .group a").first.wait_for()
+        # A subgraph that keeps its state has steps of its own, which the sum of those shown lacks.
+        page.get_by_role("button", name="Steps").click()
+        page.get_by_role("button", name="Count the whole thread").click()
+        page.get_by_text("Tokens of this thread: 0 in").wait_for()
+    reading.close()

@@ -5,15 +5,20 @@ Covers perdure.cli.dev.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from watchfiles import Change, watch
 
+from perdure.server.hosting import reloading
 from tests.server.browsing import answered, ask, bodies, browsing
 from tests.server.developing import Development, developing
 
@@ -205,6 +210,74 @@ def test_a_page_reconnects_by_itself_and_shows_what_the_new_code_answers(
         (project / "go").touch()
         answered(page, 1)
         assert bodies(page) == ["wait", "renewed"]
+
+
+def test_a_folder_in_which_something_is_written_all_the_time_is_watched_all_the_same(project: Path) -> None:
+    is_over = threading.Event()
+
+    def write() -> None:
+        with (project / "app.log").open("a") as log:
+            while not is_over.wait(0.02):
+                log.write("line\n")
+                log.flush()
+
+    (project / "agent.py").write_text(f"{AGENT}\n(HERE / 'pid').write_text(str(os.getpid()))\n")
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with developing(project) as server:
+            run_id = server.accept("ada", "wait")
+            server.until(partial(answers, project, 1))
+            os.kill(int((project / "pid").read_text()), signal.SIGKILL)
+            server.logs("another one starts")
+            (project / "go").touch()
+            assert server.answer("ada", run_id) == "one "
+            (project.parent / "shared" / "words.py").write_text('WORD = "two"\n')
+            reloaded(server, 1)
+            (project / "agent.py").write_text(AGENT.replace("{WORD}", "{WORD}!"))
+            reloaded(server, 2)
+            assert server.ask("ada", "hello") == "two! "
+    finally:
+        is_over.set()
+        writer.join()
+
+
+def test_a_module_that_is_removed_as_soon_as_it_was_loaded_is_noticed(project: Path) -> None:
+    extra = project / "extra.py"
+    with developing(project) as server:
+        for times in (1, 2, 3):
+            extra.write_text("")
+            (project / "agent.py").write_text(f"import extra  # {times}\n{AGENT}")
+            reloaded(server, 2 * times - 1)
+            extra.unlink()
+            server.logs("Waiting for the next save", times)
+            (project / "agent.py").write_text(AGENT)
+            reloaded(server, 2 * times)
+
+
+def test_a_file_that_is_saved_just_before_it_is_watched_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "agent.py"
+    file.touch()
+    began_ns = time.time_ns() - 1_000_000_000
+    os.utime(file, ns=(began_ns, began_ns))
+
+    def save_and_watch(*folders: str, **terms: Any) -> Iterator[set[tuple[Change, str]]]:
+        file.write_text("graph = None")
+        return watch(*folders, **terms)
+
+    monkeypatch.setattr(reloading, "watch", save_and_watch)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    stopping = threading.Event()
+    limit = threading.Timer(10, stopping.set)
+    limit.start()
+    with receiver, sender:
+        watching = reloading._Watching(receiver, {str(file)}, tmp_path, began_ns)
+        try:
+            assert watching.wait(multiprocessing.Process(), stopping, pytest.fail) == (str(file),)
+        finally:
+            limit.cancel()
 
 
 def test_a_database_in_memory_is_refused(project: Path) -> None:

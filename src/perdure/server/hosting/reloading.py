@@ -88,7 +88,7 @@ _State = Literal["loading", "serving", "failed"]
 
 
 class _Report(NamedTuple):
-    """Files of the project that a process depends on, and how far it has come with them."""
+    """Files of the project that a process depends on, which were there, and how far it has come with them."""
 
     files: frozenset[str] = frozenset()
     state: _State = "loading"
@@ -177,6 +177,7 @@ class _Watching:
     def __init__(self, receiver: Connection, files: set[str], root: Path, began_ns: int) -> None:
         self._receiver = receiver
         self._first = frozenset(files)
+        self._existing = frozenset(filter(os.path.exists, files))
         self._report = _Report()
         self._root = root
         self._began_ns = began_ns
@@ -197,11 +198,12 @@ class _Watching:
             watched = self._report
             paths = self._paths()
             folders = self._folders(paths)
-            if changed := self._changed_since_start(paths, folders):
-                return changed
+            is_caught_up = False
+            # Every change of a folder is looked at here: those that a filter drops would keep the loop from
+            # its own work for as long as something else, such as a log, is written there.
             for changes in watch(
                 *folders,
-                watch_filter=self._accepts(paths),
+                watch_filter=None,
                 debounce=10 * _SETTLED_MS,
                 step=_SETTLED_MS,
                 stop_event=stopping,
@@ -211,8 +213,12 @@ class _Watching:
                 recursive=False,
                 ignore_permission_denied=True,
             ):
-                if changes:
-                    return tuple(sorted({path for _, path in changes}))
+                if changed := self._relevant(changes, paths):
+                    return changed
+                # Only now, as the folders are watched, no change can come between.
+                if not is_caught_up and (changed := self._changed_since_start(paths, folders)):
+                    return changed
+                is_caught_up = True
                 exit_code = process.exitcode
                 self._receive()
                 if exit_code is not None and self._report.state == "serving":
@@ -246,28 +252,36 @@ class _Watching:
             folders.update(_folders_below(self._root))
         return sorted(folders)
 
-    def _accepts(self, paths: Collection[str]) -> Callable[[Change, str], bool]:
+    def _relevant(self, changes: Iterable[tuple[Change, str]], paths: Collection[str]) -> tuple[str, ...]:
+        """Return the changed files that the process depends on or has not found."""
         ignores = DefaultFilter()
 
-        def accepts(change: Change, path: str) -> bool:
+        def is_relevant(change: Change, path: str) -> bool:
             if path in paths:
                 return True
             # What was missing may be there now.
             is_possible = path.endswith(".py") or (change is Change.added and os.path.isdir(path))
             return self._report.state == "failed" and is_possible and ignores(change, path)
 
-        return accepts
+        return tuple(sorted({path for change, path in changes if is_relevant(change, path)}))
 
     def _changed_since_start(self, paths: Iterable[str], folders: Iterable[str]) -> tuple[str, ...]:
-        """Return the files that were written while they were not watched, and may have been read before."""
+        """Return the files that were written, replaced or removed while they were not watched, and may have
+        been read before."""
         waited_for: list[str] = []
         if self._report.state == "failed":
             waited_for = [str(path) for folder in folders for path in Path(folder).glob("*.py")]
         found = set()
         for path in (*paths, *waited_for):
-            with suppress(OSError):
-                if os.stat(path).st_mtime_ns > self._began_ns + _CLOCK_NS:
+            try:
+                status = os.stat(path)
+            except OSError:
+                if path in self._existing or path in self._report.files:
                     found.add(path)
+                continue
+            # A file that is moved here keeps the time of its content.
+            if max(status.st_mtime_ns, status.st_ctime_ns) > self._began_ns + _CLOCK_NS:
+                found.add(path)
         return tuple(sorted(found))
 
 
@@ -350,7 +364,8 @@ class _Reports:
     def add(self, state: _State, files: frozenset[str] = frozenset()) -> None:
         """Report how far the process has come, and more files that it depends on."""
         with self._lock:
-            report = _Report(self._last.files | files | (own_files() - self._inherited), state)
+            more = (files | (own_files() - self._inherited)) - self._last.files
+            report = _Report(self._last.files | frozenset(filter(os.path.exists, more)), state)
             if report != self._last:
                 self._last = report
                 # The parent may have stopped to listen; then it stops this process, too.

@@ -184,6 +184,12 @@ def test_development_s_database_is_kept_in_a_folder_that_git_leaves_alone() -> N
     assert Path(".perdure/.gitignore").read_text() == "*\n"
 
 
+def test_a_folder_of_the_development_database_that_cannot_be_written_is_told() -> None:
+    Path(".perdure").touch()
+    with pytest.raises(BadSetting, match=r"/\.perdure of the development database cannot be written: .*--db"):
+        make_folder_of(DEVELOPMENT_URL)
+
+
 def test_without_a_graph_it_stops() -> None:
     with pytest.raises(BadSetting, match=r"which graph\? .*perdure serve \./agent\.py:graph"):
         loaded(db="memory://")
@@ -418,13 +424,25 @@ def test_a_variable_that_is_no_setting_is_told() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("langgraph.json", '{"graphs": {"agent": "./agent.py:graph"}}'),
+        ("perdure.toml", '[graphs]\nagent = "./agent.py:graph"\n'),
+    ],
+)
+def test_a_file_may_begin_with_a_byte_order_mark(name: str, text: str) -> None:
+    written(name, f"\ufeff{text}")
+    assert list(loaded(db="memory://").graphs) == ["agent"]
+
+
 def test_a_file_that_cannot_be_read_is_told_with_the_line() -> None:
     written("langgraph.json", '{\n  "graphs": {,}\n}')
     assert refused().startswith("langgraph.json, line 2: ")
     written("langgraph.json", "[]")
     assert refused().startswith("langgraph.json holds no object")
     Path("langgraph.json").write_bytes(b'{\n"a": "\xff"}')
-    assert refused() == "langgraph.json, line 2: it is no UTF-8 text; save it as UTF-8"
+    assert refused() == "langgraph.json, line 2: it is not UTF-8 text; save it as UTF-8"
     assert (
         refused(file=Path("none.toml"))
         == "none.toml cannot be read: No such file or directory; check the path"

@@ -314,11 +314,21 @@ def add_import_folders(folders: Sequence[Path]) -> None:
 
 
 def make_folder_of(url: str) -> None:
-    """Create the folder of the development database, ignored by git, if the URL is that database's."""
+    """Create the folder of the development database, ignored by git, if the URL is that database's.
+
+    Raises:
+        BadSetting: It cannot be created or written.
+    """
     if url == DEVELOPMENT_URL:
         folder = Path(DEVELOPMENT_FOLDER)
-        folder.mkdir(exist_ok=True)
-        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+        try:
+            folder.mkdir(exist_ok=True)
+            (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+        except OSError as error:
+            raise BadSetting(
+                f"the folder {folder.absolute()} of the development database cannot be written: "
+                f"{error.strerror}; make it writable, or name another database, e.g. --db sqlite:////tmp/dev.db"
+            ) from error
 
 
 def _merged(layers: Sequence[Layer]) -> dict[str, GivenValue]:

@@ -152,10 +152,11 @@ def _shown(value: object) -> str:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        # Some editors begin a file with a byte order mark.
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].count(b"\n") + 1
-        raise BadSetting(f"{path}, line {before}: it is no UTF-8 text; save it as UTF-8") from error
+        raise BadSetting(f"{path}, line {before}: it is not UTF-8 text; save it as UTF-8") from error
     except OSError as error:
         raise BadSetting(f"{path} cannot be read: {error.strerror}; check the path") from error
 

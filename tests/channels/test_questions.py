@@ -56,6 +56,8 @@ def test_other_buttons_are_not_ours(data: str) -> None:
         (requests("pay", allowed=["approve", "respond"]), ["approve"]),
         (human(allow_accept=True, allow_ignore=True), ["approve", "reject"]),
         (human(allow_edit=True), ["edit"]),
+        ({**human()[0], "config": "odd"}, []),
+        ({**requests("pay"), "review_configs": 5}, []),
         ("why?", []),
         ({"question": "why?"}, []),
         (None, []),

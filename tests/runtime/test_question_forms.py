@@ -66,11 +66,24 @@ def test_a_schema_has_fields() -> None:
         {"schema": {"properties": {"odd": 3}}},
         {"schema": {"properties": {str(n): {} for n in range(31)}}},
         {"schema": []},
+        {**REVIEW, "review_configs": 5},
+        {"action_requests": [{"name": "send", "args": 7}]},
+        [{"action_request": {"action": "buy", "args": [1]}}],
     ],
 )
 def test_anything_else_is_open(value: Any) -> None:
     assert form_of(value) == {"kind": "open"}
     assert isinstance(text_of(value), str)
+
+
+def test_what_no_decision_can_be_read_from_takes_none() -> None:
+    odd = {**REVIEW, "review_configs": [{"action_name": "send", "allowed_decisions": 5}]}
+    assert form_of(odd)["actions"][0]["decisions"] == []
+
+
+def test_a_field_with_options_has_a_known_type() -> None:
+    odd = {"schema": {"properties": {"to": {"enum": [1], "type": ["\x1b[31m", None]}}}}
+    assert form_of(odd)["fields"][0]["type"] == "string"
 
 
 def test_options_are_offered() -> None:

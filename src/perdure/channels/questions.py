@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from perdure.runtime.question_forms import (
     allowed_for,
     arguments_in,
+    config_of,
     human_interrupt_in,
     requests_in,
     text_of,
@@ -88,7 +89,7 @@ def _taken(value: Any) -> list[Decision]:
         # One text cannot change the arguments of several actions.
         return [each for each in known if each != "edit"] if len(requests) > 1 else known
     if (human := human_interrupt_in(value)) is not None:
-        config = human.get("config") or {}
+        config = config_of(human)
         asked: dict[Decision, str] = {
             "approve": "allow_accept",
             "edit": "allow_edit",
@@ -150,7 +151,7 @@ def _human_decided(human: Mapping[str, Any], decision: Decision | None, text: st
     if decision == "edit":
         changed = _changed(dict(action.get("args") or {}), text)
         return {"type": "edit", "args": {"action": action.get("action"), "args": changed}}
-    if decision is None and (human.get("config") or {}).get("allow_respond"):
+    if decision is None and config_of(human).get("allow_respond"):
         return {"type": "response", "args": text}
     if decision is None:
         raise UnusableAnswer(_PRESS)

@@ -8,7 +8,7 @@ which is answered by text or JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 DECISIONS = ("approve", "edit", "reject")
@@ -24,23 +24,36 @@ _OPTIONS_MAX = 50
 def requests_in(value: Any) -> list[Mapping[str, Any]] | None:
     """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
     found = value.get("action_requests") if isinstance(value, Mapping) else None
-    if isinstance(found, Sequence) and found and all(isinstance(each, Mapping) for each in found):
-        return [cast(Mapping[str, Any], each) for each in found]
-    return None
+    if not isinstance(found, Sequence) or not found or not all(map(_is_action, found)):
+        return None
+    if not isinstance(value.get("review_configs") or (), Sequence):
+        return None
+    return [cast(Mapping[str, Any], each) for each in found]
+
+
+def _is_action(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("args") or {}, Mapping)
 
 
 def allowed_for(value: Mapping[str, Any], request: Mapping[str, Any]) -> set[str]:
     """Return the decisions that the middleware allows on a request."""
     for config in value.get("review_configs") or ():
         if isinstance(config, Mapping) and config.get("action_name") == request.get("name"):
-            return set(map(str, config.get("allowed_decisions") or ()))
+            allowed = config.get("allowed_decisions")
+            return set(map(str, allowed)) if isinstance(allowed, Collection) else set()
     return set(DECISIONS)
 
 
 def human_interrupt_in(value: Any) -> Mapping[str, Any] | None:
     """Return LangGraph's ``HumanInterrupt``, ``None`` for another interrupt."""
     one = value[0] if isinstance(value, list) and len(value) == 1 else value
-    return one if isinstance(one, Mapping) and isinstance(one.get("action_request"), Mapping) else None
+    return one if isinstance(one, Mapping) and _is_action(one.get("action_request")) else None
+
+
+def config_of(human: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a ``HumanInterrupt`` allows, nothing if that is in no form that is known."""
+    config = human.get("config")
+    return config if isinstance(config, Mapping) else {}
 
 
 def arguments_in(value: Any) -> Mapping[str, Any]:
@@ -87,8 +100,7 @@ def form_of(value: Any) -> dict[str, Any]:
         ]
         return {"kind": "review", "actions": actions}
     if (human := human_interrupt_in(value)) is not None:
-        config = human.get("config")
-        config = config if isinstance(config, Mapping) else {}
+        config = config_of(human)
         names = {"approve": "allow_accept", "edit": "allow_edit", "respond": "allow_respond"}
         taken = [each for each, name in names.items() if config.get(name)]
         taken += ["reject"] if config.get("allow_ignore") else []
@@ -129,7 +141,7 @@ def _fields(value: Any) -> Iterator[dict[str, Any]]:
     for name, each in properties.items():
         yield {
             "name": str(name),
-            "type": each.get("type", "string"),
+            "type": each["type"] if each.get("type") in _FIELD_TYPES else "string",
             "title": str(each.get("title") or name),
             "description": str(each.get("description") or ""),
             "options": list(each["enum"]) if isinstance(each.get("enum"), list) else None,

@@ -20,6 +20,7 @@ from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, SERVER
 from perdure.runtime import Runtime, activity
 from perdure.runtime.activity import BOUNDS_S, HOURS, MINUTES, latency_class, partition_of
+from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.operations import overview
 from perdure.runtime.tenant import TenantRuntime
 from perdure.storage.port import Driver
@@ -242,6 +243,26 @@ def test_old_counts_are_removed_and_many_names_are_joined(memory: Storage, talk:
 
     go(main())
     assert all(not record.key[1].endswith("old") for record in counts_of(memory))
+
+
+def test_counts_stay_where_they_are_if_the_clock_is_set(
+    near: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DatabaseClock.__init__.__kwdefaults__, "refresh_s", -1.0)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        database, line = near.open()
+        async with working(database, answering(), settings=ONCE) as runtime:
+            await said(runtime, "a", "boom", "ada")
+            line.ahead_us = 30 * activity.HOUR_US
+            await said(runtime, "b", "boom", "ada")
+            line.ahead_us = 0
+            await said(runtime, "c", "boom", "ada")
+        found = await overview.read(handle_of(near.database()), "")
+        for sums, slots in (("hour", "minutes"), ("day", "hours")):
+            assert found[sums]["runs"] == sum(slot["runs"] for slot in found[slots]) == 2
+
+    go(main())
 
 
 def test_reading_does_not_grow_with_threads(near: Storage) -> None:

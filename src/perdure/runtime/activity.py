@@ -25,7 +25,7 @@ from perdure.runtime.threads.users import user_of_options
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 MINUTES, HOURS = "minute", "hour"
-"""Collections of the documents, named by the beginning of the minute or hour and the process."""
+"""Collections of the documents, named by the beginning of the minute or hour, the process and a number."""
 LENGTHS: Mapping[str, int] = {MINUTES: MINUTE_US, HOURS: HOUR_US}
 KEPT: Mapping[str, int] = {MINUTES: 2 * HOUR_US, HOURS: 26 * HOUR_US}
 """Time for which the documents of a collection are kept."""
@@ -62,10 +62,12 @@ def latency_class(micros: int) -> int:
 
 
 class _Counts:
-    """Counts of one minute or hour of a tenant."""
+    """Counts of one minute or hour of a tenant. Their number is their own: a minute comes twice if the
+    database's clock is set back, and the second time must not replace the first."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, number: int) -> None:
         self.start = start
+        self.number = number
         self.body: dict[str, Any] = {"at": start, "graphs": {}, "users": {}, "errors": {}}
         self.is_stored = True
 
@@ -120,6 +122,7 @@ class ActivityCounts:
         self._owner = owner
         self._observers = observers
         self._counts: dict[tuple[str, str], list[_Counts]] = {}
+        self._made = 0
         self._first: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._storing: asyncio.Task[None] | None = None
@@ -152,7 +155,8 @@ class ActivityCounts:
     def _at(self, tenant: str, collection: str, start: int) -> _Counts:
         every = self._counts.setdefault((tenant, collection), [])
         if not every or every[-1].start != start:
-            every.append(_Counts(start))
+            self._made += 1
+            every.append(_Counts(start, self._made))
         return every[-1]
 
     def _set_timer(self) -> None:
@@ -249,7 +253,7 @@ class ActivityCounts:
             yield from _tidy(partition, now)
 
     def _put(self, collection: str, counts: _Counts) -> Put:
-        key = (collection, f"{counts.start}:{self._owner}")
+        key = (collection, f"{counts.start}:{self._owner}:{counts.number}")
         body = encode(counts.body, "document")
         return Put(DOCUMENT, key, {"updated_at": counts.start}, body, version=self._database.fresh())
 

@@ -104,7 +104,8 @@ def _documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[s
         is_last = len(records) < limit or times[-1] < first
         whole = records if is_last else [r for r in records if r.fields["updated_at"] != times[-1]]
         for record in whole or records:
-            if record.fields["updated_at"] >= first:
+            # What lies ahead was counted before the clock was set back.
+            if first <= record.fields["updated_at"] <= now:
                 try:
                     found.append(Document.read(record).body)
                 except Corrupt:

@@ -41,6 +41,7 @@ runs = typer.Typer(
 )
 
 _MESSAGE_MAX = 100
+_FAULTS_MAX = 10
 
 
 def checked_span(value: str | None) -> str | None:
@@ -137,7 +138,9 @@ def list_runs(
             groups = awaited(_grouped(found.walk, query))
             _print_groups(groups[:limit], as_json)
             return
-        listed = awaited(newest(found.walk, query, limit))
+        faults: list[str] = []
+        listed = awaited(newest(found.walk, query, limit, faults.append))
+    _print_faults(faults)
     for run in listed:
         if as_json:
             print_json(entries.run_entry(run))
@@ -152,14 +155,25 @@ async def _grouped(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
     from perdure.runtime.operations.run_search import search
 
     failed: list[tuple[str, str, int, failures.RunFailure]] = []
+    faults: list[str] = []
     async with aclosing(search(walk, query)) as steps:
         async for step in steps:
+            if step.fault is not None:
+                faults.append(step.fault)
             failed += [
                 (run.thread_id, run.run.id, run.run.updated_at, run.failure)
                 for run in step.runs
                 if run.failure is not None
             ]
+    _print_faults(faults)
     return [entries.group_entry(group) for group in failures.grouped(failed)]
+
+
+def _print_faults(faults: list[str]) -> None:
+    for fault in faults[:_FAULTS_MAX]:
+        err.print(escape(legible(f"left out, as it cannot be read: {fault}")), soft_wrap=True)
+    if (more := len(faults) - _FAULTS_MAX) > 0:
+        err.print(f"{several(more, 'more thread')} cannot be read: run perdure fsck")
 
 
 def _print_groups(groups: list[dict[str, Any]], as_json: bool) -> None:
@@ -168,7 +182,7 @@ def _print_groups(groups: list[dict[str, Any]], as_json: bool) -> None:
             print_json(group)
             continue
         example = group["example"]
-        line = f"{several(group['runs'], 'run')}  {group['kind']}: {legible(group['message'])}"
+        line = f"{several(group['runs'], 'run')}  {legible(group['kind'] + ': ' + group['message'])}"
         out.print(escape(line), soft_wrap=True)
         last = (
             f"  last {when(group['last_at'])} in {printable(example['thread_id'])}, run {example['run_id']}"
@@ -292,14 +306,18 @@ async def _rerun_standing(found: _Open, query: RunQuery, as_json: bool) -> tuple
     from perdure.runtime.operations import entries, reruns
 
     accepted = stay = 0
+    faults: list[str] = []
     again = partial(repeat, found.database, found.walk.tenant)
     async with aclosing(reruns.rerun_standing(found.walk, query, again)) as steps:
         async for step in steps:
+            if step.fault is not None:
+                faults.append(step.fault)
             for each in step.reruns:
                 accepted += each.outcome == "accepted"
                 stay += each.outcome == "stays"
                 _print_rerun(entries.rerun_entry(each), as_json)
-    return accepted, stay
+    _print_faults(faults)
+    return accepted, stay + len(faults)
 
 
 async def repeat(database: SyncDatabase, tenant: str, found: FoundRun) -> tuple[str, bool]:
@@ -334,7 +352,7 @@ def _line(found: FoundRun, now: int) -> str:
     if failure is not None:
         message = " ".join(legible(failure.message, keep="\n").split())
         cut = message if len(message) <= _MESSAGE_MAX else f"{message[: _MESSAGE_MAX - 1]}…"
-        line += f"\n         {failure.kind}: {cut}"
+        line += f"\n         {legible(failure.kind)}: {cut}"
     return line
 
 

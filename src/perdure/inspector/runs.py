@@ -37,7 +37,8 @@ async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Returns:
         ``runs``, newest first within the page; the ``groups`` of their errors; the number of threads
-        ``examined``; and the ``cursor`` to go on from, ``None`` at the end.
+        ``examined``, and how many of them are ``unreadable``; and the ``cursor`` to go on from, ``None`` at
+        the end.
 
     Raises:
         BadSetting: A value cannot be used.
@@ -47,20 +48,21 @@ async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     )
     query = await query_of(access, asked)
     found: list[FoundRun] = []
-    examined = 0
+    examined = unreadable = 0
     until = time.monotonic() + _SECONDS
     async with aclosing(run_search.search(walk, query, asked.get("cursor") or "", _PAGE)) as steps:
         async for step in steps:
             if step.is_last:
                 break
             examined += 1
+            unreadable += step.fault is not None
             found += step.runs
             if len(found) >= _PAGE or time.monotonic() > until:
-                return _page(found, examined, step.cursor)
-    return _page(found, examined, None)
+                return _page(found, examined, unreadable, step.cursor)
+    return _page(found, examined, unreadable, None)
 
 
-def _page(found: list[FoundRun], examined: int, cursor: str | None) -> dict[str, Any]:
+def _page(found: list[FoundRun], examined: int, unreadable: int, cursor: str | None) -> dict[str, Any]:
     found.sort(key=lambda each: -each.run.updated_at)
     failed = [
         (each.thread_id, each.run.id, each.run.updated_at, each.failure)
@@ -71,6 +73,7 @@ def _page(found: list[FoundRun], examined: int, cursor: str | None) -> dict[str,
         "runs": [entries.run_entry(each) for each in found],
         "groups": [entries.group_entry(group) for group in failures.grouped(failed)],
         "examined": examined,
+        "unreadable": unreadable,
         "cursor": cursor,
     }
 

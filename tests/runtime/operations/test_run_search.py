@@ -12,9 +12,11 @@ import pytest
 
 from perdure.database.base import handle_of
 from perdure.errors import NotFound, NotWaiting
-from perdure.model.records import Partition
+from perdure.model.ops import Commit, Fetch, Get, Put
+from perdure.model.records import RUN, Partition
 from perdure.runtime.operations import open_questions, run_search, thread_search
-from perdure.runtime.operations.run_search import OF_THREAD_MAX, RunQuery
+from perdure.runtime.operations.reruns import rerun_standing
+from perdure.runtime.operations.run_search import OF_THREAD_MAX, FoundRun, RunQuery
 from perdure.runtime.operations.thread_search import ThreadQuery
 from perdure.runtime.operations.thread_walk import ThreadWalk
 from perdure.runtime.operations.words import excerpt
@@ -126,6 +128,35 @@ def test_what_is_read_ends_at_what_is_asked(near: Storage, talk: Talk) -> None:
             counting.clear()
             await run_search.newest(walk, RunQuery(), 30)
             assert few * 3 < counting.requests
+
+    go(main())
+
+
+def test_a_thread_that_cannot_be_read_hides_no_other(storage: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        ids = await said(storage, talk, ("a", "boom"), ("b", "boom"), ("c", "boom"))
+        partition = Partition("", "b")
+        (stored,) = storage.driver.perform(Fetch(partition, (Get(RUN, (ids[1],)),)))[0]
+        damaged = Put(RUN, stored.key, dict(stored.fields), b"no JSON", version=stored.version + 1)
+        storage.driver.perform(Commit(partition, (damaged,)))
+        walk = ThreadWalk(handle_of(storage.database()), "")
+        for query in (RunQuery(), RunQuery(state="failed"), RunQuery(since=1), RunQuery(stands=True)):
+            faults: list[str] = []
+            found = await run_search.newest(walk, query, 10, faults.append)
+            assert [each.run.id for each in found] == [ids[2], ids[0]], query
+            assert len(faults) == 1
+            assert "'b'" in faults[0]
+        async with aclosing(thread_search.search(walk, ThreadQuery(since=1))) as steps:
+            rows = [step.row.thread_id async for step in steps if step.row is not None]
+        assert {"a", "c"} <= set(rows)
+
+        async def repeat(run: FoundRun) -> tuple[str, bool]:
+            return f"again {run.run.id}", False
+
+        async with aclosing(rerun_standing(walk, RunQuery(), repeat)) as reruns:
+            done = [step async for step in reruns]
+        assert {each.run_id for step in done for each in step.reruns} == {ids[0], ids[2]}
+        assert [step.fault for step in done if step.fault is not None] == faults
 
     go(main())
 

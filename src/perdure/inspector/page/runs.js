@@ -30,6 +30,7 @@ export async function showRuns(main, asked) {
 
   let cursor = null;
   let examined = 0;
+  let unreadable = 0;
   let turn = 0;
   let found = [];
   let errors = new Map();
@@ -47,12 +48,13 @@ export async function showRuns(main, asked) {
   async function load(goesOn) {
     const mine = ++turn;
     const wanted = goesOn ? found.length + 50 : 50;
-    if (!goesOn) [cursor, examined, found, errors] = [null, 0, [], new Map()];
+    if (!goesOn) [cursor, examined, unreadable, found, errors] = [null, 0, 0, [], new Map()];
     note.className = "quiet";
     for (let part = 0; part < PARTS_MAX; part += 1) {
       const page = await get("runs", { ...query(), cursor });
       if (mine !== turn) return;
       examined += page.examined;
+      unreadable += page.unreadable;
       found.push(...page.runs);
       for (const each of page.groups) errors.set(each.group, joined(errors.get(each.group), each));
       cursor = page.cursor;
@@ -64,7 +66,7 @@ export async function showRuns(main, asked) {
 
   function show() {
     more.hidden = cursor === null;
-    note.textContent = `${number(found.length)} ${found.length === 1 ? "run" : "runs"} in ${number(examined)} ${examined === 1 ? "thread" : "threads"}${cursor === null ? "" : " so far"}.`;
+    note.textContent = `${number(found.length)} ${found.length === 1 ? "run" : "runs"} in ${number(examined)} ${examined === 1 ? "thread" : "threads"}${cursor === null ? "" : " so far"}.${unreadable ? ` ${number(unreadable)} cannot be read: run perdure fsck.` : ""}`;
     const all = [...errors.values()].sort((a, b) => b.runs - a.runs || b.last_at - a.last_at);
     groups.hidden = !all.length;
     fill(groups, make("h2", {}, "By error"), all.map(groupShown), group ? make("p", {}, make("button", { type: "button", onclick: () => choose("") }, "Show all errors")) : null);

@@ -43,10 +43,12 @@ class Rerun(NamedTuple):
 
 
 class RerunStep(NamedTuple):
-    """A thread that was examined: where to go on after it, and what was done there."""
+    """A thread that was examined: where to go on after it, what was done there, and why its runs cannot be
+    read, if they cannot."""
 
     cursor: str
     reruns: tuple[Rerun, ...] = ()
+    fault: str | None = None
 
 
 Repeat = Callable[[FoundRun], Awaitable[tuple[str, bool]]]
@@ -103,7 +105,7 @@ async def rerun_standing(
             done = [await _repeated(found, repeat) for found in reversed(step.runs)]
             passed += not any(each.outcome == "accepted" for each in done)
             inner = f"t:{passed}" if walk.is_by_time else step.cursor
-            yield RerunStep(f"{before}/{inner}", tuple(done))
+            yield RerunStep(f"{before}/{inner}", tuple(done), step.fault)
 
 
 async def _repeated(found: FoundRun, repeat: Repeat) -> Rerun:

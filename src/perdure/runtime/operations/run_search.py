@@ -8,13 +8,13 @@ its thread ended otherwise: it is what has to be looked after.
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.retries import repetition_key
-from perdure.errors import NotFound
+from perdure.errors import Corrupt, NotFound
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT
 from perdure.model.lifecycle import may_retry
@@ -90,12 +90,14 @@ class FoundRun(NamedTuple):
 
 class RunStep(NamedTuple):
     """A thread that was examined: where to go on after it, its runs that are asked for, the time of its last
-    change if threads come by time, and whether none that comes later can have any such run."""
+    change if threads come by time, whether none that comes later can have any such run, and why its runs
+    cannot be read, if they cannot."""
 
     cursor: str
     runs: tuple[FoundRun, ...]
     at: int | None = None
     is_last: bool = False
+    fault: str | None = None
 
 
 async def search(
@@ -117,6 +119,10 @@ async def search(
             if row is None:
                 yield RunStep(step.cursor, ())
                 continue
+            if row.fault is not None:
+                # Its time may be unknown, so it says nothing of those that follow.
+                yield RunStep(step.cursor, (), fault=_fault(row.thread_id, row.fault))
+                continue
             if walk.is_by_time and query.since is not None and row.updated_at < query.since:
                 yield RunStep(step.cursor, (), row.updated_at, is_last=True)
                 return
@@ -124,20 +130,34 @@ async def search(
             found: tuple[FoundRun, ...] = ()
             has_runs = row.run is not None or query.state in (None, ROLLED_BACK)
             may_match = query.user is None or user in (None, query.user)
+            fault: str | None = None
             if may_match and has_runs:
                 program = of_thread(Partition(walk.tenant, row.thread_id), user, query)
-                found = await walk.database.arun(program)
-            yield RunStep(step.cursor, found, row.updated_at if walk.is_by_time else None)
+                try:
+                    found = await walk.database.arun(program)
+                except Corrupt as error:
+                    fault = _fault(row.thread_id, error)
+            yield RunStep(step.cursor, found, row.updated_at if walk.is_by_time else None, fault=fault)
 
 
-async def newest(walk: ThreadWalk, query: RunQuery, limit: int) -> list[FoundRun]:
-    """Return the newest runs that are asked for, by the time of their last change, newest first."""
+def _fault(thread_id: str, error: Corrupt) -> str:
+    text = str(error)
+    return text if repr(thread_id) in text else f"thread {thread_id!r}: {text}"
+
+
+async def newest(
+    walk: ThreadWalk, query: RunQuery, limit: int, note_fault: Callable[[str], None] = lambda fault: None
+) -> list[FoundRun]:
+    """Return the newest runs that are asked for, by the time of their last change, newest first.
+    ``note_fault`` is called for each thread whose runs cannot be read."""
     found: list[tuple[int, int, FoundRun]] = []
     number = 0
     async with aclosing(search(walk, query, enough=limit)) as steps:
         async for step in steps:
             if step.is_last or (step.at is not None and len(found) == limit and step.at < found[0][0]):
                 break
+            if step.fault is not None:
+                note_fault(step.fault)
             for run in step.runs:
                 number += 1
                 entry = (run.run.updated_at, -number, run)

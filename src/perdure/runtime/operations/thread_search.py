@@ -109,9 +109,11 @@ async def search(
 
 
 def _is_last(walk: ThreadWalk, query: ThreadQuery, row: ThreadRow) -> bool:
-    """Return True if this thread and all that follow were changed too long ago."""
+    """Return True if this thread and all that follow were changed too long ago. One that cannot be read may
+    have no time."""
     return (
         walk.is_by_time
+        and row.fault is None
         and not walk.is_oldest_first
         and query.since is not None
         and row.updated_at < query.since

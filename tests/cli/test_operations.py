@@ -15,9 +15,14 @@ import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
+from rich.cells import cell_len
+from rich.text import Text
 
 import perdure
 from perdure.cli import main
+from perdure.cli.app import printable
+from perdure.cli.runs import when
+from perdure.cli.top import _column
 from perdure.runtime import Runtime, Settings
 
 EVIL = "\x1b]0;title\x07 [bold]"
@@ -247,3 +252,14 @@ def test_top_shows_numbers_once_without_a_terminal(shell: Shell) -> None:
     assert "ConnectionError" in shown
     assert "of one" in shown
     assert "█" in shown
+
+
+@pytest.mark.parametrize("name", ["ada", "[bold]bob[/]", "漢字" * 20, EVIL])
+def test_columns_of_top_stay_in_place_whatever_the_names_are(name: str) -> None:
+    shown = Text.from_markup(_column(printable(name)))
+    assert cell_len(shown.plain) == 30
+    assert not shown.spans
+
+
+def test_times_name_their_zone() -> None:
+    assert when(1_700_000_000_000_000) == "2023-11-14 22:13:20Z"

@@ -366,8 +366,8 @@ def age(micros: int) -> str:
 
 
 def when(micros: int) -> str:
-    """Return a time in microseconds since 1970 as text."""
-    return datetime.fromtimestamp(micros / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """Return a time in microseconds since 1970 as text, in UTC."""
+    return datetime.fromtimestamp(micros / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 add_listing(runs, list_runs)

@@ -7,6 +7,7 @@ import time
 from typing import Annotated, Any
 
 import typer
+from rich.cells import set_cell_size
 from rich.markup import escape
 
 from perdure.cli.app import (
@@ -81,7 +82,7 @@ def _shown(found: dict[str, Any]) -> str:
             lines.append(f"[bold]{title:<30}{'runs':>8}{'failed':>8}[/]")
             for each in entries[:10]:
                 shown = printable(each[name]) if each[name] is not None else "all others"
-                line = f"{escape(shown[:29]):<30}{each['runs']:>8}{each['failed']:>8}"
+                line = f"{_column(shown)}{each['runs']:>8}{each['failed']:>8}"
                 if name == "graph":
                     line += f"  end {_latency(each['end'])}  first token {_latency(each['first'])}"
                 lines.append(line)
@@ -90,10 +91,15 @@ def _shown(found: dict[str, Any]) -> str:
         lines.append(f"[bold]{'error':<30}{'runs':>8}[/]")
         for each in hour["errors"][:10]:
             shown = printable(each["kind"]) if each["kind"] is not None else "all others"
-            lines.append(f"{escape(shown[:29]):<30}{each['runs']:>8}")
+            lines.append(f"{_column(shown)}{each['runs']:>8}")
     if not found["is_whole"]:
         lines.append("There is more than was counted: counts end at 1,000.")
     return "\n".join(lines).rstrip()
+
+
+def _column(name: str) -> str:
+    """Return a name that takes the width of a column on the terminal."""
+    return escape(set_cell_size(name, 29)) + " "
 
 
 def _sparkline(slots: list[dict[str, int]]) -> str:

@@ -160,11 +160,21 @@ def test_a_kill_costs_each_of_several_answers_only_its_step_under_way(tmp_path: 
             waiting.add(topic)
             released.wait(60)
 
+    def words_of(reader: Reader, step: str) -> list[int]:
+        """Count the words that were shown of the first call of a step."""
+        shown = list(reader.written.values())
+        return [len(text.split()) for text in shown if f"/{step[-1]}/1/" in text]
+
+    def has_come(reader: Reader) -> bool:
+        step, place = held[reader.topic]
+        return words_of(reader, step) == ([place] if place else [])
+
     with endpoint(hold) as model, running(tmp_path / "demo.db", free_port(), model) as demo:
         readers = [Reader(demo, topic) for topic in held]
         with ThreadPoolExecutor(len(readers)) as pool:
             reading = [pool.submit(reader.read) for reader in readers]
             wait_for("every answer at its moment", lambda: len(waiting) == len(held))
+            wait_for("what the models wrote to be shown", lambda: all(map(has_come, readers)))
             demo.kill_server()
             released.set()
             for each in reading:
@@ -173,8 +183,7 @@ def test_a_kill_costs_each_of_several_answers_only_its_step_under_way(tmp_path: 
             assert [attempt["attempt"] for attempt in reader.attempts] == [1, 2]
             step, place = held[reader.topic]
             assert check(demo, model, reader) == step
-            lost = [text for text in reader.written.values() if f"/{step[-1]}/1/" in text]
-            assert len(lost[0].split()) == place if place else not lost
+            assert words_of(reader, step) == ([place] if place else [])
 
 
 @pytest.mark.slow

@@ -56,6 +56,9 @@ def documents(site: Path) -> list[dict[str, Any]]:
     return found
 
 
+TRIES = 30
+
+
 @pytest.fixture(scope="module")
 def found(site: Path, chromium: str) -> Iterator[dict[str, list[str]]]:
     """The first results of the site's own search for each text, as a reader gets them in a browser."""
@@ -76,11 +79,16 @@ def found(site: Path, chromium: str) -> Iterator[dict[str, list[str]]]:
                 page = browser.new_page()
                 page.goto(address)
                 page.locator(".md-search__input").click()
-                page.locator(".md-search__input").fill(text)
-                page.locator(".md-search-result__meta").get_by_text("matching").wait_for(timeout=60_000)
+                about = page.locator(".md-search-result__meta")
                 links = page.locator(".md-search-result__item > a")
-                if "No matching" not in page.locator(".md-search-result__meta").inner_text():
-                    links.first.wait_for(state="attached", timeout=60_000)
+                # What is typed before the index has been read finds nothing: it is typed again.
+                for _ in range(TRIES):
+                    page.locator(".md-search__input").fill("")
+                    page.locator(".md-search__input").fill(text)
+                    page.wait_for_timeout(1000)
+                    said = about.inner_text()
+                    if "matching" in said and "No matching" not in said and links.count():
+                        break
                 hrefs = [str(link.get_attribute("href")) for link in links.all()[:FIRST]]
                 results[text] = [href.partition("?")[0].removeprefix(address) for href in hrefs]
                 page.close()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.cli import main
 from tests.cli.processes import Workers
+from tests.cli.running import run_cli
 from tests.forking import ForkServer
 
 BROKEN = """
@@ -79,14 +79,7 @@ def perdure_worker(
     before = set(sys.modules)
 
     def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["perdure", "worker", *words])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as done:
-            code = int(done.code or 0)
-        return (code, *capfd.readouterr())
+        return run_cli(monkeypatch, capfd, "worker", *words)
 
     yield call
     logging.getLogger("perdure").setLevel(level)

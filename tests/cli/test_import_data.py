@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.store.sqlite import SqliteStore
 
 import perdure
-from perdure.cli import main
 from perdure.imports.kinds import SourceKind
+from tests.cli.running import run_cli
 from tests.imports import threads
 
 Run = Callable[..., tuple[int, str, str]]
@@ -27,14 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         monkeypatch.delenv(name, raising=False)
 
     def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["perdure", *words])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as done:
-            code = int(done.code or 0)
-        return (code, *capfd.readouterr())
+        return run_cli(monkeypatch, capfd, *words)
 
     return call
 

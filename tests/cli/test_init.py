@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli import main
+from tests.cli.running import run_cli
 
 WITHIN_S = 120.0
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -46,14 +46,7 @@ def init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     monkeypatch.setenv("PATH", path)
 
     def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["perdure", "init", *words])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as done:
-            code = int(done.code or 0)
-        return (code, *capfd.readouterr())
+        return run_cli(monkeypatch, capfd, "init", *words)
 
     return call
 

@@ -23,12 +23,12 @@ import pytest
 
 import perdure
 from perdure import admin
-from perdure.cli import main
 from perdure.database.base import handle_of
 from perdure.model.records import THREADS, Partition
 from perdure.runtime import Runtime
 from perdure.storage.sql.schema import SCHEMA_VERSION
 from perdure.storage.url import redacted
+from tests.cli.running import run_cli
 from tests.houses import furnish
 from tests.langgraph import graphs
 from tests.langgraph.session import config
@@ -46,14 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         monkeypatch.delenv(name, raising=False)
 
     def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["perdure", *words])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as done:
-            code = int(done.code or 0)
-        return (code, *capfd.readouterr())
+        return run_cli(monkeypatch, capfd, *words)
 
     return call
 

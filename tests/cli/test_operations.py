@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,11 +18,11 @@ from rich.cells import cell_len
 from rich.text import Text
 
 import perdure
-from perdure.cli import main
 from perdure.cli.app import printable
 from perdure.cli.runs import when
 from perdure.cli.top import _column
 from perdure.runtime import Runtime, Settings
+from tests.cli.running import run_cli
 
 EVIL = "\x1b]0;title\x07 [bold]"
 REVIEW = {
@@ -55,14 +54,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     monkeypatch.setenv("PERDURE_DB", "sqlite:///threads.db")
 
     def run(*words: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["perdure", *words])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as done:
-            code = int(done.code or 0)
-        return Done(code, *capfd.readouterr())
+        return Done(*run_cli(monkeypatch, capfd, *words))
 
     return run
 

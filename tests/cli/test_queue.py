@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +15,12 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 import perdure
-from perdure.cli import main
 from perdure.database.base import handle_of
 from perdure.engine import inbox
 from perdure.model.messages import DEAD, DONE, READY, SENT, UNKNOWN, Reply
 from perdure.model.records import Partition
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
+from tests.cli.running import run_cli
 
 WITHIN = 60.0
 
@@ -50,14 +49,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     monkeypatch.setenv("PERDURE_DB", "sqlite:///threads.db")
 
     def run(*words: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["perdure", "threads", *words])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as done:
-            code = int(done.code or 0)
-        return Done(code, *capfd.readouterr())
+        return Done(*run_cli(monkeypatch, capfd, "threads", *words))
 
     return run
 

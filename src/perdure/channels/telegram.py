@@ -199,7 +199,7 @@ class TelegramBot(ChatChannel):
                 await self.notify(ChatAddress(self.name, update.chat, ""), _NOT_ACCEPTED)
 
         lease = PollingLease(runtime, tenant, f"{self.name}:{self.bot.id}")
-        loop = Polling(self.name, lease, ask=self._polled, take=take, refuse=refuse)
+        loop = Polling(self.name, lease, ask=self._ask_updates, take=take, refuse=refuse)
         running = asyncio.create_task(loop.run(), name=f"polling of {self.name}")
         try:
             yield
@@ -207,7 +207,7 @@ class TelegramBot(ChatChannel):
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    async def _polled(self, first: int | None) -> Sequence[PolledUpdate]:
+    async def _ask_updates(self, first: int | None) -> Sequence[PolledUpdate]:
         """Return Telegram's updates from a number on; those before it are confirmed.
 
         Raises:

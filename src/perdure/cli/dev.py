@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perdure.cli.app import KeyFile, err, key_of
 from perdure.cli.logs import LogLevel, write_log
-from perdure.cli.serve import announce_address
+from perdure.cli.serve import ConfigFile, Host, Port, ServerLog, Works, announce_address
 from perdure.errors import BadSetting, MissingExtra
 
 if TYPE_CHECKING:
@@ -34,20 +33,11 @@ def dev(
             help="The database; else PERDURE_DB or DATABASE_URL", show_default="sqlite:///.perdure/dev.db"
         ),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="The address to listen on", show_default="127.0.0.1")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(help="The port; 0 takes a free one", show_default="2024")
-    ] = None,
-    works: Annotated[
-        bool, typer.Option("--work/--no-work", help="Run the graphs here, or only in perdure worker")
-    ] = True,
-    log_level: Annotated[LogLevel, typer.Option(help="Log from this level on")] = LogLevel.INFO,
+    config: ConfigFile = None,
+    host: Host = None,
+    port: Port = None,
+    works: Works = True,
+    log_level: ServerLog = LogLevel.INFO,
     key_file: KeyFile = None,
 ) -> None:
     """Serve a project for development, and load it anew whenever a file of it changes.

@@ -146,7 +146,7 @@ def answer(
         if value is not None:
             given = value if as_text else _json_or_text(value)
         else:
-            asked = awaited(_asked(found.walk, thread_id, interrupt))
+            asked = awaited(_find_asked(found.walk, thread_id, interrupt))
             given = _decision(asked, approve=approve, reject=reject, edit=edit)
             interrupt = asked.interrupt_id
         run_id = awaited(
@@ -158,7 +158,7 @@ def answer(
     out.print(escape(f"{printable(thread_id)}: answered; it goes on as run {run_id}"), soft_wrap=True)
 
 
-async def _asked(walk: ThreadWalk, thread_id: str, interrupt: str | None) -> AskedQuestion:
+async def _find_asked(walk: ThreadWalk, thread_id: str, interrupt: str | None) -> AskedQuestion:
     from perdure.model.missing_thread import missing_thread
     from perdure.runtime.operations import open_questions
     from perdure.runtime.threads.rows import look

@@ -135,7 +135,7 @@ def list_runs(
         state = "failed" if by_error else status
         query = RunQuery(state=state, user=user, since=since_us(since, found.now), error=error)
         if by_error:
-            groups = awaited(_grouped(found.walk, query))
+            groups = awaited(_group(found.walk, query))
             _print_groups(groups[:limit], as_json)
             return
         faults: list[str] = []
@@ -150,7 +150,7 @@ def list_runs(
         out.print("No runs.")
 
 
-async def _grouped(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
+async def _group(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
     from perdure.runtime.operations import entries, failures
     from perdure.runtime.operations.run_search import search
 
@@ -166,7 +166,7 @@ async def _grouped(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
                 if run.failure is not None
             ]
     _print_faults(faults)
-    return [entries.group_entry(group) for group in failures.grouped(failed)]
+    return [entries.group_entry(group) for group in failures.group_failures(failed)]
 
 
 def _print_faults(faults: list[str]) -> None:

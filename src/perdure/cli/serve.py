@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from perdure.server.config import Config
 
 
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),
+]
+Host = Annotated[str | None, typer.Option(help="The address to listen on", show_default="127.0.0.1")]
+Port = Annotated[int | None, typer.Option(help="The port; 0 takes a free one", show_default="2024")]
+Works = Annotated[
+    bool, typer.Option("--work/--no-work", help="Run the graphs here, or only in perdure worker")
+]
+ServerLog = Annotated[LogLevel, typer.Option(help="Log from this level on")]
+
+
 def serve(
     graphs: Annotated[
         list[str] | None,
@@ -32,20 +44,11 @@ def serve(
         str | None,
         typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="The configuration file", show_default="perdure.toml or langgraph.json here"),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="The address to listen on", show_default="127.0.0.1")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(help="The port; 0 takes a free one", show_default="2024")
-    ] = None,
+    config: ConfigFile = None,
+    host: Host = None,
+    port: Port = None,
     workers: Annotated[int, typer.Option(min=1, help="The number of server processes")] = 1,
-    works: Annotated[
-        bool, typer.Option("--work/--no-work", help="Run the graphs here, or only in perdure worker")
-    ] = True,
+    works: Works = True,
     dev: Annotated[
         bool | None, typer.Option("--dev", help="Development: a database of its own, migrated by itself")
     ] = None,
@@ -53,7 +56,7 @@ def serve(
         bool | None,
         typer.Option("--page/--no-page", help="A chat page at /chat", show_default="only with --dev"),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Log from this level on")] = LogLevel.INFO,
+    log_level: ServerLog = LogLevel.INFO,
     key_file: KeyFile = None,
 ) -> None:
     """Serve graphs to the clients of LangGraph's server.

@@ -97,13 +97,13 @@ def list_threads(
                 typer.echo(f"{'age':<{_AGE_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {measured}thread")
             typer.echo(_line(row, found.now, size, sizes))
 
-        count = awaited(_listed(walk, query, limit, show))
+        count = awaited(_list_matching(walk, query, limit, show))
     if not count and not as_json:
         has_conditions = any((status, user, title, words, error, tag, since, prefix))
         out.print("No thread matches." if has_conditions else "No threads yet.")
 
 
-async def _listed(
+async def _list_matching(
     walk: ThreadWalk, query: ThreadQuery, limit: int | None, show: Callable[[ThreadRow, int], None]
 ) -> int:
     from perdure.runtime.operations.thread_search import search

@@ -23,7 +23,7 @@ def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int)
     """Return the newest steps of a thread, oldest first, the way that they are, and what the models of the
     whole thread counted."""
     from perdure.langgraph.thread_messages import load_title
-    from perdure.langgraph.thread_steps import load_steps, shown_step, way_of
+    from perdure.langgraph.thread_steps import load_steps, show_step, way_of
 
     handle, prices = handle_in(database), prices_here()
     partition = handle.partition(thread_id)
@@ -31,7 +31,7 @@ def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int)
     return {
         "title": handle.run(load_title(partition, handle.digest)),
         "way": way_of(reversed(page.steps)),
-        "steps": [shown_step(step, prices) for step in reversed(page.steps)],
+        "steps": [show_step(step, prices) for step in reversed(page.steps)],
         "has_earlier_steps": page.cursor is not None,
         "usage": _usage(database, thread_id, prices),
     }

@@ -51,17 +51,17 @@ def top(
             print_json(found)
             return
         if once or not sys.stdout.isatty():
-            out.print(_shown(found), soft_wrap=True)
+            out.print(_show(found), soft_wrap=True)
             return
         from rich.live import Live
 
-        with Live(_shown(found), console=out, screen=True, auto_refresh=False) as live:
+        with Live(_show(found), console=out, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(_EVERY_S)
-                live.update(_shown(awaited(read(handle, tenant))), refresh=True)
+                live.update(_show(awaited(read(handle, tenant))), refresh=True)
 
 
-def _shown(found: dict[str, Any]) -> str:
+def _show(found: dict[str, Any]) -> str:
     queue, threads, hour, day = found["queue"], found["threads"], found["hour"], found["day"]
     full = found["minutes"][-2] if len(found["minutes"]) > 1 else found["minutes"][-1]
     oldest = "" if queue["oldest"] is None else f", the oldest for {age(found['now'] - queue['oldest'])}"

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from perdure.engine.measure import measure
 from perdure.errors import BadSetting, PerdureError, Unavailable
 from perdure.inspector.access import Access, Sees
-from perdure.inspector.requests import given_text, time_in
+from perdure.inspector.requests import read_text, time_in
 from perdure.model.lifecycle import Status
 from perdure.model.messages import Run
 from perdure.model.records import Partition
@@ -72,7 +72,7 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     metadata, title = _metadata(asked.get("metadata") or ""), (asked.get("title") or "").casefold()
     sort = _sort(asked.get("sort") or None, has_id=bool(asked.get("id")))
     if any(asked.get(name) for name in _SEARCHED):
-        return await _searched(access, sees, asked, status, metadata, sort)
+        return await _search(access, sees, asked, status, metadata, sort)
     if sort in (_ID, _SIZE):
 
         def wanted(row: ThreadRow) -> bool:
@@ -114,7 +114,7 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 _SEARCHED = ("words", "user", "error", "tag", "since", "before")
 
 
-async def _searched(
+async def _search(
     access: Access,
     sees: Sees | None,
     asked: Mapping[str, str],
@@ -126,17 +126,17 @@ async def _searched(
     if sort not in ("activity", _ID):
         raise BadSetting(f"with {', '.join(_SEARCHED)}, threads come by activity; leave sort={sort} out")
     query = ThreadQuery(
-        title=given_text(asked, "title"),
-        user=given_text(asked, "user"),
+        title=read_text(asked, "title"),
+        user=read_text(asked, "user"),
         metadata=metadata or None,
-        error=given_text(asked, "error"),
-        tag=given_text(asked, "tag"),
+        error=read_text(asked, "error"),
+        tag=read_text(asked, "tag"),
         since=await time_in(access, asked, "since"),
         before=await time_in(access, asked, "before"),
-        words=given_text(asked, "words"),
+        words=read_text(asked, "words"),
     )
     walk = ThreadWalk(
-        access.handle, access.tenant, sees, status, given_text(asked, "id") or "", is_by_id=sort == _ID
+        access.handle, access.tenant, sees, status, read_text(asked, "id") or "", is_by_id=sort == _ID
     )
     found: list[dict[str, Any]] = []
     examined = 0

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from perdure.inspector.access import Access
-from perdure.inspector.requests import given_text, time_in
+from perdure.inspector.requests import read_text, time_in
 from perdure.runtime.operations import entries, open_questions
 from perdure.runtime.operations.thread_walk import ThreadWalk
 
@@ -33,7 +33,7 @@ async def questions(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         BadSetting: A value cannot be used.
     """
     sees = await access.listed()
-    user, prefix = given_text(asked, "user"), given_text(asked, "id")
+    user, prefix = read_text(asked, "user"), read_text(asked, "id")
     before = await time_in(access, asked, "older")
     walk = ThreadWalk(access.handle, access.tenant, sees, prefix=prefix or "")
     steps = open_questions.search(walk, user=user, asked_before=before, cursor=asked.get("cursor") or "")

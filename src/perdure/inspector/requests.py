@@ -17,7 +17,7 @@ _DIGITS_OF_SPANS = 12
 _LATEST = 2**62
 
 
-def given_text(asked: Mapping[str, str], name: str) -> str | None:
+def read_text(asked: Mapping[str, str], name: str) -> str | None:
     """Return a text in a request, ``None`` without one; raise ``BadSetting`` if it is too long."""
     value = asked.get(name) or None
     if value is not None and len(value) > TEXT_MAX:
@@ -28,7 +28,7 @@ def given_text(asked: Mapping[str, str], name: str) -> str | None:
 async def time_in(access: Access, asked: Mapping[str, str], name: str) -> int | None:
     """Return a time in a request in microseconds since 1970, ``None`` without one: the time itself, or a span
     before now, such as ``1h``. Raise ``BadSetting`` for anything else."""
-    text = given_text(asked, name)
+    text = read_text(asked, name)
     if text is None:
         return None
     if text.isascii() and text.isdigit() and len(text) > _DIGITS_OF_SPANS:

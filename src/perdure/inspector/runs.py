@@ -14,7 +14,7 @@ from typing import Any
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector import actions
 from perdure.inspector.access import Access
-from perdure.inspector.requests import given_text, time_in
+from perdure.inspector.requests import read_text, time_in
 from perdure.inspector.timeline import needed
 from perdure.model.records import Partition
 from perdure.runtime.operations import entries, failures, reruns, run_search
@@ -44,7 +44,7 @@ async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         BadSetting: A value cannot be used.
     """
     walk = ThreadWalk(
-        access.handle, access.tenant, await access.listed(), prefix=given_text(asked, "id") or ""
+        access.handle, access.tenant, await access.listed(), prefix=read_text(asked, "id") or ""
     )
     query = await query_of(access, asked)
     found: list[FoundRun] = []
@@ -71,7 +71,7 @@ def _page(found: list[FoundRun], examined: int, unreadable: int, cursor: str | N
     ]
     return {
         "runs": [entries.run_entry(each) for each in found],
-        "groups": [entries.group_entry(group) for group in failures.grouped(failed)],
+        "groups": [entries.group_entry(group) for group in failures.group_failures(failed)],
         "examined": examined,
         "unreadable": unreadable,
         "cursor": cursor,
@@ -119,7 +119,7 @@ async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, An
         done = await actions.act(access, "rerun", {"id": found.thread_id, "run_id": found.run.id})
         return done["run_id"], done["was_repeated"]
 
-    walk = ThreadWalk(access.handle, access.tenant, sees, prefix=given_text(texts, "id") or "")
+    walk = ThreadWalk(access.handle, access.tenant, sees, prefix=read_text(texts, "id") or "")
     done: list[dict[str, Any]] = []
     until = time.monotonic() + _SECONDS
     async with aclosing(reruns.rerun_standing(walk, query, repeat, texts.get("cursor") or "")) as steps:
@@ -135,7 +135,7 @@ _CONDITIONS = ("state", "user", "since", "error", "group", "graph", "stands", "i
 
 async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
     """Return the conditions of a request on runs; raise ``BadSetting`` if one cannot be used."""
-    state = given_text(asked, "state")
+    state = read_text(asked, "state")
     if state is not None and state not in STATES:
         raise BadSetting(f"state is one of {list(STATES)}, not {state[:40]!r}")
     stands = asked.get("stands") or "0"
@@ -143,10 +143,10 @@ async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
         raise BadSetting(f"stands is 1 or 0, not {stands[:40]!r}")
     return RunQuery(
         state=state,
-        user=given_text(asked, "user"),
+        user=read_text(asked, "user"),
         since=await time_in(access, asked, "since"),
-        error=given_text(asked, "error"),
-        group=given_text(asked, "group"),
-        graph=given_text(asked, "graph"),
+        error=read_text(asked, "error"),
+        group=read_text(asked, "group"),
+        graph=read_text(asked, "graph"),
         stands=stands == "1",
     )

@@ -13,8 +13,8 @@ from perdure.inspector.access import Access
 from perdure.inspector.timeline import needed, number
 from perdure.langgraph.graph_picture import draw
 from perdure.langgraph.thread_messages import load_messages
-from perdure.langgraph.thread_steps import load_calls, load_steps, shown_step, way_of
-from perdure.model.model_calls import ModelCall, distinct, shown_call, total
+from perdure.langgraph.thread_steps import load_calls, load_steps, show_step, way_of
+from perdure.model.model_calls import ModelCall, distinct, show_call, total
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.users import title_in
@@ -38,7 +38,7 @@ async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     page = await access.handle.arun(program)
     if not page.steps and namespace and not asked.get("before"):
         raise NotFound(f"thread {name!r} has no checkpoint in namespace {namespace[:80]!r}")
-    shown = [shown_step(step, access.prices) for step in page.steps]
+    shown = [show_step(step, access.prices) for step in page.steps]
     return {"steps": shown, "way": way_of(reversed(page.steps)), "cursor": page.cursor}
 
 
@@ -66,7 +66,7 @@ async def usage(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
             break
     found = distinct(calls)
     return {
-        "calls": [shown_call(call, access.prices) for call in found],
+        "calls": [show_call(call, access.prices) for call in found],
         "usage": total(found, access.prices),
         "cursor": None if after is None else json.dumps(after),
     }

@@ -31,7 +31,7 @@ _RUNS = 20
 
 async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return a thread: its row, tags, namespaces, heads, queue and newest runs, and its title, which without
-    one in its metadata is the beginning of what was said first.
+    one in its metadata is the beginning of its first message.
 
     Args:
         access: The viewer's rights.

@@ -134,7 +134,7 @@ def is_of_node(path: str) -> bool:
     return path != _INPUT and not path.startswith(_UPDATE)
 
 
-def sent_nodes(kind: int, body: bytes) -> list[str]:
+def find_sent_nodes(kind: int, body: bytes) -> list[str]:
     """Return the nodes that a stored list of ``Send`` starts, each once."""
     value: object = _serde.value(kind, body)
     nodes: dict[str, None] = {}

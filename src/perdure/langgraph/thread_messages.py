@@ -1,4 +1,4 @@
-"""The conversation of a thread as people read it: who said what and when, tool calls, results and reasoning.
+"""The conversation of a thread as people read it: messages with author and time, tool calls, results and reasoning.
 
 It is the list of messages in the state of the latest checkpoint. Nothing of it is built: messages are read as
 plain data, so no type of the application is needed.
@@ -18,7 +18,7 @@ from perdure.langgraph.step_authors import WrittenMessage
 from perdure.langgraph.thread_steps import load_steps
 from perdure.model.chunks import Digester
 from perdure.model.joined_values import packed
-from perdure.model.model_calls import Prices, calls_in, shown_call
+from perdure.model.model_calls import Prices, calls_in, show_call
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
@@ -48,7 +48,7 @@ class MessagesPage(NamedTuple):
         channel: The channel of the state that has them, ``None`` if there is none.
         start: The number of messages before the first one.
         total: The number of all messages.
-        title: The beginning of what was said first, ``""`` if that is no text.
+        title: The beginning of the first message, ``""`` if that is not text.
     """
 
     channel: str | None
@@ -112,7 +112,7 @@ def _load(
     begun, below = next(each for each in reversed(pages) if each[0] <= place)
     return MessagesPage(
         channel,
-        _within([_shown(each, times, prices) for each in found]),
+        _within([_show(each, times, prices) for each in found]),
         start,
         count,
         _title(first),
@@ -161,7 +161,7 @@ def _times(
 
 
 def load_title(partition: Partition, digest: Digester) -> Program[str]:
-    """Return the beginning of what was said first in a thread, ``""`` if that is no text."""
+    """Return the beginning of the first message of a thread, ``""`` if that is not text."""
     _, tree = yield from _conversation(partition, digest)
     return "" if tree is None or not tree.items else _title(_fields(_plain(tree.items[0])))
 
@@ -202,7 +202,7 @@ def _fields(value: object) -> Mapping[str, Any]:
     return cast("dict[str, Any]", inner) if isinstance(inner, dict) and "content" not in held else held
 
 
-def _shown(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices) -> dict[str, Any]:
+def _show(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices) -> dict[str, Any]:
     role = message.get("type", message.get("role"))
     name = message.get("id")
     content = message.get("content")
@@ -222,7 +222,7 @@ def _shown(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices)
         "tool_calls": [_tool_call(call) for key in _TOOL_CALLS for call in _dicts(message.get(key))],
         "tool_call_id": message.get("tool_call_id"),
         "status": message.get("status"),
-        "usage": shown_call(calls[0], prices) if calls else None,
+        "usage": show_call(calls[0], prices) if calls else None,
     }
 
 

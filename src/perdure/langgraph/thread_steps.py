@@ -22,15 +22,15 @@ from perdure.langgraph.step_authors import (
     TaskAuthor,
     WrittenMessage,
     find_nodes,
+    find_sent_nodes,
     is_of_node,
     may_have_messages,
-    sent_nodes,
 )
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.chunks import Digester
 from perdure.model.heads import is_loop
 from perdure.model.joined_values import joined
-from perdure.model.model_calls import ModelCall, Prices, distinct, shown_call, total, with_inner
+from perdure.model.model_calls import ModelCall, Prices, distinct, show_call, total, with_inner
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, WRITE, Partition
@@ -186,7 +186,7 @@ class _Reading:
         filled: list[ThreadStep] = []
         for step in steps:
             filled.append((yield from self._with_subgraphs(step, below, depth)))  # noqa: PERF401 - it yields
-        return StepsPage(filled, records[-1].seq if is_rest else None, _written(steps, by_id, tasks))
+        return StepsPage(filled, records[-1].seq if is_rest else None, _date_messages(steps, by_id, tasks))
 
     def _without_repeated(
         self,
@@ -253,7 +253,7 @@ class _Reading:
                 sent, _ = yield from chunk_reads.resolve(
                     self.partition, {SENDS: record.refs[SENDS]}, self.digest
                 )
-                find_nodes(authors.values(), record, [*sent_nodes(*joined(sent[SENDS])), *names])
+                find_nodes(authors.values(), record, [*find_sent_nodes(*joined(sent[SENDS])), *names])
             out[record.id] = authors
         return out
 
@@ -274,7 +274,7 @@ class _Reading:
                 break
             self.subgraphs -= 1
             page = yield from self.page(name, None, _OF_SUBGRAPH, depth + 1)
-            steps += (_ended(step, task) for step in reversed(page.steps))
+            steps += (_end_with_caller(step, task) for step in reversed(page.steps))
             is_cut = is_cut or page.cursor is not None
         return replace(task, namespaces=tuple(below), steps=tuple(steps), is_cut=is_cut)
 
@@ -363,7 +363,9 @@ def _open_step(head: CheckpointRecord, authors: Mapping[str, TaskAuthor]) -> Thr
     start = head.made_at
     tasks = [_task(author, start, None) for author in authors.values() if is_of_node(author.path)]
     begun = {task.node for task in tasks}
-    tasks += [StepTask("", node, "open", began_at=start) for node in _triggered(head) if node not in begun]
+    tasks += [
+        StepTask("", node, "open", began_at=start) for node in _find_triggered(head) if node not in begun
+    ]
     if not tasks:
         return None
     nodes = tuple(task.node for task in tasks if task.node is not None and not task.is_call)
@@ -373,7 +375,7 @@ def _open_step(head: CheckpointRecord, authors: Mapping[str, TaskAuthor]) -> Thr
     )
 
 
-def _written(
+def _date_messages(
     steps: Iterable[ThreadStep],
     records: Mapping[str, CheckpointRecord],
     tasks: Mapping[str, Mapping[str, TaskAuthor]],
@@ -389,7 +391,7 @@ def _written(
     return out
 
 
-def _ended(step: ThreadStep, caller: StepTask) -> ThreadStep:
+def _end_with_caller(step: ThreadStep, caller: StepTask) -> ThreadStep:
     """Return a step of a subgraph, whose open tasks are done if the one that called it is: a command to the
     graph above ended it, which LangGraph stores there only."""
     if caller.state != "done" or step.checkpoint_id is not None:
@@ -398,7 +400,7 @@ def _ended(step: ThreadStep, caller: StepTask) -> ThreadStep:
     return replace(step, tasks=tuple(tasks))
 
 
-def _triggered(head: CheckpointRecord) -> list[str]:
+def _find_triggered(head: CheckpointRecord) -> list[str]:
     """Return the nodes that edges lead to next, by the versions that they have not seen."""
     nodes = [channel.removeprefix(BRANCH) for channel in head.refs if channel.startswith(BRANCH)]
     return [
@@ -449,7 +451,7 @@ def load_calls(
     return CallsPage(distinct(calls), records[-1].key if len(records) == limit else None)
 
 
-def shown_step(step: ThreadStep, prices: Prices) -> dict[str, Any]:
+def show_step(step: ThreadStep, prices: Prices) -> dict[str, Any]:
     """Return a step as JSON data, with tokens, and with costs by a table of prices."""
     return {
         "checkpoint_id": step.checkpoint_id,
@@ -462,12 +464,12 @@ def shown_step(step: ThreadStep, prices: Prices) -> dict[str, Any]:
         "began_at": step.began_at,
         "ended_at": step.ended_at,
         "usage": total(step.calls, prices),
-        "tasks": [_shown_task(task, prices) for task in step.tasks[:_TASKS]],
+        "tasks": [_show_task(task, prices) for task in step.tasks[:_TASKS]],
         "task_count": len(step.tasks),
     }
 
 
-def _shown_task(task: StepTask, prices: Prices) -> dict[str, Any]:
+def _show_task(task: StepTask, prices: Prices) -> dict[str, Any]:
     return {
         "task_id": task.task_id,
         "node": task.node,
@@ -476,9 +478,9 @@ def _shown_task(task: StepTask, prices: Prices) -> dict[str, Any]:
         "caller": task.caller,
         "began_at": task.began_at,
         "ended_at": task.ended_at,
-        "calls": [shown_call(call, prices) for call in task.calls],
+        "calls": [show_call(call, prices) for call in task.calls],
         "usage": total(task.all_calls, prices),
         "namespaces": list(task.namespaces),
-        "steps": [shown_step(step, prices) for step in task.steps],
+        "steps": [show_step(step, prices) for step in task.steps],
         "is_cut": task.is_cut,
     }

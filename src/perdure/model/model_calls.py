@@ -147,7 +147,7 @@ def with_inner(calls: Iterable[ModelCall], inner: Iterable[ModelCall]) -> list[M
     return out
 
 
-def shown_call(call: ModelCall, prices: Prices) -> dict[str, Any]:
+def show_call(call: ModelCall, prices: Prices) -> dict[str, Any]:
     """Return a call as JSON data, with its cost, ``None`` without a price."""
     price = prices.of(call.model)
     cost = None if price is None else price.cost(call)

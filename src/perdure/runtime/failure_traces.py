@@ -45,7 +45,7 @@ def traceback_text(error: BaseException) -> str:
             others = foreign
     if others:
         parts += ["frames of libraries:\n", *others]
-    return _bounded(stored_text("".join(parts)))
+    return _shorten(stored_text("".join(parts)))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -83,7 +83,7 @@ def _texts(frames: Sequence[TracebackType], most: int) -> list[str]:
     return [f"  [{left} frames before these]\n", *texts] if left > 0 else texts
 
 
-def _bounded(text: str) -> str:
+def _shorten(text: str) -> str:
     encoded = text.encode()
     if len(encoded) <= TRACEBACK_MAX:
         return text

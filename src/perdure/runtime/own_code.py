@@ -40,7 +40,7 @@ def own_files() -> frozenset[str]:
 def traceback_text(error: BaseException) -> str:
     """Return an error with the frames of the project first, those of libraries after them, and the errors
     that led to it in the same form."""
-    lines = list(_described(traceback.TracebackException.from_exception(error), _EARLIER_MAX))
+    lines = list(_describe(traceback.TracebackException.from_exception(error), _EARLIER_MAX))
     return "".join(lines).rstrip("\n")
 
 
@@ -62,7 +62,7 @@ def own_places(error: BaseException) -> frozenset[str]:
     return frozenset(str(Path(file).absolute()) for file in found if is_own(file))
 
 
-def _described(error: traceback.TracebackException, most: int) -> Iterable[str]:
+def _describe(error: traceback.TracebackException, most: int) -> Iterable[str]:
     own = _frames(error, is_own)
     libraries = _frames(error, lambda file: not is_own(file) and not file.startswith(("<frozen", *_LOADING)))
     if own:
@@ -75,11 +75,11 @@ def _described(error: traceback.TracebackException, most: int) -> Iterable[str]:
     for inner in error.exceptions or ():
         if most > 1:
             yield "\nOne of its errors:\n"
-            yield from _described(inner, most - 1)
+            yield from _describe(inner, most - 1)
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if earlier is not None and most > 1:
         yield "\nCaused by:\n" if error.__cause__ else "\nWhile this was being handled:\n"
-        yield from _described(earlier, most - 1)
+        yield from _describe(earlier, most - 1)
 
 
 def _frames(error: traceback.TracebackException, belongs: Callable[[str], bool]) -> traceback.StackSummary:

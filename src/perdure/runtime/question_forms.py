@@ -95,7 +95,7 @@ def form_of(value: Any) -> dict[str, Any]:
     """
     if (requests := requests_in(value)) is not None:
         actions = [
-            _offered(each.get("name"), each, [d for d in DECISIONS if d in allowed_for(value, each)])
+            _offer(each.get("name"), each, [d for d in DECISIONS if d in allowed_for(value, each)])
             for each in requests
         ]
         return {"kind": "review", "actions": actions}
@@ -105,7 +105,7 @@ def form_of(value: Any) -> dict[str, Any]:
         taken = [each for each, name in names.items() if config.get(name)]
         taken += ["reject"] if config.get("allow_ignore") else []
         action = human["action_request"]
-        offered = _offered(action.get("action"), {**action, "description": human.get("description")}, taken)
+        offered = _offer(action.get("action"), {**action, "description": human.get("description")}, taken)
         return {"kind": "request", "actions": [offered], "is_list": isinstance(value, list)}
     options = value.get("options") if isinstance(value, Mapping) else None
     if isinstance(value, bool):
@@ -117,7 +117,7 @@ def form_of(value: Any) -> dict[str, Any]:
     return {"kind": "open"}
 
 
-def _offered(name: Any, request: Mapping[str, Any], decisions: list[str]) -> dict[str, Any]:
+def _offer(name: Any, request: Mapping[str, Any], decisions: list[str]) -> dict[str, Any]:
     description = request.get("description")
     return {
         "name": str(name),

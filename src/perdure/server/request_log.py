@@ -41,7 +41,7 @@ class RequestLog:
         began = time.monotonic()
         status, size, request_id = _CUT_OFF, 0, ""
 
-        async def noted(message: Message) -> None:
+        async def note_and_send(message: Message) -> None:
             nonlocal status, size, request_id
             kind = message["type"]
             if kind == "http.response.start":
@@ -57,7 +57,7 @@ class RequestLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, note_and_send)
         except Exception:
             status = 500 if status == _CUT_OFF else status
             raise
@@ -79,7 +79,7 @@ class RequestLog:
             level,
             "%s %s %d in %s, %d bytes%s",
             method,
-            _shown(path),
+            _show(path),
             status,
             duration_text(took),
             size,
@@ -88,7 +88,7 @@ class RequestLog:
         )
 
 
-def _shown(path: str) -> str:
+def _show(path: str) -> str:
     text = path if len(path) <= _PATH_MAX else f"{path[:_PATH_MAX]}…"
     is_plain = text.isprintable() and " " not in text
     return text if is_plain else json.dumps(text, ensure_ascii=True)

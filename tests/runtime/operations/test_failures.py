@@ -6,7 +6,7 @@ import pytest
 
 from perdure.model.messages import TRACEBACK
 from perdure.runtime.failure_location import shows_texts
-from perdure.runtime.operations.failures import RunFailure, failure_of, grouped, normalised
+from perdure.runtime.operations.failures import RunFailure, failure_of, group_failures, normalise_message
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ from perdure.runtime.operations.failures import RunFailure, failure_of, grouped,
     ],
 )
 def test_what_differs_from_run_to_run_is_left_out(message: str, expected: str) -> None:
-    assert normalised(message) == expected
+    assert normalise_message(message) == expected
 
 
 def test_long_and_strange_messages_take_no_time() -> None:
     for message in ("a" * 100_000 + "@", "1." * 50_000, "0x" * 50_000, "-" * 100_000, "\ud800" * 1000):
-        assert len(normalised(message)) <= 200
+        assert len(normalise_message(message)) <= 200
         assert RunFailure("E", message).group
 
 
@@ -40,7 +40,7 @@ def test_failures_that_are_alike_are_counted_together() -> None:
         ("t3", "r3", 20, RunFailure("KeyError", "'x'")),
         ("t4", "r4", 40, RunFailure("OSError", "after 1 s")),
     ]
-    first, *others = grouped(found)
+    first, *others = group_failures(found)
     assert (first.runs, first.kind, first.message) == (2, "Timeout", "after <n> s")
     assert (first.first_at, first.last_at, first.example) == (10, 30, ("t2", "r2"))
     assert [each.kind for each in others] == ["OSError", "KeyError"]

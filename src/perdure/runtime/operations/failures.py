@@ -40,7 +40,7 @@ class RunFailure(NamedTuple):
     @property
     def alike(self) -> str:
         """The text without what differs from run to run."""
-        return normalised(self.message)
+        return normalise_message(self.message)
 
     @property
     def group(self) -> str:
@@ -80,7 +80,7 @@ def failure_of(note: Mapping[str, Any]) -> RunFailure | None:
     return RunFailure(kind, shown, trace if isinstance(trace, str) else None)
 
 
-def normalised(message: str) -> str:
+def normalise_message(message: str) -> str:
     """Return a message on one line with placeholders for ids, numbers, times and addresses, cut to 200
     characters."""
     text = message[:_EXAMINED_MAX]
@@ -89,7 +89,7 @@ def normalised(message: str) -> str:
     return " ".join(text.split())[:_GROUP_MAX]
 
 
-def grouped(found: Iterable[tuple[str, str, int, RunFailure]]) -> list[FailureGroup]:
+def group_failures(found: Iterable[tuple[str, str, int, RunFailure]]) -> list[FailureGroup]:
     """Return groups of failures, the largest first; each failure comes with its thread, run and time."""
     groups: dict[str, FailureGroup] = {}
     for thread_id, run_id, at, failure in found:

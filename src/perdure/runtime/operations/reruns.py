@@ -102,13 +102,13 @@ async def rerun_standing(
     passed = number(place.partition(":")[2], "the cursor's number") if walk.is_by_time and place else 0
     async with aclosing(search(walk, query, place)) as steps:
         async for step in steps:
-            done = [await _repeated(found, repeat) for found in reversed(step.runs)]
+            done = [await _repeat(found, repeat) for found in reversed(step.runs)]
             passed += not any(each.outcome == "accepted" for each in done)
             inner = f"t:{passed}" if walk.is_by_time else step.cursor
             yield RerunStep(f"{before}/{inner}", tuple(done), step.fault)
 
 
-async def _repeated(found: FoundRun, repeat: Repeat) -> Rerun:
+async def _repeat(found: FoundRun, repeat: Repeat) -> Rerun:
     try:
         again, was_repeated = await repeat(found)
     except Unavailable:

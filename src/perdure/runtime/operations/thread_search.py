@@ -104,7 +104,7 @@ async def search(
             if query.tag is not None and not await _has_tag(walk.database, partition, query.tag):
                 yield ThreadMatch(step.cursor, None)
                 continue
-            found = await _found(walk.database, partition, row, words_of(query.words or ""))
+            found = await _find(walk.database, partition, row, words_of(query.words or ""))
             yield ThreadMatch(step.cursor, None if found is None else row, found or None)
 
 
@@ -133,7 +133,7 @@ async def _has_tag(database: DatabaseHandle, partition: Partition, name: str) ->
     return any(tag.key[0] == name for tag in found)
 
 
-async def _found(
+async def _find(
     database: DatabaseHandle, partition: Partition, row: ThreadRow, wanted: list[str]
 ) -> str | None:
     """Return the part of a conversation with the words, ``""`` if it is its title or no words are asked for,

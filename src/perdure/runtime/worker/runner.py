@@ -263,14 +263,14 @@ class Runner:
             options = Options.read(message.options)
         except Corrupt as unreadable:
             # Unreadable options stay unreadable at the next attempt.
-            return await self._given_up(held, failure_note(unreadable))
+            return await self._give_up(held, failure_note(unreadable))
         await self._open_buffer(held, options)
         stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
             return await self._stopped(held, stopped)
         if runs.counted_attempts(held.run) > self._settings.attempts:
             why = "its worker ended each time that it was tried"
-            return await self._given_up(held, {"error": why, "kind": "GivenUp"})
+            return await self._give_up(held, {"error": why, "kind": "GivenUp"})
         agent = self.graphs.agents[held.run.graph]
         durability = options.durability or agent.durability
         steering = Steering(
@@ -347,7 +347,7 @@ class Runner:
             try:
                 return await self._finish(held, task.result())
             except _PERMANENT as refused:
-                return await self._given_up(held, failure_note(refused))
+                return await self._give_up(held, failure_note(refused))
         if how == DELETED:
             return False
         if how == "lost":
@@ -358,7 +358,7 @@ class Runner:
             return False
         if how == "deadline":
             why = f"it took longer than {self._settings.deadline} s"
-            return await self._given_up(held, {"error": why, "kind": TIMEOUT})
+            return await self._give_up(held, {"error": why, "kind": TIMEOUT})
         if how:
             return await self._stopped(held, how)
         error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
@@ -491,7 +491,7 @@ class Runner:
         is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
         is_no_fault = is_excused or isinstance(error, _NO_FAULT)
         if not is_no_fault and (runs.counted_attempts(held.run) >= most or isinstance(error, _PERMANENT)):
-            return await self._given_up(held, note)
+            return await self._give_up(held, note)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread())
         put_off = runs.put_off(held, until, note, now, counts=is_excused or not is_no_fault)
@@ -499,7 +499,7 @@ class Runner:
         self._dispatch.schedule(held.partition, after.lane, now)
         return False
 
-    async def _given_up(self, held: HeldRun, why: Mapping[str, Any]) -> bool:
+    async def _give_up(self, held: HeldRun, why: Mapping[str, Any]) -> bool:
         options = Options.read_if_readable(held.messages[0].options)
         asked = None if options is None else options.on_failure
         held, kept = await self._take_back(held, (asked or self._settings.on_failure) == "rollback")

@@ -1,4 +1,4 @@
-"""The conversation of a thread as people read it: messages with author and time, tool calls, results and reasoning.
+"""The conversation of a thread as people read it: messages with author and time, tool calls, reasoning.
 
 It is the list of messages in the state of the latest checkpoint. Nothing of it is built: messages are read as
 plain data, so no type of the application is needed.

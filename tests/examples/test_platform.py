@@ -35,7 +35,7 @@ async def test_agents_of_a_platform(tmp_path: Path) -> None:
         while "green tea" not in reply:
             reply = text_of(await guide.task("What do I drink?"))
         others = await stack.enter_async_context(talking(base, "guide", user=bob))
-        assert text_of(await others.task("What do I drink?")) == "Noted."
+        assert text_of(await others.task("What do I drink?")) == "You have not told me yet."
         desk = await stack.enter_async_context(talking(base, "desk", user=ada))
         asked = await desk.task("a table for two")
         assert asked["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"

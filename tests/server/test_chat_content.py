@@ -233,7 +233,7 @@ def test_the_panel_and_the_way_to_the_inspector(page: Page, site: Site) -> None:
     panel.get_by_text("Step “answer” ended; its checkpoint is stored").wait_for()
     assert panel.get_by_role("button").count() == 0  # a process is ended in development only
     page.get_by_role("link", name="This conversation in the inspector").click()
-    page.get_by_role("heading", level=1, name=page.url.partition("id=")[2]).wait_for()
+    page.get_by_role("main").get_by_text(page.url.partition("id=")[2], exact=True).wait_for()
 
 
 def test_axe_finds_nothing_serious(page: Page) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from perdure.engine import packing
+from perdure.engine.threads import packing
 from perdure.model import packs
 
 

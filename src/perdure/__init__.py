@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.database.opening import connect, connect_sync
     from perdure.database.thread_entries import Thread
-    from perdure.engine.fsck_report import Damage, Finding, Repaired
-    from perdure.engine.measure import ByteCount, Measure
-    from perdure.engine.stuck import Stuck, Survey
-    from perdure.engine.thread_digest import Digest
+    from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
+    from perdure.engine.queue.stuck import Stuck, Survey
+    from perdure.engine.threads.measure import ByteCount, Measure
+    from perdure.engine.threads.thread_digest import Digest
     from perdure.errors import (
         BadUrl,
         Conflict,

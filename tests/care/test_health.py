@@ -12,7 +12,7 @@ from perdure.database.base import handle_of
 from perdure.errors import Corrupt
 from perdure.model.ops import Commit, Committed, Delete
 from perdure.model.records import CHECKPOINT, CHUNK, HEAD, PACK, Partition
-from tests.engine.test_transfer import in_memory, rows
+from tests.engine.transfer.test_transfer import in_memory, rows
 from tests.langgraph import graphs
 from tests.langgraph.session import config
 

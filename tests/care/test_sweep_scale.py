@@ -1,6 +1,6 @@
 """A sweep of many threads costs a worker its share of a processor, and memory that does not grow with them.
 
-Covers perdure.care.sweeper, perdure.engine.sweep.
+Covers perdure.care.sweeper, perdure.engine.retention.sweep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import perdure
 from perdure import Retention
 from perdure.care.sweeper import SweepOptions
 from perdure.database.base import handle_of
-from perdure.engine.sweep import SweepState, Swept
+from perdure.engine.retention.sweep import SweepState, Swept
 from perdure.model.ops import Commit, Expect, Fetch, Put, Range
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, GC, HEAD, PACK, WRITE, Partition
 from tests.langgraph import graphs

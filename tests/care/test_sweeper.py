@@ -17,8 +17,8 @@ from perdure import Retention, RetentionRules
 from perdure.care import sweeper
 from perdure.care.sweeper import SweepOptions, WorkShare
 from perdure.database.base import handle_of
-from perdure.engine import sweep
-from perdure.engine.sweep import SweepState
+from perdure.engine.retention import sweep
+from perdure.engine.retention.sweep import SweepState
 from perdure.errors import Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import Effect

@@ -30,8 +30,8 @@ from langgraph.types import Command, interrupt
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
-from perdure.engine import runs
-from perdure.engine.inbox import Strategy
+from perdure.engine.queue import runs
+from perdure.engine.queue.inbox import Strategy
 from perdure.errors import PerdureError
 from perdure.langgraph.loop_state import carried
 from perdure.model.messages import OPEN, WAITING, Message, Reply

@@ -13,8 +13,8 @@ from typing import Any
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
-from perdure.engine import runs
-from perdure.engine.inbox import Strategy
+from perdure.engine.queue import runs
+from perdure.engine.queue.inbox import Strategy
 from perdure.errors import PerdureError
 from perdure.model.messages import Reply
 from perdure.model.ops import Fetch, Get, Range

@@ -20,7 +20,7 @@ from langgraph.pregel import Pregel
 
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import outbox, runs
+from perdure.engine.queue import outbox, runs
 from perdure.model.messages import DONE, OPEN, SENT, Message, Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.payloads import MESSAGE

@@ -24,7 +24,7 @@ from pathlib import Path
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
-from perdure.engine import runs
+from perdure.engine.queue import runs
 from perdure.model.messages import Message
 from perdure.model.ops import Fetch, Find, Range
 from perdure.model.payloads import MESSAGE

@@ -22,7 +22,7 @@ from typing import Any
 import perdure
 from perdure import Retention, RetentionRules, SyncDatabase
 from perdure.care.sweeper import SweepOptions
-from perdure.engine.sweep import Swept
+from perdure.engine.retention.sweep import Swept
 from perdure.errors import NotFound, PerdureError
 from perdure.model.records import Partition
 from perdure.runtime import Runtime

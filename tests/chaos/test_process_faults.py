@@ -29,7 +29,7 @@ import pytest
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
-from perdure.engine import inbox, outbox, runs
+from perdure.engine.queue import inbox, outbox, runs
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
 from perdure.model.queue import IN, OUT, Lane

@@ -13,9 +13,9 @@ import pytest
 import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
-from perdure.engine import sweep
-from perdure.engine.expiry import Clocks
-from perdure.engine.sweep import SweepState, SweepTerms
+from perdure.engine.retention import sweep
+from perdure.engine.retention.expiry import Clocks
+from perdure.engine.retention.sweep import SweepState, SweepTerms
 from perdure.engine.transact import Budget
 from perdure.errors import Unavailable
 from tests.cli.test_commands import Shell, converse, shell

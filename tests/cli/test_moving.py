@@ -455,7 +455,7 @@ def test_readable_json_is_as_before(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_has_not_arrived_can_be_deleted(run: Run, tmp_path: Path) -> None:
-    from perdure.engine.transfer_claim import CLAIM
+    from perdure.engine.threads.transfer_claim import CLAIM
     from perdure.model.ops import Commit, Delete, Put
     from perdure.model.records import GC, HEAD, SEAL
 

@@ -16,7 +16,7 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import inbox
+from perdure.engine.queue import inbox
 from perdure.model.messages import DEAD, DONE, READY, SENT, UNKNOWN, Reply
 from perdure.model.records import Partition
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import items, session_histories
+from perdure.engine import session_histories
+from perdure.engine.items import items
 from perdure.engine.session_histories import NOTHING, TAIL, Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Corrupt, TooLarge, Unavailable, Unserialisable

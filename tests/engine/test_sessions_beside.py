@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from perdure.engine import items, session_histories, transfer_items
+from perdure.engine import session_histories
+from perdure.engine.items import items
 from perdure.engine.session_histories import LEASE_US, Terms, Turn
 from perdure.engine.transact import Budget
-from perdure.engine.transfer import OnSide, Side, TransferOptions
+from perdure.engine.transfer import transfer_items
+from perdure.engine.transfer.transfer import OnSide, Side, TransferOptions
 from perdure.errors import Conflict, Contention, Unavailable
 from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Delete, Fetch, Range

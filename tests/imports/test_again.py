@@ -15,7 +15,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.imports.sqlite import SqliteSource
 from perdure.model.records import KINDS, Partition
-from tests.engine.test_transfer import rows
+from tests.engine.transfer.test_transfer import rows
 from tests.imports import parity, threads
 
 ADA = Partition("", "ada")

@@ -1,6 +1,6 @@
 """Items of the stock stores, as they are after an import.
 
-Covers perdure.engine.importing_items.
+Covers perdure.engine.transfer.importing_items.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.imports.sqlite import SqliteSource
 from perdure.imports.store_rows import item_of
 from perdure.model.ops import Commit
 from perdure.storage.memory import MemoryDriver
-from tests.engine.test_transfer import Hooked, database
+from tests.engine.transfer.test_transfer import Hooked, database
 
 ODD = [
     ("users", "alice"),

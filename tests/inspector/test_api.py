@@ -20,7 +20,7 @@ import pytest
 import perdure
 from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
-from perdure.engine.measure import Measure
+from perdure.engine.threads.measure import Measure
 from perdure.errors import Contention, NotAllowed, PerdureError, Unavailable
 from perdure.inspector import diff, listing
 from perdure.inspector.access import LocalAccess

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from perdure.engine import accept_and_claim, ended_leases, events, expiry, inbox, removal, runs, subscribers
+from perdure.engine.queue import accept_and_claim, ended_leases, events, inbox, runs, subscribers
+from perdure.engine.retention import expiry, removal
 from perdure.model.messages import DEAD, FAILED, READY, SENDING, SENT, UNKNOWN
 from perdure.model.ops import Fetch
 from perdure.model.program import ask

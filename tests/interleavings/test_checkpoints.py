@@ -16,7 +16,7 @@ from perdure import Retention, RetentionRules
 from perdure.care.sweeper import SweepOptions
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
-from perdure.engine import schema_pin
+from perdure.engine.threads import schema_pin
 from perdure.errors import Conflict, HeadConflict, NotFound, SchemaTooNew, ThreadPinned
 from perdure.schema import Schema, convert
 from perdure.storage.port import Driver

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import crons, documents, versioned_documents
-from perdure.engine.crons import Cron, Due
+from perdure.engine import documents, versioned_documents
 from perdure.engine.documents import Document
+from perdure.engine.queue import crons
+from perdure.engine.queue.crons import Cron, Due
 from perdure.engine.versioned_documents import Versioned
 from perdure.model.ops import Expect, Fetch, Get
 from perdure.model.program import Program, ask

@@ -22,8 +22,8 @@ from perdure.admin.moving import move
 from perdure.care.sweeper import SweepOptions
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
-from perdure.engine import importing
-from perdure.engine.inbox import Accept
+from perdure.engine.queue.inbox import Accept
+from perdure.engine.transfer import importing
 from perdure.errors import Corrupt, NotFound, Unavailable
 from perdure.history.histories import SyncHistories
 from perdure.imports.importer import Importer, ImportOptions

@@ -1,7 +1,7 @@
 """Whatever two processes do at once with items of the store comes out as one after the other: puts,
 deletions, searches, expiry and its postponement, with an index and without.
 
-Covers perdure.engine.nearest_items.
+Covers perdure.engine.items.nearest_items.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
 from perdure.database.opening import over
-from perdure.engine import questions
-from perdure.engine.retries import Retry
-from perdure.engine.runs import Claim, HeldRun
+from perdure.engine.queue import questions
+from perdure.engine.queue.retries import Retry
+from perdure.engine.queue.runs import Claim, HeldRun
 from perdure.errors import HeadConflict
 from perdure.model.messages import ANSWERS, FAILED, INTERRUPTED
 from perdure.storage.port import Driver

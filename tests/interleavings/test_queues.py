@@ -1,6 +1,6 @@
 """Whatever two processes do at once with messages, runs and replies comes out as one after the other.
 
-Covers perdure.engine.queued_records.
+Covers perdure.engine.queue.queued_records.
 """
 
 from __future__ import annotations

@@ -9,22 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from perdure.engine import (
-    accept_and_claim,
-    events,
-    inbox,
-    outbox,
-    queue_retention,
-    runs,
-    scheduled,
-    subscribers,
-)
-from perdure.engine.accept_and_claim import Begun
-from perdure.engine.fsck_queue import check_queue
-from perdure.engine.inbox import Accept, Accepted
-from perdure.engine.outbox import DeliveryOutcome, Sending, Take
-from perdure.engine.runs import Claim, Ending, Followed, HeldRun, RememberedInbox
-from perdure.engine.steering import TakenBack, Taking
+from perdure.engine.checks.fsck_queue import check_queue
+from perdure.engine.queue import accept_and_claim, events, inbox, outbox, runs, scheduled, subscribers
+from perdure.engine.queue.accept_and_claim import Begun
+from perdure.engine.queue.inbox import Accept, Accepted
+from perdure.engine.queue.outbox import DeliveryOutcome, Sending, Take
+from perdure.engine.queue.runs import Claim, Ending, Followed, HeldRun, RememberedInbox
+from perdure.engine.retention import queue_retention
+from perdure.engine.threads.steering import TakenBack, Taking
 from perdure.engine.transact import Budget, retrying
 from perdure.model.messages import (
     DONE,

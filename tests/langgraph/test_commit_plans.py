@@ -1,6 +1,6 @@
 """A checkpoint of which a channel is replayed from many writes: its commit stays small, and proves them.
 
-Covers perdure.engine.drafts.
+Covers perdure.engine.threads.drafts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The saver keeps its contract on every backend, sealed or in the clear, and where little fits at once.
 
-Covers perdure.engine.tags, perdure.engine.chunk_reads, perdure.langgraph.saver_programs.
+Covers perdure.engine.threads.tags, perdure.engine.threads.chunk_reads, perdure.langgraph.saver_programs.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from langgraph.types import Interrupt
 import perdure
 from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
-from perdure.engine import journal
-from perdure.engine.inbox import Accept
-from perdure.engine.runs import Claim, Ending, HeldRun, finish
+from perdure.engine.queue import journal
+from perdure.engine.queue.inbox import Accept
+from perdure.engine.queue.runs import Claim, Ending, HeldRun, finish
 from perdure.errors import Corrupt, DecryptionError, MissingExtra, PerdureError, Unserialisable
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model import refs

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import schema_pin
+from perdure.engine.threads import schema_pin
 from perdure.errors import Conflict, MigrationFailed, NotFound, ThreadPinned
 from perdure.model.records import Partition
 from perdure.schema import Schema, convert, rename_channel, rename_node, rename_type

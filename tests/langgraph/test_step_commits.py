@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import END, START, StateGraph
 
 from perdure import SyncDatabase
-from perdure.engine.steering import Taking
+from perdure.engine.threads.steering import Taking
 from perdure.errors import Unavailable
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model.messages import OPEN, Message, Run

@@ -15,7 +15,7 @@ from langgraph.store.memory import InMemoryStore
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import search_index
+from perdure.engine.items import search_index
 from perdure.errors import Conflict, Corrupt, Forgotten, NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Fact, Memory, ausers, programs, users

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import pytest
 
-from perdure.engine import checkpoints, history
-from perdure.engine.thread_state import View
+from perdure.engine.threads import checkpoints, history
+from perdure.engine.threads.thread_state import View
 from perdure.errors import Conflict
 from perdure.langgraph import translate
 from perdure.langgraph.saver import PerdureSaver

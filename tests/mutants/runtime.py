@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import inbox, runs, steering
+from perdure.engine.queue import inbox, runs
+from perdure.engine.threads import steering
 from perdure.model import messages, queue
 from perdure.runtime.accepting import Acceptance
 from perdure.runtime.worker import attempt

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import item_writes, items
+from perdure.engine.items import item_writes, items
 from perdure.errors import Unserialisable
 from perdure.langgraph import store
 from perdure.model import json_values

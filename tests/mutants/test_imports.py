@@ -12,8 +12,9 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import perdure
 from perdure.database.opening import open_database
-from perdure.engine import arrival_leftovers, checkpoints, importing, transfer_claim
-from perdure.engine.importing import StoredThread
+from perdure.engine.threads import arrival_leftovers, checkpoints, transfer_claim
+from perdure.engine.transfer import importing
+from perdure.engine.transfer.importing import StoredThread
 from perdure.errors import Unavailable
 from perdure.imports import importer
 from perdure.imports.encode import ThreadEncoder

@@ -25,7 +25,7 @@ from langgraph.types import RetryPolicy, Send
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import journal
+from perdure.engine.queue import journal
 from perdure.errors import Fenced, NotAllowed, Unserialisable
 from perdure.runtime import (
     Agent,

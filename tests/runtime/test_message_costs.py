@@ -17,7 +17,7 @@ from bench.proxy import Proxy
 from perdure.conversation import Conversation, Limit
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
-from perdure.engine import queue_retention
+from perdure.engine.retention import queue_retention
 from perdure.langgraph.early_loads import EarlyLoads, kept_for_the_next
 from perdure.memory import MemoryPolicy
 from perdure.model.bounded_cache import BoundedCache

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.engine.runs import EXCUSES_MOST
+from perdure.engine.queue.runs import EXCUSES_MOST
 from perdure.errors import Unavailable
 from perdure.model.messages import MESSAGE_MAX, TRACEBACK, Message
 from perdure.model.ops import Commit, Fetch, Get, Put

@@ -1,6 +1,6 @@
 """A question is shown exactly as long as it may be answered, and each answer is given to its own question.
 
-Covers perdure.engine.questions, perdure.langgraph.open_interrupts.
+Covers perdure.engine.queue.questions, perdure.langgraph.open_interrupts.
 """
 
 from __future__ import annotations

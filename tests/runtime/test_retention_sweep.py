@@ -13,7 +13,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 import perdure
 from perdure import Retention
 from perdure.care.sweeper import SweepOptions
-from perdure.engine import sweep
+from perdure.engine.retention import sweep
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
 from perdure.runtime.observers import Observers

@@ -19,8 +19,8 @@ from langgraph.types import Command, interrupt
 
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.chunk_reads import reachable
-from perdure.engine.thread_records import read, references
+from perdure.engine.threads.chunk_reads import reachable
+from perdure.engine.threads.thread_records import read, references
 from perdure.errors import Unavailable
 from perdure.model.ops import Commit, Delete
 from perdure.model.program import Effect, ask

@@ -1,6 +1,6 @@
 """A message that steers an open run: taken up between its steps or by a node that asks, or else run next.
 
-Covers perdure.engine.steering.
+Covers perdure.engine.threads.steering.
 """
 
 from __future__ import annotations

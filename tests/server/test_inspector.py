@@ -16,7 +16,7 @@ import pytest
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import removal
+from perdure.engine.retention import removal
 from perdure.inspector.actions import ACTIONS
 from perdure.inspector.api import VIEWS
 from perdure.model.records import THREADS, Partition

@@ -141,9 +141,9 @@ def _repeats_anything(state: str) -> bool:
     ("place", "mutant"),
     [
         ("perdure.runtime.threads.rows.thread_status", _hides_work),
-        ("perdure.engine.questions.question_state", _answers_when_nothing_is_asked),
+        ("perdure.engine.queue.questions.question_state", _answers_when_nothing_is_asked),
         ("perdure.runtime.threads.rows.thread_status", _hides_failures),
-        ("perdure.engine.retries.may_retry", _repeats_anything),
+        ("perdure.engine.queue.retries.may_retry", _repeats_anything),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )

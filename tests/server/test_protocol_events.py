@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine.events import END
+from perdure.engine.queue.events import END
 from perdure.runtime import Event
 from perdure.runtime.json_encoding import encoded
 from perdure.server.protocol_events import CHANNELS, EventFilter, is_channel, project

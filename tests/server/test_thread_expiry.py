@@ -1,6 +1,6 @@
 """Threads whose time is over go, or all of them but their latest state does; others stay.
 
-Covers perdure.engine.expiry, perdure.model.thread_ttl.
+Covers perdure.engine.retention.expiry, perdure.model.thread_ttl.
 """
 
 from __future__ import annotations

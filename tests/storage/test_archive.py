@@ -19,7 +19,7 @@ import perdure
 from perdure import admin
 from perdure.admin import new_archive, open_archive
 from perdure.database.base import handle_of
-from perdure.engine.transfer import State
+from perdure.engine.transfer.transfer import State
 from perdure.errors import BadArchive, Corrupt, DecryptionError, NotAllowed, NotFound, Unavailable
 from perdure.model.ops import (
     Check,
@@ -37,7 +37,7 @@ from perdure.model.ops import (
 )
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, KINDS, TAG, Partition
 from perdure.storage.archive import FORMAT, Archive
-from tests.engine.test_transfer import grow, in_memory
+from tests.engine.transfer.test_transfer import grow, in_memory
 from tests.langgraph import graphs
 from tests.langgraph.session import config
 

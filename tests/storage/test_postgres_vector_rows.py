@@ -7,7 +7,7 @@ import struct
 import ormsgpack
 import pytest
 
-from perdure.engine.search_index import IndexEntry, entry_op, generation_op, pack, removal
+from perdure.engine.items.search_index import IndexEntry, entry_op, generation_op, pack, removal
 from perdure.model.ops import Commit, Op
 from perdure.model.records import STORE, Partition
 from perdure.storage.postgres.vector_rows import pack_vectors

@@ -19,7 +19,7 @@ from langgraph.store.postgres import PostgresStore
 import perdure
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.nearest_items import nearest_stored
+from perdure.engine.items.nearest_items import nearest_stored
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
 from perdure.model.ops import Find, NearQuery

@@ -15,7 +15,7 @@ from langgraph.store.base import PutOp
 import perdure
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.search_index import IndexEntry, pack
+from perdure.engine.items.search_index import IndexEntry, pack
 from perdure.errors import MigrationRequired
 from perdure.langgraph.search.index import SearchIndex
 from perdure.model.store_items import partition_of

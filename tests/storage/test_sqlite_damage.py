@@ -18,7 +18,7 @@ from langgraph.graph import END, START, StateGraph
 import perdure
 from perdure import admin
 from perdure.database.base import handle_of
-from perdure.engine.fsck_report import Damage
+from perdure.engine.checks.fsck_report import Damage
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Put, Range
 from perdure.model.records import HEAD, ITEM, KINDS, TAG, Kind, Partition
 from perdure.storage.port import NOT_LATEST

@@ -32,7 +32,7 @@ def apply(name: str) -> None:
 
 def lose_last_message() -> None:
     """Of messages that make one run the last does not reach it."""
-    from perdure.engine import runs
+    from perdure.engine.queue import runs
 
     def take(messages: tuple[Any, ...]) -> tuple[Any, ...]:
         return messages[:-1] if len(messages) > 1 else messages
@@ -42,7 +42,7 @@ def lose_last_message() -> None:
 
 def reverse_inbox() -> None:
     """Messages that make one run reach it in the wrong order."""
-    from perdure.engine import runs
+    from perdure.engine.queue import runs
 
     _change_claimed(runs, lambda messages: messages[::-1])
 
@@ -61,7 +61,7 @@ def _change_claimed(runs: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ..
 
 def answer_twice() -> None:
     """A question takes answers although one is on its way."""
-    from perdure.engine import questions
+    from perdure.engine.queue import questions
 
     whole = questions.look
 

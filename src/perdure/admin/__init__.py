@@ -12,8 +12,8 @@ from perdure.admin.archives import new_archive, open_archive
 from perdure.admin.cross_thread_check import examine
 from perdure.admin.listing import partitions, tenants
 from perdure.admin.moving import digest_of, move
-from perdure.engine.thread_digest import Digest
-from perdure.engine.transfer import State, TransferResult
+from perdure.engine.threads.thread_digest import Digest
+from perdure.engine.transfer.transfer import State, TransferResult
 from perdure.model.records import Partition
 
 __all__ = [

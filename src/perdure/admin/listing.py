@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import removal
+from perdure.engine.retention import removal
 from perdure.model.records import SPACES, THREADS, Partition
 
 

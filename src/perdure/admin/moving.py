@@ -8,9 +8,10 @@ from typing import TypeVar
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import thread_digest, transfer, transfer_items
-from perdure.engine.thread_digest import Digest, Report
-from perdure.engine.transfer import OnSide, Side, TransferOptions, TransferResult
+from perdure.engine.threads import thread_digest
+from perdure.engine.threads.thread_digest import Digest, Report
+from perdure.engine.transfer import transfer, transfer_items
+from perdure.engine.transfer.transfer import OnSide, Side, TransferOptions, TransferResult
 from perdure.model.program import Effect
 from perdure.model.records import OF_ITEMS, Partition
 from perdure.storage.port import Driver, run

@@ -13,7 +13,7 @@ from perdure.channels.addresses import ChatAddress, user_of
 from perdure.channels.incoming import ButtonPress, ChatMessage, edit_of, is_same, message_id_of, position_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
-from perdure.engine.inbox import Standing
+from perdure.engine.queue.inbox import Standing
 from perdure.errors import NotFound, NotWaiting
 from perdure.langgraph.open_interrupts import aread_asking
 from perdure.model.messages import OPEN, SENDING, SENT, Reply

@@ -32,7 +32,7 @@ from perdure.errors import BadSetting, Unavailable
 if TYPE_CHECKING:
     from perdure.config.retention import Sweeping
     from perdure.database.blocking import SyncDatabase
-    from perdure.engine.sweep import SweepState, Swept
+    from perdure.engine.retention.sweep import SweepState, Swept
 
 care = typer.Typer(
     cls=Group,
@@ -115,7 +115,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the sweep that is under way, and when the last one ended."""
-    from perdure.engine import sweep
+    from perdure.engine.retention import sweep
 
     with opened(db, tenant, key_file) as database:
         state, _ = handle_in(database).run(sweep.read_state(None if all_tenants else tenant))

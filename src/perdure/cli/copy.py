@@ -18,7 +18,7 @@ from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.engine.transfer import TransferResult
+    from perdure.engine.transfer.transfer import TransferResult
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
@@ -54,7 +54,7 @@ class CopyCounts:
 
     def count(self, partition: Partition, moved: TransferResult) -> None:
         """Add the result for one partition."""
-        from perdure.engine.transfer import State
+        from perdure.engine.transfer.transfer import State
 
         if moved.found is State.SAME:
             self.left_alone += 1
@@ -211,7 +211,7 @@ def _one(
     progress: ProgressReport,
 ) -> None:
     from perdure import admin
-    from perdure.engine.transfer import State
+    from perdure.engine.transfer.transfer import State
 
     name = label(partition)
     try:

@@ -30,7 +30,7 @@ from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.engine.thread_digest import Digest
+    from perdure.engine.threads.thread_digest import Digest
 
 
 class ExportForm(StrEnum):
@@ -199,7 +199,7 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
     encrypted with its key, even if the file is not encrypted.
     """
     from perdure import admin
-    from perdure.engine.transfer import State
+    from perdure.engine.transfer.transfer import State
 
     file, dry_run = Path(name), options.dry_run
     key = key_of(options.key_file)

@@ -18,7 +18,7 @@ from perdure.model.records import INTERNAL, SESSIONS, THREADS, Partition
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.engine.fsck_report import Finding
+    from perdure.engine.checks.fsck_report import Finding
     from perdure.langgraph.saver import PerdureSaver
 
 

@@ -207,7 +207,7 @@ def _open_store(
 def _refuse_elsewhere(kept: SyncDatabase, tenant: str, user: str, root: tuple[str, ...]) -> None:
     """Raise ``NotFound`` if no tenant was named, and something is known of the user in another one: a command
     that says that nothing is known would be taken for an answer about all of them."""
-    from perdure.engine.items import namespaces
+    from perdure.engine.items.items import namespaces
     from perdure.memory import users
     from perdure.memory.users import namespace_of
 

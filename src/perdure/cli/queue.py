@@ -35,7 +35,7 @@ from perdure.model.records import THREADS, Partition
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.engine.inbox import Standing
+    from perdure.engine.queue.inbox import Standing
     from perdure.model.messages import Reply, Run
     from perdure.model.program import Program
 
@@ -66,7 +66,7 @@ def inbox(
     as_json: AsJson = False,
 ) -> None:
     """List the messages of a thread, newest first, each with the run that took it."""
-    from perdure.engine import inbox as inboxes
+    from perdure.engine.queue import inbox as inboxes
 
     partition = Partition(tenant, thread_id)
 
@@ -87,7 +87,7 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a thread, newest first, each with its messages, its state and its error."""
-    from perdure.engine import runs as running
+    from perdure.engine.queue import runs as running
 
     partition = Partition(tenant, thread_id)
 
@@ -110,7 +110,7 @@ def outbox(
     as_json: AsJson = False,
 ) -> None:
     """List the replies of a thread, newest first, sent or not, with the provider's ids and errors."""
-    from perdure.engine import outbox as outboxes
+    from perdure.engine.queue import outbox as outboxes
 
     partition = Partition(tenant, thread_id)
 
@@ -139,7 +139,7 @@ def dead(
     from rich.progress import track
 
     from perdure import admin
-    from perdure.engine import inbox as inboxes
+    from perdure.engine.queue import inbox as inboxes
 
     rows: list[dict[str, Any]] = []
     with opened(db, tenant, key_file) as database:
@@ -245,7 +245,7 @@ def retry(
 
 
 def _resend(database: SyncDatabase, partition: Partition, reply: int) -> None:
-    from perdure.engine import outbox as outboxes
+    from perdure.engine.queue import outbox as outboxes
     from perdure.model.ops import Now
     from perdure.model.program import ask
 
@@ -258,7 +258,7 @@ def _resend(database: SyncDatabase, partition: Partition, reply: int) -> None:
 def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -> None:
     """Run failed runs again; one that cannot be does not stop the others."""
     from perdure import admin
-    from perdure.engine import inbox as inboxes
+    from perdure.engine.queue import inbox as inboxes
     from perdure.errors import PerdureError, Unavailable
 
     tried = refused = 0

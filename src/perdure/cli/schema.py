@@ -261,7 +261,7 @@ def unpin(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", key_file: Key
 def _pin(thread_id: str, version: int | None, database: tuple[Any, str, Any]) -> None:
     import time
 
-    from perdure.engine.schema_pin import pin as pin_thread
+    from perdure.engine.threads.schema_pin import pin as pin_thread
     from perdure.model.records import Partition
 
     with opened(*database) as db:

@@ -64,7 +64,7 @@ def reindex(
     read and written meanwhile. Safe to interrupt: the next run passes over what is done. On PostgreSQL with
     pgvector it also creates the HNSW index, by which many items are searched quickly.
     """
-    from perdure.engine.items import namespaces
+    from perdure.engine.items.items import namespaces
     from perdure.langgraph.search.reindex import Reindexed
     from perdure.langgraph.search.reindex import reindex as indexing
     from perdure.model.store_items import labels_of

@@ -15,11 +15,13 @@ from perdure.care.sweeper import RetentionSweeper, SweepOptions
 from perdure.database import backend_check, thread_entries
 from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
-from perdure.engine import forking, fsck, fsck_report, removal, tags, thread_digest
-from perdure.engine.fsck_report import Damage, Finding, Repaired
-from perdure.engine.measure import Measure, measure
-from perdure.engine.stuck import Survey, survey
-from perdure.engine.thread_digest import Digest
+from perdure.engine.checks import fsck, fsck_report
+from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
+from perdure.engine.queue.stuck import Survey, survey
+from perdure.engine.retention import removal
+from perdure.engine.threads import forking, tags, thread_digest
+from perdure.engine.threads.measure import Measure, measure
+from perdure.engine.threads.thread_digest import Digest
 from perdure.errors import Corrupt
 from perdure.history.histories import Histories
 from perdure.langgraph import plain_reading

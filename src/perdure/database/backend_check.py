@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.engine.fsck_report import REPAIR, RESTORE, Damage, Finding
+from perdure.engine.checks.fsck_report import REPAIR, RESTORE, Damage, Finding
 from perdure.model.records import Partition
 from perdure.storage.port import NOT_LATEST
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 from weakref import WeakSet
 
-from perdure.engine import removal
-from perdure.engine.measure import Measure, measure
+from perdure.engine.retention import removal
+from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.transact import Budget
 from perdure.langgraph.large_channel_warning import LargeChannels
 from perdure.langgraph.store import PerdureStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from perdure.engine import checkpoint_loading
+from perdure.engine.threads import checkpoint_loading
 from perdure.errors import Corrupt
 from perdure.model.ops import Find, IndexHit
 from perdure.model.program import Program, ask

@@ -15,8 +15,9 @@ from typing import Any, cast
 
 from langchain_core.messages import BaseMessage
 
-from perdure.engine import items, session_histories
-from perdure.engine.removal import all_partitions
+from perdure.engine import session_histories
+from perdure.engine.items import items
+from perdure.engine.retention.removal import all_partitions
 from perdure.engine.session_histories import Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, Contention

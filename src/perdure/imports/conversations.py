@@ -18,7 +18,7 @@ from uuid import UUID
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.database.base import handle_of
-from perdure.engine import checkpoint_loading, chunk_reads
+from perdure.engine.threads import checkpoint_loading, chunk_reads
 from perdure.errors import BadUrl, NotAllowed, NotFound, Unserialisable
 from perdure.history.neutral_messages import NeutralMessage, to_langchain, to_neutral
 from perdure.imports.expected_tuples import as_tuple

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perdure.engine.importing import CheckpointKey
-from perdure.engine.thread_state import HeadView
+from perdure.engine.threads.thread_state import HeadView
+from perdure.engine.transfer.importing import CheckpointKey
 from perdure.errors import Unserialisable
 from perdure.imports.channel_versions import translated
 from perdure.imports.payloads import SERDE

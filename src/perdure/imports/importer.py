@@ -16,9 +16,10 @@ from typing import Literal, TypeVar
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import importing, packing
-from perdure.engine.importing import Arrival, CheckpointKey, StoredThread
-from perdure.engine.thread_state import HeadView
+from perdure.engine.threads import packing
+from perdure.engine.threads.thread_state import HeadView
+from perdure.engine.transfer import importing
+from perdure.engine.transfer.importing import Arrival, CheckpointKey, StoredThread
 from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder

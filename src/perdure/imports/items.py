@@ -8,7 +8,7 @@ from itertools import groupby
 
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.importing_items import ArrivingItem, put_items
+from perdure.engine.transfer.importing_items import ArrivingItem, put_items
 from perdure.errors import PerdureError, Unavailable
 from perdure.imports.importer import ImportOptions
 from perdure.imports.source import DamagedItem, SourceItem

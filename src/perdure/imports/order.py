@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 
-from perdure.engine.importing import CheckpointKey
+from perdure.engine.transfer.importing import CheckpointKey
 from perdure.imports.source import CheckpointEntry
 
 _SIZE = 16

@@ -7,7 +7,7 @@ from typing import Any
 
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.engine import chunk_reads, history
+from perdure.engine.threads import chunk_reads, history
 from perdure.errors import Corrupt
 from perdure.imports.channel_versions import translated
 from perdure.imports.payloads import SERDE

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, get_args
 
-from perdure.engine.measure import measure
+from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError, Unavailable
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.requests import read_text, time_in

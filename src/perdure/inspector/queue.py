@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.engine import inbox, outbox
 from perdure.engine.decoding import read_each
-from perdure.engine.scheduled import waiting
+from perdure.engine.queue import inbox, outbox
+from perdure.engine.queue.scheduled import waiting
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import run_shown, shown
 from perdure.inspector.timeline import lane_shown, needed, number

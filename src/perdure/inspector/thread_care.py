@@ -12,8 +12,9 @@ from contextlib import aclosing
 from typing import Any
 
 from perdure.care.sweeper import RetentionSweeper, SweepOptions
-from perdure.engine import fsck, inbox
-from perdure.engine.measure import measure
+from perdure.engine.checks import fsck
+from perdure.engine.queue import inbox
+from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError
 from perdure.inspector.access import Access
 from perdure.inspector.listing import run_shown

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
-from perdure.engine import history, tags
 from perdure.engine.decoding import read_each
+from perdure.engine.threads import history, tags
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector.access import Access
 from perdure.inspector.listing import run_shown, shown

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
-from perdure.engine.drafts import CheckpointDraft, WritesDraft
-from perdure.engine.thread_state import View
+from perdure.engine.threads.drafts import CheckpointDraft, WritesDraft
+from perdure.engine.threads.thread_state import View
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate, value_errors
 from perdure.langgraph.cache.encoding import Encoding, Frozen

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import DeltaChannelHistory
 
-from perdure.engine import history
-from perdure.engine.chunk_reads import resolve
+from perdure.engine.threads import history
+from perdure.engine.threads.chunk_reads import resolve
 from perdure.langgraph.schema_values import Converted, Payload
 from perdure.langgraph.translate import noted
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord

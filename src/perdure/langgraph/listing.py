@@ -9,12 +9,12 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple
 
-from perdure.engine import history
-from perdure.engine.chunk_reads import MissingChunk
-from perdure.engine.tenant_checkpoints import Entry, Merge
-from perdure.engine.thread_state import load_view
+from perdure.engine.threads import history
+from perdure.engine.threads.chunk_reads import MissingChunk
+from perdure.engine.threads.tenant_checkpoints import Entry, Merge
+from perdure.engine.threads.thread_state import load_view
+from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import ATTEMPTS
-from perdure.engine.undisturbed import is_disturbed
 from perdure.errors import Contention
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.loop_state import ThreadId

@@ -18,7 +18,7 @@ from typing import Any, TypedDict, Unpack
 
 from yaml.representer import Representer, SafeRepresenter
 
-from perdure.engine.steering import Taking
+from perdure.engine.threads.steering import Taking
 from perdure.errors import PerdureError
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache

@@ -12,9 +12,9 @@ from langgraph.checkpoint.base import PendingWrite as LangGraphWrite
 from langgraph.pregel import Pregel
 from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
-from perdure.engine import chunk_reads
-from perdure.engine.questions import Asked
-from perdure.engine.undisturbed import undisturbed
+from perdure.engine.queue.questions import Asked
+from perdure.engine.threads import chunk_reads
+from perdure.engine.threads.undisturbed import undisturbed
 from perdure.langgraph.plain_reading import PlainSerde
 from perdure.langgraph.readable_states import aread_state
 from perdure.model.chunks import Digester

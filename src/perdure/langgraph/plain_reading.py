@@ -14,10 +14,10 @@ from typing import Any
 
 import ormsgpack
 
-from perdure.engine import checkpoint_loading, history, tags
-from perdure.engine.chunk_reads import resolve
-from perdure.engine.thread_state import load_view
-from perdure.engine.undisturbed import undisturbed
+from perdure.engine.threads import checkpoint_loading, history, tags
+from perdure.engine.threads.chunk_reads import resolve
+from perdure.engine.threads.thread_state import load_view
+from perdure.engine.threads.undisturbed import undisturbed
 from perdure.errors import NotFound, TooLarge
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.serde import Serde

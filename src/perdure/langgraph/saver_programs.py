@@ -25,13 +25,14 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
-from perdure.engine import checkpoint_loading, checkpoints, copying, history, packing, removal
-from perdure.engine.chunk_reads import ChunkReader, MissingChunk, resolve
-from perdure.engine.questions import Asked
-from perdure.engine.steering import Taking
-from perdure.engine.thread_state import View, is_older
+from perdure.engine.queue.questions import Asked
+from perdure.engine.retention import removal
+from perdure.engine.threads import checkpoint_loading, checkpoints, copying, history, packing
+from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, resolve
+from perdure.engine.threads.steering import Taking
+from perdure.engine.threads.thread_state import View, is_older
+from perdure.engine.threads.undisturbed import undisturbed
 from perdure.engine.transact import Budget
-from perdure.engine.undisturbed import undisturbed
 from perdure.errors import Conflict, NotAllowed, NotFound, OtherGraph, TypeNotAllowed, Unserialisable
 from perdure.langgraph import open_interrupts, translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache

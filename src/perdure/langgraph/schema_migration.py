@@ -16,8 +16,8 @@ from langgraph.checkpoint.base import DeltaChannelHistory
 from langgraph.constants import START
 from langgraph.types import Send
 
-from perdure.engine import checkpoint_loading, history, schema_pin
-from perdure.engine.chunk_reads import resolve
+from perdure.engine.threads import checkpoint_loading, history, schema_pin
+from perdure.engine.threads.chunk_reads import resolve
 from perdure.errors import MigrationFailed, SchemaTooNew
 from perdure.langgraph.delta_channels import carried_over, read_replays, to_history
 from perdure.langgraph.schema_task_ids import SENDS, TaskMoves

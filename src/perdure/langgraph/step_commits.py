@@ -21,8 +21,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from perdure.engine.checkpoints import CheckpointPut
-from perdure.engine.thread_state import View
+from perdure.engine.threads.checkpoints import CheckpointPut
+from perdure.engine.threads.thread_state import View
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge, Unavailable, Unserialisable
 from perdure.langgraph.translate import Address

@@ -32,7 +32,7 @@ from langgraph.store.base import (
     TTLConfig,
 )
 
-from perdure.engine import item_writes, items, nearest_items
+from perdure.engine.items import item_writes, items, nearest_items
 from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex

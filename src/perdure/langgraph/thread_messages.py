@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from perdure.engine import chunk_reads
-from perdure.engine.history import find
-from perdure.engine.undisturbed import undisturbed
+from perdure.engine.threads import chunk_reads
+from perdure.engine.threads.history import find
+from perdure.engine.threads.undisturbed import undisturbed
 from perdure.errors import BadSetting
 from perdure.langgraph.plain_reading import PlainSerde
 from perdure.langgraph.step_authors import WrittenMessage

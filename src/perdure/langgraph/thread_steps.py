@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from langgraph.constants import START
 
-from perdure.engine import chunk_reads, history
-from perdure.engine.undisturbed import undisturbed
+from perdure.engine.threads import chunk_reads, history
+from perdure.engine.threads.undisturbed import undisturbed
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.schema_task_ids import SENDS
 from perdure.langgraph.step_authors import (

@@ -15,8 +15,8 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
 )
 
-from perdure.engine.chunk_reads import FEW, PACKS, ChunkReader, resolve
-from perdure.engine.thread_state import View
+from perdure.engine.threads.chunk_reads import FEW, PACKS, ChunkReader, resolve
+from perdure.engine.threads.thread_state import View
 from perdure.errors import PerdureError, Unreadable
 from perdure.langgraph import value_errors
 from perdure.langgraph.cache.decoding import ListingDecoder, recall, take

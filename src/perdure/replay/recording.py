@@ -10,8 +10,8 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 from langgraph.types import Overwrite
 
-from perdure.engine import history
-from perdure.engine.thread_state import load_view
+from perdure.engine.threads import history
+from perdure.engine.threads.thread_state import load_view
 from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, answers_at, is_of_calls
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite

@@ -26,7 +26,7 @@ from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import journal
+from perdure.engine.queue import journal
 from perdure.errors import BadSetting, Corrupt
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.saver import PerdureSaver

@@ -1,7 +1,7 @@
 """Runtime: durable acceptance of messages, the workers that run graphs for them, and delivery of replies."""
 
-from perdure.engine.events import Event
-from perdure.engine.inbox import Standing
+from perdure.engine.queue.events import Event
+from perdure.engine.queue.inbox import Standing
 from perdure.model.messages import Message, Reply, Run
 from perdure.runtime.agent import Agent
 from perdure.runtime.effects import effect, effect_key, effects, effects_sync

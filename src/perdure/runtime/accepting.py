@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, cast, get_args
 
-from perdure.engine import accept_and_claim, scheduled
-from perdure.engine.inbox import Accept, Accepted, Strategy
-from perdure.engine.preconditions import AlreadyCreated, Precondition
-from perdure.engine.runs import RememberedInbox
-from perdure.engine.steering import STEER
+from perdure.engine.queue import accept_and_claim, scheduled
+from perdure.engine.queue.inbox import Accept, Accepted, Strategy
+from perdure.engine.queue.preconditions import AlreadyCreated, Precondition
+from perdure.engine.queue.runs import RememberedInbox
+from perdure.engine.threads.steering import STEER
 from perdure.errors import PerdureError, QueueFull, Unavailable
 from perdure.model.messages import Message
 from perdure.model.ops import Expect, Fetch, Put, Refused

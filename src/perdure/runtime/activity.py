@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine.runs import Ending, HeldRun
+from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import PerdureError
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.messages import FAILED, encode, stored_text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.engine import expiry, inbox, outbox, queue_retention, removal, runs, scheduled
+from perdure.engine.queue import inbox, outbox, runs, scheduled
+from perdure.engine.retention import expiry, queue_retention, removal
 from perdure.model.messages import Reply, Run
 from perdure.model.queue import IN, INTERRUPT, ROLLBACK
 from perdure.model.records import Partition

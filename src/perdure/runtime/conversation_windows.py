@@ -21,10 +21,10 @@ from perdure.conversation.hook import off_loop
 from perdure.conversation.policy import Conversation
 from perdure.conversation.summary import SUMMARY_ID, Summary
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import pending_summary
 from perdure.engine.documents import Document
-from perdure.engine.pending_summary import FinishedSummary
-from perdure.engine.runs import HeldRun
+from perdure.engine.queue import pending_summary
+from perdure.engine.queue.pending_summary import FinishedSummary
+from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NoWindow
 from perdure.langgraph.readable_states import aread_state
 from perdure.model.records import Partition

@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.engine import crons
-from perdure.engine.crons import Change, Cron, Due
+from perdure.engine.queue import crons
+from perdure.engine.queue.crons import Change, Cron, Due
 from perdure.errors import NotFound
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.cron_service import queue_of

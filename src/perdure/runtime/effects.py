@@ -21,8 +21,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import journal
-from perdure.engine.runs import HeldRun
+from perdure.engine.queue import journal
+from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NotAllowed, UnrecordedCall
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.langgraph.loop_state import carried

@@ -14,7 +14,7 @@ from langgraph.store.base import TTLConfig
 from perdure.database.asynchronous import Database
 from perdure.database.base import DatabaseBase
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.questions import Asked
+from perdure.engine.queue.questions import Asked
 from perdure.errors import GraphLoadError
 from perdure.langgraph.call_recording import recorded
 from perdure.langgraph.datatypes import AGENT, Allow, of_graph

@@ -19,8 +19,8 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import questions
-from perdure.engine.runs import HeldRun
+from perdure.engine.queue import questions
+from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NotAllowed
 from perdure.langgraph.early_loads import kept_for_the_next
 from perdure.langgraph.loop_state import holding

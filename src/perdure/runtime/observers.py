@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
-from perdure.engine.runs import HeldRun
+from perdure.engine.queue.runs import HeldRun
 
 _LEVELS = {
     "conversation.repaired": logging.WARNING,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.engine.inbox import Accepted
-from perdure.engine.runs import RememberedInbox
+from perdure.engine.queue.inbox import Accepted
+from perdure.engine.queue.runs import RememberedInbox
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.queue import Lane
 from perdure.model.records import Partition

@@ -11,8 +11,8 @@ from typing import Self
 from perdure.care.sweeper import SweepOptions
 from perdure.database.asynchronous import Database
 from perdure.database.base import DatabaseBase, handle_of
-from perdure.engine import sweep
-from perdure.engine.sweep import SweepState, Swept
+from perdure.engine.retention import sweep
+from perdure.engine.retention.sweep import SweepState, Swept
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.runtime.observers import Observers

@@ -15,8 +15,8 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from perdure.conversation.summary import Summary
-from perdure.engine.runs import HeldRun
-from perdure.engine.steering import STEER
+from perdure.engine.queue.runs import HeldRun
+from perdure.engine.threads.steering import STEER
 from perdure.errors import Forgotten, PerdureError
 from perdure.langgraph.readable_states import aread_state
 from perdure.memory.facts import SUMMARY_MAX, Remembered

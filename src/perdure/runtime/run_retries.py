@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine.inbox import Accepted
-from perdure.engine.questions import ReadAsked
-from perdure.engine.retries import Retry
+from perdure.engine.queue.inbox import Accepted
+from perdure.engine.queue.questions import ReadAsked
+from perdure.engine.queue.retries import Retry
 from perdure.model.program import Program
 from perdure.model.records import Partition
 

@@ -16,8 +16,9 @@ from langgraph.store.base import IndexConfig, TTLConfig
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import documents, ended_leases
-from perdure.engine.crons import Cron
+from perdure.engine import documents
+from perdure.engine.queue import ended_leases
+from perdure.engine.queue.crons import Cron
 from perdure.langgraph.search.index import SearchConfig, SearchIndex, index_of
 from perdure.model.messages import Message
 from perdure.model.ops import Now

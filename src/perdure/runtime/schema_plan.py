@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine import checkpoint_loading, history, schema_pin
+from perdure.engine.threads import checkpoint_loading, history, schema_pin
 from perdure.errors import PerdureError
 from perdure.langgraph.graph_facts import read, read_all
 from perdure.langgraph.readable_states import read_state

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from perdure.engine.queue_retention import BATCH_MAX
+from perdure.engine.retention.queue_retention import BATCH_MAX
 from perdure.model.queue import Debounce
 
 LONGEST_WAIT_S = 100 * 366 * 86400

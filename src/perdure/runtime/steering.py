@@ -40,8 +40,8 @@ from perdure.conversation.compaction import compacted
 from perdure.conversation.hook import off_loop
 from perdure.conversation.tool_calls import calls_of
 from perdure.database.handle import DatabaseHandle
-from perdure.engine.runs import HeldRun
-from perdure.engine.steering import TakenBack, Taking
+from perdure.engine.queue.runs import HeldRun
+from perdure.engine.threads.steering import TakenBack, Taking
 from perdure.errors import NotAllowed, NoWindow
 from perdure.langgraph.loop_state import holding
 from perdure.langgraph.readable_states import aread_state

@@ -10,11 +10,11 @@ from typing import Any
 
 from langgraph.pregel import Pregel
 
-from perdure.engine import inbox, outbox, questions, runs, scheduled
-from perdure.engine.events import Event
-from perdure.engine.inbox import Standing, Strategy
-from perdure.engine.preconditions import Precondition
-from perdure.engine.questions import OpenQuestion
+from perdure.engine.queue import inbox, outbox, questions, runs, scheduled
+from perdure.engine.queue.events import Event
+from perdure.engine.queue.inbox import Standing, Strategy
+from perdure.engine.queue.preconditions import Precondition
+from perdure.engine.queue.questions import OpenQuestion
 from perdure.errors import NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.model.arguments import require_text

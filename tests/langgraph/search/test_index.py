@@ -18,7 +18,7 @@ from langgraph.store.memory import InMemoryStore
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import search_index
+from perdure.engine.items import search_index
 from perdure.errors import ReindexRequired, TooLarge
 from perdure.langgraph.search import index as module
 from perdure.langgraph.search.cache import MOST_BYTES, IndexCache

@@ -19,7 +19,7 @@ import pytest
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import search_index
+from perdure.engine.items import search_index
 from perdure.model.store_items import partition_of
 from perdure.testing.conformance.meaning import WORDS, new_index
 from perdure.testing.faults import WRITES, Fault, fail, faulty, kill

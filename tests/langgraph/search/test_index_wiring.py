@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.database.base import handle_of
-from perdure.engine import search_index
+from perdure.engine.items import search_index
 from perdure.errors import ReindexRequired
 from perdure.langgraph.search import index as module
 from perdure.langgraph.search.index import SearchIndex

@@ -15,9 +15,9 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.database.base import handle_of
-from perdure.engine import events
-from perdure.engine.events import Event
-from perdure.engine.runs import EXCUSES_MOST
+from perdure.engine.queue import events
+from perdure.engine.queue.events import Event
+from perdure.engine.queue.runs import EXCUSES_MOST
 from perdure.engine.transact import Budget
 from perdure.errors import NotFound, SubscriberTooSlow, Unavailable
 from perdure.model.messages import TRACEBACK

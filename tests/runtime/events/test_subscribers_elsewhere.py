@@ -10,8 +10,8 @@ import pytest
 
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
-from perdure.engine import subscribers
-from perdure.engine.events import END, Event
+from perdure.engine.queue import subscribers
+from perdure.engine.queue.events import END, Event
 from perdure.model.queue import FOLLOWED
 from perdure.model.records import EVENT, LANE, Partition
 from perdure.runtime import Options, Runtime, StreamOptions, Ticket

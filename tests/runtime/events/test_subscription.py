@@ -11,7 +11,7 @@ import pytest
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 
-from perdure.engine.events import END, LAST, Event
+from perdure.engine.queue.events import END, LAST, Event
 from perdure.errors import SubscriberTooSlow
 from perdure.model.ops import Fetch, Range
 from perdure.model.records import EVENT

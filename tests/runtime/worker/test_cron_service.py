@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from perdure.engine import crons
+from perdure.engine.queue import crons
 from perdure.errors import Corrupt, Unavailable
 from perdure.model.ops import Commit, Delete, Put
 from perdure.model.program import ask

@@ -12,7 +12,7 @@ from langgraph_sdk.client import LangGraphClient
 
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
-from perdure.engine import subscribers
+from perdure.engine.queue import subscribers
 from perdure.model.ops import Fetch, Range
 from perdure.model.program import ask
 from perdure.model.queue import FOLLOWED

@@ -18,11 +18,11 @@ from weakref import WeakSet
 
 from langgraph.store.base import IndexConfig, Op, PutOp, SearchOp, get_text_at_path, tokenize_path
 
-from perdure.engine import search_index
-from perdure.engine.items import namespaces
-from perdure.engine.known_generations import KnownGenerations
-from perdure.engine.nearest_items import Candidate
-from perdure.engine.search_index import IndexChanges, IndexEntry
+from perdure.engine.items import search_index
+from perdure.engine.items.items import namespaces
+from perdure.engine.items.known_generations import KnownGenerations
+from perdure.engine.items.nearest_items import Candidate
+from perdure.engine.items.search_index import IndexChanges, IndexEntry
 from perdure.errors import ReindexRequired, TooLarge
 from perdure.langgraph.search.cache import IndexCache, IndexUpdate, NamespaceIndex
 from perdure.langgraph.search.embedding import TextEmbedder

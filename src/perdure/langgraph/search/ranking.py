@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure.engine.nearest_items import Candidate
+from perdure.engine.items.nearest_items import Candidate
 from perdure.langgraph.search.cache import NamespaceIndex, Part
 from perdure.langgraph.search.segments import numpy
 from perdure.model.records import Partition

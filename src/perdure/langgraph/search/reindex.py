@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from perdure.engine import search_index
-from perdure.engine.search_index import IndexEntry, StoredIndexEntry, content_of
+from perdure.engine.items import search_index
+from perdure.engine.items.search_index import IndexEntry, StoredIndexEntry, content_of
 from perdure.langgraph.search.index import SearchIndex
 from perdure.model.json_values import unpack
 from perdure.model.ops import Fetch, Get, Range

@@ -1,5 +1,5 @@
 """Events of runs: publication by their workers, and subscription from any process."""
 
-from perdure.engine.events import END, LAST
+from perdure.engine.queue.events import END, LAST
 
 __all__ = ["END", "LAST"]

@@ -25,10 +25,10 @@ from langchain_core.messages import (
 from langgraph.pregel import Pregel
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import events
-from perdure.engine.events import Event
-from perdure.engine.inbox import Standing
-from perdure.engine.runs import Ending, HeldRun
+from perdure.engine.queue import events
+from perdure.engine.queue.events import Event
+from perdure.engine.queue.inbox import Standing
+from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.engine.transact import Budget
 from perdure.errors import Fenced, PerdureError, Unavailable
 from perdure.model.messages import DONE, FAILED

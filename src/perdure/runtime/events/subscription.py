@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import events, inbox, subscribers
-from perdure.engine.events import Event
-from perdure.engine.inbox import Standing
-from perdure.engine.runs import closed_epoch
+from perdure.engine.queue import events, inbox, subscribers
+from perdure.engine.queue.events import Event
+from perdure.engine.queue.inbox import Standing
+from perdure.engine.queue.runs import closed_epoch
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition

@@ -12,8 +12,8 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.decoding import read_each
-from perdure.engine.expiry import read_at_rest
-from perdure.engine.inbox import Accept
+from perdure.engine.queue.inbox import Accept
+from perdure.engine.retention.expiry import read_at_rest
 from perdure.errors import Corrupt
 from perdure.langgraph import open_interrupts
 from perdure.model.checkpoint_times import time_of

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Literal, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine.questions import ReadAsked
+from perdure.engine.queue.questions import ReadAsked
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.messages import FAILED
 from perdure.model.ops import Now

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
-from perdure.engine.retries import repetition_key
+from perdure.engine.queue.retries import repetition_key
 from perdure.errors import Corrupt, NotFound
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine import tags
+from perdure.engine.threads import tags
 from perdure.errors import Contention, Corrupt, NotFound
 from perdure.langgraph import plain_reading
 from perdure.model.records import Partition

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from perdure.engine.documents import Document
-from perdure.engine.thread_state import refuse_headless
+from perdure.engine.threads.thread_state import refuse_headless
 from perdure.errors import Corrupt
 from perdure.langgraph import plain_reading
 from perdure.model.checkpoint import CheckpointRecord

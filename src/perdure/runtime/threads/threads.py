@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from perdure.database.asynchronous import Database
-from perdure.engine import documents, history, inbox, questions, tags
+from perdure.engine import documents
 from perdure.engine.documents import Document
-from perdure.engine.measure import Measure
+from perdure.engine.queue import inbox, questions
+from perdure.engine.threads import history, tags
+from perdure.engine.threads.measure import Measure
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.messages import dedupe_digest

@@ -16,8 +16,8 @@ from langgraph.errors import GraphDrained
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
-from perdure.engine.questions import with_closing_reply
-from perdure.engine.runs import Ending, HeldRun
+from perdure.engine.queue.questions import with_closing_reply
+from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import NotFound
 from perdure.langgraph.early_loads import kept_for_the_next
 from perdure.langgraph.loop_state import ThreadId

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from perdure.engine import outbox
-from perdure.engine.outbox import DeliveryOutcome, Sending
-from perdure.engine.runs import Ending, Unserved
+from perdure.engine.queue import outbox
+from perdure.engine.queue.outbox import DeliveryOutcome, Sending
+from perdure.engine.queue.runs import Ending, Unserved
 from perdure.errors import Fenced
 from perdure.model.messages import (
     DEAD,

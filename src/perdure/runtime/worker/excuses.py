@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.engine import runs
-from perdure.engine.runs import HeldRun
+from perdure.engine.queue import runs
+from perdure.engine.queue.runs import HeldRun
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.leases import fields_of

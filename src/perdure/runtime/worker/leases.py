@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from perdure.engine import runs
-from perdure.engine.runs import Ending, HeldRun
+from perdure.engine.queue import runs
+from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import Fenced, PerdureError
 from perdure.model.records import Partition
 from perdure.runtime.lease_check import LeaseCheck

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any
 
 from perdure.database.asynchronous import Database
-from perdure.engine import events, questions, queue_retention, runs
-from perdure.engine.events import Event
-from perdure.engine.runs import Claim, Ending, Followed, HeldRun, Unserved
-from perdure.engine.steering import TakenBack
+from perdure.engine.queue import events, questions, runs
+from perdure.engine.queue.events import Event
+from perdure.engine.queue.runs import Claim, Ending, Followed, HeldRun, Unserved
+from perdure.engine.retention import queue_retention
+from perdure.engine.threads.steering import TakenBack
 from perdure.errors import (
     CannotTakeBack,
     Corrupt,

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.engine import events, scheduled, subscribers
+from perdure.engine.queue import events, scheduled, subscribers
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, NotFound, Unavailable
 from perdure.model.ops import Fetch, Get

@@ -12,7 +12,7 @@ from langgraph.checkpoint.serde.types import ERROR
 from langgraph.graph import START, StateGraph
 
 from perdure.database.base import handle_of
-from perdure.engine.inbox import Accept, look
+from perdure.engine.queue.inbox import Accept, look
 from perdure.errors import NotFound
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.messages import Message

@@ -1,0 +1,253 @@
+"""Commits that write items of one namespace, with their entries in the search index: the last write wins, or
+nothing is written unless the items are as the caller saw them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perdure.engine.items import search_index
+from perdure.engine.items.known_generations import KnownGenerations
+from perdure.engine.items.search_index import Generation
+from perdure.engine.transact import ATTEMPTS, Budget
+from perdure.errors import Contention, TooLarge
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import ITEM, Partition, Record
+from perdure.model.store_items import Write, expiry, is_over, labels_of
+
+EXACT = 8
+"""Times that a write is planned again to keep the creation time; after that the last write wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Items that a caller saw, written or not.
+
+    Args:
+        keys: Their keys.
+        is_unchanged: Compares a living item, or its absence, with what the caller saw.
+        now: The current time in microseconds.
+    """
+
+    keys: Sequence[str]
+    is_unchanged: Callable[[str, Record | None], bool]
+    now: int
+
+
+def commit_writes(
+    partition: Partition,
+    writes: Sequence[Write],
+    budget: Budget,
+    *,
+    keeps: bool = False,
+    known: KnownGenerations | None = None,
+) -> Program[None]:
+    """Write items in one commit. Of two writers the later one wins.
+
+    Args:
+        partition: The namespace.
+        writes: The writes, at most one for each key.
+        budget: The limits of a commit.
+        keeps: The driver's ``keeps_fields``.
+        known: The generations that this process knows, which need not be read then.
+    """
+    # What is removed has to be looked for: a namespace without an index has no generation.
+    overwrites = keeps and all(w.body is not None for w in writes)
+    if overwrites and not any(w.entry for w in writes):
+        removes = any(map(is_indexed, writes))
+        also = (search_index.generation_removal(),) if removes else ()
+        yield from ask(Commit(partition, (*_overwriting(writes), *also)))
+        return
+    known = known if any(map(is_indexed, writes)) else None
+    if overwrites and known is not None and (guess := known.get(partition)) is not None:
+        ops = _overwriting(writes)
+        change, after = _generation(ops, writes, guess, budget)
+        if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
+            known.written(partition, guess.version, after)
+            return
+        known.refused(partition, guess.version)
+    attempt = 0
+    while True:
+        headers = () if overwrites else tuple(Range(ITEM, (w.key,), bodies=False) for w in writes)
+        generation = (search_index.GENERATION,) if any(map(is_indexed, writes)) else ()
+        answers = yield from ask(Fetch(partition, (*generation, *headers)))
+        records = [record for answer in answers for record in answer]
+        stored = {record.key[0]: record for record in records if record.kind is ITEM}
+        ops = _overwriting(writes) if overwrites else _plan(writes, stored, exact=attempt < EXACT)
+        if not ops:
+            return
+        found = next((record for record in records if record.kind is not ITEM), None)
+        before = search_index.generation_of(found) if found is not None and attempt == 0 else None
+        if before is not None and (yield from _empties(partition, writes)):
+            before = None
+        change, after = _generation(ops, writes, before, budget)
+        if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
+            if known is not None and change:
+                known.written(partition, None if found is None else found.version, after)
+            return
+        attempt += 1
+
+
+def is_indexed(write: Write) -> bool:
+    """Return True if a write may change the search index of its namespace."""
+    return write.body is None or write.entry is not None
+
+
+def _overwriting(writes: Sequence[Write]) -> tuple[Op, ...]:
+    """Return the operations of writes that remove nothing, for drivers that keep the creation time."""
+    items = tuple(
+        Put(ITEM, (w.key,), _fields(w, w.at), w.body or b"", Expect.ANY, w.version, "created_at")
+        for w in writes
+    )
+    return (
+        *items,
+        *(_entry_op(w) for w in writes if w.entry is not None),
+    )
+
+
+def commit_if_unchanged(
+    partition: Partition, writes: Sequence[Write], seen: Seen, budget: Budget
+) -> Program[bool]:
+    """Write items in one commit, unless one of some items was changed since the caller saw it.
+
+    Args:
+        partition: The namespace.
+        writes: The writes, at most one for each key.
+        seen: What the caller saw.
+        budget: The limits of a commit.
+
+    Returns:
+        False if an item was changed; then nothing was written.
+
+    Raises:
+        TooLarge: One commit cannot hold the writes.
+        Contention: Other writers win each time.
+    """
+    # A check of an item is an operation of the commit, too; one more is for the generation.
+    others = [key for key in dict.fromkeys(seen.keys) if key not in {w.key for w in writes}]
+    weights = [weight_of_write(w) for w in writes]
+    ops_needed, size = sum(ops for ops, _ in weights) + len(others) + 1, sum(size for _, size in weights)
+    if ops_needed > budget.ops or size > budget.bytes:
+        raise TooLarge(
+            f"{len(writes)} items of {labels_of(partition.thread)!r} have to be written together; that takes "
+            f"{ops_needed} operations and {size} bytes; the backend takes {budget.ops} and {budget.bytes} at "
+            "once; change fewer of them in one step"
+        )
+    for attempt in range(ATTEMPTS):
+        keys = dict.fromkeys([*(w.key for w in writes), *seen.keys])
+        gets = tuple(Get(ITEM, (key,)) for key in keys)
+        answers = yield from ask(Fetch(partition, (search_index.GENERATION, *gets)))
+        before = search_index.generation_of(answers[0][0]) if answers[0] and not attempt else None
+        if before is not None and (yield from _empties(partition, writes)):
+            before = None
+        stored = {record.key[0]: record for answer in answers[1:] for record in answer}
+        living = {key: record for key, record in stored.items() if not is_over(record, seen.now)}
+        if not all(seen.is_unchanged(key, living.get(key)) for key in seen.keys):
+            return False
+        plan = _plan(writes, stored, exact=True)
+        change, _ = _generation(plan, writes, before, budget)
+        ops = (*_guard(plan, keys, stored), *change)
+        if isinstance((yield from ask(Commit(partition, ops))), Committed):
+            return True
+    raise Contention(
+        f"{labels_of(partition.thread)!r} is written all the time, so items could not be changed together; "
+        "try again"
+    )
+
+
+def _guard(plan: Sequence[Op], keys: Iterable[str], stored: Mapping[str, Record]) -> list[Op]:
+    """Return the operations with checks, so that all items of the keys are as they were read."""
+    ops: list[Op] = []
+    left = dict.fromkeys(keys)
+    for op in plan:
+        if op.kind is ITEM:
+            del left[op.key[0]]
+        if isinstance(op, Delete) and op.kind is ITEM:
+            op = op._replace(expect=stored[op.key[0]].version)
+        ops.append(op)
+    versions = {key: stored[key].version if key in stored else Expect.ABSENT for key in left}
+    return [*(Check(ITEM, (key,), version) for key, version in versions.items()), *ops]
+
+
+def weight_of_write(write: Write) -> tuple[int, int]:
+    """Return the operations and bytes of a write, with its entry in the search index or the removal of it."""
+    size = len(write.body or b"") + len(write.entry or b"")
+    return 1 if write.body is not None and write.entry is None else 2, size
+
+
+def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool) -> tuple[Op, ...]:
+    ops: list[Op] = []
+    for w in writes:
+        before = stored.get(w.key)
+        if w.body is None:
+            if before is not None:
+                ops += (Delete(ITEM, (w.key,)), search_index.removal(w.key))
+            continue
+        living = before is not None and not is_over(before, w.at)
+        fields = _fields(w, before.fields["created_at"] if before is not None and living else w.at)
+        seen = Expect.ABSENT if before is None else before.version
+        ops.append(
+            Put(ITEM, (w.key,), fields, w.body, expect=seen if exact else Expect.ANY, version=w.version)
+        )
+        if w.entry is not None:
+            ops.append(_entry_op(w))
+    return tuple(ops)
+
+
+def _entry_op(write: Write) -> Op:
+    """Return the operation on the entry in the search index of an item that is put."""
+    if not write.entry:
+        return search_index.removal(write.key)
+    return search_index.entry_op(write.key, write.entry, write.version)
+
+
+def _empties(partition: Partition, writes: Sequence[Write]) -> Program[bool]:
+    """Return True if a namespace has no items left after some writes.
+
+    Then its generation goes, too: the record of it names the last items, and keys may tell what was deleted.
+    """
+    if any(w.body is not None for w in writes):
+        return False
+    (left,) = yield from ask(Fetch(partition, (Range(ITEM, limit=len(writes) + 1, bodies=False),)))
+    return {record.key[0] for record in left} <= {w.key for w in writes}
+
+
+def _fields(write: Write, created_at: int) -> dict[str, int | None]:
+    return {
+        "created_at": created_at,
+        "updated_at": write.at,
+        "ttl": write.ttl,
+        "expires_at": None if write.ttl is None else expiry(write.ttl, write.at),
+    }
+
+
+def _generation(
+    ops: Sequence[Op], writes: Sequence[Write], before: Generation | None, budget: Budget
+) -> tuple[tuple[Op, ...], Generation | None]:
+    """Return the operation on the namespace's generation that a commit of writes needs, if any, and the
+    generation that it makes.
+
+    Args:
+        ops: The operations of the writes.
+        writes: The writes.
+        before: The generation; ``None`` if there is none, if no item will be left, or if a commit that named
+            it was refused: writers of different items then need not wait for each other.
+        budget: The limits of a commit.
+    """
+    changed = [w for w in writes if w.entry is not None or w.body is None]
+    version = changed[0].version if changed else 0
+    named = before is not None and weight(ops)[1] + search_index.LOG_BYTES <= budget.bytes
+    if before is not None and named and changed:
+        op, after = search_index.logged_generation(before, version, [w.key for w in changed])
+        return (op,), after
+    if any(w.entry for w in changed):
+        return (search_index.generation_op(version),), Generation(version, [])
+    removes = any(isinstance(op, Delete) for op in ops)
+    return ((search_index.generation_removal(),) if removes else ()), None
+
+
+def weight(part: Sequence[Op]) -> tuple[int, int]:
+    """Return the number of operations, and the bytes of their bodies, for ``split``."""
+    return len(part), sum(len(op.body) for op in part if isinstance(op, Put))

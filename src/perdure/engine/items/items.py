@@ -1,0 +1,386 @@
+"""Use cases of the store: write, read, renew, search, list and sweep items.
+
+A namespace is a partition: a batch written to one is atomic as far as one commit holds it. A call reads only
+the namespaces that it asks for, and no bodies for a listing or a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from perdure.engine.items import item_writes, search_index
+from perdure.engine.items.item_writes import weight, weight_of_write
+from perdure.engine.items.known_generations import KnownGenerations
+from perdure.engine.transact import Budget
+from perdure.errors import TooLarge
+from perdure.model.ops import (
+    Bound,
+    Commit,
+    Committed,
+    Delete,
+    Fetch,
+    Find,
+    Get,
+    ItemPlace,
+    Op,
+    Put,
+    Range,
+)
+from perdure.model.program import Program, ask
+from perdure.model.records import ITEM, STORE, Key, Partition, Record
+from perdure.model.store_items import (
+    Condition,
+    Labels,
+    Write,
+    common_prefix,
+    is_over,
+    labels_of,
+    matches,
+    name_after,
+    name_of,
+    partition_of,
+    renewed,
+)
+
+_WHOLE = 64
+_KEPT = 1000
+_FOUND = 1000
+_FOUND_MOST = 16_000
+_FOUND_BYTES = 8 << 20
+_HEADERS = 1000
+_NAMES = 100
+_EXPIRED = 500
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Hit(Generic[V]):
+    """An item that a search found, the value decoded from its body, and in a search by meaning its score."""
+
+    labels: Labels
+    record: Record
+    value: V
+    score: float | None = None
+
+
+def read(partition: Partition, keys: Sequence[str], now: int) -> Program[dict[str, Record]]:
+    """Return the living items among the keys."""
+    if not keys:
+        return {}
+    answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (key,)) for key in keys)))
+    return {r.key[0]: r for answer in answers for r in answer if not is_over(r, now)}
+
+
+def write(
+    partition: Partition,
+    writes: Iterable[Write],
+    budget: Budget,
+    *,
+    keeps: bool = False,
+    known: KnownGenerations | None = None,
+) -> Program[None]:
+    """Put and delete items, at most one write for each key.
+
+    An item that is put again keeps its creation time, unless it has expired. Of two writers the later commit
+    wins; neither fails. ``keeps`` is the driver's ``keeps_fields``, ``known`` what this process knows of the
+    search index. Raises ``TooLarge`` for an item that exceeds ``budget.bytes``.
+    """
+
+    def weigh(write: Write) -> tuple[int, int]:
+        ops, size = weight_of_write(write)
+        if size > budget.bytes:
+            raise TooLarge(
+                f"item {write.key!r} of {labels_of(partition.thread)!r} has {size} bytes, the backend "
+                f"takes {budget.bytes} at once; split it into several items"
+            )
+        return ops, size
+
+    whole = list(writes)
+    size = sum(len(w.body or b"") + len(w.entry or b"") for w in whole)
+    # Most batches fit one commit at two operations a write; otherwise all are weighed before the first is
+    # written.
+    fits = size <= budget.bytes and 2 * len(whole) < budget.ops
+    for batch in [whole] if fits and whole else list(split(whole, weigh, budget, reserve=1)):
+        yield from item_writes.commit_writes(partition, batch, budget, keeps=keeps, known=known)
+
+
+def split(
+    parts: Iterable[V], weigh: Callable[[V], tuple[int, int]], budget: Budget, *, reserve: int = 0
+) -> Iterator[list[V]]:
+    """Split parts among commits that leave room for ``reserve`` further operations each; ``weigh`` returns
+    the operations and bytes of a part."""
+    batch: list[V] = []
+    ops = size = 0
+    for part in parts:
+        more_ops, more_size = weigh(part)
+        if batch and (size + more_size > budget.bytes or ops + more_ops > budget.ops - reserve):
+            yield batch
+            batch, ops, size = [], 0, 0
+        batch.append(part)
+        ops += more_ops
+        size += more_size
+    if batch:
+        yield batch
+
+
+def renew(
+    partition: Partition, read_now: Iterable[tuple[Record, int]], now: int, budget: Budget
+) -> Program[None]:
+    """Postpone the expiry of items that were read, each under its new version. One that was written or
+    removed since is left as it is."""
+    ops: list[tuple[Op, ...]] = []
+    for record, version in read_now:
+        later = renewed(record, now)
+        if later is not None:
+            fields = {**record.fields, "expires_at": later}
+            put = Put(ITEM, record.key, fields, record.body, expect=record.version, version=version)
+            ops.append((put,))
+    yield from _each(partition, ops, budget)
+
+
+def find(
+    tenant: str,
+    prefix: Labels,
+    judge: Callable[[Labels, Record], V | None],
+    *,
+    holding: tuple[tuple[bytes, ...], ...],
+    bounds: tuple[Bound, ...],
+    offset: int,
+    limit: int,
+    everything: bool,
+    now: int,
+) -> Program[list[Hit[V]]]:
+    """Search where the database itself orders and filters items; arguments as for ``search``.
+
+    With ``everything`` only the page is read, otherwise the items that contain ``holding`` and keep
+    ``bounds``, page by page. Each page costs a pass over what comes after the one before, so pages grow as
+    long as bodies are small.
+    """
+    whole = Find(
+        "items", tenant, space=STORE, prefix=name_of(prefix), until=now, holding=holding, bounds=bounds
+    )
+    out: list[Hit[V]] = []
+    if not limit:
+        return out
+    seen: set[tuple[Partition, Key]] = set()
+    skip, passed = (offset, offset) if everything else (0, 0)
+    most = _FOUND
+    size = limit if everything else max(_WHOLE, offset + limit)
+    last: ItemPlace | None = None
+    while True:
+        size = min(size, most)
+        page = yield from ask(replace(whole, skip=skip, limit=size, last=last))
+        weight = 0
+        for hit in page:
+            record = hit.record
+            if record is None:
+                continue
+            last = ItemPlace(record.fields["updated_at"], hit.partition.thread, record.key[0])
+            weight += len(record.body)
+            # An item found before and rewritten by another clock may come again after the last page.
+            if (hit.partition, record.key) in seen:
+                continue
+            seen.add((hit.partition, record.key))
+            labels = labels_of(hit.partition.thread)
+            value = judge(labels, record)
+            if value is None:
+                continue
+            if passed < offset:
+                passed += 1
+                continue
+            out.append(Hit(labels, record, value))
+            if len(out) == limit:
+                return out
+        if len(page) < size:
+            return out
+        skip = 0
+        average = 1 + weight // len(page)
+        most = min(_FOUND_MOST, max(_FOUND, _FOUND_BYTES // average))
+        size = limit - len(out) if everything else size * 4
+
+
+def search(
+    tenant: str,
+    prefix: Labels,
+    judge: Callable[[Labels, Record], V | None],
+    *,
+    offset: int,
+    limit: int,
+    everything: bool,
+    now: int,
+) -> Program[list[Hit[V]]]:
+    """Return the living items within a namespace that ``judge`` accepts, last written first.
+
+    The fields of all items within the namespace are read and held to order them; bodies are read some at a
+    time, and no more than fill the page.
+
+    Args:
+        judge: returns the value of an item, ``None`` to leave it out.
+        everything: ``judge`` accepts all, so that those before ``offset`` need not be read.
+        now: current time in microseconds.
+    """
+    out: list[Hit[V]] = []
+    if not limit:
+        return out
+    bodies: dict[tuple[Partition, Key], Record] = {}
+    heads: list[tuple[Partition, Record]] = []
+    for partition in (yield from _within(tenant, prefix)):
+        heads += yield from _heads(partition, bodies, now)
+    heads.sort(key=_newest_first)
+    skip = 0 if everything else offset
+    if everything:
+        heads = heads[offset : offset + limit]
+    for at in range(0, len(heads), _WHOLE):
+        some = heads[at : at + _WHOLE]
+        wanted: dict[Partition, list[str]] = {}
+        for partition, record in some:
+            if (partition, record.key) not in bodies:
+                wanted.setdefault(partition, []).append(record.key[0])
+        for partition, keys in wanted.items():
+            for key, record in (yield from read(partition, keys, now)).items():
+                bodies[partition, (key,)] = record
+        for partition, head in some:
+            found = bodies.pop((partition, head.key), None)
+            labels = labels_of(partition.thread)
+            value = None if found is None else judge(labels, found)
+            if found is None or value is None:
+                continue
+            if skip:
+                skip -= 1
+            elif len(out) < limit:
+                out.append(Hit(labels, found, value))
+        if len(out) == limit:
+            break
+    return out
+
+
+def namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:
+    """Return all namespaces within a prefix, of one tenant or of all; each may be empty."""
+    out: list[Partition] = []
+    after: Partition | None = None
+    while page := (yield from _names(tenant, prefix, after)):
+        out += page
+        after = page[-1]
+    return out
+
+
+def _heads(
+    partition: Partition, bodies: dict[tuple[Partition, Key], Record], now: int
+) -> Program[list[tuple[Partition, Record]]]:
+    """Return the fields of a namespace's living items; bodies too if it is small and few are held."""
+    keeps = len(bodies) < _KEPT
+    size = _WHOLE if keeps else _HEADERS
+    (found,) = yield from ask(Fetch(partition, (Range(ITEM, limit=size, bodies=keeps),)))
+    if keeps:
+        bodies.update({(partition, record.key): record for record in found})
+    records = [record._replace(body=b"") for record in found]
+    while len(found) == size:
+        size = _HEADERS
+        more = Range(ITEM, after=found[-1].key, limit=size, bodies=False)
+        (found,) = yield from ask(Fetch(partition, (more,)))
+        records += found
+    return [(partition, record) for record in records if not is_over(record, now)]
+
+
+def _newest_first(place: tuple[Partition, Record]) -> tuple[int, str, Key]:
+    partition, record = place
+    return -record.fields["updated_at"], partition.thread, record.key
+
+
+def list_namespaces(
+    tenant: str,
+    conditions: Sequence[Condition],
+    *,
+    depth: int | None,
+    offset: int,
+    limit: int,
+    now: int,
+) -> Program[list[Labels]]:
+    """Return the namespaces that meet the conditions and are not empty, in order, cut to ``depth`` labels."""
+    prefix = common_prefix(conditions)
+    out: list[Labels] = []
+    cut: Labels | None = None
+    after: Partition | None = None
+    while len(out) < offset + limit:
+        page = yield from _names(tenant, prefix, after)
+        if not page:
+            break
+        for partition in page:
+            labels = labels_of(partition.thread)
+            if labels[:depth] == cut or not matches(labels, conditions):
+                continue
+            if (yield from _is_inhabited(partition, now)):
+                cut = labels[:depth]
+                out.append(cut)
+                if len(out) == offset + limit:
+                    break
+        after = page[-1]
+        if depth is not None and cut and labels_of(after.thread)[:depth] == cut:
+            # All names cut to the same labels were seen; the next name is beyond them.
+            after = Partition(tenant, max(after.thread, name_after(cut)), STORE)
+    return out[offset:]
+
+
+def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
+    """Remove expired items and return their count. An item renewed or written meanwhile stays."""
+    removed = 0
+    while True:
+        found = yield from ask(Find("expired", tenant, limit=_EXPIRED, until=now))
+        due: dict[Partition, list[tuple[Op, ...]]] = {}
+        for hint in found:
+            if hint.record is not None and is_over(hint.record, now):
+                key: Key = hint.record.key
+                gone = Delete(ITEM, key, unchanged={"expires_at": hint.record.fields["expires_at"]})
+                due.setdefault(hint.partition, []).append((gone, search_index.removal(key[0])))
+        before = removed
+        for partition, ops in due.items():
+            removed += yield from _each(partition, ops, budget, search_index.generation_removal())
+        if len(found) < _EXPIRED or removed == before:
+            return removed
+
+
+def _each(partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget, *also: Op) -> Program[int]:
+    """Commit independent parts together, or one by one if that is refused, each commit with ``also``; return
+    the count of those that held."""
+    held = 0
+    for batch in split(parts, weight, budget, reserve=len(also)):
+        outcome = yield from ask(Commit(partition, (*(op for part in batch for op in part), *also)))
+        if isinstance(outcome, Committed):
+            held += len(batch)
+            continue
+        for part in batch if len(batch) > 1 else ():
+            held += isinstance((yield from ask(Commit(partition, (*part, *also)))), Committed)
+    return held
+
+
+def _names(tenant: str | None, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:
+    """Return a page of the namespaces within a prefix; each may be empty."""
+    name = name_of(prefix)
+    find = Find("threads", tenant, after=after, limit=_NAMES, space=STORE, prefix=name)
+    return [found.partition for found in (yield from ask(find))]
+
+
+def _within(tenant: str, prefix: Labels) -> Program[list[Partition]]:
+    """Return the namespaces within a prefix. If none is listed, that is the prefix itself: the catalogue of a
+    database may follow within moments."""
+    page = yield from _names(tenant, prefix, None)
+    out = page or ([partition_of(tenant, prefix)] if prefix else [])
+    while len(page) == _NAMES:
+        page = yield from _names(tenant, prefix, page[-1])
+        out = [*out, *page]
+    return out
+
+
+def _is_inhabited(partition: Partition, now: int) -> Program[bool]:
+    after, limit = None, 1
+    while True:
+        page = Range(ITEM, after=after, limit=limit, bodies=False)
+        (found,) = yield from ask(Fetch(partition, (page,)))
+        if any(not is_over(record, now) for record in found):
+            return True
+        if len(found) < limit:
+            return False
+        after, limit = found[-1].key, _HEADERS

@@ -1,0 +1,175 @@
+"""Searches of the store by meaning: items in the order of their scores, each as it is when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Generic, NamedTuple, TypeVar
+
+from perdure.engine.items import search_index
+from perdure.engine.items.items import Hit
+from perdure.model.ops import Fetch, Find, Get, IndexHit
+from perdure.model.program import Program, ask
+from perdure.model.records import ITEM, Key, Partition, Record
+from perdure.model.store_items import Labels, is_over, labels_of
+
+_WHOLE = 64
+_SPARE = 2
+_GROWTH = 8
+_ORPHANS = 20
+_AGAIN = 3
+"""Times that a search begins anew, as items that it had ranked were written meanwhile."""
+
+V = TypeVar("V")
+
+
+class Candidate(NamedTuple):
+    """An item that a search by meaning ranks, the digest of the value that was ranked, and the generation of
+    the index that ranked it."""
+
+    score: float
+    partition: Partition
+    key: str
+    content: bytes
+    generation: int | None
+
+
+def nearest(
+    rank: Callable[[], Program[Iterable[Candidate]]],
+    judge: Callable[[Labels, Record], V | None],
+    *,
+    offset: int,
+    limit: int,
+    now: int,
+    removal: int | None = None,
+) -> Program[list[Hit[V]]]:
+    """Return the living items of candidates that ``judge`` accepts, in the order of the candidates; those
+    whose value is another than the indexed one are left out. If that is so as they were written since they
+    were ranked, the search begins anew, a few times. Other arguments as for ``search``.
+
+    Args:
+        rank: Returns the items that the search index has, the best first.
+        judge: Returns what is found of an item, ``None`` to leave it out.
+        offset: Accepted items that are passed over.
+        limit: Items that are returned at most.
+        now: The time in microseconds.
+        removal: A number that is used once, under which entries are removed whose items are gone, some of
+            each namespace; ``None`` to leave them.
+    """
+    left = _AGAIN
+    while True:
+        left -= 1
+        page = _Page[V](judge, offset, limit, now)
+        yield from page.fill(iter((yield from rank())))
+        if not left or not (yield from _has_moved(page.outdated)):
+            break
+    for partition, gone in page.orphans.items():
+        if gone and removal is not None:
+            absent = dict.fromkeys(gone[:_ORPHANS])
+            yield from search_index.store_entries(partition, {}, absent, removal)
+    return page.hits
+
+
+class _Page(Generic[V]):
+    """The hits of a search by meaning, and what it met on the way.
+
+    ``outdated`` has the generations of indexes that ranked an item by another value than it has, ``orphans``
+    the keys of entries without an item.
+    """
+
+    def __init__(
+        self, judge: Callable[[Labels, Record], V | None], offset: int, limit: int, now: int
+    ) -> None:
+        self._judge = judge
+        self._offset = offset
+        self._limit = limit
+        self._now = now
+        self.hits: list[Hit[V]] = []
+        self.outdated: dict[Partition, int | None] = {}
+        self.orphans: dict[Partition, list[str]] = {}
+
+    def fill(self, candidates: Iterator[Candidate]) -> Program[None]:
+        size = min(_WHOLE, self._offset + self._limit + _SPARE)
+        passed = 0
+        while len(self.hits) < self._limit and (some := list(islice(candidates, size))):
+            size = _WHOLE
+            found = yield from self._read(some)
+            for each in some:
+                item = found.get((each.partition, each.key))
+                if item is None or search_index.content_of(item.body) != each.content:
+                    self.outdated[each.partition] = each.generation
+                    continue
+                labels = labels_of(each.partition.thread)
+                value = None if is_over(item, self._now) else self._judge(labels, item)
+                if value is None:
+                    continue
+                passed += 1
+                if self._offset < passed <= self._offset + self._limit:
+                    self.hits.append(Hit(labels, item, value, each.score))
+
+    def _read(self, some: Sequence[Candidate]) -> Program[dict[tuple[Partition, str], Record]]:
+        wanted: dict[Partition, list[str]] = {}
+        for each in some:
+            wanted.setdefault(each.partition, []).append(each.key)
+        found: dict[tuple[Partition, str], Record] = {}
+        for partition, keys in wanted.items():
+            answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (key,)) for key in keys)))
+            records = {record.key[0]: record for answer in answers for record in answer}
+            found |= {(partition, key): record for key, record in records.items()}
+            self.orphans.setdefault(partition, []).extend(key for key in keys if key not in records)
+        return found
+
+
+def _has_moved(ranked_by: Mapping[Partition, int | None]) -> Program[bool]:
+    """Return True if an index has another generation now."""
+    for partition, generation in ranked_by.items():
+        (found,) = yield from ask(Fetch(partition, (search_index.GENERATION,)))
+        if (found[0].version if found else 0) != (generation or 0):
+            return True
+    return False
+
+
+def nearest_stored(
+    find: Find,
+    judge: Callable[[Labels, Record], V | None],
+    *,
+    offset: int,
+    limit: int,
+    everything: bool,
+) -> Program[list[Hit[V]]]:
+    """Return what ``nearest`` does where the database compares the vectors: by ``find``, the request for the
+    items that are nearest to the query. Other arguments as for ``search``."""
+    size = offset + limit + _SPARE if everything else 2 * (offset + limit) + _WHOLE
+    exact = False
+    while limit:
+        found = yield from ask(replace(find, limit=size, exact=exact))
+        out = _judged(found, judge)[offset : offset + limit]
+        is_whole = exact or (len(found) > 0 and all(hit.ranked and hit.ranked.is_whole for hit in found))
+        if len(out) == limit or (len(found) < size and is_whole):
+            return out
+        # An index that finds too few of these namespaces is passed over.
+        exact = exact or len(found) < size
+        size *= _GROWTH if len(found) == size else 1
+    return []
+
+
+def _judged(found: Sequence[IndexHit], judge: Callable[[Labels, Record], V | None]) -> list[Hit[V]]:
+    """Return the accepted ones of found items, each once with its best score, the best first, equal ones by
+    name; those whose value has changed since it was indexed are left out."""
+    out: dict[tuple[Partition, Key], Hit[V]] = {}
+    for hit in sorted(found, key=_by_rank):
+        record, ranked = hit.record, hit.ranked
+        if record is None or ranked is None or (hit.partition, record.key) in out:
+            continue
+        if search_index.content_of(record.body) != ranked.content:
+            continue
+        labels = labels_of(hit.partition.thread)
+        value = judge(labels, record)
+        if value is not None:
+            out[hit.partition, record.key] = Hit(labels, record, value, ranked.score)
+    return list(out.values())
+
+
+def _by_rank(hit: IndexHit) -> tuple[float, Partition, Key]:
+    return -hit.ranked.score if hit.ranked else 0.0, hit.partition, hit.record.key if hit.record else ()

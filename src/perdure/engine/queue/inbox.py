@@ -1,0 +1,463 @@
+"""Accepting messages: durable before they are acknowledged, and once however often they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from perdure.engine.decoding import read_each, read_one
+from perdure.engine.documents import Document
+from perdure.engine.queue import questions
+from perdure.engine.queue.preconditions import Precondition, check_precondition
+from perdure.engine.range_reads import PAGE
+from perdure.engine.threads import steering
+from perdure.engine.transact import ATTEMPTS, retrying
+from perdure.errors import Corrupt, NotFound, QueueFull, RunInProgress
+from perdure.model.messages import (
+    DEAD,
+    FAILED,
+    INTERRUPTED,
+    OPEN,
+    ROLLED_BACK,
+    UNKNOWN,
+    Message,
+    Reply,
+    Run,
+    batch,
+    dedupe_put,
+)
+from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
+from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
+
+Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "steer"]
+"""Treatment of a message whose thread has an open run: it waits its turn, is refused, stops the run and keeps
+what the run stored, stops it and rolls that back, or is taken up by the run while it goes on."""
+
+_BODIES = 50
+_KEYED = 16
+"""Messages due at one microsecond that are first read to find one by its key."""
+_ALONE_MAX = 64
+
+
+class Accepted(NamedTuple):
+    """An accepted, durable message: its number on the thread, its id, and whether it was accepted before.
+
+    For a new message ``lane`` is the inbox after the commit, ``message`` is the stored message, ``is_first``
+    is true if the thread had no inbox, and ``over`` is the previous version of the inbox."""
+
+    seq: int
+    id: str
+    is_duplicate: bool
+    lane: Lane | None = None
+    message: Message | None = None
+    is_first: bool = False
+    over: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Request to accept a message.
+
+    Attributes:
+        message: its ``dedupe`` is empty if its sender never sends it twice.
+        now: current time in microseconds.
+        most: most messages that may wait.
+        fresh: start of the versions of a new inbox.
+        precondition: a record that must exist, or is written with the message.
+        cancel_pending: a message that stops the open run also withdraws those that wait.
+        read_asked: reads what the thread asks; without it nothing is asked.
+    """
+
+    partition: Partition
+    message: Message
+    now: int
+    debounce: Debounce
+    strategy: Strategy
+    most: int
+    fresh: int
+    precondition: Precondition | None = None
+    cancel_pending: bool = False
+    read_asked: questions.ReadAsked = questions.ask_nothing
+
+    def store(self, known: Lane | None) -> Program[Accepted]:
+        """Store the message; ``known`` is the inbox as the caller remembers it.
+
+        Raises:
+            QueueFull: too many messages wait.
+            RunInProgress: the strategy is ``reject``, and a run is open or a message waits.
+            NotWaiting: the message is an answer, and the thread has no such open question.
+            Conflict: the message is a command that would leave an open question.
+            NotFound: the record that must exist does not.
+            AlreadyCreated: the record to create exists.
+        """
+        refused = (
+            known is None
+            or self._refusal(known) is not None
+            or self.message.mode == "answer"
+            or questions.leaves_question(self.message.payload)
+            or (self.cancel_pending and known.pending > 0)
+        )
+        guess = None if refused or known is None else _Seen(known)
+        return (
+            yield from retrying(self.partition, guess, self._load, self._attempt, refusals=questions.REFUSALS)
+        )
+
+    def _load(self) -> Program[_Seen]:
+        dedupe = (Get(DEDUPE, (self.message.dedupe,)),) if self.message.dedupe else ()
+        found, *rest = yield from ask(Fetch(self.partition, (Get(LANE, (IN,)), *dedupe)))
+        before = None
+        if rest and rest[0]:
+            before = yield from accepted_before(self.partition, self.message.dedupe, rest[0][0])
+        return _Seen(Lane.read(IN, found), before)
+
+    def _refusal(self, lane: Lane) -> Exception | None:
+        thread = self.partition.thread
+        if lane.pending >= self.most:
+            return QueueFull(
+                f"thread {thread!r} has {lane.pending} messages waiting, as many as it may have; nothing of "
+                "this one was stored. Send it again later"
+            )
+        if self.strategy == "reject" and (lane.run_id is not None or lane.pending):
+            return RunInProgress(
+                f"thread {thread!r} has an open run or messages that wait for one; nothing of this message "
+                "was stored, as its strategy is to be rejected then"
+            )
+        return None
+
+    def _attempt(self, seen: _Seen) -> Program[Accepted | None]:
+        if seen.before is not None:
+            return seen.before
+        lane = seen.lane
+        refusal = self._refusal(lane)
+        if refusal is not None:
+            raise refusal
+        message = self.message
+        if message.mode == "answer":
+            message, checks = yield from questions.address_answer(
+                self.partition, message, lane, self.read_asked
+            )
+        else:
+            checks = yield from questions.refuse_leaving(self.partition, message, lane, self.read_asked)
+            if lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
+                lane = lane.stopping(self.strategy, self.now)
+        withdrawn = (yield from self._withdrawn(lane)) if self.cancel_pending else []
+        lane = lane.accepted(self.now, self.debounce)
+        message = replace(message, seq=lane.last, accepted_at=self.now)
+        ops = (lane.put(self.fresh), *self.ops(message), *withdrawn, *checks)
+        outcome = yield from ask(Commit(self.partition, ops))
+        if not isinstance(outcome, Committed):
+            check_precondition(self.partition, self.precondition, outcome)
+            return None
+        is_first = not lane.version
+        return Accepted(
+            message.seq, message.id, False, lane.stored(self.fresh), message, is_first, lane.version
+        )
+
+    def ops(self, message: Message) -> list[Op]:
+        """Return the operations that store the message with its number, beside that of the inbox."""
+        dedupe = [dedupe_put(message.dedupe, message.seq)] if message.dedupe else []
+        return [message.put(), *dedupe, *([] if self.precondition is None else [self.precondition])]
+
+    def _withdrawn(self, lane: Lane) -> Program[list[Op]]:
+        """Return the operations that withdraw the pending messages."""
+        if self.strategy not in (INTERRUPT, ROLLBACK) or not lane.pending:
+            return []
+        if lane.pending > _ALONE_MAX:
+            raise QueueFull(
+                f"thread {self.partition.thread!r} has {lane.pending} messages waiting, at most {_ALONE_MAX} "
+                "can be taken back at once; nothing of this one was stored. Cancel some of them first"
+            )
+        # Those that came since are not counted by this inbox, whose commit is refused then.
+        pending = Range(INBOX, after=(lane.bound,), limit=lane.pending)
+        (found,) = yield from ask(Fetch(self.partition, (pending,)))
+        waiting = [
+            message for message in read_each(self.partition, Message.read, found) if not message.is_withdrawn
+        ]
+        return [message.withdrawn(self.strategy).put(Expect.PRESENT) for message in waiting]
+
+
+def was_accepted(partition: Partition, dedupe: bytes) -> Program[bool]:
+    """Return True if a message was accepted under a dedupe key."""
+    (found,) = yield from ask(Fetch(partition, (Get(DEDUPE, (dedupe,)),)))
+    return bool(found)
+
+
+def accepted_before(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:
+    """Return the acceptance of the message that holds a dedupe key; ``None`` if the key was removed.
+
+    Args:
+        partition: the thread.
+        digest: the dedupe key as it is stored.
+        found: the key's record.
+
+    Raises:
+        Corrupt: the message is not stored or cannot be read.
+    """
+    seq: int = found.fields["seq"]
+    limit = _KEYED
+    for _ in range(ATTEMPTS):
+        item: Get | Range = Get(INBOX, (seq,))
+        if seq < 0:
+            item = Range(DOCUMENT, (LATER,), by="updated_at", after=-seq - 1, limit=limit)
+        keys, rows = yield from ask(Fetch(partition, (Get(DEDUPE, (digest,)), item)))
+        if not keys:
+            return None
+        if keys[0].fields["seq"] != seq:
+            # A postponed message has entered the inbox in between.
+            seq = keys[0].fields["seq"]
+            continue
+        if seq > 0 and rows:
+            return Accepted(seq, read_one(partition, Message.read, rows[0]).id, True)
+        same = [row for row in rows if row.fields["updated_at"] == -seq]
+        for message in map(readable, same):
+            if message is not None and message.dedupe == digest:
+                return Accepted(0, message.id, True)
+        if len(same) < limit:
+            break
+        limit *= 4
+    raise Corrupt(
+        f"thread {partition.thread!r}: a message was accepted under this dedupe key and cannot be read; "
+        "nothing of this one was stored. Run `perdure fsck`, or send it under another key"
+    )
+
+
+class _Seen(NamedTuple):
+    """The inbox, and the earlier acceptance of the message if there is one."""
+
+    lane: Lane
+    before: Accepted | None = None
+
+
+class Standing(NamedTuple):
+    """Status of a message: the run that took it, ``None`` while it waits. ``stop`` is the requested end of
+    the run, while it has not ended yet."""
+
+    message: Message
+    run: Run | None
+    stop: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if the status is final."""
+        return self.message.is_withdrawn if self.run is None else self.run.state != OPEN
+
+
+def look(partition: Partition, seq: int) -> Program[Standing]:
+    """Return the status of a message.
+
+    Raises:
+        NotFound: it was never accepted, or was removed since.
+    """
+    found, runs = yield from ask(
+        Fetch(partition, (Get(INBOX, (seq,)), Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)))
+    )
+    if not found:
+        raise NotFound(f"thread {partition.thread!r} has no message {seq}: it was removed, or never accepted")
+    run = read_one(partition, Run.read, runs[0]) if runs else None
+    message = read_one(partition, Message.read, found[0])
+    return _standing(message, run if run is not None and run.last >= seq else None)
+
+
+def _standing(message: Message, run: Run | None, stop: str | None = None) -> Standing:
+    """Return the status of a message with the run that covers its number: that run passed over a message that
+    was withdrawn, whose own run is over without ever having begun."""
+    if run is not None and message.is_withdrawn and run.id != message.id:
+        return Standing(message, _never_begun(message, run.epoch, run.started_at))
+    return Standing(message, run, stop)
+
+
+def find(partition: Partition, run_id: str) -> Program[Standing | None]:
+    """Return the status of the message whose run has, or will have, this id; ``None`` if there is none."""
+    found, later, lanes = yield from ask(
+        Fetch(partition, (Get(RUN, (run_id,)), Get(DOCUMENT, (LATER, run_id)), Get(LANE, (IN,))))
+    )
+    if not found:
+        if later:
+            return Standing(postponed(Document.read(later[0])), None)
+        message = yield from _load_pending(partition, Lane.read(IN, lanes), run_id)
+        its = (message, None) if message else (yield from steering.find_taken(partition, run_id))
+        return None if its is None else _standing(*its)
+    run = read_one(partition, Run.read, found[0])
+    # Messages of a finished run are removed one by one; take the first that is left.
+    (left,) = yield from ask(Fetch(partition, (Range(INBOX, after=(run.first - 1,), limit=1),)))
+    first = [message for message in read_each(partition, Message.read, left) if message.seq <= run.last]
+    return Standing(first[0], run, Lane.read(IN, lanes).stop_of(run.id)) if first else None
+
+
+def _load_pending(partition: Partition, lane: Lane, message_id: str) -> Program[Message | None]:
+    after = lane.bound
+    while after < lane.last:
+        (page,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=PAGE),)))
+        for message in read_each(partition, Message.read, page):
+            if message.id == message_id:
+                return message
+        if len(page) < PAGE:
+            break
+        after = page[-1].key[0]
+    return None
+
+
+def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
+    """Return the id of the run that took a message or will take it, with ``most`` messages in a run."""
+    its = Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)
+    lanes, messages, runs = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(INBOX, (seq,)), its)))
+    if runs and (run := read_one(partition, Run.read, runs[0])).last >= seq:
+        message = next(read_each(partition, Message.read, messages), None)
+        return message.id if message is not None and message.is_withdrawn else run.id
+    after = Lane.read(IN, lanes).bound
+    (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
+    waiting = list(read_each(partition, Message.read, found))
+    while waiting:
+        taken = batch(waiting, most)
+        if taken[-1].seq >= seq:
+            return taken[0].id
+        waiting = waiting[len(taken) :]
+    return None
+
+
+def postponed(document: Document) -> Message:
+    """Decode the message in a document; ``accepted_at`` is the time it is due."""
+    fields = document.body
+    return Message(
+        fields["id"],
+        fields["payload"],
+        fields["graph"],
+        fields["channel"],
+        fields["mode"],
+        fields["options"],
+        accepted_at=document.updated_at,
+        dedupe=bytes.fromhex(fields["dedupe"]),
+    )
+
+
+def readable(record: Record) -> Message | None:
+    """Decode the message in a document's record; ``None`` if it cannot be read."""
+    try:
+        return postponed(Document.read(record))
+    except (Corrupt, ValueError, KeyError, TypeError):
+        return None
+
+
+def taken_back(lane: Lane, message: Message, how: Stop, now: int, fresh: int) -> list[Op]:
+    """Return the operations that move a postponed message into the inbox as a withdrawn one."""
+    lane = lane.accepted(now, Debounce())
+    message = replace(message.withdrawn(how), seq=lane.last, accepted_at=now)
+    lane, over = _over(lane, [message], now)
+    ops: list[Op] = [message.put(), lane.put(fresh), *over]
+    if message.dedupe:
+        ops.append(dedupe_put(message.dedupe, message.seq, Expect.ANY))
+    return ops
+
+
+def _over(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, list[Op]]:
+    """Return the inbox after messages were withdrawn, and the operations for their runs.
+
+    If nothing else is pending, no run is open and no channel awaits a reply, their runs are recorded as over
+    at once and need no worker.
+    """
+    if lane.run_id is not None or lane.pending != len(withdrawn) or len(withdrawn) > _ALONE_MAX:
+        return lane, []
+    if any(message.channel for message in withdrawn):
+        return lane, []
+    return lane.passed(lane.last), [_never_begun(message, lane.epoch, now).put() for message in withdrawn]
+
+
+def _never_begun(message: Message, epoch: int, at: int) -> Run:
+    """Return the run of a withdrawn message, which is over."""
+    state, note = ROLLED_BACK if message.stop == ROLLBACK else INTERRUPTED, {"begun": False}
+    graph, channel, seq = message.graph, message.channel, message.seq
+    return Run(message.id, seq, seq, state, graph, channel, epoch, 0, None, at, at, note)
+
+
+def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Program[bool]:
+    """Withdraw a message that still waits, so that its turn is skipped; ``False`` if it no longer waits.
+
+    The thread's question is open again, unless another message waits.
+    """
+
+    def load() -> Program[tuple[Lane, tuple[Message, ...]] | None]:
+        (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+        lane = Lane.read(IN, lanes)
+        again, found = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Range(INBOX, after=(lane.bound,)))))
+        if Lane.read(IN, again) != lane:
+            return None
+        return lane, tuple(read_each(partition, Message.read, found))
+
+    def attempt(seen: tuple[Lane, tuple[Message, ...]]) -> Program[bool | None]:
+        lane, pending = seen
+        message = next((each for each in pending if each.id == message_id), None)
+        if message is None:
+            return False
+        if message.is_withdrawn:
+            return True
+        message = message.withdrawn(how)
+        over: list[Op] = []
+        if all(each.is_withdrawn for each in pending if each.seq != message.seq):
+            lane, over = _over(lane, [message if each.seq == message.seq else each for each in pending], now)
+            if lane.pending:
+                # No message is left to wait for more.
+                lane = lane._replace(ready_at=now)
+        # The inbox is stored again, so that a claim based on the old message is refused.
+        ops = (lane.put(0), message.put(Expect.PRESENT), *over)
+        outcome = yield from ask(Commit(partition, ops))
+        return True if isinstance(outcome, Committed) else None
+
+    return (yield from retrying(partition, None, load, attempt))
+
+
+def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Standing, ...]]:
+    """Read the newest messages of a thread, newest first, before number ``after``, each with its status."""
+    before = None if after is None else (after,)
+    messages, runs, lanes = yield from ask(
+        Fetch(
+            partition,
+            (
+                Range(INBOX, reverse=True, after=before, limit=limit),
+                # One more than messages: the last one may have begun before them.
+                Range(RUN, by="first", reverse=True, after=after, limit=limit + 1),
+                Get(LANE, (IN,)),
+            ),
+        )
+    )
+    found = list(read_each(partition, Run.read, runs))
+    lane = Lane.read(IN, lanes)
+    standing: list[Standing] = []
+    for message in read_each(partition, Message.read, messages):
+        taken = next((run for run in found if run.first <= message.seq <= run.last), None)
+        standing.append(_standing(message, taken, None if taken is None else lane.stop_of(taken.id)))
+    return tuple(standing)
+
+
+class GivenUp(NamedTuple):
+    """Final failures on a thread, newest first: failed runs, and replies that are dead or held in doubt."""
+
+    runs: tuple[Run, ...]
+    replies: tuple[Reply, ...]
+
+
+def given_up(partition: Partition) -> Program[GivenUp]:
+    """Read the final failures on a thread. Bodies are read only for these."""
+    runs = yield from _in_state(partition, Range(RUN, by="first", reverse=True), (FAILED,))
+    replies = yield from _in_state(partition, Range(OUTBOX, reverse=True), (DEAD, UNKNOWN))
+    return GivenUp(
+        tuple(read_each(partition, Run.read, runs)), tuple(read_each(partition, Reply.read, replies))
+    )
+
+
+def _in_state(partition: Partition, every: Range, states: tuple[str, ...]) -> Program[list[Record]]:
+    keys: list[Key] = []
+    after = None
+    while True:
+        (page,) = yield from ask(Fetch(partition, (every._replace(limit=PAGE, bodies=False, after=after),)))
+        keys += [record.key for record in page if record.fields["state"] in states]
+        if len(page) < PAGE:
+            break
+        after = page[-1].key if every.by is None else page[-1].fields[every.by]
+    records: list[Record] = []
+    for at in range(0, len(keys), _BODIES):
+        gets = tuple(Get(every.kind, key) for key in keys[at : at + _BODIES])
+        records += [record for answer in (yield from ask(Fetch(partition, gets))) for record in answer]
+    return [record for record in records if record.fields["state"] in states]

@@ -1,0 +1,378 @@
+"""A thread's question: its answer, what a run leaves of it, and the reply to send once it is closed.
+
+What is asked is read from the latest checkpoint each time. The inbox names the run that asked, whose graph
+and channel an answer gets. A run that waits may leave a reply in its note for the case that its question is
+closed without an answer. It enters the outbox in the commit that ends the run which went past the question,
+so that a receiver which was sent the question is also sent its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from perdure.engine.decoding import read_each, read_one
+from perdure.engine.threads.thread_state import guards, load_view
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Conflict, Corrupt, NotWaiting
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.heads import ROOT, belongs
+from perdure.model.lifecycle import Facts, Left, QuestionState, question_state
+from perdure.model.messages import ANSWERS, Message, Run
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.payloads import COMMAND
+from perdure.model.payloads import RESUME as ANSWER
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, Lane
+from perdure.model.record_versions import successor
+from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
+from perdure.model.stale_questions import StaleQuestions
+from perdure.model.write_records import NULL_TASK, RESUME, asking_tasks, put_over, read_writes, record_key
+
+REFUSALS = (NotWaiting, Conflict)
+"""Refusals of a message because of what its thread asks, which is read after the inbox: it may be the outcome
+of the same message, accepted by another process in between."""
+_CLOSED = "if_closed"
+CLOSING_ORD = 1 << 20
+"""Place of the closing reply among those of its run: above all others, and the same each time."""
+
+
+class Asked(NamedTuple):
+    """What the latest checkpoint of a thread asks.
+
+    Attributes:
+        head: the version of the record that names the checkpoint, ``None`` if there is none.
+        interrupts: ids of the interrupts that have no answer.
+        renamed: further ids under which clients may know them, as a node was renamed since.
+    """
+
+    head: int | None = None
+    interrupts: tuple[str, ...] = ()
+    renamed: tuple[str, ...] = ()
+
+
+ReadAsked = Callable[[], Program[Asked]]
+"""Reads what a thread asks now."""
+
+
+def ask_nothing() -> Program[Asked]:
+    """Return that a thread asks nothing."""
+    yield from ()
+    return Asked()
+
+
+class OpenQuestion(NamedTuple):
+    """A question that may be answered: what is asked, without interrupts for a stop before or after a node,
+    and the run that asked, ``None`` if an application ran the graph itself."""
+
+    asked: Asked
+    run: Run | None
+
+    @property
+    def interrupts(self) -> tuple[str, ...]:
+        """Ids of the interrupts that have no answer."""
+        return self.asked.interrupts
+
+    def knows(self, interrupt_id: str) -> bool:
+        """Return True if an interrupt has this id, or had it before or after a node was renamed."""
+        return interrupt_id in self.asked.interrupts or interrupt_id in self.asked.renamed
+
+
+def with_closing_reply(
+    note: Mapping[str, Any], payload: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the note of a run that waits with what follows from its question.
+
+    Args:
+        note: the note of the run.
+        payload: the reply for the run's channel if the question is closed without an answer.
+        options: the stored options of an answer that comes without a channel of its own.
+    """
+    return {**note, _CLOSED: {"reply": dict(payload), "options": dict(options)}}
+
+
+def look(
+    partition: Partition, lane: Lane, read_asked: ReadAsked
+) -> Program[tuple[OpenQuestion | None, tuple[Op, ...]]]:
+    """Return the question of a thread that may be answered now, ``None`` if there is none, and the check that
+    what is asked has not changed; none is needed beside that of the inbox while the thread is busy.
+
+    Args:
+        partition: the thread.
+        lane: its inbox.
+        read_asked: reads what it asks.
+    """
+    if lane.run_id is not None or lane.pending:
+        return None, ()
+    asked = yield from read_asked()
+    unchanged = (Check(HEAD, (ROOT,), Expect.ABSENT if asked.head is None else asked.head),)
+    facts = Facts(is_busy=False, is_asking=bool(asked.interrupts) or lane.waiting is not None)
+    if question_state(facts) is not QuestionState.OPEN:
+        return None, unchanged
+    run = None
+    if lane.waiting is not None:
+        (found,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
+        run = read_one(partition, Run.read, found[0]) if found else None
+    return OpenQuestion(asked, run), unchanged
+
+
+def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | None]:
+    """Return the question of a thread that may be answered now, ``None`` if there is none."""
+    (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+    question, _ = yield from look(partition, Lane.read(IN, found), read_asked)
+    return question
+
+
+def waiting_run(partition: Partition) -> Program[str | None]:
+    """Return the run whose question a thread's latest checkpoint asks, open or held; ``None`` if there is
+    none."""
+    (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
+    return Lane.read(IN, found).waiting
+
+
+def address_answer(
+    partition: Partition, message: Message, lane: Lane, read_asked: ReadAsked
+) -> Program[tuple[Message, tuple[Op, ...]]]:
+    """Return an answer with the graph that asked, the only question if it names none, and by default the
+    channel of the run that asked; and the check that the question is still the same.
+
+    Raises:
+        NotWaiting: the thread has no question that may be answered now, or not the one that the answer names.
+    """
+    thread, named = partition.thread, message.options.get(ANSWERS, [])
+    question, unchanged = yield from look(partition, lane, read_asked)
+    if question is None:
+        raise NotWaiting(
+            f"thread {thread!r} waits for no answer: nothing interrupted it, it was answered already, or a "
+            "later "
+            "message goes on without one; nothing of this answer was stored. Look at the thread's state"
+        )
+    ids, run = question.interrupts, question.run
+    asked = " and ".join(map(repr, ids)) or "nothing"
+    if unknown := [name for name in named if not question.knows(name)]:
+        raise NotWaiting(
+            f"thread {thread!r} waits for the answer to {asked}, not to {unknown[0]!r}; nothing of this "
+            "answer was stored. Look at the thread's state"
+        )
+    if not named and len(ids) > 1:
+        raise NotWaiting(
+            f"thread {thread!r} waits for the answers to {asked}, and this one names none of them; "
+            "nothing of it was stored. Say which one it answers, or answer each by its id"
+        )
+    if run is None and not message.graph:
+        raise NotWaiting(
+            f"thread {thread!r} waits for the answer to {asked}, but no run asked it that is stored here; "
+            "nothing of "
+            "this answer was stored. Name the graph that asked"
+        )
+    options = dict(message.options)
+    if run is not None and not message.channel and _CLOSED in run.note:
+        options |= run.note[_CLOSED]["options"]
+    if not named and ids:
+        options[ANSWERS] = list(ids)
+    graph, channel = (message.graph, "") if run is None else (run.graph, run.channel)
+    return replace(message, graph=graph, channel=message.channel or channel, options=options), unchanged
+
+
+def leaves_question(payload: Any) -> bool:
+    """Return True if a payload is a command that goes to another node and answers nothing: beside an open
+    question LangGraph would show one of the two, and drop the other."""
+    command = payload.get(COMMAND) if isinstance(payload, Mapping) else None
+    if not isinstance(command, Mapping) or ANSWER in command:
+        return False
+    return bool(command.get("goto")) and command["goto"] not in ("__end__", ["__end__"])
+
+
+def refuse_leaving(
+    partition: Partition, message: Message, lane: Lane, read_asked: ReadAsked
+) -> Program[tuple[Op, ...]]:
+    """Return the check that a thread has no question that a command would leave; none for any other message.
+
+    Raises:
+        Conflict: it has one.
+    """
+    if not leaves_question(message.payload):
+        return ()
+    question, unchanged = yield from look(partition, lane, read_asked)
+    if question is not None and question.interrupts:
+        raise Conflict(leaving(partition.thread, question.interrupts))
+    return unchanged
+
+
+def leaving(thread: str, interrupts: Sequence[str]) -> str:
+    """Return the text of the error of a command that would leave open questions."""
+    asked = " and ".join(map(repr, interrupts))
+    return (
+        f"thread {thread!r} waits for the answer to {asked}, and a command that goes to another node would "
+        "leave "
+        "it; nothing of the command was stored. Answer first, with the goto beside the answer if it "
+        "belongs to it, "
+        "or end the step with goto='__end__'"
+    )
+
+
+def note_edit(partition: Partition, *, goes_on: bool) -> Program[None]:
+    """Record that a thread without an open run was edited: it waits at a node from then on, or for
+    nothing."""
+    for _ in range(ATTEMPTS):
+        lanes, runs = yield from ask(
+            Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, limit=1, bodies=False)))
+        )
+        lane = Lane.read(IN, lanes)
+        waits = (lane.waiting or next((run.key[0] for run in runs), None)) if goes_on else None
+        if not lane.version or lane.run_id is not None or lane.waiting == waits:
+            return
+        if isinstance((yield from ask(Commit(partition, (lane._replace(waiting=waits).put(0),)))), Committed):
+            return
+
+
+# The end of a run
+
+
+def read_left(partition: Partition, run: Run, waited: Run | None) -> Program[Left]:
+    """Return what a run that failed or was stopped leaves at the thread's latest checkpoint.
+
+    Args:
+        partition: the thread.
+        run: the run.
+        waited: the run with whose question the thread waited when it began, if any.
+    """
+    try:
+        return (yield from _read_left(partition, run, waited))
+    except Corrupt:
+        # The run ends all the same: whoever reads the thread meets the damage.
+        return Left(is_unmoved=False, has_interrupt=False)
+
+
+def _read_left(partition: Partition, run: Run, waited: Run | None) -> Program[Left]:
+    was_paused = waited is not None and not waited.note.get("interrupts")
+    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
+    if not heads:
+        return Left(is_unmoved=True, has_interrupt=False, was_paused=was_paused)
+    head = heads[0].fields["checkpoint_id"]
+    stored, records = yield from ask(
+        Fetch(partition, (Get(CHECKPOINT, (ROOT, head)), Range(WRITE, (ROOT, head), bodies=False)))
+    )
+    return Left(not _is_made_by(run, stored), bool(asking_tasks(records)), was_paused)
+
+
+def _is_made_by(run: Run, checkpoint: tuple[Record, ...]) -> bool:
+    return bool(checkpoint) and CheckpointRecord.read(checkpoint[0]).run_id == run.id
+
+
+def closing_reply(waited: Run | None, waits: str | None, *, is_answer: bool) -> tuple[str, Any] | None:
+    """Return the channel and the reply that a run leaves for the end of its question, if it ends now without
+    an answer.
+
+    Args:
+        waited: the run with whose question the thread waited.
+        waits: the run with whose question it waits from now on.
+        is_answer: an answer to the question was given.
+    """
+    if waited is None or waits == waited.id or is_answer or _CLOSED not in waited.note:
+        return None
+    return waited.channel, waited.note[_CLOSED]["reply"]
+
+
+def has_written(partition: Partition, run: Run) -> Program[bool]:
+    """Return True if what a run's command writes is stored beside the thread's latest checkpoint."""
+    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
+    if not heads:
+        return False
+    place = (ROOT, heads[0].fields["checkpoint_id"], NULL_TASK)
+    (records,) = yield from ask(Fetch(partition, (Range(WRITE, place),)))
+    return any(write.idx >= 0 and belongs(write.nonce, (run.id,)) for write in read_writes(records))
+
+
+def read_behind(partition: Partition, run: Run) -> Program[frozenset[str]]:
+    """Return the namespaces of the subgraphs of tasks that still ask what they asked before a run."""
+    (heads,) = yield from ask(Fetch(partition, (Range(HEAD),)))
+    latest = {head.key[0]: head.fields["checkpoint_id"] for head in heads}
+    if len(latest) < 2 or ROOT not in latest:
+        return frozenset()
+    (records,) = yield from ask(Fetch(partition, (Range(WRITE, (ROOT, latest[ROOT])),)))
+    stale = StaleQuestions.of(read_writes(records), asking_tasks(records), run.id)
+    return frozenset(filter(stale.holds, latest))
+
+
+def release_answers(partition: Partition, run: Run) -> Program[bool]:
+    """Take back the answers of a run that failed or was stopped behind them, so that its questions are open
+    again as they were. What the run stored otherwise stays.
+
+    A run that stored no checkpoint also takes back what its command wrote: a later run must not apply it.
+
+    Returns:
+        False if there was nothing to take back.
+
+    Raises:
+        Fenced: the run is not held any more.
+    """
+    while True:
+        view = yield from load_view(partition, ROOT)
+        fence, _ = guards(partition, view, run.epoch)
+        if view.head is None:
+            return False
+        head = Get(CHECKPOINT, (ROOT, view.head.checkpoint_id))
+        checkpoint, heads = yield from ask(Fetch(partition, (head, Range(HEAD))))
+        at_base = not _is_made_by(run, checkpoint)
+        ops: list[Op] = []
+        tasks: set[str] = set()
+        # Parents first: a subgraph is looked at if the task that runs it still asks.
+        for found in sorted(heads, key=lambda record: (len(record.key[0].split("|")), record.key[0])):
+            namespace, checkpoint_id = found.key[0], found.fields["checkpoint_id"]
+            if not _is_of(namespace, tasks):
+                continue
+            (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, checkpoint_id)),)))
+            asking, writes = asking_tasks(records), read_writes(records)
+            tasks |= asking
+            stale = StaleQuestions.of(writes, asking, run.id)
+            called = frozenset[str]() if namespace else stale.called
+            ops += _plan_release(writes, stale.tasks, called, run.id, at_base and not namespace)
+        if not ops:
+            return False
+        # What the writes referred to may be unreachable now: a collection beside must see the change.
+        raised = Put(GC, (), expect=view.generation, version=successor(view.generation, run.id))
+        if isinstance((yield from ask(Commit(partition, (fence, raised, *ops)))), Committed):
+            return True
+
+
+def _is_of(namespace: str, tasks: set[str]) -> bool:
+    """Return True for the root, a subgraph that keeps its state, and one that one of these tasks runs."""
+    return ":" not in namespace or any(f":{task}|" in f"{namespace}|" for task in tasks)
+
+
+def _plan_release(
+    writes: Sequence[PendingWrite], stale: Set[str], called: Set[str], run_id: str, at_base: bool
+) -> list[Op]:
+    """Return the removals of a run's answers from the tasks that still ask what they asked before it, and of
+    what the tasks stored that these ``called``."""
+    mine = (run_id,)
+    aside = {w.key: w for w in writes if w.is_aside}
+    ops: list[Op] = []
+    for write in writes:
+        if write.is_aside or not belongs(write.nonce, mine):
+            continue
+        is_of_command = write.task_id == NULL_TASK and (at_base or write.channel == RESUME)
+        is_behind = write.channel == RESUME and write.task_id in stale
+        if not (is_of_command or is_behind or write.task_id in called):
+            continue
+        if write.idx >= 0:
+            ops.append(Delete(WRITE, record_key(write)))
+            continue
+        before = aside.get(write.aside.key)
+        if before is None:
+            ops.append(Delete(WRITE, write.key, write.record_version))
+        else:
+            ops.append(put_over(before._replace(idx=write.idx), write))
+            ops.append(Delete(WRITE, before.key))
+    # Writes of one task share a record.
+    return list({op.key: op for op in ops}.values())
+
+
+def read_waited(partition: Partition, found: tuple[Record, ...]) -> Run | None:
+    """Decode the run with whose question a thread waits; ``None`` if it is gone or cannot be read: the thread
+    goes on all the same, and ``fsck`` reports it."""
+    try:
+        return next(iter(read_each(partition, Run.read, found)), None)
+    except Corrupt:
+        return None

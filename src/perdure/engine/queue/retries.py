@@ -1,0 +1,198 @@
+"""Repetition of failed runs, from the last step that is stored. The record of the failure stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from perdure.engine.decoding import read_each, read_one
+from perdure.engine.queue import questions
+from perdure.engine.queue.inbox import Accepted, accepted_before
+from perdure.engine.range_reads import PAGE
+from perdure.engine.transact import retrying
+from perdure.errors import Conflict, NotFound, QueueFull, RunInProgress
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.heads import ROOT
+from perdure.model.lifecycle import may_retry
+from perdure.model.messages import ANSWERS, RETRY_OF, Message, Run, dedupe_digest, dedupe_put
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Range
+from perdure.model.payloads import INPUT
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, Debounce, Lane
+from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, LANE, RUN, Partition, Record
+
+_OF_ITS_START = ("checkpoint_id",)
+"""Options that say where a run begins."""
+
+
+def repetition_key(run_id: str) -> bytes:
+    """Return the dedupe key of the message that repeats a failed run."""
+    return dedupe_digest(f"retry {run_id}")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Request to run a failed run again.
+
+    If its last step is the latest of the thread, the graph goes on from there without input. If nothing of it
+    is stored, as after a rollback, its messages are accepted again, as new ones. An answer that it failed
+    behind is given again. However often it is requested, there is one repetition of a run; that one may be
+    run again, too.
+
+    Attributes:
+        run_id: the failed run.
+        now: current time in microseconds.
+        most: most messages that may wait on the thread.
+        fresh: start of the versions of a new inbox.
+        new_id: draws the id of a message.
+        read_asked: reads what the thread asks.
+    """
+
+    partition: Partition
+    run_id: str
+    now: int
+    most: int
+    fresh: int
+    new_id: Callable[[], str]
+    read_asked: questions.ReadAsked
+
+    def store(self) -> Program[Accepted]:
+        """Store the messages of the repetition.
+
+        Raises:
+            NotFound: there is no such run.
+            Conflict: it has not failed, or the thread has gone on since.
+            RunInProgress: another run of the thread is open or waits, and this one would go on from its last
+            step. NotWaiting: it was an answer, and its question is not open any more. QueueFull: too many
+            messages wait.
+        """
+        return (
+            yield from retrying(self.partition, None, self._load, self._attempt, refusals=questions.REFUSALS)
+        )
+
+    @property
+    def _key(self) -> bytes:
+        return repetition_key(self.run_id)
+
+    def _load(self) -> Program[_Seen]:
+        lanes, runs, heads, keys = yield from ask(
+            Fetch(
+                self.partition,
+                (Get(LANE, (IN,)), Get(RUN, (self.run_id,)), Get(HEAD, (ROOT,)), Get(DEDUPE, (self._key,))),
+            )
+        )
+        if not runs:
+            raise NotFound(
+                f"thread {self.partition.thread!r} has no run {self.run_id!r}: it never began, or its "
+                "record was "
+                "removed"
+            )
+        run = read_one(self.partition, Run.read, runs[0])
+        before = (yield from accepted_before(self.partition, self._key, keys[0])) if keys else None
+        checkpoint: tuple[Record, ...] = ()
+        if heads:
+            key = ROOT, heads[0].fields["checkpoint_id"]
+            (checkpoint,) = yield from ask(Fetch(self.partition, (Get(CHECKPOINT, key),)))
+        (messages,) = yield from ask(
+            Fetch(self.partition, (Range(INBOX, after=(run.first - 1,), limit=run.last - run.first + 1),))
+        )
+        return _Seen(
+            Lane.read(IN, lanes),
+            run,
+            tuple(
+                each for each in read_each(self.partition, Message.read, messages) if not each.is_withdrawn
+            ),
+            heads[0] if heads else None,
+            bool(checkpoint) and CheckpointRecord.read(checkpoint[0]).run_id == run.id,
+            before,
+        )
+
+    def _attempt(self, seen: _Seen) -> Program[Accepted | None]:
+        if seen.before is not None:
+            return seen.before
+        thread, lane, run = self.partition.thread, seen.lane, seen.run
+        if not may_retry(run.state):
+            raise Conflict(
+                f"thread {thread!r}: run {run.id!r} is {run.state}; only one that failed is run again"
+            )
+        if not seen.messages:
+            raise NotFound(
+                f"thread {thread!r}: the messages of run {run.id!r} were removed, as they are too old; "
+                "send them anew"
+            )
+        if not seen.is_last and (yield from self._has_stored()):
+            raise Conflict(
+                f"thread {thread!r} has gone on after run {run.id!r}: what that run had done is not its "
+                "latest state "
+                "any more; send its message again, or fork the thread"
+            )
+        messages, checks = yield from self._again(seen)
+        if lane.pending + len(messages) > self.most:
+            raise QueueFull(
+                f"thread {thread!r} has {lane.pending} messages waiting, at most {self.most} may; nothing "
+                "was stored. "
+                "Try again later"
+            )
+        lane = lane.accepted(self.now, Debounce(), len(messages))
+        first = lane.last - len(messages) + 1
+        stored = [
+            replace(message, seq=first + n, accepted_at=self.now, dedupe=b"" if n else self._key)
+            for n, message in enumerate(messages)
+        ]
+        ops: list[Op] = [lane.put(self.fresh), dedupe_put(self._key, first), *checks]
+        ops += [message.put() for message in stored]
+        if not isinstance((yield from ask(Commit(self.partition, tuple(ops)))), Committed):
+            return None
+        return Accepted(first, stored[0].id, False, lane.stored(self.fresh), stored[0], False, lane.version)
+
+    def _again(self, seen: _Seen) -> Program[tuple[list[Message], tuple[Op, ...]]]:
+        """Return the messages to accept, and the checks under which they are right."""
+        run, lane, head = seen.run, seen.lane, seen.head
+        first = seen.messages[0]
+        options = {**first.options, RETRY_OF: run.id}
+        unmoved = Check(HEAD, (ROOT,), Expect.ABSENT if head is None else head.version)
+        if seen.is_last:
+            if lane.run_id is not None or lane.pending:
+                raise RunInProgress(
+                    f"thread {self.partition.thread!r} has an open run or messages that wait, and run "
+                    f"{run.id!r} "
+                    "would go on from the thread's latest step; wait for them, or cancel them"
+                )
+            for name in (*_OF_ITS_START, ANSWERS):
+                options.pop(name, None)
+            going_on = Message(self.new_id(), {INPUT: None}, run.graph, run.channel, "enqueue", options)
+            return [going_on], (unmoved,)
+        if first.mode == "answer":
+            message = replace(first, id=self.new_id(), options=options, channel=run.channel)
+            message, checks = yield from questions.address_answer(
+                self.partition, message, lane, self.read_asked
+            )
+            return [message], checks
+        return [
+            replace(message, id=self.new_id(), options={**message.options, RETRY_OF: run.id})
+            for message in seen.messages
+        ], (unmoved,)
+
+    def _has_stored(self) -> Program[bool]:
+        """Return True if a checkpoint of the run is stored. Those of its subgraphs alone belong to a step
+        that is not done."""
+        after: int | None = None
+        while True:
+            page = Range(CHECKPOINT, (ROOT,), by="seq", reverse=True, after=after, limit=PAGE, bodies=False)
+            (found,) = yield from ask(Fetch(self.partition, (page,)))
+            if any(record.fields["run_id"] == self.run_id for record in found):
+                return True
+            if len(found) < PAGE:
+                return False
+            after = found[-1].fields["seq"]
+
+
+class _Seen(NamedTuple):
+    lane: Lane
+    run: Run
+    messages: tuple[Message, ...]
+    head: Record | None
+    is_last: bool
+    """True if the thread's latest checkpoint is the run's."""
+    before: Accepted | None

@@ -1,0 +1,215 @@
+"""Postponed messages: kept beside the inbox, where they delay nothing, and moved into it when due."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from perdure.engine.documents import Document
+from perdure.engine.queue.inbox import Accepted, accepted_before, postponed, readable, taken_back
+from perdure.engine.queue.preconditions import Precondition, check_precondition
+from perdure.engine.transact import Budget, retrying
+from perdure.errors import QueueFull
+from perdure.model.messages import Message, dedupe_put, encode
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, Debounce, Lane, Stop
+from perdure.model.records import DEDUPE, DOCUMENT, LANE, Partition, Record
+
+UNREADABLE = "later unreadable"
+"""Collection of postponed messages that were due and could not be read."""
+
+_PAGE = 16
+_OPS_A_MESSAGE = 3
+
+
+def postpone(
+    partition: Partition, message: Message, due: int, most: int, fresh: int, precondition: Precondition | None
+) -> Program[Accepted]:
+    """Accept a message that waits until a time: it gets its number then, and holds its dedupe key at once.
+
+    Args:
+        due: time at which it enters the inbox, in microseconds.
+        most: most messages that may be postponed at a time.
+        fresh: start of the versions of new records.
+        precondition: a record that must exist, or is written with the message.
+
+    Raises:
+        NotFound: the record that must exist does not.
+        AlreadyCreated: the record to create exists.
+        QueueFull: ``most`` messages are postponed already.
+    """
+
+    def load() -> Program[tuple[Lane, Accepted | None]]:
+        dedupe = (Get(DEDUPE, (message.dedupe,)),) if message.dedupe else ()
+        lanes, *known = yield from ask(Fetch(partition, (Get(LANE, (LATER,)), *dedupe)))
+        before = None
+        if known and known[0]:
+            before = yield from accepted_before(partition, message.dedupe, known[0][0])
+        return Lane.read(LATER, lanes), before
+
+    def attempt(seen: tuple[Lane, Accepted | None]) -> Program[Accepted | None]:
+        lane, before = seen
+        if before is not None:
+            return before
+        if lane.pending >= most:
+            raise QueueFull(
+                f"thread {partition.thread!r} has {lane.pending} messages whose time comes later, as many as "
+                "it may have; nothing of this one was stored. Send it again when it is due"
+            )
+        first = due if lane.ready_at is None or not lane.version else min(due, lane.ready_at)
+        lane = lane._replace(last=lane.last + 1, since=first, ready_at=first)
+        ops: list[Op] = [lane.put(fresh), _put(message, due, fresh)]
+        if message.dedupe:
+            ops.append(dedupe_put(message.dedupe, -due))
+        if precondition is not None:
+            ops.append(precondition)
+        outcome = yield from ask(Commit(partition, tuple(ops)))
+        if not isinstance(outcome, Committed):
+            check_precondition(partition, precondition, outcome)
+            return None
+        stored = replace(message, accepted_at=due)
+        return Accepted(0, message.id, False, lane.stored(fresh), stored, False)
+
+    return (yield from retrying(partition, None, load, attempt))
+
+
+class Brought(NamedTuple):
+    """Result of a pass: ``has_more`` is true if more messages are due, ``unreadable`` names those that could
+    not be read and were set aside."""
+
+    has_more: bool
+    unreadable: tuple[str, ...] = ()
+
+
+def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program[Brought]:
+    """Move due messages into the inbox, in order.
+
+    A message that cannot be read is moved to the collection ``UNREADABLE`` and does not block the others.
+
+    Raises:
+        Contention: other writers win each time.
+    """
+
+    most = min(_PAGE, (budget.ops - 4) // _OPS_A_MESSAGE)
+
+    def load() -> Program[tuple[Lane, Lane, tuple[Record, ...]]]:
+        lanes, inboxes, found = yield from ask(
+            Fetch(
+                partition,
+                (
+                    Get(LANE, (LATER,)),
+                    Get(LANE, (IN,)),
+                    Range(DOCUMENT, (LATER,), by="updated_at", limit=most + 1),
+                ),
+            )
+        )
+        return Lane.read(LATER, lanes), Lane.read(IN, inboxes), found
+
+    def attempt(seen: tuple[Lane, Lane, tuple[Record, ...]]) -> Program[Brought | None]:
+        later, inbox, found = seen
+        if not later.version:
+            return Brought(False)
+        ops: list[Op] = []
+        unreadable: list[str] = []
+        gone = 0
+        for record in found[:most]:
+            if record.fields["updated_at"] > now:
+                break
+            message = readable(record)
+            moved, after = _plan_entry(record, message, inbox, now, fresh)
+            if ops and not budget.holds([*ops, *moved, inbox.put(fresh), inbox.put(fresh)]):
+                break
+            gone, ops, inbox = gone + 1, [*ops, *moved], after
+            if message is None:
+                unreadable.append(record.key[1])
+        if inbox is not seen[1]:
+            ops.append(inbox.put(fresh))
+        next_due = found[gone].fields["updated_at"] if gone < len(found) else None
+        ops.append(_after(later, gone, next_due))
+        outcome = yield from ask(Commit(partition, tuple(ops)))
+        if not isinstance(outcome, Committed):
+            return None
+        return Brought(next_due is not None and next_due <= now, tuple(unreadable))
+
+    return (yield from retrying(partition, None, load, attempt))
+
+
+def _plan_entry(
+    record: Record, message: Message | None, inbox: Lane, now: int, fresh: int
+) -> tuple[list[Op], Lane]:
+    """Return the operations that move a due message into the inbox, or set it aside if it cannot be read, and
+    the inbox then."""
+    moved: list[Op] = [Delete(DOCUMENT, record.key, record.version)]
+    if message is None:
+        return [
+            *moved,
+            Put(DOCUMENT, (UNREADABLE, record.key[1]), record.fields, record.body, version=fresh),
+        ], inbox
+    inbox = inbox.accepted(now, Debounce())
+    moved.append(replace(message, seq=inbox.last, accepted_at=now).put())
+    if message.dedupe:
+        moved.append(dedupe_put(message.dedupe, inbox.last, Expect.ANY))
+    return moved, inbox
+
+
+def waiting(partition: Partition, limit: int) -> Program[tuple[Message, ...]]:
+    """Read the postponed messages of a thread that can be read, the earliest due first."""
+    (found,) = yield from ask(Fetch(partition, (Range(DOCUMENT, (LATER,), by="updated_at", limit=limit),)))
+    return tuple(message for message in map(readable, found) if message is not None)
+
+
+def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: int) -> Program[bool]:
+    """Withdraw a postponed message; ``False`` if there is none.
+
+    It enters the inbox as a withdrawn message, so that its status can still be read.
+    """
+
+    def load() -> Program[tuple[Lane, Lane, Document | None, int | None]]:
+        lanes, inboxes, found, first = yield from ask(
+            Fetch(
+                partition,
+                (
+                    Get(LANE, (LATER,)),
+                    Get(LANE, (IN,)),
+                    Get(DOCUMENT, (LATER, message_id)),
+                    Range(DOCUMENT, (LATER,), by="updated_at", limit=2, bodies=False),
+                ),
+            )
+        )
+        others = [record.fields["updated_at"] for record in first if record.key[1] != message_id]
+        document = Document.read(found[0]) if found else None
+        return Lane.read(LATER, lanes), Lane.read(IN, inboxes), document, others[0] if others else None
+
+    def attempt(seen: tuple[Lane, Lane, Document | None, int | None]) -> Program[bool | None]:
+        later, inbox, document, other = seen
+        if document is None:
+            return False
+        ops = taken_back(inbox, postponed(document), how, now, fresh)
+        ops.append(Delete(DOCUMENT, (LATER, message_id), document.version))
+        ops.append(_after(later, 1, other))
+        outcome = yield from ask(Commit(partition, tuple(ops)))
+        return True if isinstance(outcome, Committed) else None
+
+    return (yield from retrying(partition, None, load, attempt))
+
+
+def _after(later: Lane, gone: int, first: int | None) -> Op:
+    """Return the queue record after ``gone`` messages left; ``first`` is when the next one is due."""
+    if first is None:
+        return Delete(LANE, (LATER,), later.version)
+    return later._replace(last=max(1, later.last - gone), since=first, ready_at=first).put(0)
+
+
+def _put(message: Message, due: int, version: int) -> Put:
+    fields: dict[str, Any] = {
+        "id": message.id,
+        "payload": message.payload,
+        "graph": message.graph,
+        "channel": message.channel,
+        "mode": message.mode,
+        "options": dict(message.options),
+        "dedupe": message.dedupe.hex(),
+    }
+    body = encode(fields, "message")
+    return Put(DOCUMENT, (LATER, message.id), {"updated_at": due}, body, Expect.ABSENT, version)

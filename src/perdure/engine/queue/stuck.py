@@ -1,0 +1,147 @@
+"""Survey of work that no worker does: queues that are overdue, and work that fails each time.
+
+A worker takes what is due within seconds. What stays due is for a graph or a channel that no running worker
+serves, or no worker runs at all; the database does not know which. The survey shows one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from perdure.engine.queue.inbox import readable
+from perdure.model.ops import Fetch, Find, Get, IndexHit, Now, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT, Lane
+from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition, Record
+
+_PAGE = 1000
+_AHEAD = 3_600_000_000
+"""Queues that are due within this many microseconds are examined, too: one that fails is due again later."""
+_AGAIN = 2
+"""Attempts from which work counts as failing."""
+
+Problem = Literal["waiting", "failing", "damaged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Threads that are blocked for one reason.
+
+    Attributes:
+        problem: ``waiting`` (due, and taken by no worker), ``failing`` (tried again and again) or ``damaged``
+            (the next record is not stored or cannot be read).
+        what: ``graph`` or ``channel``; for damage ``inbox``, ``outbox`` or ``later``.
+        name: name of the graph or channel; empty for damage.
+        threads: count of the threads.
+        since: earliest time from which one of them waits, in microseconds of the database's clock.
+        attempts: most attempts that one of them has had.
+        example: the thread that waits longest.
+    """
+
+    problem: Problem
+    what: str
+    name: str
+    threads: int
+    since: int
+    attempts: int
+    example: Partition
+
+
+class Survey(NamedTuple):
+    """Stuck work, longest first. ``is_whole`` is false if more queues exist than were examined."""
+
+    stuck: tuple[Stuck, ...]
+    is_whole: bool
+
+
+def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
+    """Find the stuck work of a tenant, or of all tenants without one.
+
+    Args:
+        tenant: the tenant, ``None`` for all.
+        older: microseconds for which work must have been due to count as waiting.
+        most: most queues to examine, those due longest first.
+    """
+    now = yield from ask(Now())
+    groups: dict[tuple[Problem, str, str], Stuck] = {}
+    seen: set[tuple[Partition, str]] = set()
+    since: int | None = None
+    limit = _PAGE
+    while True:
+        find = Find("due", tenant, until=now + _AHEAD, since=since, limit=limit)
+        page = yield from ask(find)
+        for found, name in _find_unseen(page, seen):
+            if len(seen) >= most:
+                return Survey(_sort(groups), False)
+            seen.add((found.partition, name))
+            one = yield from _look(found.partition, name, now, now - older)
+            if one is not None:
+                key = (one.problem, one.what, one.name)
+                groups[key] = one if key not in groups else _join(groups[key], one)
+        last = page[-1].record if page else None
+        if len(page) < limit or last is None:
+            return Survey(_sort(groups), True)
+        # The next page begins at the time at which this one ended, and has to go beyond it.
+        limit = limit * 4 if last.fields["due_at"] == since else _PAGE
+        since = last.fields["due_at"]
+
+
+def _find_unseen(
+    page: tuple[IndexHit, ...], seen: set[tuple[Partition, str]]
+) -> Iterator[tuple[IndexHit, str]]:
+    for found in page:
+        if found.record is not None and (found.partition, found.record.key[0]) not in seen:
+            yield found, found.record.key[0]
+
+
+def _join(group: Stuck, one: Stuck) -> Stuck:
+    oldest = min(group, one, key=lambda stuck: stuck.since)
+    return replace(oldest, threads=group.threads + 1, attempts=max(group.attempts, one.attempts))
+
+
+def _sort(groups: dict[tuple[Problem, str, str], Stuck]) -> tuple[Stuck, ...]:
+    return tuple(sorted(groups.values(), key=lambda stuck: (stuck.since, stuck.what, stuck.name)))
+
+
+def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stuck | None]:
+    """Return the stuck work of a queue, ``None`` if it is not stuck."""
+    if name not in (IN, OUT, LATER):
+        return None
+    (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (name,)),)))
+    lane = Lane.read(name, lanes)
+    due_at = lane.due_at
+    # Attempts are counted only for runs and replies.
+    if due_at is None or (due_at > before and name != OUT and lane.run_id is None):
+        return None
+    (rows,) = yield from ask(Fetch(partition, (_next(lane),)))
+    is_overdue = due_at <= before
+    message = readable(rows[0]) if name == LATER and rows else None
+    if message is not None:
+        return Stuck("waiting", "graph", message.graph, 1, due_at, 0, partition)
+    if not rows or name == LATER:
+        return Stuck("damaged", name, "", 1, due_at, 0, partition) if is_overdue else None
+    row = rows[0]
+    what = "graph" if name == IN else "channel"
+    attempts: int = row.fields.get("attempts", 0)
+    if is_overdue:
+        return Stuck("waiting", what, row.fields[what], 1, due_at, attempts, partition)
+    if attempts >= _AGAIN:
+        return Stuck("failing", what, row.fields[what], 1, _began(row), attempts, partition)
+    return None
+
+
+def _next(lane: Lane) -> Get | Range:
+    """Return the read of the next record of a queue."""
+    if lane.name == LATER:
+        return Range(DOCUMENT, (LATER,), by="updated_at", limit=1)
+    if lane.run_id is not None:
+        return Get(RUN, (lane.run_id,))
+    kind = INBOX if lane.name == IN else OUTBOX
+    return Range(kind, after=(lane.bound,), limit=1, bodies=False)
+
+
+def _began(row: Record) -> int:
+    began: int = row.fields["started_at" if row.kind is RUN else "created_at"]
+    return began

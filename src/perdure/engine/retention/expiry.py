@@ -1,0 +1,244 @@
+"""Expiry of threads: when a thread without activity is over, and its removal as long as it is at rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import ormsgpack
+
+from perdure.engine.documents import Document
+from perdure.engine.retention import outside_records
+from perdure.engine.retention.whole_removal import remove_whole, write_versions
+from perdure.engine.threads import transfer_claim
+from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT, Lane
+from perdure.model.records import (
+    CHECKPOINT,
+    DOCUMENT,
+    EPOCH,
+    GC,
+    HEAD,
+    LANE,
+    OF_THREAD,
+    RUN,
+    SEAL,
+    TAG,
+    Kind,
+    Partition,
+    Record,
+)
+from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.model.thread_ttl import ThreadTtl, stored_ttl
+
+_LANES = (IN, OUT, LATER)
+_ITEMS: tuple[Get | Range, ...] = (
+    Get(DOCUMENT, OF_THREAD),
+    Get(EPOCH, ()),
+    Range(HEAD),
+    Range(TAG, limit=1),
+    Range(RUN, by="first", reverse=True, limit=1, bodies=False),
+    Range(CHECKPOINT, ("",), by="seq", reverse=True, limit=1),
+    Get(GC, ()),
+    Get(SEAL, transfer_claim.CLAIM),
+    *(Get(LANE, (name,)) for name in _LANES),
+)
+
+
+class Clocks(NamedTuple):
+    """Current time in microseconds, by the database's clock and by that of this process's host."""
+
+    database: int
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadAtRest:
+    """Facts that decide on the expiry of a thread, as they were read.
+
+    Attributes:
+        is_busy: a run is open, a message waits or a reply is to be delivered.
+        has_queues: a message was accepted for the thread at some time.
+        is_tagged: the thread has a tag.
+        active_at: time of the last activity in microseconds, ``None`` if it cannot be determined.
+        metadata: metadata of the thread, as its clients set it or as its latest checkpoint has it.
+        ttl: time to live that a client set for the thread, if any.
+        checks: hold while the thread is as it was read.
+        generation: its collection generation, 0 without one. A tag that is set meanwhile raises it.
+        claim: claim of an arrival at this name, if there is one.
+        has_head: the thread has a latest checkpoint.
+        has_document: a client created or adopted the thread.
+        missing: id of the latest checkpoint if it is not stored.
+    """
+
+    is_busy: bool
+    has_queues: bool
+    is_tagged: bool
+    active_at: int | None
+    metadata: Mapping[str, Any]
+    ttl: Mapping[str, Any] | None
+    checks: tuple[Check, ...]
+    generation: int
+    missing: str | None
+    claim: Record | None
+    has_head: bool
+    has_document: bool
+
+    def expires_at(self, rules: RetentionRules) -> int | None:
+        """Return the time at which the thread expires in microseconds, ``None`` if it does not.
+
+        A time to live that a client set for the thread comes before the policy, except that a tag keeps the
+        thread in both cases.
+
+        Raises:
+            LookupError: its metadata name a policy that does not exist.
+        """
+        if self.is_busy:
+            return None
+        if self.ttl is not None:
+            is_kept = self.ttl.get("strategy") != "delete" or (self.is_tagged and self._keeps_tagged(rules))
+            return None if is_kept else int(self.ttl["expires_at"])
+        policy = rules.policy_for(self.metadata)
+        if policy is None or policy.idle_us is None or self.active_at is None:
+            return None
+        if policy.keep_tagged and self.is_tagged:
+            return None
+        return self.active_at + policy.idle_us
+
+    def _keeps_tagged(self, rules: RetentionRules) -> bool:
+        """Return True unless the thread's policy lets it expire in spite of a tag."""
+        try:
+            policy = rules.policy_for(self.metadata)
+        except LookupError:
+            return True
+        return policy is None or policy.keep_tagged
+
+    def is_expired(self, rules: RetentionRules, usual: ThreadTtl | None, clocks: Clocks) -> bool:
+        """Return True if the thread is to be removed.
+
+        Args:
+            rules: the policies.
+            usual: time to live of threads that no client has given one.
+            clocks: the current time.
+
+        Raises:
+            LookupError: its metadata name a policy that does not exist.
+        """
+        if _is_past(self.expires_at(rules), clocks, self.ttl):
+            return True
+        # The usual time to live removes no thread with a tag, like a policy.
+        return self._is_over("delete", usual, clocks) and not self.is_tagged
+
+    def is_to_shrink(self, usual: ThreadTtl | None, clocks: Clocks) -> bool:
+        """Return True if the time to live is over after which only the latest state stays; the arguments are
+        as for ``is_expired``."""
+        return self._is_over("keep_latest", usual, clocks)
+
+    def _is_over(self, strategy: str, usual: ThreadTtl | None, clocks: Clocks) -> bool:
+        """Return True if a time to live with this strategy is over, the thread's own or the usual one."""
+        ttl = self.ttl
+        if not self.has_document and usual is not None and self.active_at is not None:
+            ttl = stored_ttl(usual.given, self.active_at)
+        if self.is_busy or ttl is None or ttl.get("strategy") != strategy:
+            return False
+        return _is_past(int(ttl["expires_at"]), clocks, self.ttl)
+
+    def policy(self, rules: RetentionRules) -> Retention | None:
+        """Return the thread's policy; raises ``LookupError`` as ``expires_at`` does."""
+        return rules.policy_for(self.metadata)
+
+
+def _is_past(at: int | None, clocks: Clocks, own: Mapping[str, Any] | None) -> bool:
+    """Return True if a thread's end is past. A client's own time to live was counted by the database; any
+    other end counts from a checkpoint, whose time is that of a host."""
+    return at is not None and at <= (min(clocks) if own is None else clocks.database)
+
+
+def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
+    """Read what decides whether a thread expires: one request, two if its latest checkpoint is not the one
+    that was stored last."""
+    found = yield from ask(Fetch(partition, _ITEMS))
+    documents, epochs, heads, tags, runs, newest, collections, claims, *lanes = found
+    queues = [Lane.read(name, lane) for name, lane in zip(_LANES, lanes, strict=True)]
+    head = next((each.fields["checkpoint_id"] for each in heads if each.key == ("",)), None)
+    if head is not None and (not newest or newest[0].key[1] != head):
+        (newest,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, ("", head)),)))
+    checkpoint = CheckpointRecord.read(newest[0]) if newest else None
+    document = Document.read(documents[0]) if documents else None
+    times = [
+        document.updated_at if document else None,
+        checkpoint.made_at if checkpoint else None,
+        runs[0].fields["updated_at"] if runs else None,
+    ]
+    # A checkpoint whose time is unknown may be the latest activity; one without a head is of a thread that is
+    # still arriving.
+    is_known = head is None if checkpoint is None else head is not None and checkpoint.made_at is not None
+    checks = [
+        unchanged(DOCUMENT, OF_THREAD, documents),
+        unchanged(EPOCH, (), epochs),
+        *(unchanged(LANE, (name,), lane) for name, lane in zip(_LANES, lanes, strict=True)),
+        *(Check(HEAD, each.key, each.version) for each in heads),
+    ]
+    if head is None:
+        checks.append(Check(HEAD, ("",), Expect.ABSENT))
+    return ThreadAtRest(
+        is_busy=bool(epochs and epochs[0].fields["open_run"] is not None)
+        or any(lane.pending or lane.run_id is not None for lane in queues),
+        has_queues=any(lane.version for lane in queues),
+        is_tagged=bool(tags),
+        active_at=max((at for at in times if at is not None), default=None) if is_known else None,
+        metadata=_metadata(document, checkpoint),
+        ttl=document.body.get("ttl") if document else None,
+        checks=tuple(checks),
+        generation=collections[0].version if collections else 0,
+        missing=head if checkpoint is None else None,
+        claim=claims[0] if claims else None,
+        has_head=head is not None,
+        has_document=document is not None,
+    )
+
+
+def remove_resting(partition: Partition, *, only_unused: bool = False) -> Program[bool]:
+    """Remove a thread, with what is stored of it elsewhere, unless it is busy, or changed since it was read;
+    return True if it was removed. With ``only_unused`` one stays for which a message was ever accepted."""
+    thread = yield from read_at_rest(partition)
+    if thread.is_busy or (only_unused and thread.has_queues):
+        return False
+    elsewhere = yield from outside_records.find(partition)
+    collection = Check(GC, (), thread.generation or Expect.ABSENT)
+    outcome = yield from ask(Drop(partition, (collection, *thread.checks)))
+    if not isinstance(outcome, Committed):
+        return False
+    yield from outside_records.remove(elsewhere)
+    return True
+
+
+def remove_expired(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
+    """Remove an expired thread, unless it changed since it was read, or a task writes to it meanwhile; return
+    True if it was removed."""
+    seen = yield from write_versions(partition)
+    outcome = yield from remove_whole(partition, thread.generation, thread.checks, seen)
+    return isinstance(outcome, Committed)
+
+
+def unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:
+    """Return the check that a record is as it was read, or still absent."""
+    return Check(kind, key, found[0].version if found else Expect.ABSENT)
+
+
+def _metadata(document: Document | None, checkpoint: CheckpointRecord | None) -> dict[str, Any]:
+    """Return the texts of a thread's metadata: those of its latest checkpoint, and over them those that its
+    clients set."""
+    out: dict[str, Any] = {}
+    if checkpoint is not None and checkpoint.metadata:
+        held = ormsgpack.unpackb(
+            checkpoint.metadata, ext_hook=lambda code, data: None, option=ormsgpack.OPT_NON_STR_KEYS
+        )
+        out = dict(held) if isinstance(held, dict) else {}
+    if document is not None:
+        own = document.body.get("metadata")
+        out |= own if isinstance(own, dict) else {}
+    return out

@@ -1,0 +1,199 @@
+"""Removal of finished records of a thread's queue, so that it does not grow without bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perdure.engine.queue.journal import pointer_key
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention
+from perdure.model.messages import DONE, OPEN, SENT, Run
+from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, OUT, Lane
+from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Partition, Record
+
+BATCH_MAX = 64
+"""Most messages that one run may take: they are removed together."""
+EVERY = 8
+"""Number of messages of a thread after which expired records are looked for; half of what is removed at
+once."""
+_REPLIES = 256
+"""Replies that one pass examines: those given up or in doubt stay among them."""
+
+
+def look(partition: Partition) -> Fetch:
+    """Return the request whose answer ``forget`` examines."""
+    return Fetch(
+        partition,
+        (
+            Get(LANE, (IN,)),
+            Get(LANE, (OUT,)),
+            Range(INBOX, limit=BATCH_MAX, bodies=False),
+            Range(OUTBOX, limit=_REPLIES, bodies=False),
+            Range(RUN, by="first", limit=BATCH_MAX, bodies=False),
+        ),
+    )
+
+
+def look_after(partition: Partition, run: Run) -> Fetch | None:
+    """Return the same, or ``None`` if nothing is looked for at the end of this run."""
+    return look(partition) if run.last // EVERY > (run.first - 1) // EVERY else None
+
+
+def forget(
+    partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]] | None = None
+) -> Program[int]:
+    """Remove a page of what was accepted and finished before a time.
+
+    Messages go with their dedupe keys, runs and journals; replies go once sent. What waits for an answer, was
+    given up or is in doubt stays, and so do the runs whose recorded effects a later run may still need.
+
+    Args:
+        before: in microseconds.
+        budget: most operations of one commit.
+        found: the answer to ``look``, if the caller has made that request.
+
+    Returns:
+        The count of removed records; 0 also if the queue changes again at every attempt.
+    """
+    for _ in range(ATTEMPTS):
+        if found is None:
+            found = yield from ask(look(partition))
+        removed = yield from _forget_page(partition, before, budget, found)
+        if removed is not None:
+            return removed
+        # The next message of a busy thread is accepted while its last run is tidied.
+        found = None
+    return 0
+
+
+def _forget_page(
+    partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]]
+) -> Program[int | None]:
+    """Remove a page of what ``look`` has found, ``None`` if the queue has changed since."""
+    lanes, outs, messages, replies, runs = found
+    inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
+    old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
+    needed = _find_needed(inbox, runs)
+    over = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in needed]
+    parts = (yield from _messages(partition, old, over)) if old else []
+    parts += [
+        [Delete(OUTBOX, reply.key, reply.version)]
+        for reply in replies
+        if reply.fields["created_at"] < before
+        and reply.key[0] <= outbox.bound
+        and reply.fields["state"] == SENT
+    ]
+    if not parts:
+        return 0
+    # The numbers of a thread that was deleted and made again start anew: the lanes show that it is the same.
+    checks = [Check(LANE, (lane.name,), lane.version) for lane in (inbox, outbox) if lane.version]
+    taken = _take(parts, budget - len(checks))
+    outcome = yield from ask(Commit(partition, (*checks, *taken)))
+    return len(taken) if isinstance(outcome, Committed) else None
+
+
+def _find_needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:
+    """Return the ids of the runs whose steps an unfinished run may repeat, given the first runs of a thread.
+
+    An answer, or a run that continues a failed one, repeats the steps that the runs before it left, back to
+    the latest run that ended well. More runs than one page are never kept.
+    """
+    is_busy = inbox.run_id is not None or inbox.waiting is not None or inbox.pending > 0
+    if not is_busy or len(runs) == BATCH_MAX:
+        return frozenset(() if inbox.waiting is None else (inbox.waiting,))
+    ended_well = max((n for n, run in enumerate(runs) if run.fields["state"] == DONE), default=-1)
+    return frozenset(run.key[0] for run in runs[ended_well + 1 :])
+
+
+def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
+    """Remove a finished run of any age, with its journal, its messages and their dedupe keys.
+
+    A later run that repeats one of its steps repeats the effects in it.
+
+    Args:
+        budget: most operations of one commit.
+
+    Returns:
+        ``False`` if the run has changed or is gone.
+
+    Raises:
+        Contention: other writers win each time.
+    """
+    refused = 0
+    while refused < ATTEMPTS:
+        lanes, found, messages = yield from ask(
+            Fetch(
+                partition,
+                (
+                    Get(LANE, (IN,)),
+                    Get(RUN, (run.id,)),
+                    Range(INBOX, after=(run.first - 1,), limit=BATCH_MAX, bodies=False),
+                ),
+            )
+        )
+        if not found or found[0].version != run.version:
+            return False
+        parts = yield from _of_run(partition, found[0], {m.key[0]: m for m in messages})
+        # A key that was removed meanwhile may have been given to another message.
+        checks = [Check(LANE, (IN,), lane.version) for lane in lanes]
+        taken = _take(parts, budget - len(checks) - 1)
+        is_last = bool(taken) and taken[-1].kind is RUN
+        ops = taken if is_last else [Check(RUN, found[0].key, run.version), *taken]
+        outcome = yield from ask(Commit(partition, (*checks, *ops)))
+        if is_last and isinstance(outcome, Committed):
+            return True
+        refused += not isinstance(outcome, Committed)
+    raise Contention(
+        f"thread {partition.thread!r}: run {run.id!r} could not be forgotten beside what is accepted there; "
+        "try again"
+    )
+
+
+def _take(parts: Sequence[Sequence[Op]], budget: int) -> list[Op]:
+    """Return the operations of the first parts: as many whole ones as one commit may carry."""
+    taken: list[Op] = []
+    for part in parts:
+        if len(taken) + len(part) > budget:
+            break
+        taken += part
+    return taken
+
+
+def _messages(
+    partition: Partition, old: Sequence[Record], runs: Sequence[Record]
+) -> Program[list[Sequence[Op]]]:
+    """Return the removals of old messages in parts, each in one commit, in order."""
+    parts: list[Sequence[Op]] = []
+    over = {message.key[0]: message for message in old}
+    for run in runs:
+        if run.fields["state"] == OPEN or run.fields["last"] not in over:
+            break
+        parts += yield from _of_run(partition, run, over)
+        if parts[-1][-1].kind is not RUN:
+            break
+    return parts
+
+
+def _of_run(partition: Partition, run: Record, messages: Mapping[int, Record]) -> Program[list[Sequence[Op]]]:
+    """Return the removals of a run in parts, given its messages by number.
+
+    The journal comes first, then each message with its dedupe key; the run goes with the last of them, as
+    they are found through it. Of a long journal only the beginning is returned.
+    """
+    (journal,) = yield from ask(Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),)))
+    parts: list[list[Op]] = [
+        [Delete(EFFECT, noted.key), Delete(EFFECT, pointer_key(*noted.key[1:]))] for noted in journal
+    ]
+    if len(journal) == BATCH_MAX:
+        return [*parts]
+    for seq in range(run.fields["first"], run.fields["last"] + 1):
+        if seq in messages:
+            parts.append([Delete(INBOX, (seq,))])
+            if messages[seq].fields["dedupe"]:
+                parts[-1].append(Delete(DEDUPE, (messages[seq].fields["dedupe"],)))
+    if not parts or parts[-1][0].kind is not INBOX:
+        parts.append([])
+    parts[-1].append(Delete(RUN, run.key, run.version))
+    return [*parts]

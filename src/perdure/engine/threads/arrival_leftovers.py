@@ -1,0 +1,68 @@
+"""Removes what an arrival left at the name of a thread that did not come to be.
+
+An arrival that was killed leaves its claim behind, with the rows that were stored so far. The thread that is
+begun at that name takes the claim over and removes them, so that nothing of the source is mixed into it; an
+arrival that still goes on is refused with its next commit.
+"""
+
+from __future__ import annotations
+
+from perdure.engine.range_reads import read_all
+from perdure.engine.threads import transfer_claim
+from perdure.engine.transact import Budget, batches
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import BLOB, CHECKPOINT, CHUNK, HEAD, PACK, SEAL, TAG, WRITE, Partition
+
+_LEFT = (CHECKPOINT, WRITE, TAG, HEAD, CHUNK, BLOB, PACK)
+
+
+def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]:
+    """Remove what an arrival left at a name that the caller has claimed; return False if the claim is lost.
+    Documents stay: a server may have noted a thread that has no checkpoint yet."""
+    found = yield from read_all(partition, *(Range(kind, bodies=False) for kind in _LEFT))
+    mine = transfer_claim.checks(version)
+    # The root's head is that of a thread that another writer has begun: the checks refuse the removal then.
+    checked = {op[:2] for op in mine}
+    left = [record for records in found for record in records]
+    ops: list[Op] = [Delete(r.kind, r.key) for r in left if (r.kind, r.key) not in checked]
+    for batch in batches(ops, budget, reserve=len(mine)):
+        outcome = yield from ask(Commit(partition, (*mine, *batch)))
+        if not isinstance(outcome, Committed):
+            return False
+    return True
+
+
+def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
+    """Make a name free at which an arrival left something: no thread is there, but a claim.
+
+    If another writer claims the name or begins a thread there meanwhile, the rest is that one's.
+
+    Args:
+        partition: The name.
+        version: A number that no other claim has.
+        budget: The limits of one commit.
+    """
+    (claims,) = yield from ask(Fetch(partition, (Get(SEAL, transfer_claim.CLAIM),)))
+    if not claims:
+        return
+    outcome = yield from ask(Commit(partition, tuple((yield from transfer_claim.claim(version)))))
+    if isinstance(outcome, Committed) and (yield from discard(partition, version, budget)):
+        yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))
+
+
+def withdraw(partition: Partition, version: int, budget: Budget) -> Program[None]:
+    """Remove what an arrival stored after it lost its claim because its name was removed.
+
+    Chunks are staged without a check, so some may have come after the removal. If another writer claims the
+    name or has begun a thread there, nothing is removed: the chunks go with the next prune of that thread.
+
+    Args:
+        partition: The name.
+        version: The number of the lost claim.
+        budget: The limits of one commit.
+    """
+    again = transfer_claim.claiming(version, (yield from ask(Now())), Expect.ABSENT)
+    outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, again)))
+    if isinstance(outcome, Committed) and (yield from discard(partition, version, budget)):
+        yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))

@@ -1,0 +1,140 @@
+"""Loading of a checkpoint with its pending writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.engine.threads.chunk_reads import ChunkReader
+from perdure.engine.threads.thread_state import (
+    HeadView,
+    View,
+    load_view,
+    missing_head,
+    read_view,
+    refuse_headless,
+    view_items,
+)
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import CHECKPOINT, WRITE, Partition, Record
+from perdure.model.write_records import read_writes
+
+_WRITES = 16
+"""Writes that are read with a checkpoint of which it is not known whether it is the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheckpoint:
+    """A checkpoint as it was loaded, with its pending writes."""
+
+    view: View
+    checkpoint: CheckpointRecord | None
+    writes: tuple[PendingWrite, ...] = ()
+
+    @property
+    def is_head(self) -> bool:
+        head = self.view.head
+        return head is not None and self.checkpoint is not None and head.checkpoint_id == self.checkpoint.id
+
+
+def load(
+    partition: Partition,
+    namespace: str,
+    checkpoint_id: str | None,
+    *,
+    guess: str | None = None,
+    reader: ChunkReader | None = None,
+    head_first: bool = False,
+) -> Program[LoadedCheckpoint]:
+    """Load a checkpoint with its pending writes, the latest if no id is given.
+
+    Args:
+        guess: id that the caller expects to be the latest; if right, one fetch is enough.
+        reader: reader of the thread's chunks, for a caller that knows nothing of the thread: its first reads
+            are made in the same request, and so are those of the checkpoint that is probably the latest.
+        head_first: with a reader, ask for the head alone before anything else (``reads_heads_first``).
+
+    Raises:
+        Corrupt: the latest checkpoint is not stored, or it is not known which one that is.
+        Contention: the thread is pruned all the time.
+    """
+    items: tuple[Get | Range, ...] = view_items(namespace)
+    first = len(items)
+    target = checkpoint_id or guess
+    missed: HeadView | None = None
+    if reader is not None and head_first and target is None:
+        view = yield from load_view(partition, namespace)
+        if (yield from _has_no_head(partition, namespace, view)):
+            return LoadedCheckpoint(view, None)
+        target = view.head and view.head.checkpoint_id
+    for _ in range(ATTEMPTS):
+        if reader is not None:
+            latest = _newest(namespace) if target is None else _target(namespace, target)
+            answers = yield from ask(Fetch(partition, (*items, *latest, *reader.ranges)))
+            checkpoints, writes, *chunks = answers[first:]
+            reader.take(chunks)
+            reader = None
+            view = read_view(namespace, answers)
+            wanted = (checkpoints, writes) if target is not None else _pending(checkpoints, writes)
+            if target is None and wanted:
+                target = wanted[0][0].key[1]
+        else:
+            asked = items if target is None else (*items, *_target(namespace, target))
+            answers = yield from ask(Fetch(partition, asked))
+            view, wanted = read_view(namespace, answers), answers[first:]
+        if view.is_arriving or (
+            checkpoint_id is None and (yield from _has_no_head(partition, namespace, view))
+        ):
+            return LoadedCheckpoint(view, None)
+        if checkpoint_id is None and view.head is not None:
+            head_id = view.head.checkpoint_id
+            if head_id != target:
+                target = head_id
+                wanted = yield from ask(Fetch(partition, _target(namespace, head_id)))
+            if not wanted[0]:
+                # Removed between two reads, unless the head still names it afterwards.
+                if view.head == missed:
+                    raise missing_head(partition, namespace, head_id)
+                missed = view.head
+                continue
+        if not wanted[0]:
+            return LoadedCheckpoint(view, None)
+        return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), _sorted(wanted[1]))
+    raise Contention(f"thread {partition.thread!r} is pruned all the time; load it later")
+
+
+def _has_no_head(partition: Partition, namespace: str, view: View) -> Program[bool]:
+    """Return True if a namespace has no checkpoints that are to be seen."""
+    if view.head is None and not view.is_arriving:
+        yield from refuse_headless(partition, namespace)
+    return view.head is None or view.is_arriving
+
+
+def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
+    return (Get(CHECKPOINT, (namespace, checkpoint_id)), Range(WRITE, (namespace, checkpoint_id)))
+
+
+def _newest(namespace: str) -> tuple[Range, ...]:
+    """Return the reads of the checkpoint that was stored last, and of the last writes."""
+    return (
+        Range(CHECKPOINT, (namespace,), "seq", reverse=True, limit=1),
+        Range(WRITE, (namespace,), reverse=True, limit=_WRITES),
+    )
+
+
+def _pending(checkpoints: Sequence[Record], last: Sequence[Record]) -> tuple[tuple[Record, ...], ...]:
+    """Return the checkpoint that was stored last and its writes, nothing if there may be more of them."""
+    if not checkpoints:
+        return ()
+    name = checkpoints[0].key[1]
+    own = tuple(record for record in last if record.key[1] == name)
+    is_whole = len(last) < _WRITES or last[-1].key[1] < name
+    return (tuple(checkpoints), own[::-1]) if is_whole else ()
+
+
+def _sorted(records: Sequence[Record]) -> tuple[PendingWrite, ...]:
+    return in_order(read_writes(records))

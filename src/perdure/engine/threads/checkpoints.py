@@ -1,0 +1,437 @@
+"""Storage of checkpoints and pending writes: the use cases of a super-step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeGuard, TypeVar
+
+from perdure.engine.threads import arrival_leftovers, transfer_claim
+from perdure.engine.threads.drafts import CheckpointDraft, CheckpointDrafts, WriteDrafts
+from perdure.engine.threads.steering import Taking
+from perdure.engine.threads.thread_state import (
+    HeadView,
+    View,
+    guards,
+    is_older,
+    load_view,
+    outrun,
+    removed,
+    unwritten,
+)
+from perdure.engine.threads.undisturbed import is_disturbed
+from perdure.engine.transact import Budget, commit_with_chunks, retrying
+from perdure.errors import Conflict, Corrupt, HeadConflict
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range, Refused
+from perdure.model.packs import chunk_puts
+from perdure.model.program import Effect, Program, ask
+from perdure.model.record_versions import successor
+from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, Record
+from perdure.model.retention import ORIGIN
+from perdure.model.write_records import added_puts, held_by_record, new_puts, put_over, read_writes
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StepPut(ABC, Generic[R]):
+    """Put of a super-step: one attempt on the thread as its caller remembers it, then on what is read.
+
+    Attributes:
+        first_version: start of the versions and generations of a new thread, so that a thread that was
+            deleted and made again has neither the versions nor the chunks of its past.
+        on_older: called if records that were known to be stored are missing: the database came back older.
+        taking: messages that the run takes with what it stores.
+        known: the thread as the caller remembers it.
+    """
+
+    partition: Partition
+    namespace: str = ROOT
+    claim: HeadClaim | None
+    epoch: int | None
+    first_version: int
+    budget: Budget
+    on_older: Callable[[Partition], None]
+    taking: Taking | None = None
+    known: View | None = field(default=None, init=False)
+
+    def store(self, view: View | None) -> Program[R]:
+        """Store what is put and return it as stored; ``view`` is the thread as the caller remembers it.
+
+        Raises:
+            HeadConflict: another run moved the head or filled a slot.
+        """
+        self.known = view
+        stored = None if view is None else (yield from self._attempt(view))
+        if stored is None:
+            stored = yield from retrying(self.partition, None, self._load, self._attempt)
+        if self.taking is not None:
+            self.taking.stored()
+        return stored
+
+    @abstractmethod
+    def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
+        """Return the guards of the put, and the generation to plan it under.
+
+        Raises:
+            Conflict: it may not happen on the thread as it was seen.
+        """
+
+    @abstractmethod
+    def _attempt(self, view: View) -> Program[R | None]: ...
+
+    def _load(self) -> Program[View]:
+        view = yield from load_view(self.partition, self.namespace)
+        if self.known is not None and is_older(self.known, view):
+            self.on_older(self.partition)
+        return view
+
+    def _try_decide(self, view: View) -> tuple[tuple[Op, ...], int] | None:
+        """Decide. ``None`` if a remembered view shows a conflict: it may be out of date, so only a view that
+        is read now may refuse a write."""
+        try:
+            return self.decide(view)
+        except Conflict:
+            if view is self.known:
+                return None
+            raise
+
+    def _plan_guards(self, view: View) -> tuple[tuple[Op, ...], int]:
+        """Return the guards of a write, and the generation to plan it under.
+
+        A thread without a generation is given one: chunks known to be stored in a thread must not be taken
+        for stored in a later thread of the same name.
+        """
+        fence, unchanged = guards(self.partition, view, self.epoch)
+        if view.generation:
+            return (fence, unchanged), view.generation
+        born = Put(GC, (), expect=Expect.ABSENT, version=self.first_version)
+        return (fence, born, transfer_claim.UNCLAIMED), self.first_version
+
+    def _commit(self, view: View, ops: Sequence[Op], chunks: Sequence[Put]) -> Program[Committed | Refused]:
+        """Commit; if a thread's first write is refused, remove what an arrival left at its name."""
+        outcome = yield from commit_with_chunks(self.partition, ops, chunks, self.budget)
+        if not view.generation and not isinstance(outcome, Committed):
+            yield from arrival_leftovers.clear(self.partition, self.first_version, self.budget)
+        return outcome
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
+    """Put of a checkpoint that also moves the head of its namespace to it.
+
+    Attributes:
+        before: the checkpoint that the loop stored last.
+        met_in: the generation in which the loop loaded or stored what it builds on.
+        planned: state after the commit in progress, if it is accepted.
+    """
+
+    plan: CheckpointDrafts
+    parent: str | None
+    source: str | None
+    loaded: LoadedHead | None
+    before: str | None
+    fork_on_conflict: bool
+    met_in: int
+    planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
+
+    def is_committed_by(self, effect: Effect[Any]) -> TypeGuard[Commit]:
+        """Return True if this commit stores the checkpoint, and nothing was staged for it."""
+        if self.planned is None or not isinstance(effect, Commit):
+            return False
+        key = self.namespace, self.planned[1].id
+        return any(op.kind is CHECKPOINT and op.key == key and isinstance(op, Put) for op in effect.ops)
+
+    def _load(self) -> Program[View]:
+        self.plan.freeze()
+        return StepPut._load(self)
+
+    def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
+        checks, generation = self._plan_guards(view)
+        head, parent = view.head, self.parent
+        verdict = judge(
+            namespace=self.namespace,
+            head=head.checkpoint_id if head else None,
+            parent=parent,
+            source=self.source,
+            loaded=self.loaded,
+        )
+        if verdict is Verdict.ADVANCE and self.claim is not None and not _holds(self.claim, head):
+            raise outrun(self.partition, parent)
+        if verdict is Verdict.LOST and not self.fork_on_conflict:
+            raise HeadConflict(
+                f"thread {self.partition.thread!r}: another run moved the head to "
+                f"{head.checkpoint_id if head else None} while this one built on {parent}; nothing of this "
+                "step was stored. Load the thread again and repeat the call"
+            )
+        return checks, generation
+
+    def _attempt(self, view: View) -> Program[tuple[View, CheckpointRecord] | None]:
+        partition, namespace, parent, loaded = self.partition, self.namespace, self.parent, self.loaded
+        decided = self._try_decide(view)
+        if decided is None:
+            return None
+        checks, generation = decided
+        head = view.head
+        draft = yield from self._draft(view, generation)
+        if draft is None:
+            return None
+        record = draft.checkpoint
+        replaced = head.checkpoint_id if head else None
+        if replaced != parent:
+            record = record._replace(prior=replaced or ORIGIN)
+        # A parent that is not the head may be gone meanwhile, by a prune or because the database came back
+        # older than it was. Where this run has loaded or stored it, it must still be there.
+        is_head = head is not None and parent == head.checkpoint_id
+        is_met = parent is not None and parent in (loaded and loaded.addressed, self.before)
+        parent_check = (
+            [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if is_met and not is_head else []
+        )
+        version = successor(head.version, record.id) if head else self.first_version
+        moved = Put(
+            HEAD,
+            (namespace,),
+            {"checkpoint_id": record.id, "seq": record.seq},
+            expect=head.version if head else Expect.ABSENT,
+            version=version,
+        )
+        chunks = chunk_puts(draft.chunks, generation)
+        after = View(
+            HeadView(version, record.id, record.seq),
+            generation,
+            view.epoch,
+            view.open_run,
+            record.id if namespace == ROOT else view.root_head,
+        )
+        self.planned = after, record
+        proof: list[Op] = [check for check in draft.checks if check not in parent_check]
+        proof += draft.folded
+        if self.taking is not None:
+            proof += yield from self.taking.ops()
+        ops: list[Op] = [*checks, *parent_check, *proof, moved]
+        new = record.put(Expect.ABSENT)
+        outcome = yield from self._commit(view, [*ops, new], chunks)
+        if outcome == Refused(CHECKPOINT, new.key):
+            stored = yield from self._stored(record)
+            if stored is None:
+                return None
+            record = again(stored, record)
+            raised = _raise_generation(checks, generation, record.id)
+            moved, after = self._move_again(view, after, stored, moved)
+            outcome = yield from commit_with_chunks(
+                partition,
+                [*raised, *parent_check, *proof, moved, record.put(Expect.PRESENT)],
+                chunks,
+                self.budget,
+            )
+            if raised != checks:
+                after = after._replace(generation=successor(generation, record.id))
+        if not isinstance(outcome, Committed):
+            if parent_check and outcome == Refused(*parent_check[0][:2]):
+                raise removed(partition, parent)
+            if outcome.kind is WRITE:
+                if self.met_in == generation:
+                    self.on_older(partition)
+                raise unwritten(partition, parent)
+            if _misses(outcome, draft.checks):
+                self.on_older(partition)
+            return None
+        return after, record
+
+    def _draft(self, view: View, generation: int) -> Program[CheckpointDraft | None]:
+        """Return what is to be stored, ``None`` if something that it needs was removed since the view."""
+        try:
+            return (yield from self.plan.draft(view, generation, view.head.seq + 1 if view.head else 1))
+        except Corrupt:
+            if not (yield from is_disturbed(self.partition, view.generation)):
+                raise
+            return None
+
+    def _stored(self, record: CheckpointRecord) -> Program[CheckpointRecord | None]:
+        """Return the checkpoint stored under this id, ``None`` if it has gone since.
+
+        Raises:
+            Conflict: it has another parent; replacing it would orphan its descendants or make the history
+                circular.
+        """
+        ids = [record.id] if record.parent_id in (None, record.id) else [record.id, record.parent_id]
+        found, *parents = yield from ask(
+            Fetch(self.partition, tuple(Get(CHECKPOINT, (self.namespace, i)) for i in ids))
+        )
+        if not found:
+            return None
+        stored = CheckpointRecord.read(found[0])
+        # A prune may have taken the parent away and moved the link.
+        is_pruned = stored.cut and (record.parent_id is None or (bool(parents) and not parents[0]))
+        if record.parent_id == stored.parent_id or is_pruned:
+            return stored
+        raise Conflict(
+            f"thread {self.partition.thread!r}: checkpoint {record.id} is stored already, with the parent "
+            f"{stored.parent_id}, and cannot be put on {record.parent_id}; nothing of this step was stored. "
+            "Give the new checkpoint an id of its own"
+        )
+
+    def _move_again(self, view: View, after: View, stored: CheckpointRecord, moved: Put) -> tuple[Put, View]:
+        """Return the head's move to a checkpoint that is stored already, and the thread then.
+
+        The head moves only from the checkpoint's parent. The sequence stays.
+        """
+        head = view.head
+        if head is None:
+            return moved, after
+        target = stored.id if head.checkpoint_id in (stored.id, stored.parent_id) else head.checkpoint_id
+        fields = {"checkpoint_id": target, "seq": head.seq}
+        root_head = target if self.namespace == ROOT else view.root_head
+        seen = after._replace(head=HeadView(moved.version, target, head.seq), root_head=root_head)
+        return moved._replace(fields=fields), seen
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WritesPut(StepPut[bool]):
+    """Put of a task's writes; the checkpoint that they belong to need not be stored yet.
+
+    A slot is written once; the reserved negative slots are overwritten.
+
+    Attributes:
+        seen: versions of the slots that the writer's loop loaded, by task and index. A filled slot that is
+            neither its own nor among them belongs to a rival run and raises ``HeadConflict``. With ``None``
+            (a bare call without a load, or forks allowed) filled slots are kept, negative ones overwritten.
+        claim: demands that the head is as it was loaded or claimed, or has moved to the loop's own next one.
+        consumed: answers without an interrupt's id that the task has taken with these writes, by their keys:
+            they are removed, as the next interrupt would take them again.
+    """
+
+    plan: WriteDrafts
+    seen: Mapping[tuple[str, int], int] | None
+    consumed: Sequence[Key] = ()
+
+    def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
+        claim = self.claim
+        if claim is not None and self.plan.child() is None and not _holds(claim, view.head):
+            raise outrun(self.partition, claim.checkpoint_id)
+        checks, generation = self._plan_guards(view)
+        if claim is not None and view.head is not None and _holds(claim, view.head):
+            checks = (*checks, _plan_claim(claim, view.head))
+        return checks, generation
+
+    def _attempt(self, view: View) -> Program[bool | None]:
+        partition, claim = self.partition, self.claim
+        decided = self._try_decide(view)
+        if decided is None:
+            return None
+        checks, generation = decided
+        if claim is not None and not _holds(claim, view.head) and (own := self.plan.child()) is not None:
+            (mine,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, own)),)))
+            if not mine and view is self.known:
+                return None
+            if not mine:
+                raise outrun(partition, claim.checkpoint_id)
+        draft = self.plan.draft(view, generation)
+        before = self.plan.before() if claim is None else None
+        is_there = () if before is None else (Check(CHECKPOINT, before, Expect.PRESENT),)
+        checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
+        if self.taking is not None:
+            checks = (*checks, *(yield from self.taking.ops()))
+        checks = (*checks, *(Delete(WRITE, key) for key in self.consumed))
+        ops: list[Op] = [*checks, *new_puts(draft.writes, Expect.ABSENT)]
+        chunks = chunk_puts(draft.chunks, generation)
+        outcome = yield from self._commit(view, ops, chunks)
+        if isinstance(outcome, Committed):
+            return True
+        if before is not None and outcome == Refused(CHECKPOINT, before) and self.plan.before() == before:
+            raise removed(partition, before[1])
+        if outcome.kind is not WRITE:
+            if _misses(outcome, draft.checks):
+                self.on_older(partition)
+            return None
+        tasks = dict.fromkeys(w.key[:3] for w in draft.writes)
+        answers = yield from ask(Fetch(partition, tuple(Range(WRITE, task) for task in tasks)))
+        records = [record for answer in answers for record in answer]
+        ops = self._over(draft.writes, records, checks, generation)
+        outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
+        return True if isinstance(outcome, Committed) else None
+
+    def _over(
+        self,
+        writes: Sequence[PendingWrite],
+        records: Sequence[Record],
+        checks: tuple[Op, ...],
+        generation: int,
+    ) -> list[Op]:
+        """Return the operations that store writes of which some slots are filled.
+
+        Raises:
+            HeadConflict: another run filled one.
+        """
+        puts: list[Op] = []
+        free: list[PendingWrite] = []
+        slots = {write.key: write for write in read_writes(records)}
+        for write in writes:
+            there = slots.get(write.key)
+            if there is None:
+                free.append(write)
+                continue
+            if _is_foreign(there, write, self.seen):
+                raise HeadConflict(
+                    f"thread {self.partition.thread!r}: another run has already written task {write.task_id} "
+                    f"of checkpoint {write.checkpoint_id}; nothing of this write was stored. Load the "
+                    "thread again and repeat the call"
+                )
+            if write.idx < 0:
+                puts.append(put_over(write, there))
+                if not are_of_one_run(there.nonce, write.nonce):
+                    puts += new_puts([there.aside])
+                checks = _raise_generation(checks, generation, write.task_id)
+        return [*checks, *puts, *added_puts(free, held_by_record(records))]
+
+
+def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
+    """Return a checkpoint that is stored again: with its new contents, at its old place."""
+    nonces = (*record.seen, stored.nonce, *stored.seen)
+    return record._replace(
+        seq=stored.seq,
+        parent_id=stored.parent_id,
+        cut=stored.cut,
+        prior=stored.prior,
+        carried=stored.carried,
+        seen=tuple(dict.fromkeys(n for n in nonces if n and n != record.nonce)),
+    )
+
+
+def _misses(outcome: Refused, checks: Sequence[Check]) -> bool:
+    """Return True if a commit was refused because of one of these checks of what was stored. A chunk that is
+    not where it was may have been packed."""
+    is_chunk = outcome.kind.grows is not None
+    return not is_chunk and any((check.kind, check.key) == (outcome.kind, outcome.key) for check in checks)
+
+
+def _holds(claim: HeadClaim, head: HeadView | None) -> bool:
+    return head is not None and claim.holds(head.checkpoint_id, head.version)
+
+
+def _plan_claim(claim: HeadClaim, head: HeadView) -> Op:
+    if head.version == claim.after:
+        return Check(HEAD, (ROOT,), claim.after)
+    fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}
+    return Put(HEAD, (ROOT,), fields, expect=claim.before, version=claim.after)
+
+
+def _raise_generation(checks: tuple[Op, ...], generation: int, by: str) -> tuple[Op, ...]:
+    """Return the guards with the collection generation raised.
+
+    What an overwritten record referred to may be unreachable now, so no writer may rely on it while a
+    collection deletes it.
+    """
+    raised = Put(GC, (), expect=generation, version=successor(generation, by))
+    return tuple(raised if isinstance(op, Check) and op.kind is GC else op for op in checks)
+
+
+def _is_foreign(
+    stored: PendingWrite, offered: PendingWrite, seen: Mapping[tuple[str, int], int] | None
+) -> bool:
+    if seen is None or stored.nonce == offered.nonce:
+        return False
+    return seen.get((stored.task_id, stored.idx)) != stored.version

@@ -1,0 +1,130 @@
+"""Deletes the chunks of a thread that none of its checkpoints and writes reaches any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+
+from perdure.engine.range_reads import read_all
+from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
+from perdure.engine.threads.thread_records import Contents, read, references
+from perdure.engine.threads.undisturbed import is_disturbed
+from perdure.engine.transact import ATTEMPTS, Budget, batches
+from perdure.errors import Contention
+from perdure.model.chunks import Digester
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Op, Range
+from perdure.model.packs import PACK_BYTES, make_packs
+from perdure.model.program import Program, ask
+from perdure.model.records import BLOB, CHUNK, GC, PACK, Key, Partition, Record
+
+
+def collect(partition: Partition, generation: int, digest: Digester, budget: Budget) -> Program[int]:
+    """Delete the unreachable chunks of older generations; return their count.
+
+    Call it only after the commit that raised the generation: a later write either stores a chunk under the
+    new generation or refers to one that is still reachable. Chunks are deleted only in the generation in
+    which the thread was read. If that has passed, the thread is read again: the database may have come back
+    older than it was, and need again what was removed.
+    """
+    deleted, is_over = 0, False
+    for _ in range(ATTEMPTS):
+        contents = yield from read(partition)
+        generation = contents.view.generation if is_over else generation
+        try:
+            count, is_over = yield from _delete_unreached(partition, contents, generation, digest, budget)
+        except MissingChunk:
+            if not (yield from is_disturbed(partition, contents.view.generation)):
+                raise
+            is_over = True
+            continue
+        deleted += count
+        if not is_over:
+            return deleted
+    raise Contention(f"thread {partition.thread!r} is pruned all the time; prune it later")
+
+
+def _delete_unreached(
+    partition: Partition, contents: Contents, generation: int, digest: Digester, budget: Budget
+) -> Program[tuple[int, bool]]:
+    """Delete the chunks that a thread as it was read does not reach; return their count, and true if the
+    thread has to be read again: the generation has passed, or chunks were packed or stored again meanwhile.
+    """
+    loose, packs, blobs = yield from read_all(partition, Range(CHUNK), Range(PACK), Range(BLOB, bodies=False))
+    reader = ChunkReader(partition, digest)
+    reader.hold((*loose, *packs))
+    needed = yield from reachable(partition, references(contents), digest, reader)
+    removals = list(_removals((*loose, *blobs), needed, generation))
+    guard = Check(GC, (), generation or Expect.ABSENT)
+    deleted, is_over = 0, False
+    for batch in batches(removals, budget, reserve=1):
+        ops = list[Op](batch)
+        while ops:
+            outcome = yield from ask(Commit(partition, (guard, *ops)))
+            if isinstance(outcome, Committed):
+                deleted += len(ops)
+                break
+            if outcome.kind is GC:
+                return deleted, True
+            ops, is_over = [op for op in ops if op.key != outcome.key], True
+    # As many packs at once as one commit can remove and store.
+    most = max(1, min((budget.ops - 1) // 2, budget.bytes // (2 * PACK_BYTES)))
+    old = (record for record in packs if record.fields["generation"] < generation)
+    for some in batches(_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
+        ops, count = _repack(some, reader, needed)
+        outcome = yield from ask(Commit(partition, (guard, *ops)))
+        if isinstance(outcome, Committed):
+            deleted += count
+        else:
+            is_over = True
+    return deleted, is_over
+
+
+def _removals(records: Iterable[Record], needed: AbstractSet[bytes], generation: int) -> Iterator[Delete]:
+    """Yield the removals of the records of chunks that are not needed, of older generations."""
+    for record in records:
+        age = record.fields["generation"]
+        if age < generation and record.key[0] not in needed:
+            yield Delete(record.kind, record.key, unchanged={"generation": age})
+
+
+def _partly_dead(
+    packs: Iterable[Record], reader: ChunkReader, needed: AbstractSet[bytes]
+) -> Iterator[Record]:
+    """Yield the packs that hold a chunk that is not needed, or is in another pack."""
+    return (
+        record
+        for record in packs
+        if (pack := reader.packs.get(record.key)) is not None
+        and not all(_needed_names(names, record, reader, needed) for names in pack.names)
+    )
+
+
+def _repack(
+    records: Iterable[Record], reader: ChunkReader, needed: AbstractSet[bytes]
+) -> tuple[list[Op], int]:
+    """Return the operations that store the needed chunks of packs in new ones of the same blocks, and the
+    number of chunks that are left out."""
+    ops: dict[Key, Op] = {}
+    live: dict[int, dict[bytes, bytes]] = {}
+    newest = count = 0
+    for record in records:
+        age = record.fields["generation"]
+        newest = max(newest, age)
+        ops[record.key] = Delete(PACK, record.key, unchanged={"generation": age})
+        for names in reader.packs[record.key].names:
+            kept = _needed_names(names, record, reader, needed)
+            count += not kept
+            live.setdefault(record.key[0], {}).update((name, reader.bodies[name]) for name in kept)
+    for block, chunks in live.items():
+        for made in make_packs(chunks, newest, block):
+            # It may be one of them, whose chunks were counted to another one.
+            if ops.pop(made.put.key, None) is None:
+                ops[made.put.key] = made.put
+    return list(ops.values()), count
+
+
+def _needed_names(
+    names: Iterable[bytes], pack: Record, reader: ChunkReader, needed: AbstractSet[bytes]
+) -> list[bytes]:
+    """Return those names of a chunk by which it is needed from this pack."""
+    return [name for name in names if name in needed and reader.places[name] == (PACK, pack.key)]

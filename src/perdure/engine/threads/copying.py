@@ -1,0 +1,123 @@
+"""Copy of a thread: its checkpoints, writes, tags and chunks, as of one moment."""
+
+from __future__ import annotations
+
+from perdure.engine.threads import arrival_leftovers, transfer_claim
+from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
+from perdure.engine.threads.thread_records import Contents, read, read_heads, references
+from perdure.engine.threads.thread_state import missing_head
+from perdure.engine.threads.undisturbed import is_disturbed
+from perdure.engine.transact import ATTEMPTS, Budget, batches
+from perdure.errors import Conflict, Contention
+from perdure.model.chunks import Digester
+from perdure.model.heads import ROOT
+from perdure.model.ops import Commit, Committed, Expect, Op, Put, Stage
+from perdure.model.packs import pack_puts
+from perdure.model.program import Program, ask
+from perdure.model.records import GC, HEAD, TAG, Partition
+from perdure.model.write_records import new_puts
+
+
+def copy_thread(
+    source: Partition, target: Partition, digest: Digester, budget: Budget, first_version: int
+) -> Program[None]:
+    """Copy a thread's checkpoints, writes, tags and chunks to a thread that must not exist.
+
+    Args:
+        first_version: unique to this copy.
+
+    Raises:
+        NotFound: the source has not arrived yet.
+        Conflict: the target exists, or is an incomplete copy.
+        Contention: the source is written to all the time.
+    """
+    for _ in range(ATTEMPTS):
+        if (yield from transfer_claim.is_claimed(source)):
+            raise transfer_claim.not_arrived(source)
+        contents = yield from read(source)
+        if (yield from is_disturbed(source, contents.view.generation)):
+            continue
+        if (yield from read_heads(source)) != contents.heads:
+            # The thread was written to while it was read: heads and checkpoints differ in time.
+            continue
+        stored = {(c.namespace, c.id) for c in contents.checkpoints}
+        for namespace, head_id in contents.latest.items():
+            if (namespace, head_id) not in stored:
+                raise missing_head(source, namespace, head_id)
+        if not contents.checkpoints and not contents.writes:
+            return
+        try:
+            reader = ChunkReader(source, digest)
+            needed = yield from reachable(source, references(contents), digest, reader)
+            chunks = yield from reader.find(needed)
+        except MissingChunk:
+            if not (yield from is_disturbed(source, contents.view.generation)):
+                raise
+            continue
+        yield from _write_copy(target, contents, pack_puts(chunks, 0, 0), budget, first_version)
+        return
+    raise Contention(f"thread {source.thread!r} is written to or pruned all the time; copy it later")
+
+
+def _write_copy(
+    target: Partition, contents: Contents, chunks: list[Put], budget: Budget, first_version: int
+) -> Program[None]:
+    heads: list[Op] = [
+        Put(
+            HEAD,
+            (namespace,),
+            {"checkpoint_id": head.checkpoint_id, "seq": head.seq},
+            expect=Expect.ABSENT,
+            version=head.version,
+        )
+        for namespace, head in contents.heads.items()
+    ]
+    rows: list[Op] = [c._replace(blocks=()).put() for c in contents.checkpoints]
+    rows.extend(new_puts(contents.writes))
+    rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
+    # An occupied target keeps the claim of the writer that is bringing it; another may have begun between
+    # the two checks.
+    yield from _refuse_occupied(target)
+    yield from _commit_copy(target, (yield from transfer_claim.claim(first_version)))
+    yield from _refuse_occupied(target)
+    try:
+        yield from _store(target, (heads, rows, chunks), budget, first_version)
+    except Conflict:
+        yield from arrival_leftovers.withdraw(target, first_version, budget)
+        raise
+
+
+def _store(
+    target: Partition, records: tuple[list[Op], list[Op], list[Put]], budget: Budget, first_version: int
+) -> Program[None]:
+    """Store the heads, the rows and the chunks of a copy at a name that is claimed for it."""
+    heads, rows, chunks = records
+    for batch in batches(chunks, budget):
+        yield from ask(Stage(target, tuple(batch)))
+    # The root's head last: until it is there, with the generation, the copy is invisible.
+    ours = transfer_claim.checks(first_version)
+    root = [head for head in heads if head.key == (ROOT,)]
+    others = [head for head in heads if head.key != (ROOT,)]
+    for some in batches([*rows, *others], budget, reserve=len(ours)):
+        yield from _commit_copy(target, [*ours, *some])
+    born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
+    yield from _commit_copy(target, [born, transfer_claim.release(first_version), *root])
+
+
+def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:
+    outcome = yield from ask(Commit(target, tuple(ops)))
+    if not isinstance(outcome, Committed):
+        raise _occupied_error(target)
+
+
+def _refuse_occupied(target: Partition) -> Program[None]:
+    there = yield from read(target)
+    if there.heads or there.checkpoints or there.writes or there.tags:
+        raise _occupied_error(target)
+
+
+def _occupied_error(target: Partition) -> Conflict:
+    return Conflict(
+        f"thread {target.thread!r} already has checkpoints, or is half a copy; copy to a thread that "
+        "does not exist, or delete it first"
+    )

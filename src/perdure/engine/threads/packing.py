@@ -1,0 +1,53 @@
+"""Packs the newest chunks of a thread: many small records become a few."""
+
+from __future__ import annotations
+
+from perdure.engine.threads.thread_state import read_view, view_items
+from perdure.engine.transact import Budget, batches
+from perdure.model.chunks import Digester
+from perdure.model.heads import ROOT
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Put, Range
+from perdure.model.packs import Place, block_of, make_packs
+from perdure.model.program import Program, ask
+from perdure.model.records import CHUNK, GC, PACK, Partition
+
+_PAGE = 1000
+_LEAST = 16
+"""Chunks that are worth a commit."""
+_RESERVE = 4
+
+
+def pack(
+    partition: Partition, digest: Digester, budget: Budget, least: int | None = None
+) -> Program[dict[bytes, Place]]:
+    """Pack the chunks of a thread that are stored one by one, and return where each of them is now; nothing
+    if there are fewer than ``least``.
+
+    Another writer may rely on one of them at the same moment. Then one of the two commits is refused: this
+    one leaves the rest for the next time, and a write is planned again.
+    """
+    moved: dict[bytes, Place] = {}
+    items = view_items(ROOT)
+    # Each chunk takes an operation and is in a pack, of which several fit.
+    part = Budget(max(1, (budget.ops - _RESERVE) * 3 // 4), budget.bytes // 2)
+    while True:
+        answers = yield from ask(Fetch(partition, (*items, Range(CHUNK, limit=_PAGE))))
+        view = read_view(ROOT, answers[: len(items)])
+        ages = {record.key[0]: record.fields["generation"] for record in answers[-1]}
+        found = ((record.key[0], digest.plain(record.key[0], record.body)) for record in answers[-1])
+        # A damaged one stays where it is, for `perdure fsck` to report.
+        sound = [Put(CHUNK, (name,), body=body) for name, body in found if body is not None]
+        if len(sound) < (_LEAST if least is None else least):
+            return moved
+        block = block_of(view.head.seq if view.head else 0)
+        guard = Check(GC, (), view.generation or Expect.ABSENT)
+        for some in batches(sound, part):
+            chunks = {put.key[0]: put.body for put in some}
+            packs = make_packs(chunks, max(ages[name] for name in chunks), block)
+            gone = (Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks)
+            outcome = yield from ask(Commit(partition, (guard, *(pack.put for pack in packs), *gone)))
+            if not isinstance(outcome, Committed):
+                return moved
+            moved.update((name, (PACK, made.put.key)) for made in packs for name in made.names)
+        if len(ages) < _PAGE:
+            return moved

@@ -1,0 +1,83 @@
+"""Tags: named anchors on checkpoints, which no pruning removes."""
+
+from __future__ import annotations
+
+from perdure.engine.threads import transfer_claim
+from perdure.engine.threads.thread_state import HeadView, load_view, missing_head
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Contention, NotFound
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
+from perdure.model.records import CHECKPOINT, GC, SEAL, TAG, Partition, Record
+
+
+def set_tag(
+    partition: Partition, name: str, *, namespace: str = "", checkpoint_id: str | None = None
+) -> Program[str]:
+    """Point a tag at a checkpoint, the latest if no id is given; return the checkpoint's id.
+
+    This raises the collection generation, so that a removal planned without the tag is planned again.
+
+    Raises:
+        NotFound: there is no such checkpoint.
+        Contention: other writers win each time.
+    """
+    missed: HeadView | None = None
+    for _ in range(ATTEMPTS):
+        view = yield from load_view(partition, namespace)
+        (tags,) = yield from ask(Fetch(partition, (Get(TAG, (name,)),)))
+        target = checkpoint_id or (view.head.checkpoint_id if view.head else None)
+        if target is None:
+            raise NotFound(
+                f"thread {partition.thread!r} has no checkpoint to tag; `perdure threads ls` lists what "
+                "there is"
+            )
+        version = tags[0].version if tags else 0
+        outcome = yield from ask(
+            Commit(
+                partition,
+                (
+                    Check(CHECKPOINT, (namespace, target), Expect.PRESENT),
+                    Put(
+                        GC,
+                        (),
+                        expect=view.generation or Expect.ABSENT,
+                        version=successor(view.generation, name, target),
+                    ),
+                    Put(
+                        TAG,
+                        (name,),
+                        {"namespace": namespace, "checkpoint_id": target},
+                        expect=version or Expect.ABSENT,
+                        version=version + 1,
+                    ),
+                    *(() if view.generation else (transfer_claim.UNCLAIMED,)),
+                ),
+            )
+        )
+        if isinstance(outcome, Committed):
+            return target
+        if outcome.kind is SEAL:
+            raise NotFound(f"thread {partition.thread!r} has not arrived yet, and has no checkpoint to tag")
+        if outcome.kind is CHECKPOINT and checkpoint_id is not None:
+            raise NotFound(f"thread {partition.thread!r} has no checkpoint {checkpoint_id!r} to tag")
+        if outcome.kind is CHECKPOINT:
+            # Removed between two reads, unless the head still names it afterwards.
+            if view.head == missed:
+                raise missing_head(partition, namespace, target)
+            missed = view.head
+    raise Contention(f"thread {partition.thread!r}: the tag {name!r} is being changed by others; try again")
+
+
+def remove_tag(partition: Partition, name: str) -> Program[None]:
+    """Remove a tag; its checkpoint is then like any other. Raises ``NotFound`` if there is none."""
+    outcome = yield from ask(Commit(partition, (Delete(TAG, (name,), Expect.PRESENT),)))
+    if not isinstance(outcome, Committed):
+        raise NotFound(f"thread {partition.thread!r} has no tag {name!r}")
+
+
+def list_tags(partition: Partition) -> Program[tuple[Record, ...]]:
+    """Return the tags of a thread, by name."""
+    (records,) = yield from ask(Fetch(partition, (Range(TAG),)))
+    return records

@@ -1,0 +1,73 @@
+"""Reads a thread's records as a whole, without its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from perdure.engine.range_reads import read_all
+from perdure.engine.threads.thread_state import HeadView, View, load_view
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.ops import Range
+from perdure.model.program import Program
+from perdure.model.records import CHECKPOINT, HEAD, TAG, WRITE, Partition, Record
+from perdure.model.retention import Name, bases_of_run
+from perdure.model.write_records import read_writes
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A thread's records as they were read, without its chunks."""
+
+    view: View
+    heads: dict[str, HeadView]
+    tags: tuple[Record, ...]
+    checkpoints: list[CheckpointRecord]
+    writes: list[PendingWrite]
+
+    @property
+    def tagged(self) -> set[Name]:
+        return {(t.fields["namespace"], t.fields["checkpoint_id"]) for t in self.tags}
+
+    @property
+    def latest(self) -> dict[str, str]:
+        """Head checkpoint id of each namespace."""
+        return {namespace: head.checkpoint_id for namespace, head in self.heads.items()}
+
+    @property
+    def bases(self) -> set[Name]:
+        """Checkpoints that a rollback of the open run returns to: kept by every removal, like tagged ones."""
+        return bases_of_run(self.checkpoints, self.latest, self.view.open_run)
+
+
+def references(contents: Contents) -> Iterator[bytes]:
+    """Yield the references of a thread's checkpoints and pending writes to their values, as stored."""
+    for checkpoint in contents.checkpoints:
+        yield from checkpoint.references()
+    for write in contents.writes:
+        yield write.ref
+
+
+def read(partition: Partition) -> Program[Contents]:
+    """Read a thread without its chunks; the parts may differ in time if it is written to meanwhile."""
+    view = yield from load_view(partition, "")
+    heads, tags, checkpoints, writes = yield from read_all(
+        partition, Range(HEAD), Range(TAG), Range(CHECKPOINT), Range(WRITE)
+    )
+    return Contents(
+        view,
+        _head_views(heads),
+        tuple(tags),
+        [CheckpointRecord.read(r) for r in checkpoints],
+        read_writes(writes),
+    )
+
+
+def read_heads(partition: Partition) -> Program[dict[str, HeadView]]:
+    """Return the head of each namespace of a thread."""
+    (heads,) = yield from read_all(partition, Range(HEAD))
+    return _head_views(heads)
+
+
+def _head_views(heads: Iterable[Record]) -> dict[str, HeadView]:
+    return {r.key[0]: HeadView(r.version, r.fields["checkpoint_id"], r.fields["seq"]) for r in heads}

@@ -1,0 +1,1 @@
+"""Bring threads, items and histories from another database or format, and take them there."""

@@ -1,0 +1,273 @@
+"""Arrival of a thread that another saver stored: in many commits, visible with the last one.
+
+A thread that is new at the target does not exist before its last commit, which adds its root's head and its
+collection generation; a claim excludes other writers until then. A thread that is there already keeps its
+head while checkpoints are added beside it, and moves to the latest one in the last commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perdure.engine.range_reads import read_all
+from perdure.engine.threads import arrival_leftovers, transfer_claim
+from perdure.engine.threads.thread_state import HeadView, View, guards, read_view, view_items
+from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_with_chunks
+from perdure.errors import Contention
+from perdure.model.checkpoint import PendingWrite
+from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.packs import chunk_puts
+from perdure.model.program import Program, ask
+from perdure.model.queue import IN, LATER, OUT
+from perdure.model.record_versions import successor
+from perdure.model.records import (
+    CHECKPOINT,
+    DOCUMENT,
+    GC,
+    HEAD,
+    LANE,
+    OF_THREAD,
+    SEAL,
+    WRITE,
+    Key,
+    Partition,
+)
+from perdure.model.write_records import read_writes
+
+_EXTENT: Key = ("imported",)
+"""Key of the record of what an import has brought."""
+
+_NOTHING_ELSE = (
+    Check(LANE, (IN,), Expect.ABSENT),
+    Check(LANE, (OUT,), Expect.ABSENT),
+    Check(LANE, (LATER,), Expect.ABSENT),
+    Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
+)
+"""Checks that nothing has come to the name meanwhile that is no part of an arrival."""
+
+CheckpointKey = tuple[str, str]
+"""Namespace and id of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredThread:
+    """Contents of a thread at the target: its state, its heads by namespace, its checkpoints with their
+    sequence numbers, and its writes by slot.
+
+    ``is_partial`` is true for what an interrupted arrival left. ``extent`` is what the last import noted of
+    the source, empty if there was none.
+    """
+
+    view: View
+    heads: Mapping[str, HeadView]
+    checkpoints: Mapping[CheckpointKey, int]
+    writes: Mapping[Key, PendingWrite]
+    is_partial: bool
+    extent: bytes = b""
+
+    @property
+    def exists(self) -> bool:
+        """Return True if the thread has a latest state, or had one."""
+        return self.view.head is not None or self.view.generation > 0
+
+
+def survey(partition: Partition) -> Program[StoredThread]:
+    """Return what is stored of a thread, without values, under one latest checkpoint.
+
+    Raises:
+        Contention: the thread is written to all the time.
+    """
+    for _ in range(ATTEMPTS):
+        *state, claims, extents = yield from ask(
+            Fetch(partition, (*view_items(""), Get(SEAL, transfer_claim.CLAIM), Get(SEAL, _EXTENT)))
+        )
+        view = read_view("", tuple(state))
+        heads, checkpoints, writes = yield from read_all(
+            partition, Range(HEAD), Range(CHECKPOINT, bodies=False), Range(WRITE)
+        )
+        found = {h.key[0]: HeadView(h.version, h.fields["checkpoint_id"], h.fields["seq"]) for h in heads}
+        if found.get("") == view.head:
+            return StoredThread(
+                view,
+                found,
+                {(c.key[0], c.key[1]): c.fields["seq"] for c in checkpoints},
+                {w.key: w for w in read_writes(writes)},
+                bool(claims),
+                extents[0].body if extents else b"",
+            )
+    raise _written_to(partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An arrival in progress.
+
+    ``view`` is the thread as the arrival found it, and the checks of every commit demand that it is
+    unchanged; ``heads`` are its heads by namespace; ``version`` names the claim on a new thread, and starts
+    its versions.
+    """
+
+    partition: Partition
+    view: View
+    heads: Mapping[str, HeadView]
+    is_new: bool
+    version: int
+    budget: Budget
+
+    @property
+    def generation(self) -> int:
+        """Collection generation of the chunks."""
+        return self.view.generation
+
+    def checks(self) -> tuple[Op, ...]:
+        """Return the checks that every commit carries."""
+        if self.is_new:
+            return tuple(transfer_claim.checks(self.version))
+        head = self.view.head
+        is_there = Check(HEAD, ("",), head.version if head else Expect.ABSENT)
+        return (*guards(self.partition, self.view, None), is_there)
+
+
+def begin(
+    partition: Partition, found: StoredThread, added: Mapping[str, int], version: int, budget: Budget
+) -> Program[Arrival]:
+    """Claim a thread's name, or reserve sequence numbers in one that is there.
+
+    Args:
+        partition: The thread.
+        found: Its contents.
+        added: The number of checkpoints to be added, by namespace.
+        version: A number that no other arrival has.
+        budget: The limits of one commit.
+
+    Raises:
+        Fenced: a run of the thread is open.
+        Contention: the thread is written to.
+    """
+    if not found.exists:
+        yield from _commit(partition, (yield from transfer_claim.claim(version)))
+        arrival = Arrival(partition, found.view, {}, True, version, budget)
+        if found.is_partial:
+            yield from _discard(arrival)
+        return arrival
+    fence, unchanged = guards(partition, found.view, None)
+    numbers = last_numbers(found)
+    # A run that goes on from a present head, if this arrival is interrupted, counts from here.
+    raised = {
+        namespace: head._replace(
+            version=successor(head.version, "import", added[namespace]),
+            seq=numbers[namespace] + added[namespace],
+        )
+        for namespace, head in found.heads.items()
+        if added.get(namespace)
+    }
+    ops = [_head(ns, head, found.heads[ns].version) for ns, head in raised.items()]
+    for batch in batches(ops, budget, reserve=2):
+        yield from _commit(partition, [fence, unchanged, *batch])
+    view = found.view._replace(head=raised.get("", found.view.head))
+    return Arrival(partition, view, {**found.heads, **raised}, False, version, budget)
+
+
+def abandon(arrival: Arrival) -> Program[None]:
+    """Remove what was stored of a thread that cannot arrive, if it is new. A thread that was there stays, and
+    so does what came to the name meanwhile: messages, and what a server has noted of a thread.
+
+    Raises:
+        Contention: the name was claimed by another writer.
+    """
+    if not arrival.is_new:
+        return
+    yield from _discard(arrival)
+    (documents,) = yield from ask(Fetch(arrival.partition, (Range(DOCUMENT, limit=1, bodies=False),)))
+    if not documents:
+        mine = [op for op in transfer_claim.checks(arrival.version) if isinstance(op, Check)]
+        # An empty name is not listed.
+        outcome = yield from ask(Drop(arrival.partition, (*mine, *_NOTHING_ELSE)))
+        if isinstance(outcome, Committed):
+            return
+    yield from _commit(arrival.partition, [transfer_claim.release(arrival.version)])
+
+
+def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) -> Program[None]:
+    """Store checkpoints and writes with their chunks; they fit one commit, the chunks need not.
+
+    Raises:
+        Contention: the thread is written to.
+    """
+    puts = chunk_puts(chunks, arrival.generation)
+    outcome = yield from commit_with_chunks(
+        arrival.partition, [*arrival.checks(), *rows], puts, arrival.budget
+    )
+    if not isinstance(outcome, Committed):
+        raise _written_to(arrival.partition)
+
+
+def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Program[None]:
+    """Move the heads, the root's last, with which the thread is there.
+
+    Args:
+        arrival: The arrival.
+        heads: The new heads by namespace, each with the sequence number that its namespace has come to; the
+            versions are set here.
+        extent: What the next import has to know of the source.
+
+    Raises:
+        Contention: the thread is written to.
+    """
+    checks = arrival.checks()
+    moves: list[Op] = [_move_head(arrival, ns, head) for ns, head in heads.items() if ns != ""]
+    for batch in batches(moves, arrival.budget, reserve=len(checks)):
+        yield from _commit(arrival.partition, [*checks, *batch])
+    last: list[Op] = [Put(SEAL, _EXTENT, body=extent, version=arrival.version)]
+    if "" in heads:
+        last.append(_move_head(arrival, "", heads[""]))
+    if arrival.is_new:
+        last += [
+            Put(GC, (), expect=Expect.ABSENT, version=arrival.version),
+            transfer_claim.release(arrival.version),
+        ]
+    else:
+        last += guards(arrival.partition, arrival.view, None)
+    yield from _commit(arrival.partition, last)
+
+
+def _discard(arrival: Arrival) -> Program[None]:
+    """Remove what an interrupted arrival left: the source may have changed since."""
+    if not (yield from arrival_leftovers.discard(arrival.partition, arrival.version, arrival.budget)):
+        raise _written_to(arrival.partition)
+
+
+def _move_head(arrival: Arrival, namespace: str, head: HeadView) -> Put:
+    before = arrival.heads.get(namespace)
+    if before is None:
+        return _head(namespace, head._replace(version=arrival.version), None)
+    version = successor(before.version, head.checkpoint_id)
+    return _head(namespace, head._replace(version=version), before.version)
+
+
+def _head(namespace: str, head: HeadView, expected: int | None) -> Put:
+    fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}
+    expect = Expect.ABSENT if expected is None else expected
+    return Put(HEAD, (namespace,), fields, expect=expect, version=head.version)
+
+
+def last_numbers(found: StoredThread) -> dict[str, int]:
+    """Return the last sequence number in use, by namespace."""
+    numbers: dict[str, int] = {ns: head.seq for ns, head in found.heads.items()}
+    for (namespace, _), seq in found.checkpoints.items():
+        numbers[namespace] = max(seq, numbers.get(namespace, 0))
+    return numbers
+
+
+def _commit(partition: Partition, ops: Sequence[Op]) -> Program[None]:
+    outcome = yield from ask(Commit(partition, tuple(ops)))
+    if not isinstance(outcome, Committed):
+        raise _written_to(partition)
+
+
+def _written_to(partition: Partition) -> Contention:
+    return Contention(
+        f"thread {partition.thread!r} is written to at the target while it is imported; what was there stays "
+        "as it is. Run the import again"
+    )

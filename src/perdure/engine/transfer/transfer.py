@@ -1,0 +1,529 @@
+"""Transfer of a thread: read at one database, written at another, and verified there by content digest.
+
+A program here uses two databases: every effect carries the ``Side`` at which it is performed. The order of
+arrival is chunks, checkpoints oldest to newest, writes, tags, heads of subgraphs, documents, each after its
+earlier versions. Then the thread is read back and its digest compared. Only after that one commit adds the
+root's head, the thread's own document and the collection generation. Until then the thread does not exist at
+the target: it has no latest state, a graph that is called on it finds nothing, and any writer to it stops the
+transfer. An interrupted transfer can be repeated: what is there already, and right, is not written twice. A
+thread that is replaced is copied within the target first, and the copy removed when the replacement has
+arrived.
+
+Leases and queues are not transferred: the arrived thread has its epoch and no open run, and a thread is moved
+only while its queue is at rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, TypeVar
+
+from perdure.engine.range_reads import read_all
+from perdure.engine.threads import thread_digest, transfer_claim
+from perdure.engine.threads.chunk_collection import collect
+from perdure.engine.threads.chunk_reads import ChunkReader
+from perdure.engine.threads.thread_digest import Digest, Report, ThreadContent
+from perdure.engine.threads.thread_records import Contents
+from perdure.engine.threads.thread_state import HeadView, View, guards, load_view
+from perdure.engine.transact import Budget, batches
+from perdure.errors import Conflict, Contention, Corrupt, NotFound
+from perdure.model.chunks import Digester
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    Find,
+    Get,
+    Now,
+    Op,
+    Put,
+    Range,
+    Stage,
+)
+from perdure.model.packs import pack_puts
+from perdure.model.program import Effect, Program, ask
+from perdure.model.queue import IN, LATER, OUT, Lane
+from perdure.model.records import (
+    BLOB,
+    CHECKPOINT,
+    CHUNK,
+    DEDUPE,
+    DOCUMENT,
+    EFFECT,
+    EPOCH,
+    EVENT,
+    GC,
+    HEAD,
+    INBOX,
+    ITEM,
+    LANE,
+    OF_THREAD,
+    OUTBOX,
+    PACK,
+    RUN,
+    SEAL,
+    TAG,
+    WRITE,
+    Key,
+    Kind,
+    Partition,
+    Record,
+)
+from perdure.model.write_records import new_puts
+
+R = TypeVar("R")
+
+MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, BLOB, PACK, WRITE, TAG, ITEM, DOCUMENT)
+"""The kinds that are transferred; ``ITEM`` by ``engine.transfer_items``."""
+
+LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, EVENT)
+"""The kinds that belong to a database and stay there. The queue of a thread at rest records only finished
+work, and its events are of finished runs."""
+
+ATTEMPTS = 5
+"""Times that a thread is read again because it was written to during the transfer."""
+
+_OF_COPY = re.compile(r"[0-9a-f]{16}\)")
+"""End of the name of a copy of a thread that is replaced, after the thread's own."""
+
+_ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT)
+_ROOT: Key = ("",)
+
+
+class Side(Enum):
+    """The database at which an effect is performed."""
+
+    SOURCE = "source"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class OnSide(Effect[R]):
+    """An effect, and the side at which it is performed."""
+
+    place: Side
+    effect: Effect[R]
+
+
+def at(place: Side, program: Program[R]) -> Program[R]:
+    """Run a program of one database as part of a program of two."""
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            effect = program.send(answer) if error is None else program.throw(error)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        try:
+            answer, error = (yield OnSide(place, effect)), None
+        except Exception as raised:
+            answer, error = None, raised
+
+
+class State(Enum):
+    """State of a thread at the target before the transfer."""
+
+    ABSENT = "absent"
+    PARTIAL = "partial"
+    SAME = "same"
+    DIFFERENT = "different"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    """Result for a thread or a namespace of the store.
+
+    ``found`` is the state at the target before, ``digest`` the digest of the content, ``written`` the bytes
+    of chunks written now.
+    """
+
+    found: State
+    digest: Digest
+    written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOptions:
+    """Options of a transfer.
+
+    Attributes:
+        source: digester of the source.
+        target: digester of the target.
+        budget: size of a commit at the target.
+        first_version: start of the versions of a new thread.
+        replace: replace a different thread of the same name.
+        report: called with the count of bytes as they are read.
+    """
+
+    source: Digester
+    target: Digester
+    budget: Budget
+    first_version: int
+    replace: bool = False
+    report: Report = thread_digest.silent
+
+
+class Exists(Conflict):
+    """Raised when the target has a different thread of this name; it was left as it is."""
+
+
+def compare_thread(
+    partition: Partition, target: Partition, terms: TransferOptions
+) -> Program[TransferResult]:
+    """Compare a thread with the target's; nothing is changed.
+
+    Raises:
+        Conflict: the thread's queue is not at rest.
+        NotFound: the source has no such thread.
+        Corrupt: it is damaged at the source.
+        Contention: it is written to all the time.
+    """
+    yield from at(Side.SOURCE, _refuse_busy(partition))
+    return (yield from _compare(partition, target, terms))
+
+
+def _compare(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
+    def whole(contents: Contents) -> None:
+        _refuse_headless(partition, contents)
+
+    digest = yield from at(
+        Side.SOURCE, thread_digest.digest_thread(partition, terms.source, terms.report, check=whole)
+    )
+    if not digest.checkpoints and not digest.writes and not digest.documents:
+        raise _gone(partition)
+    view = yield from at(Side.TARGET, load_view(target, ""))
+    if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
+        there = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target))
+        return TransferResult(State.SAME if there.agrees(digest) else State.DIFFERENT, digest)
+    held = yield from at(Side.TARGET, _hold(target, terms.target))
+    return TransferResult(held.state, digest)
+
+
+def move_thread(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
+    """Transfer a thread to the target, in its latest state at the source.
+
+    After an error during the writing the thread has not arrived; a repeated transfer continues with what is
+    there.
+
+    Raises:
+        Conflict: the thread's queue is not at rest, or others write to the target.
+        NotFound: the source has no such thread.
+        Exists: the target has a different one, and ``replace`` is false.
+        Contention: the source is written to all the time.
+        Corrupt: the source is damaged, or what arrived differs from what was sent.
+    """
+    yield from at(Side.SOURCE, _refuse_busy(partition))
+    found: State | None = None
+    view = yield from at(Side.TARGET, load_view(target, ""))
+    if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
+        compared = yield from _compare(partition, target, terms)
+        if compared.found is State.SAME:
+            if terms.replace:
+                yield from at(Side.TARGET, _drop_replaced(target))
+            return compared
+        if not terms.replace:
+            raise Exists(
+                f"thread {target.thread!r} is at the target already and differs from the source; it was left "
+                "as it is. Pass --replace to bring it up to date"
+            )
+        yield from _set_aside(target, terms)
+        yield from at(Side.TARGET, _withdraw(target, view, terms.first_version))
+        found = State.DIFFERENT
+    result = yield from _bring(partition, target, terms, found)
+    if result.found in (State.DIFFERENT, State.PARTIAL):
+        yield from at(Side.TARGET, _drop_replaced(target))
+    return result
+
+
+def _bring(
+    partition: Partition, target: Partition, terms: TransferOptions, found: State | None
+) -> Program[TransferResult]:
+    """Transfer a thread to a name at which none is; ``found`` is what was there, if that is known."""
+    written = 0
+    for _ in range(ATTEMPTS):
+        reading = yield from at(Side.SOURCE, thread_digest.read_thread(partition, terms.source, terms.target))
+        if reading is None:
+            continue
+        if not reading.contents.checkpoints and not reading.contents.writes and not reading.documents:
+            raise _gone(partition)
+        _refuse_headless(partition, reading.contents)
+        yield from at(Side.TARGET, _claim(target, terms.first_version))
+        held = yield from at(Side.TARGET, _hold(target, terms.target))
+        found = found or held.state
+        sent = yield from _send_chunks(partition, target, reading, held, terms)
+        if sent is None:
+            continue
+        written += sent.written
+        digest = thread_digest.digest_of(reading, sent.read)
+        written += yield from at(Side.TARGET, _send_rows(target, reading, held, terms))
+        arrived = yield from at(
+            Side.TARGET, thread_digest.digest_thread(target, terms.target, arriving=reading)
+        )
+        if not arrived.agrees(digest):
+            yield from at(Side.TARGET, _refuse_foreign(target, _rows(reading, terms), terms))
+            raise Corrupt(
+                f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
+                f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
+            )
+        if (yield from at(Side.SOURCE, thread_digest.pulse(partition))) != reading.pulse:
+            continue
+        yield from at(Side.TARGET, _arrive(target, reading, held, terms))
+        return TransferResult(found, digest, written)
+    raise Contention(
+        f"thread {partition.thread!r} is written to all the time and was not moved; stop its writers, or "
+        "move it later"
+    )
+
+
+def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
+    """Copy a thread of the target that is to be replaced: until its replacement has arrived, it is kept under
+    a name of its own. A transfer that was cut short before may have done so."""
+    digest = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target))
+    name = Partition(target.tenant, f"{target.thread} (replaced {digest.hex[:16]})")
+    view = yield from at(Side.TARGET, load_view(name, ""))
+    if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(name))):
+        return
+    within = replace(terms, source=terms.target, report=thread_digest.silent)
+    copying = _bring(target, name, within, None)
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            effect: Any = copying.send(answer) if error is None else copying.throw(error)
+        except StopIteration:
+            return
+        try:
+            # Both sides are the target here.
+            answer, error = (yield OnSide(Side.TARGET, effect.effect)), None
+        except Exception as raised:
+            answer, error = None, raised
+
+
+def _drop_replaced(target: Partition) -> Program[None]:
+    """Remove the copies of earlier threads of a name, whose replacement has arrived. Others whose names
+    begin like theirs are kept."""
+    begin = f"{target.thread} (replaced "
+    for hit in (yield from ask(Find("threads", target.tenant, prefix=begin))):
+        if _OF_COPY.fullmatch(hit.partition.thread[len(begin) :]):
+            yield from ask(Drop(hit.partition))
+
+
+# At the source
+
+
+def _gone(partition: Partition) -> NotFound:
+    return NotFound(f"thread {partition.thread!r} is not at the source; there is nothing to move")
+
+
+def _refuse_headless(partition: Partition, contents: Contents) -> None:
+    stored = {(c.namespace, c.id) for c in contents.checkpoints}
+    headless = {c.namespace for c in contents.checkpoints} - set(contents.heads)
+    if headless or any((ns, head.checkpoint_id) not in stored for ns, head in contents.heads.items()):
+        raise Corrupt(
+            f"thread {partition.thread!r} is damaged at the source, or is itself half a copy: a head is "
+            "missing or leads nowhere; run `perdure fsck` on the source"
+        )
+
+
+# At the target
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Contents of the target for a thread that has not arrived: records by kind and key, names of chunks, and
+    the newest generation of the chunks."""
+
+    rows: dict[tuple[str, Key], Record]
+    chunks: set[bytes]
+    generation: int
+
+    @property
+    def state(self) -> State:
+        return State.PARTIAL if self.rows or self.chunks else State.ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Count of payload bytes that were read, and of chunk bytes that were written."""
+
+    read: int
+    written: int
+
+
+def _has_arrived(view: View) -> bool:
+    return view.head is not None or view.generation > 0
+
+
+def _has_documents(target: Partition) -> Program[bool]:
+    """Return True if there are documents of a thread without checkpoints, and no transfer in progress."""
+    documents, claims = yield from ask(
+        Fetch(target, (Range(DOCUMENT, limit=1, bodies=False), Get(SEAL, transfer_claim.CLAIM)))
+    )
+    return bool(documents) and not claims
+
+
+def _hold(target: Partition, digest: Digester) -> Program[_Held]:
+    *found, blobs = yield from read_all(target, *map(Range, _ROWS), Range(BLOB, bodies=False))
+    reader = ChunkReader(target, digest)
+    yield from reader.read()
+    rows = {
+        (record.kind.name, record.key): record
+        for records in found
+        for record in records
+        if record.kind is not HEAD or record.key != _ROOT
+    }
+    names = {*reader.bodies, *(r.key[0] for r in blobs)}
+    return _Held(rows, names, max((reader.newest, *(r.fields["generation"] for r in blobs))))
+
+
+def _withdraw(target: Partition, view: View, version: int) -> Program[None]:
+    """Remove a thread's root head and generation, and claim its name: it is absent then, and the rest is an
+    incomplete copy."""
+    fence, _ = guards(target, view, None)
+    ops: list[Op] = [fence, transfer_claim.claiming(version, (yield from ask(Now())), Expect.ANY)]
+    ops.append(Delete(GC, (), view.generation) if view.generation else Check(GC, (), Expect.ABSENT))
+    if view.head is not None:
+        ops.append(Delete(HEAD, _ROOT, view.head.version))
+    yield from _commit(target, ops)
+
+
+def _claim(target: Partition, version: int) -> Program[None]:
+    yield from _commit(target, (yield from transfer_claim.claim(version)))
+
+
+def _send_chunks(
+    partition: Partition, target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions
+) -> Program[_Sent | None]:
+    """Send payloads as they are read, then the nodes; ``None`` if some are gone at the source."""
+    graft = reading.graft
+    read = written = 0
+    pace = thread_digest.Pace()
+    for names in pace.slices(sorted(graft.payloads)):
+        bodies = yield from at(Side.SOURCE, thread_digest.fetch(partition, reading, names))
+        if bodies is None:
+            return None
+        pace.learn(bodies)
+        fresh: dict[bytes, bytes] = {}
+        for name, body in bodies.items():
+            fresh[graft.arrive(name, body)] = body
+            read += len(body)
+            terms.report(len(body))
+        written += yield from at(Side.TARGET, _stage(target, fresh, held, terms.budget))
+    for ref in thread_digest.references(reading.contents):
+        graft.reference(ref)
+    written += yield from at(Side.TARGET, _stage(target, graft.fresh, held, terms.budget))
+    return _Sent(read, written)
+
+
+def _stage(target: Partition, chunks: dict[bytes, bytes], held: _Held, budget: Budget) -> Program[int]:
+    fresh = {name: body for name, body in chunks.items() if name not in held.chunks}
+    for batch in batches(pack_puts(fresh, 0, 0), budget):
+        yield from ask(Stage(target, tuple(batch)))
+    return sum(map(len, fresh.values()))
+
+
+def _send_rows(
+    target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions
+) -> Program[int]:
+    """Write rows that are missing or differ, oldest first, then remove those that do not belong there."""
+    wanted = _rows(reading, terms)
+    ops: list[Op] = [put for put in wanted if not _is_same(held.rows.get((put.kind.name, put.key)), put)]
+    written = sum(len(op.body) for op in ops if isinstance(op, Put))
+    names = {(put.kind.name, put.key) for put in wanted}
+    ops += [Delete(r.kind, r.key) for name, r in held.rows.items() if name not in names]
+    ours = transfer_claim.checks(terms.first_version)
+    for batch in batches(ops, terms.budget, reserve=len(ours)):
+        yield from _commit(target, [*ours, *batch])
+    return written
+
+
+def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
+    contents, graft = reading.contents, reading.graft
+    rows = [thread_digest.renamed(c, graft).put() for c in thread_digest.in_order(contents.checkpoints)]
+    rows += new_puts(thread_digest.renamed_write(w, graft) for w in contents.writes)
+    rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
+    rows += [_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
+    # The versions of a document, which are in folders, come before it.
+    documents = sorted(reading.documents, key=lambda d: "/" not in d.key[0])
+    rows += [_document(d, terms) for d in documents if d.key != OF_THREAD]
+    return rows
+
+
+def _document(record: Record, terms: TransferOptions) -> Put:
+    # This version cannot match what a reader of an earlier document of this name expects.
+    return Put(DOCUMENT, record.key, record.fields, record.body, version=terms.first_version)
+
+
+def _arrive(target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions) -> Program[None]:
+    """Make the thread visible, and remove the chunks that an earlier attempt left."""
+    view, root = reading.contents.view, reading.contents.heads.get("")
+    generation = max(terms.first_version, held.generation + 1)
+    ops: list[Op] = [
+        Put(GC, (), expect=Expect.ABSENT, version=generation),
+        transfer_claim.release(terms.first_version),
+    ]
+    if root is not None:
+        ops.append(_head("", root, terms.first_version)._replace(expect=Expect.ABSENT))
+    ops += [
+        _document(d, terms)._replace(expect=Expect.ABSENT) for d in reading.documents if d.key == OF_THREAD
+    ]
+    there = yield from load_view(target, "")
+    if view.epoch and not there.epoch:
+        # The holder of the open run's lease belongs to the old place and is fenced out of the new one.
+        epoch = view.epoch + (view.open_run is not None)
+        ops.append(Put(EPOCH, (), {"open_run": None}, expect=Expect.ABSENT, version=epoch))
+    yield from _commit(target, ops)
+    if not held.chunks <= reading.graft.names:
+        yield from collect(target, generation, terms.target, terms.budget)
+
+
+_QUEUES = (IN, OUT, LATER)
+
+
+def _refuse_busy(partition: Partition) -> Program[None]:
+    lanes = yield from ask(Fetch(partition, tuple(Get(LANE, (name,)) for name in _QUEUES)))
+    for name, found in zip(_QUEUES, lanes, strict=True):
+        lane = Lane.read(name, found)
+        if lane.due_at is not None or lane.waiting is not None:
+            raise Conflict(
+                f"thread {partition.thread!r} has messages or replies under way, or waits for an answer, "
+                "and would leave them behind; nothing of it was moved. Let its workers finish and its "
+                "question be answered, then move it"
+            )
+
+
+def _head(namespace: str, head: HeadView, version: int) -> Put:
+    return Put(HEAD, (namespace,), {"checkpoint_id": head.checkpoint_id, "seq": head.seq}, version=version)
+
+
+def _is_same(stored: Record | None, put: Put) -> bool:
+    return stored is not None and stored.body == put.body and dict(stored.fields) == dict(put.fields)
+
+
+def _refuse_foreign(target: Partition, wanted: Iterable[Put], terms: TransferOptions) -> Program[None]:
+    """Raise ``Conflict`` if the target was removed meanwhile, or has rows that were not sent: the writes of a
+    task, of a run that began on the thread before, check no claim."""
+    yield from _commit(target, transfer_claim.checks(terms.first_version))
+    held = yield from _hold(target, terms.target)
+    if held.rows.keys() - {(put.kind.name, put.key) for put in wanted}:
+        raise _written_to(target)
+
+
+def _commit(target: Partition, ops: Iterable[Op]) -> Program[None]:
+    outcome = yield from ask(Commit(target, tuple(ops)))
+    if not isinstance(outcome, Committed):
+        raise _written_to(target)
+
+
+def _written_to(target: Partition) -> Conflict:
+    return Conflict(
+        f"thread {target.thread!r} is written to at the target while it arrives; it was not put in place. "
+        "Stop its writers there, delete it there, and move it again"
+    )

@@ -1,0 +1,304 @@
+"""Transfer of a namespace of the store, or of a session: its living items, compared by content on arrival.
+
+A store's items are independent, so they arrive page by page, with their entries in the search index, and can
+be read as they arrive. Of a session only the segments that its head names are transferred, and the head
+arrives after them: until then the target has the session as it was, or none. An item that expires during the
+transfer is on neither side afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import ormsgpack
+
+from perdure.engine import session_histories
+from perdure.engine.items import search_index
+from perdure.engine.items.item_writes import weight
+from perdure.engine.items.items import split
+from perdure.engine.threads.thread_digest import ATTEMPTS, Digest, Report, silent
+from perdure.engine.transfer.transfer import Exists, Side, State, TransferOptions, TransferResult, at
+from perdure.errors import Conflict, Contention, Corrupt
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
+from perdure.model.store_items import is_over, labels_of
+
+MARGIN = 5_000_000
+"""Tolerance in microseconds: an item that expires within it of a comparison may be missing, so that neither
+a backend that removes items itself nor a small difference of two clocks counts."""
+
+_PAGE = 200
+
+Now = Callable[[], int]
+"""Clock: returns the time in microseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An item in memory: its record without the body, and the digest and size of the body."""
+
+    record: Record
+    digest: bytes
+    size: int
+
+    @classmethod
+    def of(cls, record: Record) -> _Item:
+        digest = blake2b(record.body, digest_size=32, person=b"perdure.item").digest()
+        return cls(record._replace(body=b""), digest, len(record.body))
+
+
+Items = dict[Key, _Item]
+
+
+def name(partition: Partition) -> str:
+    """Return the name of a namespace of the store, or of a session's history, for messages."""
+    if partition.space == SESSIONS:
+        return f"history of session {partition.thread!r}"
+    return f"store namespace {'/'.join(map(repr, labels_of(partition.thread)))}"
+
+
+def compare_items(
+    partition: Partition, target: Partition, terms: TransferOptions, now: Now
+) -> Program[TransferResult]:
+    """Compare a namespace with the target's; nothing is changed."""
+    mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
+    there = yield from at(Side.TARGET, _survey(target, now()))
+    return _compare(mine, there, now())
+
+
+def move_items(
+    partition: Partition, target: Partition, terms: TransferOptions, now: Now
+) -> Program[TransferResult]:
+    """Transfer a namespace's living items to the target.
+
+    Raises as ``move_thread`` does, except that a namespace without items is not an error.
+    """
+    first: TransferResult | None = None
+    written = 0
+    sent: dict[Key, int] = {}
+    for _ in range(ATTEMPTS):
+        mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
+        # Before what is compared: what is written to the target meanwhile is refused.
+        stored = yield from at(Side.TARGET, _stored(target))
+        there = yield from at(Side.TARGET, _living(target, stored, now()))
+        compared = _compare(mine, there, now())
+        if first is None:
+            first = compared
+            sent = {key: item.record.version for key, item in there.items()}
+            if compared.found is State.DIFFERENT and not terms.replace:
+                raise Exists(
+                    f"{name(target)} is at the target already and has other items than the source; it was "
+                    "left as it is. Pass --replace to bring it up to date"
+                )
+        elif _foreign(mine, there, sent, now()):
+            raise _written_to(target)
+        if compared.found is State.SAME:
+            return TransferResult(first.found, compared.digest, written)
+        written += yield from _send(partition, target, mine, (stored, there), terms, sent)
+        arrived = yield from at(Side.TARGET, _survey(target, now()))
+        edge = now() + MARGIN
+        lasting = {k: i.record.version for k, i in mine.items() if not is_over(i.record, edge)}
+        present = yield from at(Side.SOURCE, _survey(partition, now(), bodies=False))
+        if {k: i.record.version for k, i in present.items() if not is_over(i.record, edge)} != lasting:
+            continue
+        settled = _compare(mine, arrived, now())
+        if settled.found is not State.SAME:
+            if _is_altered(mine, arrived, sent):
+                raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
+            raise _written_to(target)
+        return TransferResult(first.found, settled.digest, written)
+    raise Contention(f"{name(partition)} is written to all the time; stop its writers, or move it later")
+
+
+def digest_items(partition: Partition, now: int, report: Report = silent) -> Program[Digest]:
+    """Compute the digest of the namespace's items that live for more than ``MARGIN``."""
+    return _digest((yield from _survey(partition, now, report)), now + MARGIN)
+
+
+def _survey(
+    partition: Partition, now: int, report: Report = silent, *, bodies: bool = True
+) -> Program[Items]:
+    """Return the living items in the order of their arrival."""
+    if partition.space == SESSIONS:
+        records = yield from session_histories.records(partition, now)
+        for record in records:
+            report(len(record.body))
+        return {record.key: _Item.of(record) for record in records}
+    return (yield from _living(partition, (yield from _stored(partition, report, bodies=bodies)), now))
+
+
+def _living(partition: Partition, stored: Items, now: int) -> Program[Items]:
+    """Return those of the stored items that a reader finds."""
+    if partition.space == SESSIONS:
+        return (yield from _survey(partition, now))
+    return {key: item for key, item in stored.items() if not is_over(item.record, now)}
+
+
+def _stored(partition: Partition, report: Report = silent, *, bodies: bool = True) -> Program[Items]:
+    """Return everything that is stored: also what has expired, and segments that no head names."""
+    out: Items = {}
+    after: Key | None = None
+    while True:
+        (records,) = yield from ask(Fetch(partition, (Range(ITEM, after=after, limit=_PAGE, bodies=bodies),)))
+        for record in records:
+            report(len(record.body))
+            out[record.key] = _Item.of(record)
+        if len(records) < _PAGE:
+            return out
+        after = records[-1].key
+
+
+def _compare(mine: Items, there: Items, now: int) -> TransferResult:
+    edge = now + MARGIN
+    digest = _digest(mine, edge)
+
+    def agrees(one: Items, other: Items) -> bool:
+        return all(
+            _signature(other[key]) == _signature(item) if key in other else is_over(item.record, edge)
+            for key, item in one.items()
+        )
+
+    if not agrees(there, mine):
+        return TransferResult(State.DIFFERENT, digest)
+    if agrees(mine, there) and not any(_ends_early(there.get(key), i) for key, i in mine.items()):
+        return TransferResult(State.SAME, digest)
+    return TransferResult(State.PARTIAL if there else State.ABSENT, digest)
+
+
+def _ends_early(held: _Item | None, item: _Item) -> bool:
+    """Return True if the target's item expires before the source's, which was renewed since it was copied."""
+    if held is None or item.record.fields["expires_at"] is None:
+        return False
+    ends: int | None = held.record.fields["expires_at"]
+    return ends is not None and ends < item.record.fields["expires_at"]
+
+
+def _foreign(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
+    """Return True if the target has items that neither the source has nor this transfer has sent."""
+    return any(
+        sent.get(key) != item.record.version
+        and not is_over(item.record, now + MARGIN)
+        and (key not in mine or _signature(mine[key]) != _signature(item))
+        for key, item in there.items()
+    )
+
+
+def _is_altered(mine: Items, arrived: Items, sent: dict[Key, int]) -> bool:
+    """Return True if an item that nobody has written since it was sent is not the source's."""
+    return any(
+        key in mine and sent.get(key) == item.record.version and _signature(mine[key]) != _signature(item)
+        for key, item in arrived.items()
+    )
+
+
+def _send(
+    partition: Partition,
+    target: Partition,
+    mine: Items,
+    at_target: tuple[Items, Items],
+    terms: TransferOptions,
+    sent: dict[Key, int],
+) -> Program[int]:
+    """Write the items that are missing or differ, then remove those that do not belong there.
+
+    Args:
+        at_target: everything that is stored at the target, and what a reader finds there.
+    """
+    there, living = at_target
+    is_session = partition.space == SESSIONS
+    written = 0
+    wanted = [
+        key
+        for key, item in mine.items()
+        if key not in there or _signature(there[key]) != _signature(item) or _ends_early(there[key], item)
+    ]
+    for keys in _pages(partition, wanted):
+        records = yield from at(Side.SOURCE, _get(partition, keys))
+        if is_session and [r.version for r in records] != [mine[key].record.version for key in keys]:
+            # A head may only arrive with the segments that it names: the session is read again.
+            return written
+        found = [] if is_session else [r.key[0] for r in records]
+        entries = yield from at(Side.SOURCE, search_index.copies(partition, found))
+        puts: list[list[Op]] = []
+        for record in records:
+            held = there[record.key].record.version if record.key in there else 0
+            version = max(record.version, held + 1)
+            expect = held or Expect.ABSENT
+            put = Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version)
+            entry = entries.get(record.key[0])
+            # One that the target has is of another value, and the source has none of this item.
+            stale = [search_index.removal(record.key[0])] if held and not is_session else []
+            puts.append([put, *stale] if entry is None else [put, entry])
+            sent[record.key] = version
+            written += len(record.body)
+        if is_session and keys == [session_histories.HEAD]:
+            puts[0] += _check_of_segments(mine, there, living, sent)
+        yield from at(Side.TARGET, _commit(target, puts, terms))
+    extra: list[list[Op]] = [
+        [Delete(ITEM, key, item.record.version), *(() if is_session else (search_index.removal(key[0]),))]
+        for key, item in there.items()
+        if key not in mine
+    ]
+    yield from at(Side.TARGET, _commit(target, extra, terms))
+    return written
+
+
+def _pages(partition: Partition, keys: list[Key]) -> Iterator[list[Key]]:
+    """Yield keys in portions that are sent together; a session's head is one of its own."""
+    alone = [key for key in keys if partition.space == SESSIONS and key == session_histories.HEAD]
+    others = [key for key in keys if key not in alone]
+    yield from (others[start : start + _PAGE] for start in range(0, len(others), _PAGE))
+    if alone:
+        yield alone
+
+
+def _check_of_segments(mine: Items, there: Items, living: Items, sent: dict[Key, int]) -> list[Op]:
+    """Return the check that the segments are still there that a session's head is about to name at the
+    target. A removal of segments that no head names takes the first of them or none."""
+    loose = min((key for key in mine if key != session_histories.HEAD and key not in living), default=None)
+    if loose is None:
+        return []
+    return [Check(ITEM, loose, sent.get(loose) or there[loose].record.version)]
+
+
+def _get(partition: Partition, keys: list[Key]) -> Program[list[Record]]:
+    answers = yield from ask(Fetch(partition, tuple(Get(ITEM, key) for key in keys)))
+    return [record for answer in answers for record in answer]
+
+
+def _commit(target: Partition, parts: list[list[Op]], terms: TransferOptions) -> Program[None]:
+    """Write parts, an item with its entry in the search index or the removal of both, each within one
+    commit."""
+    for batch in split(parts, weight, terms.budget, reserve=1):
+        ops = [op for part in batch for op in part]
+        if any(op.kind is not ITEM for op in ops):
+            ops.append(search_index.generation_removal())
+        outcome = yield from ask(Commit(target, tuple(ops)))
+        if not isinstance(outcome, Committed):
+            raise _written_to(target)
+
+
+def _written_to(target: Partition) -> Conflict:
+    return Conflict(f"{name(target)} is written to at the target while it arrives; move it again")
+
+
+def _signature(item: _Item) -> bytes:
+    """Return an item's content for comparison, without its expiry, which a read may postpone."""
+    key = [part.encode("utf-8", "surrogatepass") for part in item.record.key]
+    fields = item.record.fields
+    times = [fields[column] for column in ("created_at", "updated_at", "ttl")]
+    return ormsgpack.packb([key, times, fields["expires_at"] is None, item.digest])
+
+
+def _digest(items: Items, edge: int) -> Digest:
+    digest = blake2b(digest_size=32, person=b"perdure.items")
+    count = size = 0
+    for _, item in sorted(items.items()):
+        if not is_over(item.record, edge):
+            digest.update(_signature(item))
+            count += 1
+            size += item.size
+    return Digest(digest.digest(), items=count, bytes=size)

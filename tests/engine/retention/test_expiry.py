@@ -1,0 +1,115 @@
+"""When a thread expires: what keeps it, and which rule decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import Retention, RetentionRules
+from perdure.database.base import handle_of
+from perdure.engine import documents
+from perdure.engine.retention.expiry import ThreadAtRest, read_at_rest, remove_expired
+from perdure.model.ops import Expect
+from perdure.model.records import OF_THREAD, Partition
+from tests.langgraph import graphs
+from tests.langgraph.session import config
+
+HERE = Partition("", "a")
+RULES = RetentionRules(Retention(idle="1m"))
+AT_REST = ThreadAtRest(
+    is_busy=False,
+    has_queues=False,
+    is_tagged=False,
+    active_at=1_000_000,
+    metadata={},
+    ttl=None,
+    checks=(),
+    missing=None,
+    claim=None,
+    has_head=True,
+    generation=1,
+    has_document=True,
+)
+
+
+def rest(**changes: Any) -> ThreadAtRest:
+    fields = {name: getattr(AT_REST, name) for name in ThreadAtRest.__slots__}
+    return ThreadAtRest(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("thread", "rules", "at"),
+    [
+        (rest(), RULES, 61_000_000),
+        (rest(is_busy=True), RULES, None),
+        (rest(is_tagged=True), RULES, None),
+        (rest(is_tagged=True), RetentionRules(Retention(idle="1m", keep_tagged=False)), 61_000_000),
+        (rest(active_at=None), RULES, None),
+        (rest(), RetentionRules(Retention(keep_last=1)), None),
+        (rest(), RetentionRules(), None),
+        (rest(ttl={"strategy": "delete", "expires_at": 7}), RULES, 7),
+        (rest(ttl={"strategy": "delete", "expires_at": 7}), RetentionRules(), 7),
+        (rest(ttl={"strategy": "delete", "expires_at": 7}, is_busy=True), RULES, None),
+        (rest(ttl={"strategy": "keep_latest", "expires_at": 7}), RULES, None),
+        (rest(ttl={"strategy": "delete", "expires_at": 7}, is_tagged=True), RULES, None),
+        (rest(ttl={"strategy": "delete", "expires_at": 7}, is_tagged=True), RetentionRules(), None),
+        (
+            rest(ttl={"strategy": "delete", "expires_at": 7}, is_tagged=True),
+            RetentionRules(Retention(idle="1m", keep_tagged=False)),
+            7,
+        ),
+        (
+            rest(
+                ttl={"strategy": "delete", "expires_at": 7},
+                is_tagged=True,
+                metadata={"retention": "of another deployment"},
+            ),
+            RULES,
+            None,
+        ),
+    ],
+)
+def test_a_thread_expires_by_its_own_time_or_its_policy(
+    thread: ThreadAtRest, rules: RetentionRules, at: int | None
+) -> None:
+    assert thread.expires_at(rules) == at
+
+
+def put(db: perdure.SyncDatabase, body: Mapping[str, Any], at: int) -> None:
+    handle_of(db).run(documents.put(HERE, *OF_THREAD, body, at, Expect.ANY, fresh=handle_of(db).fresh()))
+
+
+def test_the_last_activity_is_the_latest_of_checkpoint_document_and_run() -> None:
+    with perdure.connect_sync("memory://") as db:
+        assert handle_of(db).run(read_at_rest(HERE)).active_at is None
+        put(db, {"metadata": {"retention": "own", "graph_id": "theirs"}, "ttl": None}, 5)
+        assert handle_of(db).run(read_at_rest(HERE)).active_at == 5
+        before = time.time_ns() // 1000
+        graph = graphs.chat(db.checkpointer())
+        graph.invoke(graphs.message(0), {**config("a"), "metadata": {"graph_id": "mine", "more": 1}})
+        found = handle_of(db).run(read_at_rest(HERE))
+        assert found.active_at is not None
+        assert before - 1 <= found.active_at <= time.time_ns() // 1000 + 1
+        assert {name: found.metadata[name] for name in ("retention", "graph_id", "more")} == {
+            "retention": "own",
+            "graph_id": "theirs",
+            "more": 1,
+        }
+        put(db, {}, found.active_at + 5)
+        assert handle_of(db).run(read_at_rest(HERE)).active_at == found.active_at + 5
+
+
+def test_a_thread_that_changed_since_it_was_read_is_not_removed() -> None:
+    with perdure.connect_sync("memory://") as db:
+        graph = graphs.chat(db.checkpointer())
+        graph.invoke(graphs.message(0), config("a"))
+        found = handle_of(db).run(read_at_rest(HERE))
+        graph.invoke(graphs.message(1), config("a"))
+        assert not handle_of(db).run(remove_expired(HERE, found))
+        assert len(db.timeline("a")) == 6
+        assert handle_of(db).run(remove_expired(HERE, handle_of(db).run(read_at_rest(HERE))))
+        assert list(db.threads()) == []

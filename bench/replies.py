@@ -29,7 +29,7 @@ from bench.tables import Row, number, table, times
 from perdure.conversation import Conversation, Limit
 from perdure.memory import ExtractedFact, ExtractionRequest, Memory, MemoryPolicy
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.runtime.memory_turns import lane_of
+from perdure.runtime.agent_memory.memory_turns import lane_of
 
 AIM = 1.05
 OFF, MEMORY, WHOLE = "without memory", "with memory", "with memory and windows"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from perdure.engine.threads import packing
-from perdure.model import packs
+from perdure.model.values import packs
 
 
 def pack_soon() -> None:

@@ -29,8 +29,8 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.langgraph.saver import PerdureSaver
-from perdure.model.messages import Reply
-from perdure.model.packs import BLOCK
+from perdure.model.runs.messages import Reply
+from perdure.model.values.packs import BLOCK
 from perdure.runtime import Channel, Runtime
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
@@ -217,14 +217,14 @@ MISTAKES: tuple[tuple[Check, str, str], ...] = (
     (check_names, "POST /threads/{id}/runs/stream", "POST /threads/{id}/run/stream"),
     (check_names, "`storage/<backend>/driver.py`", "`storage/<backend>/drivers.py`"),
     (check_places, "`storage/url.py` `_BACKENDS`", "`storage/port.py` `_BACKENDS`"),
-    (check_places, "`model/queue.py` `Lane`", "`model/queues.py` `Lane`"),
+    (check_places, "`model/runs/queue.py` `Lane`", "`model/queues.py` `Lane`"),
     (check_references, "| 11 | 9 | `model/heads.py` `judge`", "| 11 | 6 | `model/heads.py` `judge`"),
     (check_references, "| 9 | 8, by `StepPut._try_decide` |", "| 9 | 8, by `StepPut._plan_guards` |"),
     (check_references, "| 13 | 12, by `Acceptance._began` |", "| 13 | 99, by `Acceptance._began` |"),
     (
         check_references,
         "FastAPI | `server/routes/runs.py` `stream`",
-        "FastAPI | `server/streams.py` `stream`",
+        "FastAPI | `server/streaming/streams.py` `stream`",
     ),
     (check_references, "saver.py` `PerdureSaver.aget_tuple`", "saver.py` `PerdureSaver._aput`"),
     (check_references, "| 17 | 8 |", "| 18 | 8 |"),

@@ -33,7 +33,7 @@ def test_what_a_test_file_covers_is_there() -> None:
 
 
 def test_a_module_without_tests_is_found() -> None:
-    assert "perdure.model.tree" in imported()
+    assert "perdure.model.values.tree" in imported()
     assert "perdure.model.unheard_of" not in imported()
     assert not mirrored("perdure.model.unheard_of")
     assert mirrored("perdure.langgraph.allowlist")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from perdure.langgraph.codecs import Codec
-    from perdure.langgraph.plain_reading import ChannelView, CheckpointView
+    from perdure.langgraph.reading.plain_reading import ChannelView, CheckpointView
     from perdure.langgraph.replaces import Replaces
     from perdure.langgraph.saver import PerdureSaver
     from perdure.langgraph.search.index import SearchIndex
@@ -91,24 +91,24 @@ __all__ = [
 
 _MODULES = {
     "AsyncPerdureStore": "langgraph.store_for_event_loops",
-    "ByteCount": "engine.measure",
-    "ChannelView": "langgraph.plain_reading",
-    "CheckpointView": "langgraph.plain_reading",
+    "ByteCount": "engine.threads.measure",
+    "ChannelView": "langgraph.reading.plain_reading",
+    "CheckpointView": "langgraph.reading.plain_reading",
     "Codec": "langgraph.codecs",
-    "Damage": "engine.fsck_report",
+    "Damage": "engine.checks.fsck_report",
     "Database": "database.asynchronous",
-    "Digest": "engine.thread_digest",
-    "Finding": "engine.fsck_report",
-    "Measure": "engine.measure",
+    "Digest": "engine.threads.thread_digest",
+    "Finding": "engine.checks.fsck_report",
+    "Measure": "engine.threads.measure",
     "PerdureSaver": "langgraph.saver",
     "PerdureStore": "langgraph.store",
-    "Repaired": "engine.fsck_report",
+    "Repaired": "engine.checks.fsck_report",
     "Replaces": "langgraph.replaces",
     "Retention": "model.retention_policy",
     "RetentionRules": "model.retention_policy",
     "SearchIndex": "langgraph.search.index",
-    "Stuck": "engine.stuck",
-    "Survey": "engine.stuck",
+    "Stuck": "engine.queue.stuck",
+    "Survey": "engine.queue.stuck",
     "SyncDatabase": "database.blocking",
     "Thread": "database.thread_entries",
     "checkpoint_lifespan": "config.checkpoint_lifespan",

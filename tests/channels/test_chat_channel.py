@@ -13,8 +13,8 @@ from starlette.responses import Response
 from perdure.channels import ChatAddress
 from perdure.channels.chat_channel import ChatChannel
 from perdure.channels.receiving import Receiver
-from perdure.model.messages import Reply
 from perdure.model.records import Partition
+from perdure.model.runs.messages import Reply
 from perdure.runtime import NotSent, Undeliverable
 from perdure.testing.channels import ProviderFault, TelegramDouble
 from tests.channels.serving import asking, echo, telegram

@@ -12,7 +12,7 @@ import pytest
 from perdure import channels
 from perdure.channels import ChatAddress
 from perdure.channels.chat_channel import ChatChannel, SendUncertain
-from perdure.model.messages import Reply
+from perdure.model.runs.messages import Reply
 from perdure.runtime import NotSent
 from perdure.testing.channels import slack, telegram, whatsapp
 

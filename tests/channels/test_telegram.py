@@ -18,7 +18,7 @@ from starlette.requests import Request
 from perdure import channels
 from perdure.channels import ChatAddress, ChatOptions
 from perdure.channels.webhook import RejectedRequest, body_of
-from perdure.model.messages import SENT, UNKNOWN
+from perdure.model.runs.messages import SENT, UNKNOWN
 from perdure.testing.channels import DeliveryFaults, ProviderFault, TelegramDouble
 from perdure.testing.channels.telegram import SECRET, TOKEN
 from tests.channels.serving import QUICK, WINDOW, asking, at_work, echo, telegram, telegram_at_work

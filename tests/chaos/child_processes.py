@@ -34,13 +34,13 @@ from perdure.engine.queue import runs
 from perdure.engine.queue.inbox import Strategy
 from perdure.errors import PerdureError
 from perdure.langgraph.loop_state import carried
-from perdure.model.messages import OPEN, WAITING, Message, Reply
 from perdure.model.ops import Check, Commit, Committed, Fetch, Find, Get, Put, Refused
-from perdure.model.payloads import MESSAGE, RESUME
 from perdure.model.program import Effect, ask
-from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE, Partition
-from perdure.runtime.agent import Agent
+from perdure.model.runs.messages import OPEN, WAITING, Message, Reply
+from perdure.model.runs.payloads import MESSAGE, RESUME
+from perdure.model.runs.queue import IN
+from perdure.runtime.agents.agent import Agent
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.tickets import Ticket

@@ -16,11 +16,11 @@ from perdure.database.opening import over
 from perdure.engine.queue import runs
 from perdure.engine.queue.inbox import Strategy
 from perdure.errors import PerdureError
-from perdure.model.messages import Reply
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import ask
-from perdure.model.queue import IN, OUT
 from perdure.model.records import INBOX, LANE, Partition
+from perdure.model.runs.messages import Reply
+from perdure.model.runs.queue import IN, OUT
 from perdure.runtime.jitter import seeded
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings

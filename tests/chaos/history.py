@@ -21,14 +21,14 @@ from langgraph.pregel import Pregel
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.engine.queue import outbox, runs
-from perdure.model.messages import DONE, OPEN, SENT, Message, Run
 from perdure.model.ops import Fetch, Get, Range
-from perdure.model.payloads import MESSAGE
 from perdure.model.program import ask
-from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
+from perdure.model.runs.messages import DONE, OPEN, SENT, Message, Run
+from perdure.model.runs.payloads import MESSAGE
+from perdure.model.runs.queue import IN, OUT, Lane
 from perdure.runtime import steered
-from perdure.runtime.agent import Agent
+from perdure.runtime.agents.agent import Agent
 
 STEPS = 3
 """Number of steps in each run of the logging graph."""

@@ -19,10 +19,10 @@ import apsw
 
 import perdure
 from perdure.database.opening import open_database
-from perdure.model.compression import stored_body
 from perdure.model.ops import Commit, Committed, Delete, Drop, Fetch, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, Key, Kind, Partition
+from perdure.model.values.compression import stored_body
 from perdure.storage.port import Driver
 from perdure.storage.sqlite.driver import SqliteDriver
 

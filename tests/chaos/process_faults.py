@@ -25,11 +25,11 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
 from perdure.engine.queue import runs
-from perdure.model.messages import Message
 from perdure.model.ops import Fetch, Find, Range
-from perdure.model.payloads import MESSAGE
 from perdure.model.program import ask
 from perdure.model.records import CHECKPOINT, INBOX, Partition
+from perdure.model.runs.messages import Message
+from perdure.model.runs.payloads import MESSAGE
 from tests.chaos.child_processes import FOREVER, JsonLines, ProcessJob
 from tests.chaos.history import STEPS, Expected, audit, audit_steered_log
 

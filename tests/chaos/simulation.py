@@ -25,8 +25,8 @@ from perdure.database.opening import over
 from perdure.errors import Unavailable
 from perdure.model.ops import Check, Commit, Committed, Fetch, Get, Now, Put, Refused
 from perdure.model.program import Effect
-from perdure.model.queue import IN
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE
+from perdure.model.runs.queue import IN
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Answers, Capabilities, CommitLimits, Driver
 

@@ -32,9 +32,9 @@ from perdure.database.opening import open_database
 from perdure.engine.queue import inbox, outbox, runs
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
-from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import LANE, Partition
-from perdure.runtime.lease_check import LeaseCheck
+from perdure.model.runs.queue import IN, OUT, Lane
+from perdure.runtime.nodes.lease_check import LeaseCheck
 from perdure.storage.url import open_driver
 from tests.backends import BACKENDS, EMPTY
 from tests.chaos.child_processes import SCENARIOS, JsonLines, ProcessJob, messages_of

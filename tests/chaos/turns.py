@@ -16,7 +16,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import InternalServerError
 from langgraph_sdk.schema import RunCreateMetadata, StreamPart
 
-from perdure.server.streams import until
+from perdure.server.streaming.streams import until
 from tests.chaos.fleet import GRAPH, WITHIN_S, Server
 from tests.chaos.talker import reply_to
 

@@ -16,11 +16,11 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.model.messages import Run
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
-from perdure.model.queue import IN
 from perdure.model.records import LANE, Partition
+from perdure.model.runs.messages import Run
+from perdure.model.runs.queue import IN
 from perdure.runtime import Runtime, Settings, Ticket
 from tests.forking import Forked, ForkServer
 

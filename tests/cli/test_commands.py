@@ -1,7 +1,7 @@
 """The commands as a shell sees them: output, exit codes, and what is refused in one sentence.
 
-Covers perdure.cli.migrate, perdure.cli.fsck, perdure.cli.threads, perdure.langgraph.plain_reading,
-perdure.model.missing_thread.
+Covers perdure.cli.data.migrate, perdure.cli.data.fsck, perdure.cli.threads,
+perdure.langgraph.reading.plain_reading, perdure.model.missing_thread.
 """
 
 from __future__ import annotations

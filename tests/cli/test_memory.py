@@ -11,12 +11,12 @@ import pytest
 import perdure
 from perdure.memory import Memory
 from perdure.runtime import Agent, Runtime
-from perdure.runtime.memory_turns import lane_of
+from perdure.runtime.agent_memory.memory_turns import lane_of
 from tests.backends import BACKENDS, EMPTY
 from tests.cli.test_commands import Shell, shell
 from tests.conversation.models import Scripted
+from tests.runtime.agent_memory.test_run_memory import graph, of, policy
 from tests.runtime.graphs import eventually_stored
-from tests.runtime.test_run_memory import graph, of, policy
 
 __all__ = ["shell"]
 

@@ -1,6 +1,6 @@
 """Moving house as a shell sees it: export, import, copy, what they print and refuse, and being killed.
 
-Covers perdure.admin.moving, perdure.cli.copy, perdure.cli.export.
+Covers perdure.admin.moving, perdure.cli.data.copy, perdure.cli.data.export.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from langgraph.types import interrupt
 import perdure
 from perdure.database.base import handle_of
 from perdure.engine.queue import inbox
-from perdure.model.messages import DEAD, DONE, READY, SENT, UNKNOWN, Reply
 from perdure.model.records import Partition
+from perdure.model.runs.messages import DEAD, DONE, READY, SENT, UNKNOWN, Reply
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
 from tests.cli.running import run_cli
 

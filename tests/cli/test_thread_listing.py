@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from perdure.runtime.memory_turns import lane_of
+from perdure.runtime.agent_memory.memory_turns import lane_of
 from tests.cli.test_commands import Shell, converse, shell
 
 __all__ = ["shell"]

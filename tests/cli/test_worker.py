@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure.cli.worker import worker
-from perdure.model.messages import DONE, OPEN
+from perdure.model.runs.messages import DONE, OPEN
 from perdure.runtime import Settings
 from tests.cli.processes import LEASE, WITHIN, Workers
 

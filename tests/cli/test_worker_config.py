@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.model.messages import DONE, READY, SENT
+from perdure.model.runs.messages import DONE, READY, SENT
 from tests.cli.conftest import Run_
 from tests.cli.processes import LEASE, Workers
 from tests.server.receiving import begun, notices, opened, receiving

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client import REGISTRY, Gauge
 
-from perdure.model.messages import DONE
+from perdure.model.runs.messages import DONE
 from perdure.runtime.metrics import served
 from tests.cli.processes import WITHIN, Process, Workers
 

@@ -21,7 +21,7 @@ from perdure import connect_sync
 from perdure.config.agents import AgentSettings
 from perdure.config.worker import load as load_worker
 from perdure.errors import BadSetting, GraphLoadError
-from perdure.runtime.loading import find, load_agent
+from perdure.runtime.agents.loading import find, load_agent
 from perdure.server.app import create_app
 from perdure.server.config import Config, load
 from perdure.server.hosting.startup import opened

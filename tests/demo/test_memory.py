@@ -6,8 +6,8 @@ import pytest
 
 from perdure.demo.memory import USER, demo_policy, statements
 from perdure.memory import ExtractionRequest, Memory
-from perdure.runtime import run_memory
-from perdure.runtime.memory_turns import lane_of
+from perdure.runtime.agent_memory import run_memory
+from perdure.runtime.agent_memory.memory_turns import lane_of
 from tests.demo.staging import Stage, run, stage
 from tests.runtime.graphs import WITHIN_S, eventually_stored
 

@@ -8,9 +8,9 @@ from perdure.engine.checks.fsck import check
 from perdure.engine.checks.fsck_report import Damage
 from perdure.engine.queue import inbox, outbox, runs
 from perdure.errors import Corrupt
-from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Put
 from perdure.model.records import INBOX, OUTBOX, RUN, Kind
+from perdure.model.values.chunks import Digester
 from tests.engine.queue.queues import HERE, Queue
 
 BODIES = [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"7", b"{}", b'{"id":1,"payload":{},"options":[]}']

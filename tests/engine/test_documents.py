@@ -11,10 +11,10 @@ from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, DecryptionError, TooLarge, Unserialisable
-from perdure.model.messages import MESSAGE_MAX
 from perdure.model.ops import Commit, Drop, Expect
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, SERVER, Partition
+from perdure.model.runs.messages import MESSAGE_MAX
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, run

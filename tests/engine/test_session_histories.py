@@ -12,10 +12,10 @@ from perdure.engine.items import items
 from perdure.engine.session_histories import NOTHING, TAIL, Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Corrupt, TooLarge, Unavailable, Unserialisable
-from perdure.model.messages import MESSAGE_MAX
 from perdure.model.ops import Commit, Delete, Fetch, Find, Range
 from perdure.model.program import Effect
 from perdure.model.records import ITEM, SESSIONS, STORE, Partition
+from perdure.model.runs.messages import MESSAGE_MAX
 from perdure.model.store_items import LAST
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, Driver, run

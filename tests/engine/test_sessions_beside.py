@@ -17,10 +17,10 @@ from perdure.engine.transact import Budget
 from perdure.engine.transfer import transfer_items
 from perdure.engine.transfer.transfer import OnSide, Side, TransferOptions
 from perdure.errors import Conflict, Contention, Unavailable
-from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Delete, Fetch, Range
 from perdure.model.program import Effect
 from perdure.model.records import ITEM, SESSIONS, Partition
+from perdure.model.values.chunks import Digester
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Capabilities, CommitLimits, Driver, run
 from perdure.testing.conformance import Narrow

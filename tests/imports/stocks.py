@@ -24,7 +24,7 @@ from langgraph_checkpoint_plainredis import RedisSaver
 
 import perdure
 from perdure.history.neutral_messages import to_neutral
-from perdure.imports.conversations import read_history
+from perdure.imports.histories.conversations import read_history
 from perdure.imports.kinds import SourceKind, open_source
 from perdure.imports.source import Source
 from perdure.storage.d1.url import D1Url

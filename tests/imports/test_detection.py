@@ -19,10 +19,10 @@ from perdure.errors import BadUrl, Unavailable
 from perdure.imports.detection import detect_kind
 from perdure.imports.kinds import SourceKind
 from tests.backends import EMPTY
-from tests.cli.test_import_data import run  # noqa: F401
+from tests.cli.data.test_import_data import run  # noqa: F401
 from tests.imports import threads
+from tests.imports.histories.test_sessions import TABLES
 from tests.imports.stocks import PLAIN_TABLES, STOCKS, postgres_url
-from tests.imports.test_sessions import TABLES
 
 Run = Callable[..., tuple[int, str, str]]
 

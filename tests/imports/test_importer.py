@@ -18,7 +18,7 @@ import perdure
 from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.sqlite import SqliteSource
 from tests.imports import parity, threads
-from tests.imports.test_conversations import chat
+from tests.imports.histories.test_conversations import chat
 
 
 @pytest.mark.slow

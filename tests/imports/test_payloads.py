@@ -14,7 +14,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.errors import Unreadable, Unserialisable
 from perdure.imports.payloads import SERDE, loaded, payload
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.values.serde import Serde
 
 STOCK = JsonPlusSerializer()
 

@@ -20,8 +20,8 @@ from perdure.cli.app import app
 from perdure.errors import BadUrl, Unavailable
 from perdure.imports.kinds import SourceKind, open_source
 from tests.imports import parity, test_plain_tables, test_two_tables, threads
+from tests.imports.histories.test_conversations import chat
 from tests.imports.stocks import postgres_url
-from tests.imports.test_conversations import chat
 from tests.imports.test_two_tables import IDS, pending
 from tests.servers import postgres
 

@@ -20,8 +20,8 @@ from perdure.imports.kinds import SourceKind, open_source
 from perdure.imports.plain_sqlite import of_file, of_rows
 from perdure.imports.sqlite_rows import SqliteRows
 from tests.imports import parity, threads
+from tests.imports.histories.test_conversations import chat
 from tests.imports.stocks import PLAIN_TABLES
-from tests.imports.test_conversations import chat
 from tests.servers import d1
 
 IDS = [f"1f0e0000-0000-6000-8000-{n:012d}" for n in range(4)]

@@ -16,9 +16,9 @@ import perdure
 from perdure.imports.kinds import SourceKind
 from perdure.testing.faults import WRITES, faulty
 from tests.imports import parity, threads
+from tests.imports.histories.test_conversations import chat
 from tests.imports.killed import KilledImports
 from tests.imports.stocks import STOCKS, Made, Stock
-from tests.imports.test_conversations import chat
 
 POINTS = 20 if parity.FULL else 3
 DISTANT = {"aws-dynamodb", "plain-d1"}

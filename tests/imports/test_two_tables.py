@@ -22,7 +22,7 @@ from perdure.cli.app import app
 from perdure.errors import BadUrl
 from perdure.imports.kinds import SourceKind, open_source
 from tests.imports import parity, threads
-from tests.imports.test_conversations import chat
+from tests.imports.histories.test_conversations import chat
 from tests.servers import d1
 
 IDS = [f"1f0e0000-0000-6000-8000-{n:012d}" for n in range(6)]

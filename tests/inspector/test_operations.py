@@ -27,7 +27,7 @@ from perdure.inspector import runs as run_views
 from perdure.inspector.access import PERMISSIONS, LocalAccess, Sees
 from perdure.inspector.web import create_app
 from perdure.runtime import Runtime, Settings
-from perdure.runtime.failure_location import shows_texts
+from perdure.runtime.failures.failure_location import shows_texts
 from tests.backends import EMPTY
 from tests.inspector.staging import HOSTILE
 

@@ -19,7 +19,7 @@ from perdure.inspector import api
 from perdure.inspector.access import LocalAccess, LocalReplays
 from perdure.model.model_calls import ModelPrice, Prices
 from perdure.runtime import Runtime
-from perdure.runtime.agent import Agent
+from perdure.runtime.agents.agent import Agent
 from perdure.runtime.threads.rows import ThreadRow
 from tests.inspector import staging
 from tests.inspector.staging import HOSTILE, HOSTILE_ID

@@ -7,9 +7,9 @@ from typing import Any
 
 from perdure.engine.queue import accept_and_claim, ended_leases, events, inbox, runs, subscribers
 from perdure.engine.retention import expiry, removal
-from perdure.model.messages import DEAD, FAILED, READY, SENDING, SENT, UNKNOWN
 from perdure.model.ops import Fetch
 from perdure.model.program import ask
+from perdure.model.runs.messages import DEAD, FAILED, READY, SENDING, SENT, UNKNOWN
 from perdure.storage.port import Driver
 from tests.interleavings.explorer import Case
 from tests.interleavings.thread_queues import BEFORE, BUDGET, NOW, TTL, Thread, read

@@ -15,8 +15,8 @@ from perdure.engine.queue.crons import Cron, Due
 from perdure.engine.versioned_documents import Versioned
 from perdure.model.ops import Expect, Fetch, Get
 from perdure.model.program import Program, ask
-from perdure.model.queue import CRONS, Lane
 from perdure.model.records import LANE
+from perdure.model.runs.queue import CRONS, Lane
 from perdure.storage.port import Driver
 from tests.interleavings.explorer import Case, World, check
 

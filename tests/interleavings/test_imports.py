@@ -26,12 +26,12 @@ from perdure.engine.queue.inbox import Accept
 from perdure.engine.transfer import importing
 from perdure.errors import Corrupt, NotFound, Unavailable
 from perdure.history.histories import SyncHistories
+from perdure.imports.histories.sessions import SessionImporter, SourceSession
 from perdure.imports.importer import Importer, ImportOptions
-from perdure.imports.sessions import SessionImporter, SourceSession
 from perdure.imports.sqlite import SqliteSource
-from perdure.model.messages import Message
-from perdure.model.queue import Debounce
 from perdure.model.records import Partition
+from perdure.model.runs.messages import Message
+from perdure.model.runs.queue import Debounce
 from perdure.storage.port import Driver
 from tests.interleavings.explorer import Case, Interrupted, World, check
 from tests.interleavings.test_checkpoints import again

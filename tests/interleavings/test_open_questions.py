@@ -20,7 +20,7 @@ from perdure.engine.queue import questions
 from perdure.engine.queue.retries import Retry
 from perdure.engine.queue.runs import Claim, HeldRun
 from perdure.errors import HeadConflict
-from perdure.model.messages import ANSWERS, FAILED, INTERRUPTED
+from perdure.model.runs.messages import ANSWERS, FAILED, INTERRUPTED
 from perdure.storage.port import Driver
 from perdure.testing.conformance.backend import holding
 from tests.interleavings import thread_queues

@@ -18,16 +18,16 @@ from perdure.engine.queue.runs import Claim, Ending, Followed, HeldRun, Remember
 from perdure.engine.retention import queue_retention
 from perdure.engine.threads.steering import TakenBack, Taking
 from perdure.engine.transact import Budget, retrying
-from perdure.model.messages import (
+from perdure.model.ops import Check, Commit, Committed, Fetch, Get, Put
+from perdure.model.program import Program, ask
+from perdure.model.records import DOCUMENT, EPOCH, LANE, OF_THREAD
+from perdure.model.runs.messages import (
     DONE,
     WAITING,
     Message,
     dedupe_digest,
 )
-from perdure.model.ops import Check, Commit, Committed, Fetch, Get, Put
-from perdure.model.program import Program, ask
-from perdure.model.queue import EVENTS, FOLLOWED, IN, LATER, OUT, Debounce, Lane
-from perdure.model.records import DOCUMENT, EPOCH, LANE, OF_THREAD
+from perdure.model.runs.queue import EVENTS, FOLLOWED, IN, LATER, OUT, Debounce, Lane
 from perdure.storage.port import Driver
 from tests.interleavings.explorer import World
 

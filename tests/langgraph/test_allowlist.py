@@ -1,6 +1,6 @@
 """State of the user's own types comes back as it was if it was allowed; else it is refused by name.
 
-Covers perdure.langgraph.value_errors.
+Covers perdure.langgraph.values.value_errors.
 """
 
 from __future__ import annotations

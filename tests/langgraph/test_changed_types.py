@@ -14,8 +14,8 @@ from typing_extensions import TypedDict
 
 import perdure
 from perdure.errors import Corrupt, TypeNotFound, Unreadable
-from perdure.langgraph.readable_states import aread_state
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.reading.readable_states import aread_state
+from perdure.langgraph.values.serde import Serde
 
 HEAD = "import dataclasses, enum, typing, collections, pydantic, pydantic.v1, langchain_core.messages as m\n"
 """What the application's module imports."""

@@ -15,8 +15,8 @@ from typing_extensions import TypedDict
 import perdure
 from perdure import Codec, TypeNotFound
 from perdure.errors import Unserialisable
-from perdure.langgraph.serde import Serde
-from perdure.model import refs
+from perdure.langgraph.values.serde import Serde
+from perdure.model.values import refs
 from tests.langgraph.savers import DRIVERS, opened
 from tests.langgraph.session import config
 

@@ -26,10 +26,10 @@ from perdure.engine.queue.inbox import Accept
 from perdure.engine.queue.runs import Claim, Ending, HeldRun, finish
 from perdure.errors import Corrupt, DecryptionError, MissingExtra, PerdureError, Unserialisable
 from perdure.langgraph.loop_state import ThreadId
-from perdure.model import refs
-from perdure.model.messages import Message, dedupe_digest
-from perdure.model.queue import Debounce
 from perdure.model.records import Partition
+from perdure.model.runs.messages import Message, dedupe_digest
+from perdure.model.runs.queue import Debounce
+from perdure.model.values import refs
 from perdure.storage.sql import checksums
 from tests.langgraph.files import THREAD, File, config, put
 

@@ -18,7 +18,7 @@ from langgraph.graph.message import add_messages
 
 import perdure
 from perdure.database.opening import open_database
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.values.serde import Serde
 from perdure.model.ops import Commit, Committed, Fetch, Put
 from perdure.model.program import Effect
 from perdure.model.records import GC

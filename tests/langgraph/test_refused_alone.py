@@ -18,7 +18,7 @@ from langgraph.types import Command
 from typing_extensions import TypedDict
 
 import perdure
-from perdure.langgraph.readable_states import REFUSED, Graph, aread_history, read_state
+from perdure.langgraph.reading.readable_states import REFUSED, Graph, aread_history, read_state
 from tests.langgraph.savers import opened
 
 UNKNOWN = "nobody-knows-this"

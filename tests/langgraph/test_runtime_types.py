@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 import perdure
 from perdure.errors import TypeNotAllowed, Unserialisable
-from perdure.langgraph import serde as serde_module
+from perdure.langgraph.values import serde as serde_module
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 

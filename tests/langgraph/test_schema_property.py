@@ -20,8 +20,8 @@ import perdure
 from perdure.errors import Conflict, SchemaTooNew, Unavailable
 from perdure.schema import Schema, convert, drop, rename_channel
 from perdure.testing.faults import Fault, fail, faulty
-from tests.langgraph.test_schema_migration import SCHEMA, new_graph, old_graph
-from tests.langgraph.test_schema_migration import config as config_of
+from tests.langgraph.migration.test_schema_migration import SCHEMA, new_graph, old_graph
+from tests.langgraph.migration.test_schema_migration import config as config_of
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 EXAMPLES = 300 if FULL else 12

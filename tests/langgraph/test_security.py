@@ -15,11 +15,11 @@ from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
 import perdure
 from perdure.database.base import handle_of
 from perdure.errors import Unreadable, Unserialisable
-from perdure.model import refs
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Fetch, Put, Range
 from perdure.model.records import CHECKPOINT, CHUNK, WRITE, Partition
+from perdure.model.values import refs
+from perdure.model.values.chunks import Digester
 from tests.langgraph.files import THREAD, File, config, put
 from tests.langgraph.savers import DRIVERS, opened
 

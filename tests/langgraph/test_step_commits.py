@@ -16,10 +16,10 @@ from perdure import SyncDatabase
 from perdure.engine.threads.steering import Taking
 from perdure.errors import Unavailable
 from perdure.langgraph.loop_state import ThreadId
-from perdure.model.messages import OPEN, Message, Run
 from perdure.model.ops import Commit, Op, Put, Refused
 from perdure.model.program import Effect, Program
 from perdure.model.records import HEAD, WRITE, Partition
+from perdure.model.runs.messages import OPEN, Message, Run
 from perdure.storage.port import Driver, WrappingDriver
 from tests.backends import BACKENDS
 from tests.langgraph.graphs import STATES

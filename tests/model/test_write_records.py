@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import Corrupt
-from perdure.model import refs
 from perdure.model.checkpoint import PendingWrite, TaskSpan
 from perdure.model.ops import Expect, Put
 from perdure.model.records import WRITE, Key, Record
+from perdure.model.values import refs
 from perdure.model.write_records import (
     SHARED,
     added_puts,

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.engine.queue import inbox, runs
 from perdure.engine.threads import steering
-from perdure.model import messages, queue
+from perdure.model.runs import messages, queue
 from perdure.runtime.accepting import Acceptance
 from perdure.runtime.worker import attempt
 from perdure.storage.memory import MemoryDriver

@@ -11,10 +11,10 @@ import pytest
 from perdure.engine.items import item_writes, items
 from perdure.errors import Unserialisable
 from perdure.langgraph import store
-from perdure.model import json_values
 from perdure.model import store_items as model
 from perdure.model.ops import Commit, Delete, Expect, Find, Now, Op, Put
 from perdure.model.records import ITEM, THREADS, Record
+from perdure.model.values import json_values
 from perdure.storage import encryption
 from perdure.storage.port import Capabilities
 from perdure.storage.sql import checksums

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.runtime import run_memory
+from perdure.runtime.agent_memory import run_memory
 from tests.backends import BACKENDS
 from tests.runtime.graphs import WITHIN_S, Storage, Talk, stored
 

@@ -25,11 +25,11 @@ from perdure.database.opening import open_database
 from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.errors import Unavailable
-from perdure.model.chunks import Digester
-from perdure.model.messages import Reply
 from perdure.model.ops import Commit, Committed, Fetch, Now, Range, Refused
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, LISTED, Partition, Record
+from perdure.model.runs.messages import Reply
+from perdure.model.values.chunks import Digester
 from perdure.runtime import Channel, Runtime, Settings
 from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.memory import MemoryDriver

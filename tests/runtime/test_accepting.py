@@ -14,10 +14,10 @@ from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 from perdure.errors import NotFound, QueueFull, TooLarge, Unavailable, Unserialisable
-from perdure.model.messages import MESSAGE_MAX
 from perdure.model.ops import Commit, Now
 from perdure.model.program import Effect
 from perdure.model.records import INBOX, LANE, RUN
+from perdure.model.runs.messages import MESSAGE_MAX
 from perdure.runtime import Runtime, Ticket
 from tests.runtime.graphs import (
     WITHIN_S,

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 
-from perdure.runtime import Agent, Runtime, conversation_windows
+from perdure.runtime import Agent, Runtime
+from perdure.runtime.agent_memory import conversation_windows
 from tests.conversation.models import Scripted
+from tests.runtime.agent_memory.test_conversation_windows import REPLY, Seen, graph, policy, run
 from tests.runtime.graphs import WITHIN_S
-from tests.runtime.test_conversation_windows import REPLY, Seen, graph, policy, run
 
 
 def test_slow_summaries_are_few_at_once_and_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

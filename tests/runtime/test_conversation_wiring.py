@@ -12,9 +12,18 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.conversation import Conversation, Limit, Summary, repair
 from perdure.conversation.compaction import compacted
-from perdure.runtime import Agent, Runtime, conversation_windows
+from perdure.runtime import Agent, Runtime
+from perdure.runtime.agent_memory import conversation_windows
 from tests.conversation.models import Scripted
-from tests.runtime.test_conversation_windows import REPLY, Summaries, accounted, graph, run, say, stored
+from tests.runtime.agent_memory.test_conversation_windows import (
+    REPLY,
+    Summaries,
+    accounted,
+    graph,
+    run,
+    say,
+    stored,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import RunInProgress
-from perdure.model.messages import OPEN
 from perdure.model.records import INBOX
+from perdure.model.runs.messages import OPEN
 from tests.runtime.graphs import (
     HOUR_US,
     Heard,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from perdure.errors import NotFound
-from perdure.model.messages import Reply
 from perdure.model.ops import Commit
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, LANE, OUTBOX
+from perdure.model.runs.messages import Reply
 from perdure.runtime import Channel, Ticket
 from tests.runtime.graphs import (
     Heard,

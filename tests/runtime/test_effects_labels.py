@@ -15,8 +15,9 @@ from langgraph.prebuilt import ToolNode
 
 import perdure
 from perdure.errors import NotAllowed
-from perdure.runtime import effect, effects
-from tests.runtime.test_effects import graph, working
+from perdure.runtime import effect
+from perdure.runtime.nodes import effects
+from tests.runtime.nodes.test_effects import graph, working
 
 
 class Sender:

@@ -10,7 +10,7 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.runtime import Options, effect, effect_key
-from tests.runtime.test_effects import Items, isolated, one_step, working
+from tests.runtime.nodes.test_effects import Items, isolated, one_step, working
 
 
 @pytest.mark.parametrize("shape", ["a node", "a subgraph", "a called graph", "an isolated graph"])

@@ -1,6 +1,6 @@
 """Users who are forgotten while their turns are extracted, and roots that keep users apart.
 
-Covers perdure.runtime.memory_lane, perdure.runtime.runtime.
+Covers perdure.runtime.agent_memory.memory_lane, perdure.runtime.runtime.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import perdure
 from perdure.errors import Unavailable
 from perdure.memory import Memory
 from perdure.runtime import Agent, Runtime
-from perdure.runtime.memory_turns import lane_of
+from perdure.runtime.agent_memory.memory_turns import lane_of
 from tests.conversation.models import Scripted
+from tests.runtime.agent_memory.test_run_memory import graph, of, policy, working
 from tests.runtime.graphs import advance, eventually_stored, stored, vanish
-from tests.runtime.test_run_memory import graph, of, policy, working
 
 
 @pytest.mark.timeout(600)

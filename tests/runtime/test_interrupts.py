@@ -1,6 +1,6 @@
 """Interrupts: a thread waits without anybody, one answer is taken, and it answers what it was given to.
 
-Covers perdure.runtime.interrupt_answers.
+Covers perdure.runtime.nodes.interrupt_answers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
 from perdure.errors import NotWaiting, Unavailable
-from perdure.model.messages import Run
 from perdure.model.records import INBOX
+from perdure.model.runs.messages import Run
 from perdure.runtime import Options, Runtime, Ticket
 from tests.runtime.graphs import (
     HOUR_US,

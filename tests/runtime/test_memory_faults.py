@@ -12,12 +12,12 @@ import perdure
 from perdure.errors import PerdureError, Unavailable
 from perdure.memory import Memory
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.runtime.memory_turns import lane_of
+from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.testing.faults import WRITES, Fault, fail, faulty
 from tests.backends import BACKENDS, EMPTY
 from tests.conversation.histories import how_many
 from tests.conversation.models import Scripted
-from tests.runtime.test_run_memory import Events, graph, of, policy, settled
+from tests.runtime.agent_memory.test_run_memory import Events, graph, of, policy, settled
 
 TURNS = (("one", "I sing"), ("two", "I live in Lisbon"), ("one", "I live in Porto"))
 WHOLE = 10_000

@@ -13,10 +13,11 @@ from langgraph.store.base import Op, SearchOp
 from perdure.errors import Unavailable
 from perdure.langgraph.store import PerdureStore
 from perdure.memory import Memory
-from perdure.runtime import Agent, Runtime, run_memory
+from perdure.runtime import Agent, Runtime
+from perdure.runtime.agent_memory import run_memory
 from tests.conversation.models import Scripted
+from tests.runtime.agent_memory.test_run_memory import Events, graph, policy, run, say
 from tests.runtime.graphs import WITHIN_S
-from tests.runtime.test_run_memory import Events, graph, policy, run, say
 
 
 class Hanging(PerdureStore):

@@ -15,15 +15,16 @@ from perdure.database.base import handle_of
 from perdure.langgraph.search.index import SearchIndex
 from perdure.memory import Memory, memory
 from perdure.memory.policy import MemoryPolicy
-from perdure.model.messages import SENT
 from perdure.model.ops import Fetch, Range
 from perdure.model.program import ask
 from perdure.model.records import ITEM, STORE
-from perdure.runtime import Agent, Runtime, memory_lane, run_memory
-from perdure.runtime.memory_turns import MEMORY, lane_of
+from perdure.model.runs.messages import SENT
+from perdure.runtime import Agent, Runtime
+from perdure.runtime.agent_memory import memory_lane, run_memory
+from perdure.runtime.agent_memory.memory_turns import MEMORY, lane_of
 from tests.conversation.models import Scripted
+from tests.runtime.agent_memory.test_run_memory import graph, policy, say, settled, working
 from tests.runtime.graphs import eventually_stored
-from tests.runtime.test_run_memory import graph, policy, say, settled, working
 
 
 async def whole() -> None:

@@ -21,10 +21,10 @@ from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine.queue.runs import Claim
 from perdure.errors import MissingExtra, QueueFull
-from perdure.model.messages import Reply
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
+from perdure.model.runs.messages import Reply
 from perdure.runtime import Channel, Logs, NotSent, Runtime, Settings, Undeliverable
 from perdure.runtime.metrics import Metrics
 from perdure.storage.port import Driver

@@ -16,8 +16,8 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.database.opening import open_database
-from perdure.model.chunks import Digester
 from perdure.model.records import Partition
+from perdure.model.values.chunks import Digester
 from perdure.runtime import Runtime
 from perdure.runtime import notifications as tuning
 from perdure.runtime import tenant as runtimes

@@ -16,7 +16,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from prometheus_client import CollectorRegistry
 from typing_extensions import TypedDict
 
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.values.serde import Serde
 from perdure.runtime import Agent, Logs
 from perdure.runtime.metrics import Metrics
 from tests.runtime.graphs import Heard, Storage, go, settings, values, working

@@ -17,8 +17,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.errors import QueueFull
-from perdure.model import messages
-from perdure.model.messages import Reply
+from perdure.model.runs import messages
+from perdure.model.runs.messages import Reply
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
 from perdure.runtime.observers import Logs, Observers
 from perdure.runtime.worker.cron_service import Outcome

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perdure.errors import NotFound, Unavailable
-from perdure.model.messages import DONE, Reply
-from perdure.model.queue import IN, Lane
 from perdure.model.records import LANE
+from perdure.model.runs.messages import DONE, Reply
+from perdure.model.runs.queue import IN, Lane
 from perdure.runtime import Runtime, Ticket
 from tests.runtime.graphs import Post, Storage, Talk, eventually, go, settings, spoken, stored, working
 

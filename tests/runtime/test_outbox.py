@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from perdure.errors import Conflict, NotFound
-from perdure.model.messages import Reply
 from perdure.model.records import LANE, OUTBOX
+from perdure.model.runs.messages import Reply
 from perdure.runtime import Agent, Channel, NotSent, Runtime, Settings, Undeliverable
 from tests.runtime.graphs import (
     HOUR_US,

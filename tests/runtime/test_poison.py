@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from perdure.engine.queue.runs import EXCUSES_MOST
 from perdure.errors import Unavailable
-from perdure.model.messages import MESSAGE_MAX, TRACEBACK, Message
 from perdure.model.ops import Commit, Fetch, Get, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, EPOCH, INBOX, LANE, RUN, WRITE, Partition
+from perdure.model.runs.messages import MESSAGE_MAX, TRACEBACK, Message
 from perdure.runtime import Agent, Options, Runtime, Settings, Ticket
 from tests.runtime.graphs import (
     HOUR_US,

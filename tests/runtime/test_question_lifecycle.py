@@ -1,6 +1,6 @@
 """A question is shown exactly as long as it may be answered, and each answer is given to its own question.
 
-Covers perdure.engine.queue.questions, perdure.langgraph.open_interrupts.
+Covers perdure.engine.queue.questions, perdure.langgraph.reading.open_interrupts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 from perdure.errors import Conflict, NotWaiting
-from perdure.model.messages import Run
 from perdure.model.records import RUN
+from perdure.model.runs.messages import Run
 from perdure.runtime import Options, Runtime
 from tests.runtime.graphs import Storage, eventually, go, settings, working
 

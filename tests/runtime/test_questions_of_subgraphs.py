@@ -1,6 +1,6 @@
 """What a task shows of the subgraphs and tasks that it runs is what these ask, wherever a run ends.
 
-Covers perdure.model.stale_questions.
+Covers perdure.model.runs.stale_questions.
 """
 
 from __future__ import annotations

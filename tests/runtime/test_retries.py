@@ -1,6 +1,6 @@
 """A failed run is run again from its last good step, once, and the record of the failure stays.
 
-Covers perdure.runtime.run_retries, perdure.engine.queue.retries.
+Covers perdure.runtime.failures.run_retries, perdure.engine.queue.retries.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
 from perdure.errors import Conflict, NotFound, RunInProgress
-from perdure.model.messages import Run
 from perdure.model.records import RUN
+from perdure.model.runs.messages import Run
 from perdure.runtime import Runtime
 from tests.runtime.graphs import Storage, eventually, go, settings, working
 

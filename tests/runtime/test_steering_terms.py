@@ -11,14 +11,15 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.types import StateSnapshot
+from tests.runtime.test_steering import Tools, wanted
 from typing_extensions import TypedDict
 
 from perdure.conversation import Conversation
-from perdure.langgraph.readable_states import aupdate_state
-from perdure.model.messages import Message
-from perdure.runtime import Agent, Options, steering
+from perdure.langgraph.reading.readable_states import aupdate_state
+from perdure.model.runs.messages import Message
+from perdure.runtime import Agent, Options
+from perdure.runtime.nodes import steering
 from tests.runtime.graphs import Storage, eventually, go, spoken, values, working
-from tests.runtime.test_steering import Tools, wanted
 
 
 def given(text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from perdure.conversation import Conversation, Limit, Summary
 from perdure.memory import RECALL_ID, Memory
 from perdure.runtime import Agent, Runtime
 from tests.conversation.models import Scripted
-from tests.runtime.test_run_memory import QUICK, Events, Noting, graph, policy, run, say, settled
+from tests.runtime.agent_memory.test_run_memory import QUICK, Events, Noting, graph, policy, run, say, settled
 
 
 def test_the_running_summary_of_a_thread_reaches_the_users_next_thread() -> None:

@@ -24,10 +24,10 @@ import perdure.runtime
 from perdure.database.base import handle_of
 from perdure.engine.queue.runs import Claim
 from perdure.errors import MissingExtra
-from perdure.model.messages import Reply
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
+from perdure.model.runs.messages import Reply
 from perdure.runtime import Channel, NotSent, Runtime, Settings
 from perdure.runtime.tracing import Tracing
 

@@ -24,8 +24,8 @@ from perdure.server.app import create_app
 from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Http, RequestLimits
-from perdure.server.crons import CronStarter
 from perdure.server.resources import ServerState
+from perdure.server.runs.crons import CronStarter
 from tests.server.ports import served
 
 P = ParamSpec("P")

@@ -1,7 +1,7 @@
 """A small world of one thread with two questions, and a model of what it shows.
 
 The model knows the rules of docs/guarantees.md and docs/runtime.md, and nothing of the product but the tables
-of ``perdure.model.lifecycle``, which are compared with it.
+of ``perdure.model.runs.lifecycle``, which are compared with it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from langgraph.types import interrupt
 
 from perdure.database.blocking import SyncDatabase
 from perdure.errors import Conflict, NotFound, PerdureError
-from perdure.model import lifecycle
-from perdure.model.lifecycle import Facts, QuestionState
+from perdure.model.runs import lifecycle
+from perdure.model.runs.lifecycle import Facts, QuestionState
 from perdure.runtime import Options, Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure.model.messages import Reply
+from perdure.model.runs.messages import Reply
 from perdure.runtime import Options, Runtime
 from perdure.runtime.options import WEBHOOK
-from perdure.server.outbound_policy import OutboundPolicy
-from perdure.server.webhooks import Webhooks
+from perdure.server.runs.outbound_policy import OutboundPolicy
+from perdure.server.runs.webhooks import Webhooks
 from tests.runtime.graphs import Storage, eventually, eventually_stored, settings
 from tests.server.graphs import graphs
 

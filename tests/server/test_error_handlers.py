@@ -22,13 +22,14 @@ from starlette.requests import Request
 import perdure
 from perdure import errors
 from perdure.errors import PerdureError
-from perdure.model.messages import FAILED, Run
+from perdure.model.runs.messages import FAILED, Run
 from perdure.runtime import Event, Runtime
-from perdure.server import error_handlers, protocol_commands, responses
+from perdure.server import error_handlers, responses
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
-from perdure.server.protocol_events import EventFilter, project
 from perdure.server.resources import ServerState
+from perdure.server.streaming import protocol_commands
+from perdure.server.streaming.protocol_events import EventFilter, project
 from tests.server.acceptance.saying import detail, said
 from tests.server.acceptance.serving import run
 from tests.server.applications import QUICK, postgresql

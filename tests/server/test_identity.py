@@ -1,6 +1,6 @@
 """A user is LangGraph's user, and different claims are different tenants.
 
-Covers perdure.runtime.graphs, perdure.runtime.run_user.
+Covers perdure.runtime.agents.graphs, perdure.runtime.agents.run_user.
 """
 
 from __future__ import annotations

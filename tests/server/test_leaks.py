@@ -16,8 +16,8 @@ from langgraph.types import interrupt
 from langgraph_sdk import Auth
 
 from perdure.server.auth.handlers import Handlers
-from perdure.server.protocol_events import CHANNELS
 from perdure.server.requests import RUN_MODES
+from perdure.server.streaming.protocol_events import CHANNELS
 from tests.server.hosting import run, serving
 from tests.server.listening import heard, start, until_ended
 

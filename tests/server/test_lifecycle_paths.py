@@ -1,6 +1,6 @@
 """Every path of a small world: what the engine does, what the tables say and what the server shows are one.
 
-Covers perdure.model.lifecycle.
+Covers perdure.model.runs.lifecycle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from perdure.model import lifecycle
+from perdure.model.runs import lifecycle
 from tests.runtime.graphs import Storage, stored
 from tests.server.lifecycle_worlds import EVENTS, Event, OnFailure, walk, world
 

@@ -22,7 +22,7 @@ from langgraph.graph import StateGraph
 import perdure
 from examples.fastapi_app import builder as chat
 from perdure.errors import BadSetting, MissingExtra, NotFound, SchemaTooNew
-from perdure.model.messages import DONE
+from perdure.model.runs.messages import DONE
 from perdure.runtime import Agent, Runtime
 from perdure.schema import Schema
 from perdure.server import checkpoint_lifespan, compile_graph, perdure_app

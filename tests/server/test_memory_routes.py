@@ -18,14 +18,14 @@ from starlette.requests import HTTPConnection
 import perdure
 from perdure.memory import Memory, memory_tools
 from perdure.runtime import Agent, Runtime
-from perdure.runtime.memory_turns import lane_of
+from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open, User
 from perdure.server.config import Http
 from perdure.server.resources import ServerState
 from tests.backends import BACKENDS, EMPTY
 from tests.conversation.models import Scripted
-from tests.runtime.test_run_memory import graph, policy, settled
+from tests.runtime.agent_memory.test_run_memory import graph, policy, settled
 
 
 class ByHeader(Open):

@@ -23,11 +23,11 @@ from websockets.exceptions import ConnectionClosed
 
 import perdure
 from perdure.runtime import Runtime, Settings
-from perdure.server import reading_rights
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open, User
 from perdure.server.config import Cors, Http, RequestLimits
 from perdure.server.resources import ServerState
+from perdure.server.streaming import reading_rights
 from perdure.web.connections import LimitedConnection
 from tests.backends import EMPTY
 from tests.chaos import fleet, talker

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 import perdure
-from perdure.langgraph.readable_states import REFUSED, Graph
+from perdure.langgraph.reading.readable_states import REFUSED, Graph
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open

@@ -1,7 +1,7 @@
 """Rights that handlers of an ``Auth`` give for each action, and what they change in a request's arguments.
 
 Covers perdure.server.routes.runs, perdure.server.routes.store, perdure.server.routes.crons,
-perdure.server.run_arguments.
+perdure.server.runs.run_arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from langgraph_sdk import Auth
 from langgraph_sdk.auth import types
 
 from perdure.server.auth.handlers import Handlers
-from perdure.server.outbound_policy import OutboundPolicy
+from perdure.server.runs.outbound_policy import OutboundPolicy
 from tests.server.acceptance.saying import said
 from tests.server.acceptance.serving import eventually
 from tests.server.hosting import Served, graphs, known, run, serving

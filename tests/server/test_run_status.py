@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perdure.model.messages import OPEN, Message, Run
+from perdure.model.runs.messages import OPEN, Message, Run
 from perdure.runtime import Standing
 from perdure.server.responses import run_status
 

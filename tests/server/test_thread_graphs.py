@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 
-from perdure.server import run_creation
+from perdure.server.runs import run_creation
 from tests.server.hosting import run, serving
 
 INPUT: Any = {"messages": [{"role": "user", "content": "hi"}]}

@@ -1,6 +1,6 @@
 """A thread's stream: what all of its runs tell, to one client that stays.
 
-Covers perdure.server.thread_events.
+Covers perdure.server.streaming.thread_events.
 """
 
 from __future__ import annotations

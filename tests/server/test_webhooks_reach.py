@@ -15,14 +15,14 @@ import httpx
 import pytest
 
 from perdure.errors import BadSetting
-from perdure.model.messages import DEAD, SENT
+from perdure.model.runs.messages import DEAD, SENT
 from perdure.runtime import Options, Runtime, Settings
 from perdure.runtime.options import WEBHOOK
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
-from perdure.server.outbound_policy import OutboundPolicy
 from perdure.server.resources import ServerState
-from perdure.server.webhooks import Webhooks, of_variables
+from perdure.server.runs.outbound_policy import OutboundPolicy
+from perdure.server.runs.webhooks import Webhooks, of_variables
 from tests.runtime.graphs import Heard, Storage, eventually, eventually_stored, go
 from tests.server.receiving import NEAR, SECRET, begun, made, notices, receiving, said, texts
 

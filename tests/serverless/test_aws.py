@@ -23,8 +23,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.database.opening import open_database
 from perdure.model.ops import Fetch, Range
-from perdure.model.queue import IN
 from perdure.model.records import LANE, Partition
+from perdure.model.runs.queue import IN
 from perdure.runtime import Runtime
 from perdure.server import checkpoint_lifespan
 from perdure.serverless.aws import TimeBudget, is_scheduled, lambda_handler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
-from perdure.model.chunks import Digester
+from perdure.model.values.chunks import Digester
 from perdure.storage.port import Driver
 from perdure.testing.conformance.backend import at, load, long, put
 

@@ -14,7 +14,7 @@ import pytest
 
 import perdure
 from bench.graphs import SCENARIOS
-from perdure.model.compression import LONG_MARK, MARK
+from perdure.model.values.compression import LONG_MARK, MARK
 from perdure.storage.sqlite import driver
 
 TURNS = 100

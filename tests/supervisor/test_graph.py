@@ -11,7 +11,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from examples.supervisor.models import rules, written
-from perdure.langgraph.fingerprint import fingerprint
+from perdure.langgraph.migration.fingerprint import fingerprint
 from perdure.runtime import Agent, Price, Runtime, Settings, effect, effect_key
 from perdure.supervisor import (
     Policy,

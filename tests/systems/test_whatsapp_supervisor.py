@@ -18,7 +18,7 @@ from langgraph.graph import START, StateGraph
 import perdure
 from perdure.audit import audit
 from perdure.channels import ChatAddress, ChatOptions, WhatsAppPhone
-from perdure.langgraph.fingerprint import fingerprint
+from perdure.langgraph.migration.fingerprint import fingerprint
 from perdure.supervisor import Usage
 from perdure.testing.channels.whatsapp import APP_SECRET, PHONE_ID, TOKEN, WhatsAppDouble
 from tests.channels.serving import WINDOW, at_work

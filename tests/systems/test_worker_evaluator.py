@@ -16,7 +16,7 @@ import perdure
 from perdure import Database
 from perdure.database.handle import DatabaseHandle
 from perdure.database.opening import open_database
-from perdure.model.chunks import Digester
+from perdure.model.values.chunks import Digester
 from perdure.storage.dynamodb.driver import DynamoDriver
 from perdure.storage.url import open_driver
 from tests import backends

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from perdure import Replaces
 from perdure.errors import UndeclaredKey
 from perdure.runtime import Agent
-from perdure.runtime.graph_factories import Factory
+from perdure.runtime.agents.graph_factories import Factory
 from perdure.testing import assert_sound, strict
 
 

@@ -15,9 +15,9 @@ from perdure.audit.parallel_tools import parallel_tools
 from perdure.audit.stored_types import storage
 from perdure.audit.subgraphs import subgraphs
 from perdure.langgraph.codecs import Codec
-from perdure.langgraph.datatypes import Allow, Types, by_default, of_graph
 from perdure.langgraph.graph_facts import GraphFacts, read_all
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.values.datatypes import Allow, Types, by_default, of_graph
+from perdure.langgraph.values.serde import Serde
 
 
 def audit(

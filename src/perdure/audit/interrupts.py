@@ -244,7 +244,7 @@ def _is_stable_call(scope: _Scope, call: ast.Call, depth: int = 0) -> bool:
     if isinstance(called, type):
         return called.__module__ != "random"
     if isinstance(called, FunctionType):
-        return called.__module__ == "perdure.runtime.effects" or _is_pure(called, depth)
+        return called.__module__ == "perdure.runtime.nodes.effects" or _is_pure(called, depth)
     name = _name_of(call.func)
     if isinstance(call.func, ast.Name):
         return name in _PURE and called is not None

@@ -18,7 +18,7 @@ from perdure.audit import checks
 from perdure.audit.checks import AuditCheck
 from perdure.audit.sample_values import NoSample, Samples, shown, type_name
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, unwrapped
-from perdure.langgraph.roundtrip import is_same
+from perdure.langgraph.values.roundtrip import is_same
 
 _TRIES = 48
 _FAILED: Any = object()

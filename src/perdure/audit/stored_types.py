@@ -17,9 +17,9 @@ from perdure.audit.findings import AuditFinding
 from perdure.audit.sample_values import NoSample, Samples, shown
 from perdure.audit.source import field_spot
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
-from perdure.langgraph.datatypes import OWN_TYPES, is_data, within
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, GraphFacts
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.values.datatypes import OWN_TYPES, is_data, within
+from perdure.langgraph.values.serde import Serde
 
 _TRIES = 12
 _PLAIN = (object, type(None), str, int, float, bool, bytes, bytearray, list, dict, set, frozenset, tuple)

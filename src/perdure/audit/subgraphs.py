@@ -15,7 +15,7 @@ from perdure.audit.interrupts import asks
 from perdure.audit.reducers import growth
 from perdure.audit.source import FunctionSource, field_spot, function_spot, source_of
 from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, read, read_all
-from perdure.runtime.isolated_subgraphs import isolated_subgraph
+from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
 
 _CALLS = frozenset({"invoke", "ainvoke", "stream", "astream", "batch", "abatch"})
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)

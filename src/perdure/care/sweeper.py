@@ -21,12 +21,12 @@ from perdure.engine.retention.removal import all_partitions
 from perdure.engine.retention.sweep import Failure, SweepState, SweepTerms, Swept
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable
-from perdure.model.chunks import Digester
 from perdure.model.ops import Now
 from perdure.model.program import Program, ask
 from perdure.model.records import SESSIONS, STORE, Partition
 from perdure.model.retention_policy import RetentionRules
 from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.values.chunks import Digester
 from perdure.storage.port import Driver, arun, run
 
 _log = logging.getLogger("perdure.care")

@@ -22,8 +22,8 @@ from perdure.channels.receiving import Receiver
 from perdure.channels.retry_after import ChatBackoff
 from perdure.channels.splitting import split_text
 from perdure.channels.webhook import endpoint
-from perdure.model.messages import Message, Reply
 from perdure.model.records import Partition
+from perdure.model.runs.messages import Message, Reply
 from perdure.runtime import Channel, NotSent, Runtime, Undeliverable
 from perdure.runtime.worker.delivery import InDoubt
 

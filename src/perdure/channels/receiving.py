@@ -15,10 +15,10 @@ from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
 from perdure.engine.queue.inbox import Standing
 from perdure.errors import NotFound, NotWaiting
-from perdure.langgraph.open_interrupts import aread_asking
-from perdure.model.messages import OPEN, SENDING, SENT, Reply
+from perdure.langgraph.reading.open_interrupts import aread_asking
+from perdure.model.runs.messages import OPEN, SENDING, SENT, Reply
 from perdure.runtime import Runtime
-from perdure.runtime.run_user import USER
+from perdure.runtime.agents.run_user import USER
 
 _LOOKED_AT = 100
 _PAGES = 10

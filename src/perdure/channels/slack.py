@@ -24,7 +24,7 @@ from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Received, Receiver
 from perdure.channels.slack_events import channel_of, command_of, message_of, position_of_ts, press_of
 from perdure.channels.webhook import RejectedRequest, body_of, json_of
-from perdure.model.messages import Message, Reply
+from perdure.model.runs.messages import Message, Reply
 from perdure.runtime import NotSent, Undeliverable
 from perdure.runtime.worker.delivery import InDoubt
 

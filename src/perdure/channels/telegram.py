@@ -44,7 +44,7 @@ from perdure.channels.receiving import Received, Receiver
 from perdure.channels.splitting import utf16_length
 from perdure.channels.telegram_updates import is_addressed, message_of
 from perdure.channels.webhook import RejectedRequest, body_of, json_of
-from perdure.model.messages import Message, Reply
+from perdure.model.runs.messages import Message, Reply
 from perdure.runtime import NotSent, Runtime, Undeliverable
 from perdure.runtime.worker.delivery import InDoubt
 

@@ -24,7 +24,7 @@ from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Receiver
 from perdure.channels.webhook import RejectedRequest, body_of, json_of
 from perdure.channels.whatsapp_updates import received
-from perdure.model.messages import Message, Reply
+from perdure.model.runs.messages import Message, Reply
 from perdure.runtime import NotSent, Undeliverable
 from perdure.runtime.worker.delivery import InDoubt
 

@@ -91,8 +91,8 @@ async def _examine(settled: ResolvedConfig, ignore: list[Ignore]) -> Mapping[str
     from langgraph.store.memory import InMemoryStore
 
     from perdure.audit import audit as examine
-    from perdure.runtime.graph_factories import Factory, Use
-    from perdure.runtime.loading import find, load_agent
+    from perdure.runtime.agents.graph_factories import Factory, Use
+    from perdure.runtime.agents.loading import find, load_agent
 
     reports: dict[str, AuditReport] = {}
     for name, place in settled.graphs("perdure audit app:graph").items():

@@ -16,7 +16,7 @@ from perdure.storage.url import redacted
 if TYPE_CHECKING:
     from perdure.inspector.serve import Presentation
     from perdure.model.model_calls import Prices
-    from perdure.runtime.agent import Agent
+    from perdure.runtime.agents.agent import Agent
 
 ALL, REPLAY = "all", "replay"
 
@@ -152,7 +152,7 @@ def _reading(url: str, tenant: str, key: Keys | None, given: _Given, place: _Pla
 async def _load(places: dict[str, str]) -> dict[str, Agent]:
     if not places:
         return {}
-    from perdure.runtime.loading import find, load_agent
+    from perdure.runtime.agents.loading import find, load_agent
 
     return {name: await load_agent(find(each)) for name, each in places.items()}
 
@@ -224,6 +224,6 @@ def _compared(word: str | None, places: dict[str, str]) -> dict[str, str]:
 def _places(words: list[str]) -> dict[str, str]:
     if not words:
         return {}
-    from perdure.runtime.loading import named
+    from perdure.runtime.agents.loading import named
 
     return named(words)

@@ -164,7 +164,7 @@ def forget(
     with `perdure threads delete`. Safe to interrupt and to run again.
     """
     from perdure.memory import Memory
-    from perdure.runtime.memory_turns import lane_of
+    from perdure.runtime.agent_memory.memory_turns import lane_of
 
     key, root = key_of(key_file), _root(namespace)
     with opened(db, tenant, key) as database, _open_store(db, tenant, key) as kept:

@@ -36,8 +36,8 @@ from perdure.model.records import THREADS, Partition
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.engine.queue.inbox import Standing
-    from perdure.model.messages import Reply, Run
     from perdure.model.program import Program
+    from perdure.model.runs.messages import Reply, Run
 
 _PAGE = 100
 _LONGEST_S = 100 * 366 * 86400
@@ -421,6 +421,6 @@ def _time(micros: int) -> _Time:
 
 
 def _size(payload: Any) -> int:
-    from perdure.model.messages import encode
+    from perdure.model.runs.messages import encode
 
     return len(encode(payload, "payload"))

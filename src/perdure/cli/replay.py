@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.replay.comparison import Difference
     from perdure.replay.run import ReplayOptions, ReplayReport
-    from perdure.runtime.agent import Agent
+    from perdure.runtime.agents.agent import Agent
 
 _WIDEST = 400
 
@@ -80,7 +80,7 @@ def replay(
 
     from perdure.database.opening import open_for_reading
     from perdure.replay.run import ReplayOptions
-    from perdure.runtime.loading import find, load_agent
+    from perdure.runtime.agents.loading import find, load_agent
 
     options = ReplayOptions(
         last=last,

@@ -97,7 +97,7 @@ def serve(
         has_key=key is not None,
     )
     if asked.development:
-        from perdure.runtime.failure_location import show_failures
+        from perdure.runtime.failures.failure_location import show_failures
 
         show_failures()
     if workers > 1 and asked.database_url.startswith("memory:"):

@@ -40,7 +40,7 @@ _UNREADABLE = "unreadable: run perdure fsck"
 
 
 def _status(value: str | None) -> str | None:
-    from perdure.model.lifecycle import Status
+    from perdure.model.runs.lifecycle import Status
 
     if value is not None and value not in get_args(Status):
         raise typer.BadParameter(f"a thread is {', '.join(get_args(Status))}, not {value!r}")

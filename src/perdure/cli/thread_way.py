@@ -22,8 +22,8 @@ _UNPRICED_MAX = 3
 def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int) -> dict[str, Any]:
     """Return the newest steps of a thread, oldest first, the way that they are, and what the models of the
     whole thread counted."""
-    from perdure.langgraph.thread_messages import load_title
-    from perdure.langgraph.thread_steps import load_steps, show_step, way_of
+    from perdure.langgraph.reading.thread_messages import load_title
+    from perdure.langgraph.reading.thread_steps import load_steps, show_step, way_of
 
     handle, prices = handle_in(database), prices_here()
     partition = handle.partition(thread_id)
@@ -38,7 +38,7 @@ def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int)
 
 
 def _usage(database: SyncDatabase, thread_id: str, prices: Prices) -> dict[str, Any]:
-    from perdure.langgraph.thread_steps import load_calls
+    from perdure.langgraph.reading.thread_steps import load_calls
     from perdure.model.model_calls import distinct, total
 
     handle = handle_in(database)

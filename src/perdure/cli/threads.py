@@ -27,7 +27,7 @@ from perdure.cli.app import (
     shallow,
 )
 from perdure.cli.care import DryRun, prune_threads
-from perdure.cli.diff import checkpoint_id, diff
+from perdure.cli.data.diff import checkpoint_id, diff
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.cli.suggestions import Group
 from perdure.cli.thread_listing import list_threads, top
@@ -37,7 +37,7 @@ from perdure.model.missing_thread import missing_thread
 from perdure.model.records import Partition
 
 if TYPE_CHECKING:
-    from perdure.langgraph.plain_reading import ChannelView
+    from perdure.langgraph.reading.plain_reading import ChannelView
 
 threads = typer.Typer(
     cls=Group, help="Look at threads and their queues, tag and prune them.", no_args_is_help=True

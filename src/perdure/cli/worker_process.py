@@ -27,8 +27,8 @@ from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, MissingExtra
 from perdure.runtime import Agent, Channel, Logs, Observer, Runtime
+from perdure.runtime.agents.loading import LoadedGraph, find, load_agent, load_channels
 from perdure.runtime.garbage_collector import settle
-from perdure.runtime.loading import LoadedGraph, find, load_agent, load_channels
 from perdure.runtime.observers import Observers
 from perdure.runtime.options import WEBHOOK
 from perdure.runtime.retention_sweep import RetentionLoop
@@ -36,8 +36,8 @@ from perdure.storage.url import redacted
 
 if TYPE_CHECKING:
     from perdure.channels.chat_channel import ChatChannel
-    from perdure.server.outbound_policy import OutboundPolicy
-    from perdure.server.webhooks import Webhooks
+    from perdure.server.runs.outbound_policy import OutboundPolicy
+    from perdure.server.runs.webhooks import Webhooks
 
 _log = logging.getLogger("perdure.worker")
 
@@ -164,8 +164,8 @@ def _serve_crons(config: WorkerConfig, whose: For, runtime: Runtime, reach: Outb
     processes."""
     try:
         from perdure.server.auth.identity import Open
-        from perdure.server.crons import CronStarter
         from perdure.server.resources import ServerState
+        from perdure.server.runs.crons import CronStarter
     except MissingExtra:
         return
     gate = Open(whose.tenant)
@@ -188,9 +188,9 @@ def _webhooks(config: WorkerConfig) -> Webhooks | None:
     if config.webhook_hosts is None:
         return None
     try:
-        from perdure.runtime.failure_location import shows_texts
-        from perdure.server.outbound_policy import OutboundPolicy
-        from perdure.server.webhooks import Webhooks
+        from perdure.runtime.failures.failure_location import shows_texts
+        from perdure.server.runs.outbound_policy import OutboundPolicy
+        from perdure.server.runs.webhooks import Webhooks
     except MissingExtra as error:
         if config.webhook_hosts:
             _log.warning("no webhook is called from here, although hosts are allowed: %s", error)

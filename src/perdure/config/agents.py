@@ -17,9 +17,9 @@ from perdure.conversation.counting import approximate
 from perdure.conversation.policy import Conversation
 from perdure.conversation.window import Limit
 from perdure.errors import BadSetting, GraphLoadError
-from perdure.runtime.agent import Agent
-from perdure.runtime.loading import find
-from perdure.runtime.module_files import names_file
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.agents.loading import find
+from perdure.runtime.agents.module_files import names_file
 from perdure.schema.schema import Schema
 
 _FIELDS = ("limit", "summary", "keep", "summarize", "counter", "system", "key")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from perdure.config.agents import AgentSettings, schema_places
 from perdure.config.resolve import ResolvedConfig, add_import_folders, set_variables, settle
-from perdure.runtime.agent import Agent
-from perdure.runtime.loading import find, load_agent, named
-from perdure.runtime.module_files import names_file
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.agents.loading import find, load_agent, named
+from perdure.runtime.agents.module_files import names_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from perdure.config.resolve import ResolvedConfig
 from perdure.errors import BadSetting
 from perdure.memory.extraction import ModelExtractor
 from perdure.memory.policy import MemoryPolicy, verified_user
-from perdure.runtime.module_files import names_file
+from perdure.runtime.agents.module_files import names_file
 
 _NUMBERS = ("nearest", "newest", "tokens", "debounce", "max_wait")
 

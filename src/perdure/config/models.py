@@ -8,9 +8,9 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 
 from perdure.errors import BadSetting, MissingExtra
-from perdure.langgraph.failed_models import describe_unmade
-from perdure.runtime.loading import find
-from perdure.runtime.module_files import names_file
+from perdure.langgraph.values.failed_models import describe_unmade
+from perdure.runtime.agents.loading import find
+from perdure.runtime.agents.module_files import names_file
 
 
 def called(setting: str, place: str, root: Path) -> Any:

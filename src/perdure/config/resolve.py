@@ -21,8 +21,8 @@ from perdure.config.settings import RUNTIME, SETTINGS
 from perdure.config.sources import LANGGRAPH, OWN, GivenValue, Layer
 from perdure.config.store_index import OFFLINE, StoreIndex
 from perdure.errors import BadSetting
-from perdure.runtime.loading import named
-from perdure.runtime.module_files import names_file
+from perdure.runtime.agents.loading import named
+from perdure.runtime.agents.module_files import names_file
 from perdure.runtime.settings import Settings
 from perdure.storage.url import plain_url
 

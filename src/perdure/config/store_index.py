@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from perdure.errors import BadSetting
-from perdure.runtime.loading import find
-from perdure.runtime.module_files import names_file
+from perdure.runtime.agents.loading import find
+from perdure.runtime.agents.module_files import names_file
 
 if TYPE_CHECKING:
     from perdure.langgraph.search.index import SearchIndex

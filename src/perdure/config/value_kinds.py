@@ -179,7 +179,7 @@ def _graph(name: str, graph: Any) -> tuple[str, str | None]:
 
 
 def _graphs_of(text: str) -> dict[str, str]:
-    from perdure.runtime.loading import named
+    from perdure.runtime.agents.loading import named
 
     return named(_words_of(text))
 

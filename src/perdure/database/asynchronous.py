@@ -24,9 +24,9 @@ from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.threads.thread_digest import Digest
 from perdure.errors import Corrupt
 from perdure.history.histories import Histories
-from perdure.langgraph import plain_reading
 from perdure.langgraph.checkpoint_ids import new_checkpoint
-from perdure.langgraph.plain_reading import CheckpointView
+from perdure.langgraph.reading import plain_reading
+from perdure.langgraph.reading.plain_reading import CheckpointView
 from perdure.langgraph.store_for_event_loops import AsyncPerdureStore
 from perdure.model.records import Partition
 

@@ -9,11 +9,11 @@ from typing_extensions import TypeVar
 
 from perdure.database.handle import DatabaseHandle
 from perdure.langgraph.codecs import Codec
-from perdure.langgraph.datatypes import Allow, by_default
-from perdure.langgraph.large_channel_warning import WARN_BYTES
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.search.index import IndexConfig, SearchConfig, SearchIndex, index_of
 from perdure.langgraph.store import PerdureStore, TTLConfig
+from perdure.langgraph.values.datatypes import Allow, by_default
+from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.arguments import refuse_text, require_text
 from perdure.model.retention_policy import RetentionRules
 from perdure.schema.schema import Schema

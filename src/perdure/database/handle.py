@@ -15,13 +15,13 @@ from weakref import WeakSet
 from perdure.engine.retention import removal
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.transact import Budget
-from perdure.langgraph.large_channel_warning import LargeChannels
 from perdure.langgraph.store import PerdureStore
-from perdure.model.chunks import Digester
+from perdure.langgraph.values.large_channel_warning import LargeChannels
 from perdure.model.ops import Commit, Fetch
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.retention_policy import RetentionRules
+from perdure.model.values.chunks import Digester
 from perdure.model.well_formed import require_text
 from perdure.storage.port import (
     Answers,

@@ -14,8 +14,8 @@ from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.database.unopened import Unopened, UnopenedSync
 from perdure.model.arguments import require_text
-from perdure.model.chunks import Digester
 from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.model.values.chunks import Digester
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.port import Driver
 from perdure.storage.read_only import open_read_only

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from perdure.demo.running import GRAPH, Demo, opened
-from perdure.model.messages import FAILED
+from perdure.model.runs.messages import FAILED
 from perdure.runtime import Event, Options, StreamOptions
 
 TITLE_CHARACTERS = 80

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt
-from perdure.model.messages import decode_object, encode
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Expectation, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, OF_THREAD, Partition, Record
+from perdure.model.runs.messages import decode_object, encode
 
 
 class Document(NamedTuple):

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from perdure.engine.range_reads import read_all
 from perdure.engine.transact import ATTEMPTS, Budget, batches
 from perdure.errors import Contention, Corrupt, TooLarge, Unserialisable
-from perdure.model.messages import MESSAGE_MAX, decode_object, dedupe_digest
 from perdure.model.ops import (
     Check,
     Commit,
@@ -41,6 +40,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
+from perdure.model.runs.messages import MESSAGE_MAX, decode_object, dedupe_digest
 from perdure.model.store_items import LAST, expiry, is_over
 
 TAIL = 128 * 1024

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from perdure.engine.range_reads import read_all
 from perdure.engine.transact import retrying
-from perdure.model.messages import encode
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, Partition, Record
+from perdure.model.runs.messages import encode
 
 _DIGITS = 10
 

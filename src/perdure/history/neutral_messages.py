@@ -25,7 +25,7 @@ from langchain_core.messages import (
 )
 
 from perdure.errors import Unserialisable
-from perdure.model.json_values import find_fault
+from perdure.model.values.json_values import find_fault
 
 ROLES = ("user", "assistant", "system", "developer", "tool", "function")
 """Roles of neutral messages."""

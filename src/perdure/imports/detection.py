@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from perdure.errors import BadUrl
+from perdure.imports.histories.session_tables import COLUMNS, KEY, SQLITE_MAGIC, SessionTable
 from perdure.imports.kinds import SourceKind, needing
 from perdure.imports.plain_tables import CHECKPOINT_COLUMNS
-from perdure.imports.session_tables import COLUMNS, KEY, SQLITE_MAGIC, SessionTable
 from perdure.imports.sqlite import STOCK_TABLES
 from perdure.imports.sqlite_rows import SqliteRows
 from perdure.storage.archive import MAGIC as ARCHIVE_MAGIC

@@ -15,9 +15,9 @@ from perdure.langgraph.cache.encoding import Encoding, Frozen
 from perdure.langgraph.cache.known_chunks import HeadRefs, WriteBasis
 from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.chunks import Digester
 from perdure.model.records import Partition
 from perdure.model.retention import ORIGIN
+from perdure.model.values.chunks import Digester
 
 
 class ThreadEncoder:

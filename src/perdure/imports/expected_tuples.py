@@ -8,7 +8,7 @@ from typing import Any
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.imports.source import SourceCheckpoint, SourceWrite
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.values.serde import Serde
 
 
 def as_tuple(

@@ -12,9 +12,9 @@ from perdure.engine.transfer.importing_items import ArrivingItem, put_items
 from perdure.errors import PerdureError, Unavailable
 from perdure.imports.importer import ImportOptions
 from perdure.imports.source import DamagedItem, SourceItem
-from perdure.model.json_values import pack
 from perdure.model.records import Partition
 from perdure.model.store_items import labels_of, partition_of
+from perdure.model.values.json_values import pack
 
 _AT_ONCE = 50
 

@@ -70,7 +70,7 @@ def _dynamodb(where: str) -> Source:
 
 
 def _history(where: str) -> Source:
-    from perdure.imports.conversations import HistorySource
+    from perdure.imports.histories.conversations import HistorySource
 
     return HistorySource(Path(where))
 

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from perdure.errors import Unserialisable
-from perdure.langgraph.serde import Serde
-from perdure.model import refs
+from perdure.langgraph.values.serde import Serde
+from perdure.model.values import refs
 
 _KINDS = {"null": refs.NULL, "bytes": refs.BYTES, "bytearray": refs.BYTEARRAY, "msgpack": refs.MSGPACK}
 

@@ -70,7 +70,7 @@ class SourceCheckpoint(NamedTuple):
 
 
 class SourceWrite(NamedTuple):
-    """A pending write as a source has it: ``kind`` and ``body`` are its payload (``perdure.model.refs``)."""
+    """A pending write as a source has it: ``kind`` and ``body`` are a payload of ``model.values.refs``."""
 
     slot: WriteSlot
     task_path: str

@@ -13,10 +13,10 @@ from perdure.imports.channel_versions import translated
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import CheckpointEntry
 from perdure.langgraph import translate
-from perdure.model.chunks import Digester
-from perdure.model.joined_values import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.joined_values import joined
 
 
 class Differs(Corrupt):

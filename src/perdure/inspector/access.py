@@ -14,8 +14,8 @@ from perdure.database.handle import DatabaseHandle
 from perdure.errors import NotAllowed, NotFound
 from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.records import Partition
-from perdure.runtime.agent import Agent
-from perdure.runtime.graph_factories import Factory
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.operations.open_questions import asking_options
 from perdure.runtime.options import Options
 from perdure.runtime.runtime import Runtime

@@ -9,9 +9,9 @@ from typing import Any
 from perdure.errors import BadSetting, NotAllowed, NotFound, PerdureError, RunInProgress, TooLarge
 from perdure.inspector import audit_log, timeline
 from perdure.inspector.access import Access, InterruptAnswer, RunStart, not_granted
-from perdure.langgraph import plain_reading
-from perdure.langgraph.readable_states import aread_state, aupdate_state
-from perdure.langgraph.unfit_values import unfitness
+from perdure.langgraph.reading import plain_reading
+from perdure.langgraph.reading.readable_states import aread_state, aupdate_state
+from perdure.langgraph.values.unfit_values import unfitness
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.tenant import TenantRuntime

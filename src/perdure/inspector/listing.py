@@ -17,10 +17,10 @@ from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError, Unavailable
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.requests import read_text, time_in
-from perdure.model.lifecycle import Status
-from perdure.model.messages import Run
 from perdure.model.records import Partition
-from perdure.runtime.failure_location import text_for_clients
+from perdure.model.runs.lifecycle import Status
+from perdure.model.runs.messages import Run
+from perdure.runtime.failures.failure_location import text_for_clients
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.operations import thread_search
 from perdure.runtime.operations.thread_search import ThreadQuery

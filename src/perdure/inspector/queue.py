@@ -13,11 +13,11 @@ from perdure.engine.queue.scheduled import waiting
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import run_shown, shown
 from perdure.inspector.timeline import lane_shown, needed, number
-from perdure.model.messages import Message, Reply, Run, encode
 from perdure.model.ops import Fetch, Find, Get, Now
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import LANE, RUN, Partition
+from perdure.model.runs.messages import Message, Reply, Run, encode
+from perdure.model.runs.queue import IN, LATER, OUT, Lane
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.index import ThreadIndex
 from perdure.runtime.threads.rows import look

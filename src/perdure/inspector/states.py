@@ -12,11 +12,11 @@ from perdure.errors import NotFound
 from perdure.inspector import diff
 from perdure.inspector.access import Access
 from perdure.inspector.timeline import needed, number
-from perdure.langgraph import plain_reading
-from perdure.langgraph.large_channel_warning import WARN_BYTES
-from perdure.langgraph.plain_reading import ChannelView, CheckpointView
+from perdure.langgraph.reading import plain_reading
+from perdure.langgraph.reading.plain_reading import ChannelView, CheckpointView
+from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
-from perdure.runtime.failure_location import text_for_clients
+from perdure.runtime.failures.failure_location import text_for_clients
 from perdure.runtime.json_encoding import plain
 
 ITEMS = 40

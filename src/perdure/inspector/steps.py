@@ -11,9 +11,9 @@ from typing import Any
 from perdure.errors import BadSetting, GraphLoadError, NotAllowed, NotFound
 from perdure.inspector.access import Access
 from perdure.inspector.timeline import needed, number
-from perdure.langgraph.graph_picture import draw
-from perdure.langgraph.thread_messages import load_messages
-from perdure.langgraph.thread_steps import load_calls, load_steps, show_step, way_of
+from perdure.langgraph.reading.graph_picture import draw
+from perdure.langgraph.reading.thread_messages import load_messages
+from perdure.langgraph.reading.thread_steps import load_calls, load_steps, show_step, way_of
 from perdure.model.model_calls import ModelCall, distinct, show_call, total
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain

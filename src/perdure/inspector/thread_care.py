@@ -18,7 +18,7 @@ from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError
 from perdure.inspector.access import Access
 from perdure.inspector.listing import run_shown
-from perdure.langgraph.large_channel_warning import WARN_BYTES
+from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.runtime.threads.walk import WalkPlace, number, walk

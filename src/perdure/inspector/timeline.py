@@ -13,13 +13,13 @@ from perdure.errors import BadSetting, NotFound
 from perdure.inspector.access import Access
 from perdure.inspector.listing import run_shown, shown
 from perdure.langgraph.call_records import is_of_calls
-from perdure.langgraph.thread_messages import load_title
+from perdure.langgraph.reading.thread_messages import load_title
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.messages import Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import CHECKPOINT, EPOCH, HEAD, LANE, RUN, WRITE, Partition, Record
+from perdure.model.runs.messages import Run
+from perdure.model.runs.queue import IN, LATER, OUT, Lane
 from perdure.model.write_records import read_writes
 from perdure.runtime.threads import walk
 from perdure.runtime.threads.users import title_in

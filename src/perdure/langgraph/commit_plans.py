@@ -14,21 +14,22 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.engine.threads.drafts import CheckpointDraft, WritesDraft
 from perdure.engine.threads.thread_state import View
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
-from perdure.langgraph import translate, value_errors
+from perdure.langgraph import translate
 from perdure.langgraph.cache.encoding import Encoding, Frozen
 from perdure.langgraph.cache.known_chunks import Reuse, WriteBasis
 from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.call_records import slot_of
 from perdure.langgraph.loop_state import Loop
-from perdure.langgraph.schema_migration import Migration
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.migration.schema_migration import Migration
+from perdure.langgraph.values import value_errors
+from perdure.langgraph.values.serde import Serde
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite, TaskSpan
-from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, UNVERSIONED
 from perdure.model.ops import Check, Expect, Fetch, Get
-from perdure.model.packs import Runs
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, WRITE, Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.packs import Runs
 
 R = TypeVar("R")
 _FOLDED_MAX = 48

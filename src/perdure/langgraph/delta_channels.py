@@ -10,13 +10,13 @@ from langgraph.checkpoint.base import DeltaChannelHistory
 
 from perdure.engine.threads import history
 from perdure.engine.threads.chunk_reads import resolve
-from perdure.langgraph.schema_values import Converted, Payload
+from perdure.langgraph.migration.schema_values import Converted, Payload
 from perdure.langgraph.translate import noted
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord
-from perdure.model.chunks import Digester
-from perdure.model.joined_values import joined
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.joined_values import joined
 from perdure.schema.schema import Schema
 from perdure.schema.steps import ChannelConverted
 

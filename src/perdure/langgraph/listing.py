@@ -18,13 +18,13 @@ from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.loop_state import ThreadId
-from perdure.langgraph.schema_migration import Migration
+from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.translate import Address, Values, read_metadata, read_page, to_tuple
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.values.chunks import Digester
 
 ThreadOf = Callable[[CheckpointRecord, tuple[PendingWrite, ...]], ThreadId | None]
 """Returns the thread's id for the config of a listed checkpoint with its writes, ``None`` for plain text."""

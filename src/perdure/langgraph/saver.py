@@ -27,14 +27,14 @@ from perdure.errors import PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.channel_versions import next_version
 from perdure.langgraph.commit_plans import WritesPlan
-from perdure.langgraph.datatypes import TypeName
 from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
-from perdure.langgraph.serde import Serde
 from perdure.langgraph.step_commits import UnfinishedStep
 from perdure.langgraph.translate import Address
+from perdure.langgraph.values.datatypes import TypeName
+from perdure.langgraph.values.serde import Serde
 from perdure.model.checkpoint import Version
 from perdure.model.heads import ROOT
-from perdure.model.packs import ends_block
+from perdure.model.values.packs import ends_block
 from perdure.schema.schema import Schema
 from perdure.storage.port import arun, run
 

@@ -34,29 +34,30 @@ from perdure.engine.threads.thread_state import View, is_older
 from perdure.engine.threads.undisturbed import undisturbed
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, NotAllowed, NotFound, OtherGraph, TypeNotAllowed, Unserialisable
-from perdure.langgraph import open_interrupts, translate
+from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
 from perdure.langgraph.call_records import CallRecord, CallRecorder, channel_of, visible
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, Encoder, WritesPlan
-from perdure.langgraph.datatypes import Allow
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, leased, plain
-from perdure.langgraph.schema_migration import Migration
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.migration.schema_migration import Migration
+from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.step_commits import Planned, StepCommits
 from perdure.langgraph.translate import Address
+from perdure.langgraph.values.datatypes import Allow
+from perdure.langgraph.values.serde import Serde
 from perdure.model.arguments import refuse_text
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, HeadClaim, claim, loop_name
-from perdure.model.joined_values import joined
 from perdure.model.ops import Fetch
 from perdure.model.program import Program
 from perdure.model.record_versions import first_version
 from perdure.model.records import Key, Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.joined_values import joined
 from perdure.model.write_records import NULL_TASK, RESUME
 from perdure.schema.schema import Schema
 from perdure.storage.port import Answers, Driver

@@ -40,10 +40,10 @@ from perdure.langgraph.store_arguments import as_seen, checked_ttl, together, va
 from perdure.langgraph.store_puts import ItemName, Puts, last_puts
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
-from perdure.model.json_values import is_same, unpack
 from perdure.model.program import Effect, Program
 from perdure.model.records import Partition, Record
 from perdure.model.store_items import Condition, Labels, labels_of, partition_of
+from perdure.model.values.json_values import is_same, unpack
 from perdure.storage.port import (
     Driver,
     arun,

@@ -20,8 +20,8 @@ from langgraph.store.base import (
 
 from perdure.errors import Unserialisable
 from perdure.model.arguments import refuse_text
-from perdure.model.json_values import plain
 from perdure.model.store_items import span
+from perdure.model.values.json_values import plain
 
 _OF_ONE_ITEM = (GetOp, PutOp)
 _TTL_KEYS = frozenset(TTLConfig.__annotations__)

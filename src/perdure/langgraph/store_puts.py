@@ -13,8 +13,8 @@ from typing import NamedTuple
 from langgraph.store.base import PutOp
 
 from perdure.langgraph.search.index import Embedded, IndexedTexts, SearchIndex
-from perdure.model.json_values import pack, unpack
 from perdure.model.store_items import NO_ENTRY, Labels, Write, span
+from perdure.model.values.json_values import pack, unpack
 
 
 class ItemName(NamedTuple):

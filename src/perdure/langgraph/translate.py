@@ -18,22 +18,22 @@ from langgraph.checkpoint.base import (
 from perdure.engine.threads.chunk_reads import FEW, PACKS, ChunkReader, resolve
 from perdure.engine.threads.thread_state import View
 from perdure.errors import PerdureError, Unreadable
-from perdure.langgraph import value_errors
 from perdure.langgraph.cache.decoding import ListingDecoder, recall, take
 from perdure.langgraph.cache.encoding import Encoding
 from perdure.langgraph.cache.gc_pause import collection_paused
 from perdure.langgraph.cache.known_chunks import HeadRefs
 from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.loop_state import ThreadId, carried, plain
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.values import value_errors
+from perdure.langgraph.values.serde import Serde
 from perdure.model import well_formed
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, UNVERSIONED
-from perdure.model.joined_values import joined
-from perdure.model.packs import Runs
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.joined_values import joined
+from perdure.model.values.packs import Runs
 
 _CHECKPOINT_KEYS = frozenset(
     {"v", "ts", "id", "channel_values", "channel_versions", "versions_seen", "updated_channels"}

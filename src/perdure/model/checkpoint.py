@@ -12,7 +12,6 @@ from perdure.errors import Corrupt
 from perdure.model.checkpoint_times import read_time, time_of
 from perdure.model.heads import UNVERSIONED
 from perdure.model.ops import Expect, Expectation, Put
-from perdure.model.packs import Runs
 from perdure.model.records import CHECKPOINT, Record
 from perdure.model.short_forms import (
     PLAIN_METADATA,
@@ -23,6 +22,7 @@ from perdure.model.short_forms import (
     short_nonce,
     short_time,
 )
+from perdure.model.values.packs import Runs
 from perdure.model.well_formed import ill_formed
 
 FORMAT = 3

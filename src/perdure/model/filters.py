@@ -17,8 +17,8 @@ from math import isfinite
 from typing import Any
 
 from perdure.errors import Unserialisable
-from perdure.model.json_values import packed, plain
 from perdure.model.ops import Bound
+from perdure.model.values.json_values import packed, plain
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "$gt": operator.gt,

@@ -154,7 +154,7 @@ BLOB = _of_chunks("blob", _bytes("digest"))
 """Chunk that is too large for a pack."""
 
 PACK = _of_chunks("pack", _integer("block"), _bytes("digest"))
-"""Small chunks of a thread in one record (``perdure.model.packs``)."""
+"""Small chunks of a thread in one record (``perdure.model.values.packs``)."""
 
 WRITE = Kind(
     "write",
@@ -216,8 +216,8 @@ LANE = Kind(
     versioned=True,
     index="due_at",
 )
-"""State of one of a thread's queues, e.g. its inbox or outbox (``perdure.model.queue``). ``due_at`` is the
-time at which a worker has to look at it, null if there is nothing to do."""
+"""State of one of a thread's queues, e.g. its inbox or outbox (``perdure.model.runs.queue``). ``due_at`` is
+the time at which a worker has to look at it, null if there is nothing to do."""
 
 INBOX = Kind(
     "inbox",

@@ -14,11 +14,11 @@ from itertools import chain
 import ormsgpack
 
 from perdure.errors import Corrupt
-from perdure.model import refs
 from perdure.model.checkpoint import PendingWrite, TaskSpan, is_set_aside
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import WRITE, Key, Record
 from perdure.model.short_forms import long_name, short_name
+from perdure.model.values import refs
 
 INTERRUPT, RESUME = "__interrupt__", "__resume__"
 """LangGraph's channels of the question that a task asks, and of the answers that it was given."""

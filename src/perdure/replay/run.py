@@ -38,12 +38,12 @@ from perdure.replay.interception import RefusingStore, everywhere, install
 from perdure.replay.plain_values import snapshot
 from perdure.replay.recording import Recording, Step, TaskKey, TaskRecord, by_key, config_of, name_sent
 from perdure.replay.step_saver import StepSaver
-from perdure.runtime.agent import Agent
-from perdure.runtime.effects import ReplayedEffects
-from perdure.runtime.graph_factories import Factory
-from perdure.runtime.graphs import saver_for
-from perdure.runtime.repeatable_task_names import with_places
-from perdure.runtime.run_context import context_of
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.agents.graph_factories import Factory
+from perdure.runtime.agents.graphs import saver_for
+from perdure.runtime.agents.run_context import context_of
+from perdure.runtime.nodes.effects import ReplayedEffects
+from perdure.runtime.nodes.repeatable_task_names import with_places
 
 _PASSES_MAX = 200
 _LOOP = "loop"

@@ -2,17 +2,17 @@
 
 from perdure.engine.queue.events import Event
 from perdure.engine.queue.inbox import Standing
-from perdure.model.messages import Message, Reply, Run
-from perdure.runtime.agent import Agent
-from perdure.runtime.effects import effect, effect_key, effects, effects_sync
-from perdure.runtime.graphs_without_checkpoints import let_steps_end
-from perdure.runtime.isolated_subgraphs import isolated_subgraph
-from perdure.runtime.model_calls import Price
+from perdure.model.runs.messages import Message, Reply, Run
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.nodes.effects import effect, effect_key, effects, effects_sync
+from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
+from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
+from perdure.runtime.nodes.model_calls import Price
+from perdure.runtime.nodes.steering import steered, steered_sync
 from perdure.runtime.observers import Logs, Observer
 from perdure.runtime.options import Options, StreamOptions
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
-from perdure.runtime.steering import steered, steered_sync
 from perdure.runtime.tickets import Ticket
 from perdure.runtime.worker.delivery import Channel, NotSent, Undeliverable
 

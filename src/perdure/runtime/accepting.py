@@ -13,15 +13,15 @@ from perdure.engine.queue.preconditions import AlreadyCreated, Precondition
 from perdure.engine.queue.runs import RememberedInbox
 from perdure.engine.threads.steering import STEER
 from perdure.errors import PerdureError, QueueFull, Unavailable
-from perdure.model.messages import Message
 from perdure.model.ops import Expect, Fetch, Put, Refused
-from perdure.model.payloads import COMMAND
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import LANE, Partition
+from perdure.model.runs.messages import Message
+from perdure.model.runs.payloads import COMMAND
+from perdure.model.runs.queue import IN, Debounce, Lane
 from perdure.runtime.control import Control
+from perdure.runtime.failures.run_retries import retry_run
 from perdure.runtime.options import Options
-from perdure.runtime.run_retries import retry_run
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.settings import span_us
 from perdure.runtime.tickets import Ticket

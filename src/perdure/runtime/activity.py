@@ -15,10 +15,10 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import PerdureError
 from perdure.model.bounded_cache import BoundedCache
-from perdure.model.messages import FAILED, encode, stored_text
 from perdure.model.ops import Commit, Delete, Fetch, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, INTERNAL, SERVER, Partition
+from perdure.model.runs.messages import FAILED, encode, stored_text
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observers import Observers
 from perdure.runtime.threads.users import user_of_options

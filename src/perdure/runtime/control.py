@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from perdure.engine.queue import inbox, outbox, runs, scheduled
 from perdure.engine.retention import expiry, queue_retention, removal
-from perdure.model.messages import Reply, Run
-from perdure.model.queue import IN, INTERRUPT, ROLLBACK
 from perdure.model.records import Partition
+from perdure.model.runs.messages import Reply, Run
+from perdure.model.runs.queue import IN, INTERRUPT, ROLLBACK
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.runner import DELETED
 from perdure.runtime.worker.worker import Worker

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from perdure.errors import BadSetting, MissingExtra
-from perdure.model.messages import DEAD, FAILED, UNKNOWN
+from perdure.model.runs.messages import DEAD, FAILED, UNKNOWN
 
 try:
     from prometheus_client import (

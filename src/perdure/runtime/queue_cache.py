@@ -5,8 +5,8 @@ from __future__ import annotations
 from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.runs import RememberedInbox
 from perdure.model.bounded_cache import BoundedCache
-from perdure.model.queue import Lane
 from perdure.model.records import Partition
+from perdure.model.runs.queue import Lane
 
 _MOST = 20_000
 

@@ -20,18 +20,18 @@ from perdure.engine import documents
 from perdure.engine.queue import ended_leases
 from perdure.engine.queue.crons import Cron
 from perdure.langgraph.search.index import SearchConfig, SearchIndex, index_of
-from perdure.model.messages import Message
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import SERVER, Partition
+from perdure.model.runs.messages import Message
 from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime.accepting import AcceptanceTerms
-from perdure.runtime.agent import Agent, agents
+from perdure.runtime.agent_memory.memory_lane import lane_agent, lane_channel
+from perdure.runtime.agent_memory.memory_turns import MEMORY
+from perdure.runtime.agents.agent import Agent, agents
+from perdure.runtime.agents.graphs import StoreOptions
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.subscription import Subscriptions
-from perdure.runtime.graphs import StoreOptions
-from perdure.runtime.memory_lane import lane_agent, lane_channel
-from perdure.runtime.memory_turns import MEMORY
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.observers import Logs, Observer, Observers
 from perdure.runtime.on_demand import OnDemand

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from perdure.database.handle import DatabaseHandle
 from perdure.model.thread_ttl import ThreadTtl
-from perdure.runtime.agent import Agent
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.agents.graphs import StoreOptions
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.subscription import Subscriptions
-from perdure.runtime.graphs import StoreOptions
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.observers import Observers
 from perdure.runtime.queue_cache import QueueCache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perdure.engine.retention.queue_retention import BATCH_MAX
-from perdure.model.queue import Debounce
+from perdure.model.runs.queue import Debounce
 
 LONGEST_WAIT_S = 100 * 366 * 86400
 """Longest time in seconds for which a call may postpone a message: a hundred years."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from langgraph.constants import START
 
-from perdure.langgraph.large_channel_warning import is_large_in_sum, largest, path_of
+from perdure.langgraph.values.large_channel_warning import is_large_in_sum, largest, path_of
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.runtime.observers import Observers

@@ -18,19 +18,19 @@ from perdure.engine.queue.questions import OpenQuestion
 from perdure.errors import NotFound
 from perdure.langgraph.store import PerdureStore
 from perdure.model.arguments import require_text
-from perdure.model.messages import OPEN, Message, Mode, Reply, Run
-from perdure.model.payloads import COMMAND, INPUT, RESUME, holds_anything
 from perdure.model.records import Partition
+from perdure.model.runs.messages import OPEN, Message, Mode, Reply, Run
+from perdure.model.runs.payloads import COMMAND, INPUT, RESUME, holds_anything
 from perdure.runtime.accepting import Acceptance, AcceptanceTerms
-from perdure.runtime.agent import message_payload
+from perdure.runtime.agents.agent import message_payload
+from perdure.runtime.agents.graph_factories import Access
+from perdure.runtime.agents.run_user import GraphUser
 from perdure.runtime.control import Control
 from perdure.runtime.crons import Crons
 from perdure.runtime.documents import TenantDocuments, ThreadDocuments
-from perdure.runtime.graph_factories import Access
-from perdure.runtime.interrupt_answers import is_by_name
+from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.notifications import ENDED, SELDOM_S
 from perdure.runtime.options import Options
-from perdure.runtime.run_user import GraphUser
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.threads import Threads
 from perdure.runtime.tickets import Ticket, message_of, options_of, partition_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.model.arguments import require_text
-from perdure.model.messages import ANSWERS, Message, Mode, dedupe_digest, plain_copy
 from perdure.model.records import Partition
+from perdure.model.runs.messages import ANSWERS, Message, Mode, dedupe_digest, plain_copy
 from perdure.runtime.options import WEBHOOK, Options
 
 

@@ -26,7 +26,7 @@ from perdure.errors import (
     Unreadable,
     Unserialisable,
 )
-from perdure.runtime.failure_location import shows_texts, text_for_clients
+from perdure.runtime.failures.failure_location import shows_texts, text_for_clients
 from perdure.runtime.json_encoding import encoded
 from perdure.server.auth.identity import Refusal
 from perdure.server.validation_faults import all_faults

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from perdure.model.payloads import holds_anything
+from perdure.model.runs.payloads import holds_anything
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce", "steer"]
 RunMode = Literal[

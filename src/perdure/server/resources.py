@@ -19,11 +19,11 @@ from perdure.channels.chat_channel import ChatChannel
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
-from perdure.runtime.graph_factories import Access, Factory
+from perdure.runtime.agents.graph_factories import Access, Factory
+from perdure.runtime.agents.run_context import is_reserved
+from perdure.runtime.agents.run_user import user_of
 from perdure.runtime.options import Options
 from perdure.runtime.retention_sweep import RetentionLoop
-from perdure.runtime.run_context import is_reserved
-from perdure.runtime.run_user import user_of
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import Threads, missing
@@ -35,8 +35,8 @@ from perdure.server.auth.identity import Gate, Refusal, User
 from perdure.server.config import RequestLimits
 from perdure.server.configurable_headers import NO_HEADERS, Headers
 from perdure.server.limits import Throttle
-from perdure.server.outbound_policy import OutboundPolicy
 from perdure.server.requests import NAMES_MAX
+from perdure.server.runs.outbound_policy import OutboundPolicy
 
 _log = logging.getLogger("perdure.server")
 

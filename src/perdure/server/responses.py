@@ -10,9 +10,9 @@ from fastapi import Response
 from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from perdure.errors import Corrupt, Unreadable
-from perdure.langgraph.readable_states import refusals
+from perdure.langgraph.reading.readable_states import refusals
 from perdure.model import write_records
-from perdure.model.messages import (
+from perdure.model.runs.messages import (
     DONE,
     FAILED,
     INTERRUPTED,
@@ -23,8 +23,8 @@ from perdure.model.messages import (
     WAITING,
     Run,
 )
-from perdure.model.payloads import COMMAND, INPUT, RESUME
-from perdure.model.queue import INTERRUPT
+from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
+from perdure.model.runs.queue import INTERRUPT
 from perdure.runtime import Standing, json_encoding
 from perdure.runtime.events.outgoing import reference_of
 from perdure.runtime.json_encoding import encoded

@@ -8,8 +8,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
 from perdure.errors import MigrationRequired, Unavailable
-from perdure.langgraph import open_interrupts
-from perdure.langgraph.readable_states import aread_state
+from perdure.langgraph.reading import open_interrupts
+from perdure.langgraph.reading.readable_states import aread_state
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests
 from perdure.server.resources import Caller

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from perdure.runtime.memory_turns import is_lane
+from perdure.runtime.agent_memory.memory_turns import is_lane
 from perdure.server.auth.identity import Refusal
 
 NAMES = ("thread_id", "context_id")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import ormsgpack
 
 from perdure.errors import DecryptionError, KeyMissing, MissingExtra, PerdureError
-from perdure.model.compression import SEALED, stored_body
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, IndexHit, Op, Put, Refused, Stage
 from perdure.model.program import Effect
 from perdure.model.records import (
@@ -35,6 +34,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.model.store_items import labels_of
+from perdure.model.values.compression import SEALED, stored_body
 from perdure.model.well_formed import require_names
 from perdure.storage.port import (
     Answers,

@@ -18,7 +18,7 @@ from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
 
 from perdure.langgraph.replaces import Replaces
-from perdure.runtime.isolated_subgraphs import isolated_subgraph
+from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
 from perdure.supervisor.routing import Policy, Route
 
 ROUTE, WRITE, SUMMARISE = "route", "write", "summarise"

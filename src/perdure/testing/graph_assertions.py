@@ -8,9 +8,9 @@ from typing import Any
 from langgraph.pregel import Pregel
 
 from perdure.audit import Ignore, audit
-from perdure.langgraph.undeclared import refuse, watching
-from perdure.runtime.agent import Agent
-from perdure.runtime.graph_factories import Factory
+from perdure.langgraph.values.undeclared import refuse, watching
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.agents.graph_factories import Factory
 
 
 def assert_sound(graph: Pregel[Any, Any, Any, Any] | Agent, *, ignore: Collection[str | Ignore] = ()) -> None:

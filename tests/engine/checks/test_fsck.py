@@ -20,10 +20,10 @@ from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
 from perdure.engine.checks.fsck import check
 from perdure.engine.checks.fsck_report import Damage, Finding
-from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, EPOCH, HEAD, PACK, TAG, Kind, Partition, Record
+from perdure.model.values.chunks import Digester
 from perdure.storage.port import Driver, run
 from perdure.testing.faults import FaultyDriver
 

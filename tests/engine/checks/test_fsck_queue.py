@@ -12,11 +12,11 @@ from perdure.engine.checks.fsck_report import Damage, Finding
 from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.transact import Budget
 from perdure.errors import Contention
-from perdure.model.chunks import Digester
-from perdure.model.messages import DEAD, SENT, WAITING
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Find, Get, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import EPOCH, INBOX, LANE, OUTBOX, RUN, Kind
+from perdure.model.runs.messages import DEAD, SENT, WAITING
+from perdure.model.values.chunks import Digester
 from tests.engine.queue.queues import HERE, Queue
 
 

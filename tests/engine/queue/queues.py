@@ -10,10 +10,8 @@ from perdure.engine.queue.inbox import Accept, Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome, Sending, Take
 from perdure.engine.queue.questions import Asked
 from perdure.engine.queue.runs import Claim, Ending, HeldRun, RememberedInbox
-from perdure.model.messages import DONE, Message, Mode, Run, dedupe_digest
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Effect, Program, ask
-from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import (
     LANE,
     RUN,
@@ -21,6 +19,8 @@ from perdure.model.records import (
     Partition,
     Record,
 )
+from perdure.model.runs.messages import DONE, Message, Mode, Run, dedupe_digest
+from perdure.model.runs.queue import IN, Debounce, Lane
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, run
 from perdure.testing.faults import FaultyDriver

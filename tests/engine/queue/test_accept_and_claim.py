@@ -11,11 +11,11 @@ from perdure.engine.queue import accept_and_claim, subscribers
 from perdure.engine.queue.accept_and_claim import NEW, Begun
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.queue.runs import Claim, RememberedInbox, closed_epoch
-from perdure.model.messages import Message, dedupe_digest
 from perdure.model.ops import Commit, Fetch, Refused
 from perdure.model.program import Effect, ask
-from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import DEDUPE, EPOCH, INBOX, LANE, RUN, Record
+from perdure.model.runs.messages import Message, dedupe_digest
+from perdure.model.runs.queue import IN, Debounce, Lane
 from tests.engine.queue.queues import HERE, TTL, Queue
 
 

@@ -17,8 +17,8 @@ from perdure.engine.retention import expiry, removal
 from perdure.errors import Corrupt, QueueFull
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Find, Get, Put
 from perdure.model.program import Effect, Program
-from perdure.model.queue import CRONS
 from perdure.model.records import DOCUMENT, GC, LANE, Partition
+from perdure.model.runs.queue import CRONS
 from tests.engine.queue.queues import Queue
 
 PLACE = crons.place("acme")

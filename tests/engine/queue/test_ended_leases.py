@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from perdure.engine.queue import ended_leases
-from perdure.model.messages import OPEN, Run
 from perdure.model.ops import Commit, Fetch, Get, Now
-from perdure.model.queue import IN, OUT, Debounce, Lane
 from perdure.model.records import LANE, Partition
+from perdure.model.runs.messages import OPEN, Run
+from perdure.model.runs.queue import IN, OUT, Debounce, Lane
 from perdure.storage.port import run
 from tests.backends import BACKENDS
 from tests.runtime.graphs import Line, Storage, stored

@@ -14,9 +14,9 @@ from perdure.engine.queue import pending_summary, runs
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.queue.pending_summary import FinishedSummary
 from perdure.engine.queue.runs import Claim, Ending, HeldRun
-from perdure.model.messages import DONE, Message
-from perdure.model.queue import Debounce
 from perdure.model.records import Partition
+from perdure.model.runs.messages import DONE, Message
+from perdure.model.runs.queue import Debounce
 from tests.backends import BACKENDS, EMPTY
 
 AT = Partition("", "t")

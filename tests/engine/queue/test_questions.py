@@ -10,9 +10,9 @@ from perdure.engine.queue import questions, runs, scheduled
 from perdure.engine.queue.runs import Ending
 from perdure.engine.transact import Budget
 from perdure.errors import Corrupt, NotWaiting
-from perdure.model.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, WAITING, Message, Reply
 from perdure.model.ops import Commit, Put
 from perdure.model.records import OUTBOX, RUN
+from perdure.model.runs.messages import DONE, FAILED, INTERRUPTED, ROLLED_BACK, WAITING, Message, Reply
 from tests.engine.queue.queues import BUDGET, HERE, Queue
 
 

@@ -13,10 +13,8 @@ from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.queue.runs import Ending, HeldRun, RememberedInbox
 from perdure.engine.retention import removal
 from perdure.errors import Corrupt, Fenced, NotFound, NotWaiting, QueueFull, RunInProgress, TooLarge
-from perdure.model.messages import ANSWERS, DEAD, DONE, SENT, WAITING
 from perdure.model.ops import Check, Commit, Delete, Find, Put
 from perdure.model.program import Effect
-from perdure.model.queue import IN, Lane
 from perdure.model.records import (
     DEDUPE,
     EFFECT,
@@ -27,6 +25,8 @@ from perdure.model.records import (
     OUTBOX,
     RUN,
 )
+from perdure.model.runs.messages import ANSWERS, DEAD, DONE, SENT, WAITING
+from perdure.model.runs.queue import IN, Lane
 from tests.engine.queue.queues import BUDGET, HERE, TTL, Queue
 
 

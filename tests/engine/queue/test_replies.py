@@ -9,11 +9,11 @@ from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.queue.runs import Unserved
 from perdure.engine.retention import removal
 from perdure.errors import Conflict, Fenced, NotFound
-from perdure.model.messages import DEAD, READY, SENT, UNKNOWN
-from perdure.model.queue import OUT
 from perdure.model.records import (
     OUTBOX,
 )
+from perdure.model.runs.messages import DEAD, READY, SENT, UNKNOWN
+from perdure.model.runs.queue import OUT
 from tests.engine.queue.queues import HERE, TTL, Queue
 
 

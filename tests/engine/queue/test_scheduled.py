@@ -13,12 +13,12 @@ from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.scheduled import Brought
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.errors import Contention
-from perdure.model.chunks import Digester
-from perdure.model.messages import MESSAGE_MAX, WAITING, Message, dedupe_digest
 from perdure.model.ops import Commit, Committed, Find, Put
 from perdure.model.program import Effect
-from perdure.model.queue import IN, LATER, ROLLBACK
 from perdure.model.records import DOCUMENT, INBOX, RUN
+from perdure.model.runs.messages import MESSAGE_MAX, WAITING, Message, dedupe_digest
+from perdure.model.runs.queue import IN, LATER, ROLLBACK
+from perdure.model.values.chunks import Digester
 from tests.engine.queue.queues import HERE, Queue
 
 BUDGET = Budget(1000, 1 << 20)

@@ -9,10 +9,10 @@ import pytest
 
 from perdure.engine.queue import stuck
 from perdure.engine.queue.stuck import Stuck
-from perdure.model.messages import OPEN, Message, Reply, Run
 from perdure.model.ops import Commit, Now, Op, Put
-from perdure.model.queue import LATER, Debounce, Lane
 from perdure.model.records import DOCUMENT, Partition
+from perdure.model.runs.messages import OPEN, Message, Reply, Run
+from perdure.model.runs.queue import LATER, Debounce, Lane
 from tests.backends import BACKENDS
 from tests.runtime.graphs import Storage, stored
 

@@ -21,9 +21,9 @@ from perdure.engine.transact import Budget, commit_with_chunks
 from perdure.engine.transfer import importing
 from perdure.errors import Contention
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Now, Put, Range, Stage
-from perdure.model.packs import chunk_puts
 from perdure.model.program import ask
 from perdure.model.records import CHUNK, DOCUMENT, GC, KINDS, OF_THREAD, WRITE
+from perdure.model.values.packs import chunk_puts
 from tests import backends
 from tests.engine.threads.test_arrival_leftovers import ADA, SHAPE, arrivals, is_claimed, killed, stock
 from tests.engine.transfer.test_transfer import in_memory, rows

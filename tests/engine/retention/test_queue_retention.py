@@ -10,10 +10,10 @@ from perdure.engine.queue import inbox, journal
 from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.retention import queue_retention
-from perdure.model.messages import DONE, SENT, WAITING, Run
 from perdure.model.ops import Commit, Delete
 from perdure.model.program import Effect
 from perdure.model.records import DEDUPE, EFFECT, INBOX, OUTBOX, RUN
+from perdure.model.runs.messages import DONE, SENT, WAITING, Run
 from tests.engine.queue.queues import BUDGET, HERE, Queue
 
 

@@ -22,10 +22,10 @@ from perdure.engine.transfer import importing
 from perdure.errors import NotFound, Unavailable
 from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.sqlite import SqliteSource
-from perdure.model.messages import Message
 from perdure.model.ops import Commit, Fetch, Get
-from perdure.model.queue import Debounce
 from perdure.model.records import CHUNK, INBOX, KINDS, LANE, SEAL, Partition
+from perdure.model.runs.messages import Message
+from perdure.model.runs.queue import Debounce
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail

@@ -10,9 +10,9 @@ from perdure.engine import range_reads
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.thread_records import read
 from perdure.model.ops import Commit, Put
-from perdure.model.packs import chunk_puts
 from perdure.model.program import ask
 from perdure.model.records import CHUNK, GC, Partition
+from perdure.model.values.packs import chunk_puts
 from tests.engine.transfer.test_transfer import grow, in_memory, rows
 
 ADA = Partition("", "ada")

@@ -18,9 +18,9 @@ from perdure.engine.threads.packing import pack
 from perdure.engine.transact import Budget
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Commit, Delete, Fetch, Put, Range
-from perdure.model.packs import BLOCK, PACK_BYTES
 from perdure.model.program import Effect, Program
 from perdure.model.records import CHECKPOINT, CHUNK, PACK, Kind, Partition, Record
+from perdure.model.values.packs import BLOCK, PACK_BYTES
 from perdure.storage.port import Capabilities, Driver, run
 from tests.backends import EMPTY
 from tests.langgraph import graphs

@@ -10,9 +10,9 @@ from perdure.database.base import handle_of
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.queue.runs import Claim, Ending, HeldRun, finish
 from perdure.errors import Conflict
-from perdure.model.messages import Message
-from perdure.model.queue import Debounce
 from perdure.model.records import Partition
+from perdure.model.runs.messages import Message
+from perdure.model.runs.queue import Debounce
 from perdure.testing.conformance.backend import at as place
 from perdure.testing.conformance.backend import put
 

@@ -21,7 +21,7 @@ from perdure.langgraph.cache import change_tracking
 from perdure.langgraph.cache.change_tracking import Template, Watch
 from perdure.langgraph.cache.encoding import Encoding
 from perdure.langgraph.cache.thread_cache import ThreadCache
-from perdure.langgraph.serde import Serde
+from perdure.langgraph.values.serde import Serde
 from perdure.model.records import Partition
 from tests.langgraph.files import THREAD, config, put
 from tests.langgraph.specimens import likeness, mutable_inside

@@ -20,10 +20,10 @@ from perdure.engine.queue.events import Event
 from perdure.engine.queue.runs import EXCUSES_MOST
 from perdure.engine.transact import Budget
 from perdure.errors import NotFound, SubscriberTooSlow, Unavailable
-from perdure.model.messages import TRACEBACK
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import EVENT, LANE, Partition
+from perdure.model.runs.messages import TRACEBACK
 from perdure.runtime import Options, Runtime, Standing, StreamOptions, Ticket
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events import publisher

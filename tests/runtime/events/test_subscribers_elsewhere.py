@@ -12,8 +12,8 @@ from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine.queue import subscribers
 from perdure.engine.queue.events import END, Event
-from perdure.model.queue import FOLLOWED
 from perdure.model.records import EVENT, LANE, Partition
+from perdure.model.runs.queue import FOLLOWED
 from perdure.runtime import Options, Runtime, StreamOptions, Ticket
 from perdure.runtime.events import subscription
 from tests.runtime.graphs import Heard, Storage, Talk, eventually, eventually_stored, go, settings, working

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.model.messages import TRACEBACK
-from perdure.runtime.failure_location import shows_texts
+from perdure.model.runs.messages import TRACEBACK
+from perdure.runtime.failures.failure_location import shows_texts
 from perdure.runtime.operations.failures import RunFailure, failure_of, group_failures, normalise_message
 
 

@@ -19,10 +19,10 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.errors import Conflict, NotFound, RunInProgress
-from perdure.model.messages import FAILED
 from perdure.model.ops import Commit
 from perdure.model.program import Effect
 from perdure.model.records import INBOX, KINDS, RUN, Partition
+from perdure.model.runs.messages import FAILED
 from perdure.runtime import Runtime
 from perdure.runtime.operations import entries
 from perdure.runtime.operations.reruns import rerun, rerun_standing

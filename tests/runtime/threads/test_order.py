@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
-from perdure.model.lifecycle import Status
 from perdure.model.ops import Fetch, Find
+from perdure.model.runs.lifecycle import Status
 from perdure.runtime import Runtime
 from perdure.runtime.threads.order import Order, SortBy
 from perdure.runtime.threads.threads import THERE, Threads

@@ -17,8 +17,8 @@ from perdure.engine.queue import crons
 from perdure.errors import Corrupt, Unavailable
 from perdure.model.ops import Commit, Delete, Put
 from perdure.model.program import ask
-from perdure.model.queue import CRONS
 from perdure.model.records import DOCUMENT, LANE
+from perdure.model.runs.queue import CRONS
 from perdure.runtime import Runtime
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.crons import Crons, Due
@@ -26,7 +26,7 @@ from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.cron_service import CronService, Fired, Firing
 from perdure.runtime.worker.dispatch import Dispatch
-from perdure.server.cron_schedules import BadSchedule, Schedule
+from perdure.server.runs.cron_schedules import BadSchedule, Schedule
 from tests.runtime.graphs import Talk, stored
 
 SECOND = 1_000_000

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.errors import Unavailable
-from perdure.model.messages import Message
 from perdure.model.ops import Commit, Put
-from perdure.model.queue import IN, LATER
 from perdure.model.records import DOCUMENT, EPOCH, Partition
+from perdure.model.runs.messages import Message
+from perdure.model.runs.queue import IN, LATER
 from perdure.runtime import Runtime
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.dispatch import Dispatch

@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.model.queue import IN
 from perdure.model.records import Partition
+from perdure.model.runs.queue import IN
 from perdure.runtime.worker.fairness import in_turn
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, working
 

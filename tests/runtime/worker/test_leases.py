@@ -1,7 +1,7 @@
 """What is asked of a run between its claim and its start is done as soon as the run starts; after its lease a
 run begins nothing that another worker may have done.
 
-Covers perdure.runtime.lease_check.
+Covers perdure.runtime.nodes.lease_check.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 from langgraph.graph import START, StateGraph
+from tests.runtime.test_steering import Tools
 from typing_extensions import TypedDict
 
-from perdure.model.messages import INTERRUPTED
 from perdure.model.ops import Commit, Drop, Fetch, Put
 from perdure.model.program import Effect
 from perdure.model.records import HEAD, LANE
-from perdure.runtime import Options, Runtime, StreamOptions, Ticket, effects, effects_sync
+from perdure.model.runs.messages import INTERRUPTED
+from perdure.runtime import Options, Runtime, StreamOptions, Ticket, effects_sync
+from perdure.runtime.nodes import effects
 from tests.runtime.graphs import (
     Heard,
     Line,
@@ -34,7 +36,6 @@ from tests.runtime.graphs import (
     vanish,
     working,
 )
-from tests.runtime.test_steering import Tools
 
 LONG = settings(lease=600.0)
 """No renewal of a lease helps within the time of a test."""

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from perdure.errors import Corrupt
-from perdure.model.messages import OPEN
 from perdure.model.ops import Commit, Committed, Put
 from perdure.model.records import INBOX, RUN, Partition
+from perdure.model.runs.messages import OPEN
 from perdure.runtime import Runtime, Ticket
 from tests.runtime.graphs import (
     HOUR_US,

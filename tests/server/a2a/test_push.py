@@ -16,7 +16,7 @@ from standardwebhooks.webhooks import Webhook
 
 import perdure
 from perdure.config.webhook_secrets import key_of
-from perdure.model.messages import SENT
+from perdure.model.runs.messages import SENT
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Open

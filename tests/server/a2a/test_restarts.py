@@ -1,6 +1,6 @@
 """A server that is killed in the middle of a task, and started again: the task goes on.
 
-Covers perdure.server.run_values.
+Covers perdure.server.runs.run_values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A checkpoint that a request names has to be there: otherwise nothing is accepted, and nothing changes.
 
-Covers perdure.server.checkpoint_references.
+Covers perdure.server.runs.checkpoint_references.
 """
 
 from __future__ import annotations

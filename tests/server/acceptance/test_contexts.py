@@ -1,6 +1,6 @@
 """``context_id`` names a thread wherever ``thread_id`` does, and two names for one request are too many.
 
-Covers perdure.runtime.run_context.
+Covers perdure.runtime.agents.run_context.
 """
 
 from __future__ import annotations

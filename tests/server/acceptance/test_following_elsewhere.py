@@ -15,8 +15,8 @@ from perdure.database.opening import open_database
 from perdure.engine.queue import subscribers
 from perdure.model.ops import Fetch, Range
 from perdure.model.program import ask
-from perdure.model.queue import FOLLOWED
 from perdure.model.records import EVENT, LANE, Kind, Partition, Record
+from perdure.model.runs.queue import FOLLOWED
 from tests.server import listening
 from tests.server.acceptance.saying import new, parts, rests, said
 from tests.server.acceptance.serving import Server, eventually, run

@@ -1,6 +1,6 @@
 """Agents as tools, driven by the protocol's own client.
 
-Covers perdure.server.routes.mcp, perdure.server.run_request_headers.
+Covers perdure.server.routes.mcp, perdure.server.runs.run_request_headers.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ from perdure.engine.threads.thread_state import guards, load_view
 from perdure.engine.transact import ATTEMPTS, Budget, batches
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.chunks import Digester
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Op, Put, Range
-from perdure.model.packs import shown_name
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import BLOB, CHECKPOINT, GC, HEAD, LANE, SEAL, TAG, WRITE, Key, Partition, Record
 from perdure.model.retention import Name
-from perdure.model.tree import Expansion
+from perdure.model.values.chunks import Digester
+from perdure.model.values.packs import shown_name
+from perdure.model.values.tree import Expansion
 from perdure.model.write_records import read_writes
 
 

@@ -16,11 +16,11 @@ from perdure.engine.documents import Document
 from perdure.engine.queue.inbox import postponed
 from perdure.engine.queue.scheduled import UNREADABLE
 from perdure.errors import Corrupt
-from perdure.model.messages import OPEN, Message, Reply, Run
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import DOCUMENT, EPOCH, INBOX, LANE, OUTBOX, RUN, Key, Kind, Partition
+from perdure.model.runs.messages import OPEN, Message, Reply, Run
+from perdure.model.runs.queue import IN, LATER, OUT, Lane
 
 _KINDS: tuple[tuple[Kind, str, type[Message | Run | Reply | Document]], ...] = (
     (INBOX, "message", Message),

@@ -15,8 +15,8 @@ from perdure.engine.queue.questions import leaves_question
 from perdure.engine.queue.runs import Claim, HeldRun, PlannedClaim, RememberedInbox
 from perdure.model.ops import Commit, Committed, Get, Refused
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, Lane
 from perdure.model.records import EPOCH, LANE, Record
+from perdure.model.runs.queue import IN, Lane
 
 GETS = (Get(LANE, (IN,)), Get(EPOCH, ()))
 """Gets of what ``read`` decodes."""

@@ -18,11 +18,11 @@ from perdure.engine.documents import Document
 from perdure.engine.range_reads import read_all
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, QueueFull
-from perdure.model.messages import encode
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import CRONS, Lane
 from perdure.model.records import DOCUMENT, LANE, SERVER, Partition, Record
+from perdure.model.runs.messages import encode
+from perdure.model.runs.queue import CRONS, Lane
 
 COLLECTION = "cron"
 """Collection of the documents."""

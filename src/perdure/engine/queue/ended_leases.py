@@ -8,8 +8,8 @@ from dataclasses import replace
 from perdure.engine.transact import ATTEMPTS
 from perdure.model.ops import Commit, Committed, Fetch, Find, Get, Now
 from perdure.model.program import Program, ask
-from perdure.model.queue import Lane
 from perdure.model.records import LANE, Partition
+from perdure.model.runs.queue import Lane
 
 _PAGE = 1000
 

@@ -13,8 +13,8 @@ from perdure.engine.transact import Budget
 from perdure.errors import Fenced
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import EVENTS, IN, Lane
 from perdure.model.records import EPOCH, EVENT, LANE, Partition, Record
+from perdure.model.runs.queue import EVENTS, IN, Lane
 
 END = "end"
 """Name of a run's last event, which is stored in the commit that ends the run."""

@@ -14,7 +14,10 @@ from perdure.engine.range_reads import PAGE
 from perdure.engine.threads import steering
 from perdure.engine.transact import ATTEMPTS, retrying
 from perdure.errors import Corrupt, NotFound, QueueFull, RunInProgress
-from perdure.model.messages import (
+from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
+from perdure.model.runs.messages import (
     DEAD,
     FAILED,
     INTERRUPTED,
@@ -27,10 +30,7 @@ from perdure.model.messages import (
     batch,
     dedupe_put,
 )
-from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Range
-from perdure.model.program import Program, ask
-from perdure.model.queue import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
-from perdure.model.records import DEDUPE, DOCUMENT, INBOX, LANE, OUTBOX, RUN, Key, Partition, Record
+from perdure.model.runs.queue import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "steer"]
 """Treatment of a message whose thread has an open run: it waits its turn, is refused, stops the run and keeps

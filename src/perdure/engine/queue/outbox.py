@@ -16,12 +16,12 @@ from perdure.engine.queue.queued_records import read_queued
 from perdure.engine.queue.runs import Unserved
 from perdure.engine.transact import retrying
 from perdure.errors import Conflict, Fenced, NotFound
-from perdure.model.messages import DEAD, READY, SENDING, UNKNOWN, Reply
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import OUT, Lane
 from perdure.model.record_versions import successor
 from perdure.model.records import LANE, OUTBOX, Partition
+from perdure.model.runs.messages import DEAD, READY, SENDING, UNKNOWN, Reply
+from perdure.model.runs.queue import OUT, Lane
 
 A = TypeVar("A")
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
-from perdure.model.messages import encode
 from perdure.model.ops import Check, Commit, Committed, Expect, Put
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, HEAD, RUN, Partition
+from perdure.model.runs.messages import encode
 
 SUMMARY = ("conversation", "summary")
 """Key of the document."""

@@ -17,16 +17,16 @@ from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Corrupt, NotWaiting
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, belongs
-from perdure.model.lifecycle import Facts, Left, QuestionState, question_state
-from perdure.model.messages import ANSWERS, Message, Run
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
-from perdure.model.payloads import COMMAND
-from perdure.model.payloads import RESUME as ANSWER
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, Lane
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
-from perdure.model.stale_questions import StaleQuestions
+from perdure.model.runs.lifecycle import Facts, Left, QuestionState, question_state
+from perdure.model.runs.messages import ANSWERS, Message, Run
+from perdure.model.runs.payloads import COMMAND
+from perdure.model.runs.payloads import RESUME as ANSWER
+from perdure.model.runs.queue import IN, Lane
+from perdure.model.runs.stale_questions import StaleQuestions
 from perdure.model.write_records import NULL_TASK, RESUME, asking_tasks, put_over, read_writes, record_key
 
 REFUSALS = (NotWaiting, Conflict)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from perdure.errors import Corrupt
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import Lane
 from perdure.model.records import LANE, Partition, Record
+from perdure.model.runs.queue import Lane
 
 
 def read_queued(

@@ -14,13 +14,13 @@ from perdure.engine.transact import retrying
 from perdure.errors import Conflict, NotFound, QueueFull, RunInProgress
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT
-from perdure.model.lifecycle import may_retry
-from perdure.model.messages import ANSWERS, RETRY_OF, Message, Run, dedupe_digest, dedupe_put
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Range
-from perdure.model.payloads import INPUT
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, LANE, RUN, Partition, Record
+from perdure.model.runs.lifecycle import may_retry
+from perdure.model.runs.messages import ANSWERS, RETRY_OF, Message, Run, dedupe_digest, dedupe_put
+from perdure.model.runs.payloads import INPUT
+from perdure.model.runs.queue import IN, Debounce, Lane
 
 _OF_ITS_START = ("checkpoint_id",)
 """Options that say where a run begins."""

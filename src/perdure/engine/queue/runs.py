@@ -15,13 +15,13 @@ from perdure.engine.queue import questions, subscribers
 from perdure.engine.queue.queued_records import read_queued
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, Fenced, TooLarge
-from perdure.model.lifecycle import Left, waiting_after
-from perdure.model.messages import DONE, OPEN, WAITING, Message, Reply, Run, batch
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import FOLLOWED, IN, OUT, Lane
 from perdure.model.record_versions import successor
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Record
+from perdure.model.runs.lifecycle import Left, waiting_after
+from perdure.model.runs.messages import DONE, OPEN, WAITING, Message, Reply, Run, batch
+from perdure.model.runs.queue import FOLLOWED, IN, OUT, Lane
 
 EXCUSES_MOST = 20
 """The most attempts at a run that are not counted because their workers lost the database or their leases."""

@@ -10,11 +10,11 @@ from perdure.engine.queue.inbox import Accepted, accepted_before, postponed, rea
 from perdure.engine.queue.preconditions import Precondition, check_precondition
 from perdure.engine.transact import Budget, retrying
 from perdure.errors import QueueFull
-from perdure.model.messages import Message, dedupe_put, encode
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, Debounce, Lane, Stop
 from perdure.model.records import DEDUPE, DOCUMENT, LANE, Partition, Record
+from perdure.model.runs.messages import Message, dedupe_put, encode
+from perdure.model.runs.queue import IN, LATER, Debounce, Lane, Stop
 
 UNREADABLE = "later unreadable"
 """Collection of postponed messages that were due and could not be read."""

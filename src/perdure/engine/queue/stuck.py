@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 from perdure.engine.queue.inbox import readable
 from perdure.model.ops import Fetch, Find, Get, IndexHit, Now, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition, Record
+from perdure.model.runs.queue import IN, LATER, OUT, Lane
 
 _PAGE = 1000
 _AHEAD = 3_600_000_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get
 from perdure.model.program import Program, ask
-from perdure.model.queue import FOLLOWED, Lane
 from perdure.model.records import LANE, Partition
+from perdure.model.runs.queue import FOLLOWED, Lane
 
 GET = Get(LANE, (FOLLOWED,))
 """Get of the record; ``Lane.read(FOLLOWED, answer)`` decodes the answer."""

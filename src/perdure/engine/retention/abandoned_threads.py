@@ -12,7 +12,6 @@ from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.transact import Budget
 from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Fetch, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT
 from perdure.model.record_versions import successor
 from perdure.model.records import (
     BLOB,
@@ -32,6 +31,7 @@ from perdure.model.records import (
     WRITE,
     Partition,
 )
+from perdure.model.runs.queue import IN, LATER, OUT
 
 _NOTHING_ELSE = (
     Check(EPOCH, (), Expect.ABSENT),

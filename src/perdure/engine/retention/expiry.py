@@ -15,7 +15,6 @@ from perdure.engine.threads import transfer_claim
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import (
     CHECKPOINT,
     DOCUMENT,
@@ -32,6 +31,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.model.runs.queue import IN, LATER, OUT, Lane
 from perdure.model.thread_ttl import ThreadTtl, stored_ttl
 
 _LANES = (IN, OUT, LATER)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from perdure.engine.queue.journal import pointer_key
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
-from perdure.model.messages import DONE, OPEN, SENT, Run
 from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, OUT, Lane
 from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Partition, Record
+from perdure.model.runs.messages import DONE, OPEN, SENT, Run
+from perdure.model.runs.queue import IN, OUT, Lane
 
 BATCH_MAX = 64
 """Most messages that one run may take: they are removed together."""

@@ -25,7 +25,6 @@ from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.errors import CannotTakeBack, Contention, Corrupt
 from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import (
     Check,
@@ -42,7 +41,6 @@ from perdure.model.ops import (
     Range,
 )
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT
 from perdure.model.record_versions import successor
 from perdure.model.records import (
     CHECKPOINT,
@@ -68,6 +66,8 @@ from perdure.model.retention import (
     plan_removal,
     plan_retention,
 )
+from perdure.model.runs.queue import IN, LATER, OUT
+from perdure.model.values.chunks import Digester
 from perdure.model.write_records import read_writes, record_key
 
 _PAGE = 1000

@@ -23,7 +23,6 @@ from perdure.engine.threads.undisturbed import undisturbed
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.chunks import Digester
 from perdure.model.ops import Check, Commit, Expect, Fetch, Find, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import (
@@ -45,6 +44,7 @@ from perdure.model.records import (
 from perdure.model.retention import Plan
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.values.chunks import Digester
 from perdure.model.write_records import stored_bytes
 
 _COLLECTION = "care"

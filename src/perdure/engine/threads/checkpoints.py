@@ -26,11 +26,11 @@ from perdure.errors import Conflict, Corrupt, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range, Refused
-from perdure.model.packs import chunk_puts
 from perdure.model.program import Effect, Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, Record
 from perdure.model.retention import ORIGIN
+from perdure.model.values.packs import chunk_puts
 from perdure.model.write_records import added_puts, held_by_record, new_puts, put_over, read_writes
 
 R = TypeVar("R")

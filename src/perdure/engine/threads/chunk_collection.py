@@ -11,11 +11,11 @@ from perdure.engine.threads.thread_records import Contents, read, references
 from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import ATTEMPTS, Budget, batches
 from perdure.errors import Contention
-from perdure.model.chunks import Digester
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Op, Range
-from perdure.model.packs import PACK_BYTES, make_packs
 from perdure.model.program import Program, ask
 from perdure.model.records import BLOB, CHUNK, GC, PACK, Key, Partition, Record
+from perdure.model.values.chunks import Digester
+from perdure.model.values.packs import PACK_BYTES, make_packs
 
 
 def collect(partition: Partition, generation: int, digest: Digester, budget: Budget) -> Program[int]:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from perdure.errors import Corrupt
-from perdure.model.chunks import Digester
 from perdure.model.ops import Fetch, Get, Range
-from perdure.model.packs import Pack, Place, Runs, read_pack, runs_of, shown_name
 from perdure.model.program import Program, ask
 from perdure.model.records import BLOB, CHUNK, PACK, Key, Partition, Record
-from perdure.model.tree import Expansion, Tree
+from perdure.model.values.chunks import Digester
+from perdure.model.values.packs import Pack, Place, Runs, read_pack, runs_of, shown_name
+from perdure.model.values.tree import Expansion, Tree
 
 _KEYS = 2000
 """Chunks that one fetch asks for by name."""

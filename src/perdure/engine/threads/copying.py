@@ -9,12 +9,12 @@ from perdure.engine.threads.thread_state import missing_head
 from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import ATTEMPTS, Budget, batches
 from perdure.errors import Conflict, Contention
-from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT
 from perdure.model.ops import Commit, Committed, Expect, Op, Put, Stage
-from perdure.model.packs import pack_puts
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, HEAD, TAG, Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.packs import pack_puts
 from perdure.model.write_records import new_puts
 
 

@@ -9,12 +9,12 @@ from perdure.errors import Conflict, Contention, NotFound
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.checkpoint_times import read_time
 from perdure.model.heads import ROOT
-from perdure.model.messages import ROLLED_BACK, Run, encode
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, Lane
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, DOCUMENT, EDITED, HEAD, INBOX, LANE, RUN, Partition
+from perdure.model.runs.messages import ROLLED_BACK, Run, encode
+from perdure.model.runs.queue import IN, Lane
 
 _NEWEST_RUNS = Range(RUN, by="first", reverse=True, limit=10)
 

@@ -15,9 +15,9 @@ from perdure.engine.threads.thread_digest import ATTEMPTS, Pace, pulse
 from perdure.engine.threads.thread_records import Contents, read
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.chunks import Digester
 from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.values.chunks import Digester
 from perdure.model.write_records import stored_bytes
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from perdure.engine.threads.thread_state import read_view, view_items
 from perdure.engine.transact import Budget, batches
-from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Put, Range
-from perdure.model.packs import Place, block_of, make_packs
 from perdure.model.program import Program, ask
 from perdure.model.records import CHUNK, GC, PACK, Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.packs import Place, block_of, make_packs
 
 _PAGE = 1000
 _LEAST = 16

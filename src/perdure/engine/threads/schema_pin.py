@@ -9,12 +9,12 @@ from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, ThreadPinned
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT, schema_of
-from perdure.model.messages import encode
 from perdure.model.missing_thread import missing_thread
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, DOCUMENT, GC, HEAD, WRITE, Partition
+from perdure.model.runs.messages import encode
 from perdure.model.write_records import read_writes
 
 _PIN = ("schema", "pin")

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.range_reads import PAGE
 from perdure.errors import Conflict, Corrupt, Fenced
-from perdure.model.messages import Message, Run
 from perdure.model.ops import Fetch, Get, Op, Range
-from perdure.model.payloads import are_alike, can_be_joined
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, Lane
 from perdure.model.records import INBOX, LANE, RUN, Key, Partition
+from perdure.model.runs.messages import Message, Run
+from perdure.model.runs.payloads import are_alike, can_be_joined
+from perdure.model.runs.queue import IN, Lane
 
 STEER, WITHDRAWN = "steer", "withdrawn"
 """Mode of a message that an open run may take, and of one that it passes over."""

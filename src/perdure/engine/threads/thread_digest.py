@@ -19,11 +19,11 @@ from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk
 from perdure.engine.threads.thread_records import Contents, read
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.chunks import Digester
 from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import DOCUMENT, GC, HEAD, OF_THREAD, TAG, WRITE, Partition, Record
-from perdure.model.rekey import Graft
+from perdure.model.values.chunks import Digester
+from perdure.model.values.rekey import Graft
 
 ATTEMPTS = 5
 """Times that a thread is read again because it was written to meanwhile."""

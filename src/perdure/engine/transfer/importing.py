@@ -17,9 +17,7 @@ from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_with_chunk
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite
 from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
-from perdure.model.packs import chunk_puts
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT
 from perdure.model.record_versions import successor
 from perdure.model.records import (
     CHECKPOINT,
@@ -33,6 +31,8 @@ from perdure.model.records import (
     Key,
     Partition,
 )
+from perdure.model.runs.queue import IN, LATER, OUT
+from perdure.model.values.packs import chunk_puts
 from perdure.model.write_records import read_writes
 
 _EXTENT: Key = ("imported",)

@@ -30,7 +30,6 @@ from perdure.engine.threads.thread_records import Contents
 from perdure.engine.threads.thread_state import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, batches
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
-from perdure.model.chunks import Digester
 from perdure.model.ops import (
     Check,
     Commit,
@@ -47,9 +46,7 @@ from perdure.model.ops import (
     Range,
     Stage,
 )
-from perdure.model.packs import pack_puts
 from perdure.model.program import Effect, Program, ask
-from perdure.model.queue import IN, LATER, OUT, Lane
 from perdure.model.records import (
     BLOB,
     CHECKPOINT,
@@ -76,6 +73,9 @@ from perdure.model.records import (
     Partition,
     Record,
 )
+from perdure.model.runs.queue import IN, LATER, OUT, Lane
+from perdure.model.values.chunks import Digester
+from perdure.model.values.packs import pack_puts
 from perdure.model.write_records import new_puts
 
 R = TypeVar("R")

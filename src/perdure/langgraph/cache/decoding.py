@@ -8,14 +8,14 @@ from typing import Any
 
 from perdure.langgraph.cache.change_tracking import Template
 from perdure.langgraph.cache.thread_cache import Elements, KnownValue, LastLoad, ThreadCache, common_start
-from perdure.langgraph.serde import Serde
-from perdure.model import refs
-from perdure.model.joined_values import (
+from perdure.langgraph.values.serde import Serde
+from perdure.model.values import refs
+from perdure.model.values.joined_values import (
     array_header,
     joined,
     packed,
 )
-from perdure.model.tree import EncodedList, Expansion, Tree
+from perdure.model.values.tree import EncodedList, Expansion, Tree
 
 
 def take(

@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 from perdure.langgraph.cache.change_tracking import Watch
 from perdure.langgraph.cache.known_chunks import HeadRefs, Reuse, WriteBasis, proof
 from perdure.langgraph.cache.thread_cache import Elements, KnownValue, Source, ThreadCache, common_start
-from perdure.langgraph.serde import Serde, is_snapshot
-from perdure.model import refs
+from perdure.langgraph.values.serde import Serde, is_snapshot
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.chunks import Digester
 from perdure.model.heads import ROOT
-from perdure.model.joined_values import (
+from perdure.model.ops import Check
+from perdure.model.values import refs
+from perdure.model.values.chunks import Digester
+from perdure.model.values.joined_values import (
     SNAPSHOT_EXT,
     array_header,
     ext_code,
     ext_header,
     map_header,
 )
-from perdure.model.ops import Check
-from perdure.model.packs import place_of
-from perdure.model.tree import Builder
+from perdure.model.values.packs import place_of
+from perdure.model.values.tree import Builder
 
 _SPLIT_ELEMENT = 4096
 _DEPTH = 4

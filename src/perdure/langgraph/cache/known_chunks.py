@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Expect
-from perdure.model.packs import Place
 from perdure.model.records import CHECKPOINT
+from perdure.model.values.packs import Place
 
 _DIGESTS_MAX = 4096
 """Most digests that are known of a thread whose state has few chunks."""

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from perdure.langgraph.cache.change_tracking import Template, Watch
 from perdure.langgraph.cache.known_chunks import HeadRefs, KnownChunks, entered
-from perdure.langgraph.serde import Serde
-from perdure.model.joined_values import (
+from perdure.langgraph.values.serde import Serde
+from perdure.model.records import Partition
+from perdure.model.values.joined_values import (
     array_header,
 )
-from perdure.model.records import Partition
-from perdure.model.tree import ListCuts
+from perdure.model.values.tree import ListCuts
 
 _SLOTS_MAX = 256
 _MOST = 200_000

@@ -31,11 +31,11 @@ from perdure.langgraph.search.ranking import RankedQuery, ranked
 from perdure.langgraph.search.segments import Distance, IndexedItem, numpy
 from perdure.langgraph.search.terms import TermExtractor
 from perdure.model.arguments import refuse_text
-from perdure.model.json_values import unpack
 from perdure.model.ops import Find, NearQuery
 from perdure.model.program import Program, ask
 from perdure.model.records import STORE, Partition
 from perdure.model.store_items import labels_of, name_of
+from perdure.model.values.json_values import unpack
 from perdure.storage.port import Driver
 
 __all__ = ["NOTHING", "Embedded", "IndexConfig", "SearchConfig", "SearchIndex", "index_of"]

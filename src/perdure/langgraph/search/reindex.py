@@ -14,11 +14,11 @@ from typing import NamedTuple
 from perdure.engine.items import search_index
 from perdure.engine.items.search_index import IndexEntry, StoredIndexEntry, content_of
 from perdure.langgraph.search.index import SearchIndex
-from perdure.model.json_values import unpack
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Key, Partition, Record
 from perdure.model.store_items import is_over, labels_of
+from perdure.model.values.json_values import unpack
 
 _PAGE = 50
 _ATTEMPTS = 8

@@ -31,9 +31,9 @@ from perdure.engine.queue.inbox import Standing
 from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.engine.transact import Budget
 from perdure.errors import Fenced, PerdureError, Unavailable
-from perdure.model.messages import DONE, FAILED
 from perdure.model.ops import Put
 from perdure.model.records import Partition
+from perdure.model.runs.messages import DONE, FAILED
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime.events import protocol
 from perdure.runtime.events.outgoing import outgoing, outgoing_event

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from perdure.model.messages import TRACEBACK
-from perdure.runtime.failure_location import shows_texts, text_for_clients
+from perdure.model.runs.messages import TRACEBACK
+from perdure.runtime.failures.failure_location import shows_texts, text_for_clients
 
 _NAMED = r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}"
 _VARYING = (

@@ -15,15 +15,15 @@ from perdure.engine.decoding import read_each
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.retention.expiry import read_at_rest
 from perdure.errors import Corrupt
-from perdure.langgraph import open_interrupts
+from perdure.langgraph.reading import open_interrupts
 from perdure.model.checkpoint_times import time_of
-from perdure.model.messages import Message, Run
 from perdure.model.ops import Fetch, Get, Now
-from perdure.model.payloads import RESUME
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, Debounce, Lane
 from perdure.model.records import INBOX, LANE, RUN, Partition
-from perdure.runtime.interrupt_answers import is_by_name
+from perdure.model.runs.messages import Message, Run
+from perdure.model.runs.payloads import RESUME
+from perdure.model.runs.queue import IN, Debounce, Lane
+from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.thread_walk import ThreadWalk
 from perdure.runtime.options import Options

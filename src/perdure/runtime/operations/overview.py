@@ -16,8 +16,8 @@ from perdure.engine.documents import Document
 from perdure.errors import Corrupt
 from perdure.model.ops import Fetch, Find, Now, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, LATER, OUT
 from perdure.model.records import DOCUMENT
+from perdure.model.runs.queue import IN, LATER, OUT
 from perdure.runtime.activity import (
     BOUNDS_S,
     HOUR_US,

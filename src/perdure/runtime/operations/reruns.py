@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.questions import ReadAsked
 from perdure.errors import PerdureError, Unavailable
-from perdure.model.messages import FAILED
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
+from perdure.model.runs.messages import FAILED
+from perdure.runtime.failures.run_retries import retry_run
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.run_search import FoundRun, RunQuery, search
 from perdure.runtime.operations.thread_walk import ThreadWalk
-from perdure.runtime.run_retries import retry_run
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.walk import number
 

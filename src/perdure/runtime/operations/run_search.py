@@ -17,11 +17,11 @@ from perdure.engine.queue.retries import repetition_key
 from perdure.errors import Corrupt, NotFound
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT
-from perdure.model.lifecycle import may_retry
-from perdure.model.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, Run
 from perdure.model.ops import Fetch, Find, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, RUN, Partition, Record
+from perdure.model.runs.lifecycle import may_retry
+from perdure.model.runs.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, Run
 from perdure.runtime.operations.failures import RunFailure, failure_of
 from perdure.runtime.operations.thread_walk import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow, look

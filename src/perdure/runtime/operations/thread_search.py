@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.threads import tags
 from perdure.errors import Contention, Corrupt, NotFound
-from perdure.langgraph import plain_reading
+from perdure.langgraph.reading import plain_reading
 from perdure.model.records import Partition
 from perdure.runtime.operations.failures import failure_of
 from perdure.runtime.operations.thread_walk import ThreadWalk

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting
-from perdure.model.lifecycle import Status
 from perdure.model.records import INTERNAL
+from perdure.model.runs.lifecycle import Status
 from perdure.runtime.threads.index import Sees, ThreadIndex
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow

@@ -16,9 +16,9 @@ from typing import Any
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
 from perdure.engine.documents import Change, Document
-from perdure.model.lifecycle import Status
 from perdure.model.ops import Expect, ListedThread
 from perdure.model.records import LISTED, Partition
+from perdure.model.runs.lifecycle import Status
 from perdure.runtime.threads.order import AT_ONCE, Order, SortedThread, count, places, rows, sort_rows
 from perdure.runtime.threads.rows import ThreadRow
 

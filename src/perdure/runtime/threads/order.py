@@ -13,10 +13,10 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
-from perdure.model.lifecycle import Status
 from perdure.model.ops import Find, IndexHit, ListedThread
 from perdure.model.program import ask
 from perdure.model.records import INTERNAL, Partition
+from perdure.model.runs.lifecycle import Status
 from perdure.runtime.threads.rows import ThreadRow, look
 
 SortBy = Literal["thread_id", "status", "created_at", "updated_at"]

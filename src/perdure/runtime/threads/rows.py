@@ -13,14 +13,11 @@ from typing import Any, NamedTuple
 from perdure.engine.documents import Document
 from perdure.engine.threads.thread_state import refuse_headless
 from perdure.errors import Corrupt
-from perdure.langgraph import plain_reading
+from perdure.langgraph.reading import plain_reading
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.checkpoint_times import read_time, time_of
-from perdure.model.lifecycle import Facts, Status, thread_status
-from perdure.model.messages import DONE, FAILED, ROLLED_BACK, Run
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.queue import IN, Lane
 from perdure.model.records import (
     CHECKPOINT,
     DOCUMENT,
@@ -33,6 +30,9 @@ from perdure.model.records import (
     Partition,
     Record,
 )
+from perdure.model.runs.lifecycle import Facts, Status, thread_status
+from perdure.model.runs.messages import DONE, FAILED, ROLLED_BACK, Run
+from perdure.model.runs.queue import IN, Lane
 from perdure.model.write_records import asking_tasks
 from perdure.runtime.json_encoding import plain
 

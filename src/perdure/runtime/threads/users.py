@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.engine.decoding import read_each
-from perdure.model.messages import Message
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, Partition
-from perdure.runtime.run_user import USER, USER_ID
+from perdure.model.runs.messages import Message
+from perdure.runtime.agents.run_user import USER, USER_ID
 
 USER_KEYS = ("user_id", "langgraph_auth_user_id", "owner", "user")
 """Keys of the metadata that may name a thread's user; the first one that is there does. Handlers of a

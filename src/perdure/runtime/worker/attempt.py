@@ -21,26 +21,26 @@ from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import NotFound
 from perdure.langgraph.early_loads import kept_for_the_next
 from perdure.langgraph.loop_state import ThreadId
-from perdure.langgraph.readable_states import aread_state, aupdate_state, awithout_refused
-from perdure.model.messages import DONE, WAITING
-from perdure.model.payloads import COMMAND, RESUME
+from perdure.langgraph.reading.readable_states import aread_state, aupdate_state, awithout_refused
+from perdure.model.runs.messages import DONE, WAITING
+from perdure.model.runs.payloads import COMMAND, RESUME
 from perdure.model.write_records import INTERRUPT
-from perdure.runtime.agent import Agent
-from perdure.runtime.callback_handlers import with_handlers
-from perdure.runtime.conversation_windows import Conversations
-from perdure.runtime.effects import EffectJournal
+from perdure.runtime.agent_memory.conversation_windows import Conversations
+from perdure.runtime.agent_memory.run_memory import Memories
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.agents.graph_factories import Factory
+from perdure.runtime.agents.graphs import Graphs
+from perdure.runtime.agents.run_context import context_of, mirrored
+from perdure.runtime.agents.run_user import USER, USER_ID, GraphUser, user_of
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
-from perdure.runtime.graph_factories import Factory
-from perdure.runtime.graphs import Graphs
-from perdure.runtime.interrupt_answers import is_by_name, remove_unnamed, still_to_give
-from perdure.runtime.model_calls import Emit, ModelCalls
+from perdure.runtime.nodes.callback_handlers import with_handlers
+from perdure.runtime.nodes.effects import EffectJournal
+from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, still_to_give
+from perdure.runtime.nodes.model_calls import Emit, ModelCalls
+from perdure.runtime.nodes.repeatable_task_names import with_places
+from perdure.runtime.nodes.steering import STEERING, Steering
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
-from perdure.runtime.repeatable_task_names import with_places
-from perdure.runtime.run_context import context_of, mirrored
-from perdure.runtime.run_memory import Memories
-from perdure.runtime.run_user import USER, USER_ID, GraphUser, user_of
-from perdure.runtime.steering import STEERING, Steering
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 """Tenant of the current run."""

@@ -14,8 +14,8 @@ from typing import Literal
 from perdure.engine.queue import crons
 from perdure.engine.queue.crons import Cron, Due
 from perdure.engine.retention.removal import all_partitions
-from perdure.model.queue import CRONS, Lane
 from perdure.model.records import SERVER, Partition
+from perdure.model.runs.queue import CRONS, Lane
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.dispatch import Dispatch

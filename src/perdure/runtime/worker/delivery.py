@@ -11,7 +11,8 @@ from perdure.engine.queue import outbox
 from perdure.engine.queue.outbox import DeliveryOutcome, Sending
 from perdure.engine.queue.runs import Ending, Unserved
 from perdure.errors import Fenced
-from perdure.model.messages import (
+from perdure.model.records import Partition
+from perdure.model.runs.messages import (
     DEAD,
     READY,
     SENDING,
@@ -23,7 +24,6 @@ from perdure.model.messages import (
     error_note,
     stored_text,
 )
-from perdure.model.records import Partition
 from perdure.runtime.jitter import spread
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign

@@ -14,8 +14,8 @@ from contextvars import copy_context
 from typing import Any
 
 from perdure.errors import Unavailable
-from perdure.model.queue import IN, Lane
 from perdure.model.records import Partition
+from perdure.model.runs.queue import IN, Lane
 from perdure.runtime.jitter import spread
 from perdure.runtime.notifications import ENDED, PollDelay
 from perdure.runtime.runtime_context import RuntimeContext

@@ -16,9 +16,9 @@ from perdure.engine.queue import runs
 from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import Fenced, PerdureError
 from perdure.model.records import Partition
-from perdure.runtime.lease_check import LeaseCheck
+from perdure.runtime.nodes.lease_check import LeaseCheck
+from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.runtime_context import RuntimeContext
-from perdure.runtime.steering import Steering
 
 
 @dataclass(slots=True, eq=False)

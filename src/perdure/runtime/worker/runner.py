@@ -34,25 +34,25 @@ from perdure.errors import (
 )
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
-from perdure.model.lifecycle import stopped_state
-from perdure.model.messages import FAILED, TIMEOUT, TRACEBACK, WAITING, Run, error_note
 from perdure.model.ops import Put
-from perdure.model.queue import IN, OUT, ROLLBACK
 from perdure.model.records import Partition
+from perdure.model.runs.lifecycle import stopped_state
+from perdure.model.runs.messages import FAILED, TIMEOUT, TRACEBACK, WAITING, Run, error_note
+from perdure.model.runs.queue import IN, OUT, ROLLBACK
 from perdure.runtime.activity import ActivityCounts
-from perdure.runtime.conversation_windows import Conversations
-from perdure.runtime.effects import EffectJournal
+from perdure.runtime.agent_memory.conversation_windows import Conversations
+from perdure.runtime.agent_memory.memory_turns import MEMORY
+from perdure.runtime.agent_memory.run_memory import Memories
+from perdure.runtime.agents.graphs import Graphs
 from perdure.runtime.events.publisher import Ended, EventBuffer
-from perdure.runtime.failure_location import log_failure, place_of
-from perdure.runtime.failure_traces import failure_note
-from perdure.runtime.graphs import Graphs
+from perdure.runtime.failures.failure_location import log_failure, place_of
+from perdure.runtime.failures.failure_traces import failure_note
 from perdure.runtime.jitter import spread
-from perdure.runtime.memory_turns import MEMORY
+from perdure.runtime.nodes.effects import EffectJournal
+from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.options import WEBHOOK, Options, StreamOptions
-from perdure.runtime.run_memory import Memories
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.state_sizes import Sizes
-from perdure.runtime.steering import Steering
 from perdure.runtime.worker.attempt import Views, attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.delivery import Channel, Indicate

@@ -12,8 +12,8 @@ from perdure.engine.transact import Budget
 from perdure.errors import Conflict, NotFound, Unavailable
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
-from perdure.model.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, OUT, Lane
 from perdure.model.records import LANE, Partition
+from perdure.model.runs.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, OUT, Lane
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.cron_service import CronService

@@ -34,9 +34,9 @@ from starlette.datastructures import Headers
 
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow, Unavailable
 from perdure.runtime import Standing
-from perdure.runtime.interrupt_answers import is_by_name
+from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.options import StreamMode
-from perdure.server import error_handlers, streams
+from perdure.server import error_handlers
 from perdure.server.a2a import push
 from perdure.server.a2a.contexts import submit_in, thread_of
 from perdure.server.a2a.parts import answer_of, input_of, text_of, unique_id
@@ -57,12 +57,13 @@ from perdure.server.a2a.tasks import (
 )
 from perdure.server.assistants import Assistant
 from perdure.server.auth.identity import Refusal
-from perdure.server.outbound_policy import Unreachable
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
-from perdure.server.run_creation import AcceptedRun, submit
-from perdure.server.run_request_headers import without_terms
-from perdure.server.temporary_threads import ended
+from perdure.server.runs.outbound_policy import Unreachable
+from perdure.server.runs.run_creation import AcceptedRun, submit
+from perdure.server.runs.run_request_headers import without_terms
+from perdure.server.runs.temporary_threads import ended
+from perdure.server.streaming import streams
 from perdure.server.thread_ids import thread_id_of
 from perdure.server.validation_faults import fault_text
 

@@ -11,18 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perdure.model.messages import DONE, OPEN, WAITING
-from perdure.model.payloads import COMMAND, INPUT, RESUME
+from perdure.model.runs.messages import DONE, OPEN, WAITING
+from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
-from perdure.runtime.interrupt_answers import is_by_name
 from perdure.runtime.json_encoding import encoded
+from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
 from perdure.server.a2a.contexts import context_of
 from perdure.server.a2a.parts import parts_of, text_of
-from perdure.server.run_values import RunResult, result_of, values_of
+from perdure.server.runs.run_values import RunResult, result_of, values_of
 
 PROTOCOL = "protocol"
 """Key of a run's data with the protocol that it was made for, and what that has to know of it."""

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from starlette.requests import HTTPConnection
 
 from perdure.errors import BadSetting
-from perdure.runtime.run_user import dotted
+from perdure.runtime.agents.run_user import dotted
 from perdure.server.auth.filters import BadFilter, Filter, stamp_allowed
 
 TENANT_MAX = 512

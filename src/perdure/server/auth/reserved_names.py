@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.runtime.run_user import CLAIMED, USER_EMAIL, USER_ID
+from perdure.runtime.agents.run_user import CLAIMED, USER_EMAIL, USER_ID
 from perdure.server.auth.identity import User
 
 

@@ -28,15 +28,15 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.runtime.graph_factories import Factory
-from perdure.runtime.graphs import savers_for
-from perdure.runtime.loading import DEFAULT_NAME, LoadedGraph, load_agent
+from perdure.runtime.agents.graph_factories import Factory
+from perdure.runtime.agents.graphs import savers_for
+from perdure.runtime.agents.loading import DEFAULT_NAME, LoadedGraph, load_agent
 from perdure.runtime.observers import Logs, Observers
 from perdure.runtime.retention_sweep import RetentionLoop
 from perdure.server.auth.identity import Gate, Open
-from perdure.server.crons import CronStarter
 from perdure.server.resources import ServerState
-from perdure.server.webhooks import of_variables
+from perdure.server.runs.crons import CronStarter
+from perdure.server.runs.webhooks import of_variables
 from perdure.storage.url import redacted
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]

@@ -34,9 +34,9 @@ from starlette.types import Receive, Scope, Send
 from watchfiles import Change, DefaultFilter, watch
 
 from perdure.errors import PerdureError
-from perdure.runtime.failure_location import show_failures
+from perdure.runtime.failures.failure_location import show_failures
+from perdure.runtime.failures.own_code import own_files, own_places, traceback_text
 from perdure.runtime.garbage_collector import settle
-from perdure.runtime.own_code import own_files, own_places, traceback_text
 from perdure.runtime.runtime import process_name
 from perdure.server.auth.identity import Open
 from perdure.server.config import Config, Cors

@@ -25,8 +25,8 @@ from perdure.database.opening import connect
 from perdure.errors import BadSetting, GraphLoadError, MissingExtra
 from perdure.memory.policy import verified_user
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.runtime.failure_location import shows_texts
-from perdure.runtime.loading import LoadedGraph, find, load_agent
+from perdure.runtime.agents.loading import LoadedGraph, find, load_agent
+from perdure.runtime.failures.failure_location import shows_texts
 from perdure.runtime.observers import Observer, Observers, RunLogs
 from perdure.runtime.retention_sweep import RetentionLoop
 from perdure.server.auth.handlers import Handlers, Rules
@@ -34,10 +34,10 @@ from perdure.server.auth.identity import Gate, Open
 from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Config
 from perdure.server.configurable_headers import NO_HEADERS, Headers
-from perdure.server.crons import CronStarter
 from perdure.server.hosting.loopback import DEFER
 from perdure.server.resources import ServerState
-from perdure.server.webhooks import Webhooks, webhooks
+from perdure.server.runs.crons import CronStarter
+from perdure.server.runs.webhooks import Webhooks, webhooks
 
 _log = logging.getLogger("perdure.server")
 

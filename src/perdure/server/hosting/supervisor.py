@@ -21,7 +21,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from perdure.errors import PerdureError, Unavailable
-from perdure.runtime.failure_location import show_failures
+from perdure.runtime.failures.failure_location import show_failures
 from perdure.runtime.garbage_collector import settle
 from perdure.runtime.runtime import process_name
 from perdure.server.config import Config

@@ -36,7 +36,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from perdure.errors import PerdureError
-from perdure.model.messages import FAILED, WAITING
+from perdure.model.runs.messages import FAILED, WAITING
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
 from perdure.runtime.json_encoding import encoded
@@ -47,10 +47,10 @@ from perdure.server.mcp.replies import reply_of
 from perdure.server.mcp.tools import assistant_of, input_of, tool_names, visible
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
-from perdure.server.run_creation import AcceptedRun, submit
-from perdure.server.run_request_headers import without_terms
-from perdure.server.run_values import values_of
-from perdure.server.temporary_threads import ended, removed, removed_after
+from perdure.server.runs.run_creation import AcceptedRun, submit
+from perdure.server.runs.run_request_headers import without_terms
+from perdure.server.runs.run_values import values_of
+from perdure.server.runs.temporary_threads import ended, removed, removed_after
 from perdure.server.validation_faults import fault_text
 
 _PAGE = 100

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from perdure.runtime.graph_factories import Factory
+from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.threads.index import contains
 from perdure.server.assistants import Assistant
 from perdure.server.graph_schema import schemas

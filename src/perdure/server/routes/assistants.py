@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from perdure.errors import Conflict
-from perdure.runtime.run_context import is_reserved
+from perdure.runtime.agents.run_context import is_reserved
 from perdure.runtime.threads.index import contains
 from perdure.server import graph_schema, responses
 from perdure.server.assistants import Assistant, no_assistant

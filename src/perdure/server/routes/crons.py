@@ -11,16 +11,14 @@ from fastapi import APIRouter, Path, Response
 from pydantic import AwareDatetime, BeforeValidator, Field
 
 from perdure.errors import NotFound
+from perdure.runtime.agents.run_user import USER_EMAIL
 from perdure.runtime.crons import Cron, Due
-from perdure.runtime.run_user import USER_EMAIL
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.threads import missing
 from perdure.server import responses
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.auth.reserved_names import verified_names, without_claims
-from perdure.server.cron_schedules import BadSchedule, Schedule
-from perdure.server.crons import Completion, CronJob
 from perdure.server.requests import (
     Body,
     Breakpoints,
@@ -36,7 +34,9 @@ from perdure.server.requests import (
 )
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
-from perdure.server.run_arguments import checked
+from perdure.server.runs.cron_schedules import BadSchedule, Schedule
+from perdure.server.runs.crons import Completion, CronJob
+from perdure.server.runs.run_arguments import checked
 
 router = APIRouter(tags=["crons"], route_class=GatedRoute)
 

@@ -24,7 +24,7 @@ from perdure.inspector.access import PERMISSIONS, ReplayGraphs, ReplaySource, Ru
 from perdure.inspector.pages import PATH, inspector_pages
 from perdure.inspector.web import given, json_response
 from perdure.model.model_calls import NO_PRICES, Prices
-from perdure.runtime.agent import Agent
+from perdure.runtime.agents.agent import Agent
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow
@@ -32,7 +32,7 @@ from perdure.server.auth.authorized_values import require_unnarrowed
 from perdure.server.auth.identity import Refusal
 from perdure.server.requests import Command, NewRun
 from perdure.server.resources import Caller, CallerNow
-from perdure.server.run_creation import submit
+from perdure.server.runs.run_creation import submit
 from perdure.server.thread_ids import thread_id_of
 
 _NEEDS = {

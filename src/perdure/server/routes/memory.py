@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from perdure.errors import NotFound
-from perdure.runtime.memory_turns import lane_of
+from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.server.memories import memories_of
 from perdure.server.resources import CallerNow, EntryId, GatedRoute
 from perdure.server.responses import Json

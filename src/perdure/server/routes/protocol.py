@@ -15,14 +15,15 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import Headers
 
 from perdure.runtime.json_encoding import encoded
-from perdure.server import error_handlers, protocol_commands, protocol_subscriptions, streams
+from perdure.server import error_handlers
 from perdure.server.auth.identity import Refusal
-from perdure.server.event_stream import Frame
-from perdure.server.protocol_events import ProtocolEvent
-from perdure.server.protocol_subscriptions import Failed
-from perdure.server.reading_rights import until_refused
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
+from perdure.server.streaming import protocol_commands, protocol_subscriptions, streams
+from perdure.server.streaming.event_stream import Frame
+from perdure.server.streaming.protocol_events import ProtocolEvent
+from perdure.server.streaming.protocol_subscriptions import Failed
+from perdure.server.streaming.reading_rights import until_refused
 from perdure.web.guard import is_asked_about
 
 router = APIRouter(tags=["protocol"], route_class=GatedRoute)

@@ -23,16 +23,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.errors import QueueFull, Unavailable
 from perdure.runtime.json_encoding import encoded
-from perdure.server import protocol_subscriptions
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import sentence, status_of
 from perdure.server.origins import is_allowed
-from perdure.server.protocol_events import ProtocolEvent
-from perdure.server.protocol_subscriptions import Failed
-from perdure.server.reading_rights import authenticated_again, until_refused
 from perdure.server.resources import Caller, caller_of, thread_in_path
 from perdure.server.routes.protocol import envelope, error, executed
+from perdure.server.streaming import protocol_subscriptions
+from perdure.server.streaming.protocol_events import ProtocolEvent
+from perdure.server.streaming.protocol_subscriptions import Failed
+from perdure.server.streaming.reading_rights import authenticated_again, until_refused
 
 router = APIRouter(tags=["protocol"])
 

@@ -11,23 +11,24 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from perdure.errors import Conflict, NotFound, PerdureError, RunInProgress, Unavailable
-from perdure.langgraph.readable_states import aread_history
-from perdure.model.messages import FAILED, OPEN, WAITING
+from perdure.langgraph.reading.readable_states import aread_history
+from perdure.model.runs.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.json_encoding import encoded
 from perdure.runtime.options import StreamMode, unknown_modes
-from perdure.server import responses, streams, thread_ids
+from perdure.server import responses, thread_ids
 from perdure.server.auth.identity import Refusal
-from perdure.server.end_frames import wants_end
 from perdure.server.error_handlers import sentence
-from perdure.server.late_response import LateResponse
 from perdure.server.requests import RUN_MODES, Body, Conditions, Ids, NewRun, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
-from perdure.server.run_creation import AcceptedRun, accept, check, require_storable, submit
+from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
+from perdure.server.runs.temporary_threads import ended, removed, removed_after
 from perdure.server.state_snapshots import config_of, snapshot
-from perdure.server.temporary_threads import ended, removed, removed_after
+from perdure.server.streaming import streams
+from perdure.server.streaming.end_frames import wants_end
+from perdure.server.streaming.late_response import LateResponse
 from perdure.server.thread_ids import NAMES
 
 router = APIRouter(tags=["runs"], route_class=GatedRoute)

@@ -9,17 +9,17 @@ from fastapi import APIRouter, Response
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import PerdureError, RunInProgress
-from perdure.langgraph.readable_states import aread_history, aread_state, aupdate_state
-from perdure.langgraph.unfit_values import unfitness
+from perdure.langgraph.reading.readable_states import aread_history, aread_state, aupdate_state
+from perdure.langgraph.values.unfit_values import unfitness
 from perdure.runtime.json_encoding import encoded
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
-from perdure.server.checkpoint_references import NoCheckpoint, require
-from perdure.server.json_list import json_list
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
+from perdure.server.runs.checkpoint_references import NoCheckpoint, require
 from perdure.server.state_snapshots import config_of, graph_id_of, shown_snapshot
+from perdure.server.streaming.json_list import json_list
 
 router = APIRouter(tags=["threads"], route_class=GatedRoute)
 

@@ -22,11 +22,11 @@ from perdure.langgraph.store import PerdureStore
 from perdure.runtime.json_encoding import encoded
 from perdure.server.auth.authorized_values import fault_of, left
 from perdure.server.auth.identity import Refusal
-from perdure.server.json_list import json_list
 from perdure.server.memories import require_own
 from perdure.server.requests import Body, Conditions, Names, Offset, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute
 from perdure.server.responses import Json
+from perdure.server.streaming.json_list import json_list
 
 router = APIRouter(tags=["store"], route_class=GatedRoute)
 

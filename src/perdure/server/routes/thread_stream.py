@@ -10,21 +10,22 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from perdure.errors import SubscriberTooSlow
-from perdure.model.messages import FAILED
+from perdure.model.runs.messages import FAILED
 from perdure.runtime import Event
 from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN
 from perdure.runtime.json_encoding import encoded
 from perdure.runtime.options import unknown_modes
-from perdure.server import responses, streams
+from perdure.server import responses
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
-from perdure.server.end_frames import wants_end
 from perdure.server.error_handlers import event_data
-from perdure.server.event_stream import Frame
-from perdure.server.reading_rights import until_refused
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
-from perdure.server.thread_events import thread_events
+from perdure.server.streaming import streams
+from perdure.server.streaming.end_frames import wants_end
+from perdure.server.streaming.event_stream import Frame
+from perdure.server.streaming.reading_rights import until_refused
+from perdure.server.streaming.thread_events import thread_events
 
 router = APIRouter(tags=["threads"], route_class=GatedRoute)
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import Conflict, Corrupt, NotFound, PerdureError
-from perdure.langgraph.unfit_values import unfitness
+from perdure.langgraph.values.unfit_values import unfitness
 from perdure.runtime.json_encoding import encoded, plain
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.order import Order
@@ -22,11 +22,11 @@ from perdure.server import thread_ids as naming
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.auth.reserved_names import with_verified
-from perdure.server.json_list import json_list
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.server.state_snapshots import graph_id_of, is_of_thread, shown_snapshot, snapshot
+from perdure.server.streaming.json_list import json_list
 from perdure.server.thread_graphs import keeps_apart, require_owner_kept
 
 router = APIRouter(tags=["threads"], route_class=GatedRoute)

@@ -13,9 +13,9 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from perdure.model.compression import stored_body
 from perdure.model.ops import Delete, Expect, Op, Put
 from perdure.model.records import KINDS, Kind, Partition
+from perdure.model.values.compression import stored_body
 from perdure.storage.d1.columns import (
     CATALOGUE,
     PARTITION,

@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any
 
 from perdure.errors import Contention, PerdureError, Unavailable
-from perdure.model.compression import stored_body
 from perdure.model.ops import (
     Check,
     Commit,
@@ -28,6 +27,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.records import Partition, Record
+from perdure.model.values.compression import stored_body
 from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.actions import Learned, action_of, holds, root_action

@@ -14,9 +14,9 @@ from itertools import chain
 from struct import Struct
 from typing import Any, NamedTuple, cast
 
-from perdure.model.compression import stored_body
 from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, ListedThread, Op, Put, Range, Stage
 from perdure.model.records import Key, Kind, Partition, Record
+from perdure.model.values.compression import stored_body
 from perdure.storage.postgres.request_arrays import (
     ANSWER,
     EXPECT_ABSENT,

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from redis.crc import key_slot
 
-from perdure.model.compression import stored_body
 from perdure.model.ops import (
     Commit,
     Committed,
@@ -31,6 +30,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.records import RESERVED, THREADS, Kind, Partition, Record
+from perdure.model.values.compression import stored_body
 from perdure.storage.kv.keys import (
     bucket_of,
     decode_key,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.compression import stored_body
 from perdure.model.ops import Bound, Delete, Find, IndexHit, ListedThread, Put, Range
 from perdure.model.records import INDEXED, INTERNAL, INTERNAL_END, ITEM, RESERVED, Kind, Partition, Record
+from perdure.model.values.compression import stored_body
 from perdure.storage.sql import checksums
 from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
 from perdure.storage.sql.listing import NOT_IDLE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from perdure.model.compression import decompressed
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Partition
+from perdure.model.values.compression import decompressed
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.rows import HERE, NAMES

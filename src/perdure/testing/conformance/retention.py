@@ -15,11 +15,11 @@ from perdure.database.base import handle_of
 from perdure.engine.queue.inbox import Accept, look
 from perdure.errors import NotFound
 from perdure.langgraph.saver import PerdureSaver
-from perdure.model.messages import Message
 from perdure.model.ops import Commit, Delete, Fetch, Get, Put, Stage
 from perdure.model.program import Effect
-from perdure.model.queue import Debounce
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD
+from perdure.model.runs.messages import Message
+from perdure.model.runs.queue import Debounce
 from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.conformance.backend import (
     AT,

@@ -1,0 +1,256 @@
+"""Export of threads to files: readable JSON, or an archive that can be imported without loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import (
+    Db,
+    KeyFile,
+    Tenant,
+    err,
+    handle_in,
+    json_text,
+    key_of,
+    opened,
+    out,
+    print_json,
+    printable,
+)
+from perdure.cli.data.sessions import export_sessions
+from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound, PerdureError, Unavailable
+from perdure.model.missing_thread import missing_thread
+from perdure.model.records import THREADS, Partition
+
+if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
+    from perdure.engine.threads.thread_digest import Digest
+
+
+class ExportForm(StrEnum):
+    """The form of an export that is printed."""
+
+    JSON = "json"
+    HISTORY = "history"
+    SESSIONS = "sessions"
+
+
+def export(
+    thread_ids: Annotated[
+        list[str] | None, typer.Argument(help="The threads' ids, or those of sessions")
+    ] = None,
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write a file that `perdure import --from archive` reads"),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every thread of the tenant; with --output")
+    ] = False,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Write the file in the clear although the database is encrypted")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there")] = False,
+    form: Annotated[
+        ExportForm,
+        typer.Option("--as", help="What is printed without --output: everything, the messages, or sessions"),
+    ] = ExportForm.JSON,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Export a thread: readable JSON on standard output, or with --output a file to import elsewhere.
+
+    With --all, a thread that is damaged, or has messages under way, is named and left out, and the exit code
+    is 1.
+
+    The JSON is for reading; it cannot be imported, and it is never encrypted. The file of --output is
+    complete and holds any number of threads. It is read back and compared by digest before it replaces a file
+    of its name, and only its owner can read it. From an encrypted database it is encrypted with the same key,
+    which the import needs; --clear writes it unencrypted.
+
+    --as history prints the messages of a thread's latest state as neutral JSON, `[{role, content, …}]`; for
+    several threads, or --all, a line each. `perdure import --from history` reads both.
+
+    --as sessions prints histories without checkpoints, `{session_id, messages}` on a line each, with the
+    budget of its task where one was used. `perdure import --from sessions` reads it, into any backend.
+    """
+    from perdure import admin
+    from perdure.model.ops import Drop
+    from perdure.model.program import ask
+
+    key = key_of(key_file)
+    if form is not ExportForm.JSON and (output is not None or clear):
+        raise NotAllowed(f"--as {form} is printed; redirect it to a file instead of --output")
+    with opened(db, tenant, key) as database:
+        if form is ExportForm.SESSIONS:
+            export_sessions(database, thread_ids, everything)
+            return
+        if form is ExportForm.HISTORY:
+            _export_history(database, tenant, thread_ids, everything)
+            return
+        if output is None:
+            _export_json(database, thread_ids, everything)
+            return
+        if output.exists() and not force:
+            raise NotAllowed(f"{output} exists; pass --force to write over it")
+        names = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
+        wanted = names if everything else list(dict.fromkeys(thread_ids or []))
+        if not wanted:
+            raise NotFound("which thread? Name one or more, or pass --all")
+        for name in wanted:
+            if name not in names:
+                raise missing_thread(Partition(tenant, name))
+        left_out: dict[str, PerdureError] = {}
+        digests: list[tuple[str, Digest]] = []
+        with admin.new_archive(output, encryption_key=None if clear else key) as archive:
+            for name in wanted:
+                partition = Partition(tenant, name)
+                try:
+                    digests.append((name, admin.move(database, partition, archive).digest))
+                except PerdureError as error:
+                    if not everything or isinstance(error, Unavailable):
+                        raise
+                    handle_in(archive).run(ask(Drop(partition)))
+                    left_out[name] = error
+            if not digests:
+                _say_left_out(left_out)
+                raise NotFound(f"no thread can be exported; {output} was not written")
+    for name, digest in digests:
+        out.print(
+            f"{digest.hex}  {escape(printable(name))}, {digest.checkpoints} checkpoints", soft_wrap=True
+        )
+    sealed = "in the clear" if clear or key is None else "sealed with the database's key"
+    are = "thread is" if len(digests) == 1 else "threads are"
+    err.print(escape(f"{len(digests)} {are} in {output}, {sealed}"), soft_wrap=True)
+    if left_out:
+        _say_left_out(left_out)
+        raise typer.Exit(1)
+
+
+def _say_left_out(left_out: dict[str, PerdureError]) -> None:
+    for name, why in left_out.items():
+        err.print(escape(f"{printable(name)}: not exported: {why}"), soft_wrap=True)
+
+
+def _export_history(
+    database: SyncDatabase, tenant: str, thread_ids: list[str] | None, everything: bool
+) -> None:
+    from perdure import admin
+    from perdure.imports.histories.conversations import read_history
+
+    if everything:
+        names = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
+    else:
+        names = list(dict.fromkeys(thread_ids or []))
+    if not names:
+        raise NotFound("which thread? Name one or more, or pass --all")
+    if len(names) == 1 and not everything:
+        typer.echo(json_text(read_history(database, names[0], tenant=tenant), indent=1))
+        return
+    left_out: dict[str, PerdureError] = {}
+    for name in names:
+        try:
+            messages = read_history(database, name, tenant=tenant)
+        except PerdureError as error:
+            if not everything or isinstance(error, Unavailable):
+                raise
+            left_out[name] = error
+            continue
+        print_json({"thread_id": name, "messages": messages})
+    if left_out:
+        _say_left_out(left_out)
+        raise typer.Exit(1)
+
+
+def _export_json(database: SyncDatabase, thread_ids: list[str] | None, everything: bool) -> None:
+    if everything or thread_ids is None or len(thread_ids) != 1:
+        raise NotAllowed("JSON is written for one thread; name one, or pass --output FILE for several")
+    data = database.export(thread_ids[0])
+    typer.echo(json_text(data, indent=1))
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    """Options of the import of an archive, as the command takes them."""
+
+    threads: list[str] | None
+    rename: str | None
+    replace: bool
+    dry_run: bool
+    file_key_file: typer.FileBinaryRead | None
+    db: str | None
+    tenant: str
+    key_file: typer.FileBinaryRead | None
+
+
+def import_archive(name: str, options: ArchiveOptions) -> None:
+    """Import threads from an archive that `perdure export --output` wrote, into the tenant that is named.
+
+    First the whole file is checked and compared with the database. A file that is truncated, modified,
+    encrypted with another key or of another format is refused, and so is a thread whose id is taken by a
+    different one (unless ``replace``); then nothing is changed. In an encrypted database the threads are
+    encrypted with its key, even if the file is not encrypted.
+    """
+    from perdure import admin
+    from perdure.engine.transfer.transfer import State
+
+    file, dry_run = Path(name), options.dry_run
+    key = key_of(options.key_file)
+    file_key = key_of(options.file_key_file) or key
+    with (
+        opened(options.db, options.tenant, key) as database,
+        admin.open_archive(
+            file, encryption_key=file_key, sealed_only=options.file_key_file is not None
+        ) as archive,
+    ):
+        moves = _moves(archive, file, options.threads, options.rename, options.tenant)
+        found = [(into, admin.move(archive, each, database, into, dry_run=True)) for each, into in moves]
+        taken = [into.thread for into, moved in found if moved.found is State.DIFFERENT]
+        if taken and not options.replace:
+            raise Conflict(
+                f"{', '.join(map(repr, taken))} is taken by a different thread; nothing was imported. Pass "
+                "--replace, or --rename for another id"
+            )
+        for (each, into), (_, before) in zip(moves, found, strict=True):
+            digest = before.digest
+            if not dry_run:
+                digest = admin.move(archive, each, database, into, replace=options.replace).digest
+            text = (
+                "is there already"
+                if before.found is State.SAME
+                else "would be imported"
+                if dry_run
+                else "imported"
+            )
+            out.print(
+                f"{digest.hex}  {escape(printable(into.thread))}: {text}, {digest.checkpoints} checkpoints",
+                soft_wrap=True,
+            )
+
+
+def _moves(
+    archive: SyncDatabase, file: Path, threads: list[str] | None, rename: str | None, tenant: str
+) -> list[tuple[Partition, Partition]]:
+    """Return the chosen threads of a file, each with its target."""
+    from perdure import admin
+
+    there = [p for p in admin.partitions(archive, None) if p.space == THREADS]
+    chosen = [p for p in there if not threads or p.thread in threads]
+    missing = [name for name in threads or [] if name not in {p.thread for p in chosen}]
+    if missing or not chosen:
+        names = ", ".join(repr(p.thread) for p in there) or "none"
+        raise NotFound(f"{file} does not hold the thread {(missing or ['?'])[0]!r}; it holds {names}")
+    if len({p.thread for p in chosen}) < len(chosen):
+        raise BadArchive(
+            f"{file} holds threads of several tenants with the same id; export one tenant at a time"
+        )
+    if rename is not None and len(chosen) != 1:
+        raise NotAllowed(f"--rename names one thread, {file} holds {len(chosen)}; pick one with --thread")
+    return [(p, Partition(tenant, p.thread if rename is None else rename)) for p in chosen]

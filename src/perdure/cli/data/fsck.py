@@ -1,0 +1,260 @@
+"""Command ``perdure fsck``: checks the database and its threads, and repairs what can be repaired."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, several
+from perdure.errors import Conflict, Corrupt, Unreadable
+from perdure.model.missing_thread import missing_thread
+from perdure.model.records import INTERNAL, SESSIONS, THREADS, Partition
+
+if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
+    from perdure.engine.checks.fsck_report import Finding
+    from perdure.langgraph.saver import PerdureSaver
+
+
+def fsck(
+    thread_ids: Annotated[
+        list[str] | None, typer.Argument(help="The threads' ids; all of the tenant without")
+    ] = None,
+    *,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair gaps and heads; lost bytes are reported")
+    ] = False,
+    types: Annotated[
+        str | None,
+        typer.Option(
+            "--types",
+            metavar="PLACE",
+            help="A graph, e.g. app:graph, or its name in perdure.toml or langgraph.json: report the threads "
+            "whose latest state it cannot build with the schema of these files or of its Agent",
+        ),
+    ] = None,
+    all_tenants: Annotated[
+        bool, typer.Option("--all-tenants", help="Check the threads and histories of all tenants")
+    ] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the database and its threads: links, heads, tags, references, checksums, and the queue; and that
+    every history can be read.
+
+    The threads are those of one tenant, and the others are counted; with --all-tenants they are those of all.
+    With --types, a thread is also reported whose latest state the graph cannot build: because a class is gone
+    or not allowed, or because a newer schema version stored it. Exit code 0 when everything is sound (or was
+    repaired), 1 when damage is left. With --json, one object for each finding, and nothing if there is none.
+    """
+    from perdure import admin
+
+    if all_tenants and (thread_ids or tenant):
+        raise typer.BadParameter("checks all threads of all tenants: leave out --tenant and the threads' ids")
+    with opened(db, tenant, key_file) as database:
+        report = _Report(as_json, names_tenants=all_tenants)
+        if repair and not thread_ids:
+            _accept_losses(database, None if all_tenants else tenant, report)
+        for detail in [] if thread_ids else admin.examine(database, all_tenants=all_tenants):
+            report.add_damage_of_database(detail)
+        places = [] if thread_ids else admin.partitions(database, None if all_tenants else tenant)
+        threads = [place for place in places if place.space == THREADS]
+        if thread_ids:
+            threads = [Partition(tenant, name) for name in thread_ids]
+        histories = [place for place in places if place.space == SESSIONS]
+        _check_threads(database, threads, report, _Checks(bool(thread_ids), repair, types))
+        for place in histories:
+            _check_history(database, place, report)
+        others = 0
+        if not (thread_ids or as_json or all_tenants):
+            others = len(admin.tenants(database).keys() - {tenant})
+    if not as_json and not report.damaged:
+        out.print(_sound(threads, histories, len({place.tenant for place in places})))
+    _print_others(others)
+    if report.damaged:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Checks:
+    """Options of the check of threads: whether the user has named them, and what is done beside the check."""
+
+    are_named: bool
+    repair: bool
+    types: str | None
+
+
+class _Report:
+    """Findings as lines for people or as JSON, printed as they come; ``damaged`` counts what has any."""
+
+    def __init__(self, as_json: bool, *, names_tenants: bool) -> None:
+        self.damaged = 0
+        self._as_json = as_json
+        self._names_tenants = names_tenants
+
+    def add_damage_of_database(self, detail: str) -> None:
+        advice = "" if "`perdure " in detail else "; restore it from a backup"
+        self._print(f"database: {detail}{advice}", {"thread_id": None, "kind": "database", "detail": detail})
+        self.damaged += 1
+
+    def add_thread(self, place: Partition, kind: str, line: str, detail: str) -> None:
+        self._print(line, {"thread_id": place.thread, "kind": kind, "detail": detail}, place)
+
+    def add_finding(self, place: Partition, finding: Finding, *, is_repaired: bool = False) -> None:
+        entry = {**asdict(finding), "kind": finding.kind.value, "repaired": is_repaired}
+        self._print(f"repaired: {finding}" if is_repaired else str(finding), entry, place, on_out=is_repaired)
+
+    def add_accepted(self, place: Partition, detail: str) -> None:
+        entry = {"thread_id": None, "kind": "changed", "detail": detail, "repaired": True}
+        self._print(f"repaired: {detail}", entry, place, on_out=True)
+
+    def add_history(self, place: Partition, detail: str) -> None:
+        self._print(detail, {"session_id": place.thread, "kind": "history", "detail": detail}, place)
+        self.damaged += 1
+
+    def _print(
+        self, line: str, entry: dict[str, Any], place: Partition | None = None, *, on_out: bool = False
+    ) -> None:
+        if place is not None and self._names_tenants:
+            line, entry = f"tenant {place.tenant!r}: {line}", {"tenant": place.tenant, **entry}
+        if self._as_json:
+            print_json(entry)
+        else:
+            (out if on_out else err).print(escape(line), soft_wrap=True)
+
+
+def _check_threads(
+    database: SyncDatabase, threads: Sequence[Partition], report: _Report, checks: _Checks
+) -> None:
+    from rich.progress import track
+
+    hidden = len(threads) == 1 or not sys.stderr.isatty()
+    whose, of_tenant, saver = None, database, None
+    for place in track(threads, "Checking", console=err, transient=True, disable=hidden):
+        if place.tenant != whose:
+            whose, of_tenant = place.tenant, _of(database, place.tenant)
+            saver = None if checks.types is None else _saver_of(of_tenant, checks.types)
+        try:
+            findings = _findings(of_tenant, place, is_named=checks.are_named)
+            repaired = of_tenant.repair(place.thread) if findings and checks.repair else None
+        except (Corrupt, Conflict) as error:
+            # One thread that cannot be checked must not prevent the check of the others.
+            report.add_thread(
+                place, "not checked", f"thread {place.thread!r} was not checked: {error}", str(error)
+            )
+            report.damaged += 1
+            continue
+        if repaired is not None:
+            for finding in repaired.fixed:
+                report.add_finding(place, finding, is_repaired=True)
+            findings = list(repaired.left)
+        for finding in findings:
+            report.add_finding(place, finding)
+        unreadable = None if saver is None else _unreadable(saver, place.thread)
+        if unreadable is not None:
+            report.add_thread(place, "types", f"thread {place.thread!r}: {unreadable}", unreadable)
+        report.damaged += bool(findings) or unreadable is not None
+
+
+def _of(database: SyncDatabase, tenant: str) -> SyncDatabase:
+    """Return the database with another tenant, over the same connections."""
+    from perdure.database.base import handle_of
+    from perdure.database.blocking import SyncDatabase
+    from perdure.database.handle import DatabaseHandle
+
+    if tenant == database.tenant:
+        return database
+    handle = handle_of(database)
+    return SyncDatabase(DatabaseHandle(handle.driver, tenant=tenant, digest=handle.digest))
+
+
+def _findings(database: SyncDatabase, partition: Partition, *, is_named: bool) -> list[Finding]:
+    """Return what is wrong with a thread; raise ``NotFound`` for a named one that does not exist, as a
+    mistyped id must not count as sound."""
+    from perdure import admin
+
+    findings = database.fsck(partition.thread)
+    if is_named and not findings and partition not in admin.partitions(database, partition.tenant):
+        raise missing_thread(partition)
+    return findings
+
+
+def _accept_losses(database: SyncDatabase, tenant: str | None, report: _Report) -> None:
+    """Take what is left of stores, histories and a server's records for all of it."""
+    from perdure import admin
+    from perdure.cli.data.copy import label
+    from perdure.database.base import handle_of
+    from perdure.storage.port import NOT_LATEST
+
+    for place in admin.partitions(database, tenant):
+        if place.space != THREADS and handle_of(database).settle(place):
+            report.add_accepted(place, f"{label(place)}: {NOT_LATEST}; what is left counts from now on")
+
+
+def _check_history(database: SyncDatabase, place: Partition, report: _Report) -> None:
+    """Read a history, and report it if it is damaged."""
+    from perdure.database.base import handle_of
+    from perdure.engine import session_histories
+
+    try:
+        # As of the beginning of time: expired ones are checked, too.
+        handle_of(database).run(session_histories.load(place, 0))
+    except Corrupt as error:
+        report.add_history(place, str(error))
+
+
+def _sound(threads: Sequence[Partition], histories: Sequence[Partition], tenants: int) -> str:
+    """Return what was checked. The runtime's own threads are counted apart, as `perdure threads ls` leaves
+    them out."""
+    of_runtime = sum(place.thread.startswith(INTERNAL) for place in threads)
+    counts = [several(len(threads) - of_runtime, "thread")]
+    if histories:
+        counts.append(f"{len(histories)} {'history' if len(histories) == 1 else 'histories'}")
+    if of_runtime:
+        counts.append(f"{several(of_runtime, 'thread')} of the runtime itself")
+    whose = f" of {tenants} tenants" if tenants > 1 else ""
+    return f"{' and '.join(counts)}{whose} {'is' if len(threads) + len(histories) == 1 else 'are'} sound"
+
+
+def _print_others(count: int) -> None:
+    """Print that other tenants were not checked, as the threads of one look like all of the database."""
+    if count:
+        err.print(
+            f"{several(count, 'other tenant')} not checked: `perdure tenants ls` lists them, --tenant NAME "
+            "checks one, --all-tenants all",
+            soft_wrap=True,
+        )
+
+
+def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:
+    """Return the checkpointer that the runtime makes for the graph at a place."""
+    import asyncio
+
+    from perdure.config.graph_choice import choose_graphs
+    from perdure.runtime.agents.graph_factories import Factory
+    from perdure.runtime.agents.graphs import saver_for
+
+    (chosen,) = choose_graphs([place], file=None, environ=os.environ)
+    agent = asyncio.run(chosen.load())
+    graphs = [] if isinstance(agent.graph, Factory) else [agent.graph]
+    return saver_for(database, [agent], graphs)
+
+
+def _unreadable(saver: PerdureSaver, thread_id: str) -> str | None:
+    """Return the reason for which the latest state of a thread cannot be built, or ``None``."""
+    try:
+        saver.get_tuple({"configurable": {"thread_id": thread_id}})
+    except Unreadable as error:
+        return str(error)
+    except Corrupt:
+        # The check of the records reports it.
+        return None
+    return None

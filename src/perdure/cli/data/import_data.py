@@ -1,0 +1,272 @@
+"""Import from the command line: threads and the store of another saver, or an archive of Perdure's."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    err,
+    key_of,
+    opened,
+    out,
+    print_json,
+    printable,
+    progress_bar,
+    several,
+    url_of,
+)
+from perdure.cli.data.copy import INTERRUPTED
+from perdure.cli.data.export import ArchiveOptions, import_archive
+from perdure.cli.data.sessions import SessionOptions, import_sessions
+from perdure.errors import NotAllowed, NotFound, Unavailable
+from perdure.imports.kinds import SourceKind, open_source
+from perdure.storage.url import redacted
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from perdure.database.blocking import SyncDatabase
+    from perdure.imports.importer import ImportCounts, Importer, ImportOptions, ThreadReport
+    from perdure.imports.items import ItemCounts
+    from perdure.imports.source import Source
+
+
+def import_(
+    source: Annotated[str, typer.Argument(help="The file, or the URL of the database, to read")],
+    *,
+    kind: Annotated[
+        SourceKind | None,
+        typer.Option("--from", metavar="KIND", help="The kind of the source, see above; detected without"),
+    ] = None,
+    threads: Annotated[
+        list[str] | None,
+        typer.Option("--thread", "--session", help="Only this thread, or session; may be repeated"),
+    ] = None,
+    store: Annotated[bool, typer.Option(help="Import the items of the store as well")] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read and translate everything that is new; change nothing")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option(help="Compare every checkpoint with the source's before it becomes visible")
+    ] = True,
+    rename: Annotated[
+        str | None, typer.Option("--rename", help="Archive: another id for the one thread")
+    ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Archive, sessions: replace those of the same id that differ"),
+    ] = False,
+    file_key_file: Annotated[
+        typer.FileBinaryRead | None,
+        typer.Option(help="Archive: the key that it is sealed with; the database's key without"),
+    ] = None,
+    table: Annotated[str, typer.Option("--table", help="Sessions: the table of a SQL database")] = "sessions",
+    key: Annotated[
+        str, typer.Option("--key", help="Sessions: the column, or the key, of a session's id")
+    ] = "session_id",
+    column: Annotated[
+        str | None,
+        typer.Option(
+            "--column",
+            help="Sessions: the column of its messages; else history or messages",
+        ),
+    ] = None,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import threads and the store from another saver, or from an archive of Perdure's.
+
+    Typical: `perdure import old.db --db sqlite:///new.db`.
+
+    The kind of the source is detected by its first bytes or its tables, and printed. Where that is
+    not possible, pass --from KIND.
+
+    KIND is archive, langgraph-sqlite, langgraph-postgres, langgraph-redis, aws-dynamodb, plain (the simple
+    tables of home-made savers, on SQLite, PostgreSQL or D1), history (messages as JSON, which become threads)
+    or sessions (histories without checkpoints, out of a file of `perdure export --as sessions`, or of a table
+    on SQLite, PostgreSQL or DynamoDB with a history of {role, content} for each session_id).
+
+    Every checkpoint, pending write, parent, namespace and metadata is read directly from the source, which is
+    not changed; ids stay the same. No stored object is built, so nothing that a row names is imported or run.
+    Each thread is read back and compared with what the source's own saver returns (its package must be
+    installed; otherwise with what was read), and only then it becomes visible.
+
+    Stop the command at any time and run it again. Run it again later, too: threads that went on at the source
+    are brought up to date, all others are left as they are. A thread that went on in both places is skipped.
+
+    Exit code 0 when everything is at the target, 1 when something was skipped, 130 after Ctrl-C.
+    """
+    names = (table, key, column)
+    if kind is None:
+        kind = _kind_of(source, is_of_sessions=names != _SESSION_NAMES)
+    if kind is SourceKind.ARCHIVE:
+        import_archive(
+            source,
+            ArchiveOptions(threads, rename, replace, dry_run, file_key_file, db, tenant, key_file),
+        )
+        return
+    if rename is not None or file_key_file is not None:
+        raise NotAllowed("--rename and --file-key-file belong to --from archive")
+    if kind is SourceKind.SESSIONS:
+        from perdure.imports.histories.session_tables import SessionTable
+
+        import_sessions(
+            source,
+            SessionOptions(SessionTable(*names), threads, replace, dry_run, db, tenant, key_file, as_json),
+        )
+        return
+    if replace:
+        raise NotAllowed("--replace belongs to --from archive and --from sessions")
+    from perdure.imports.importer import ImportCounts, Importer, ImportOptions
+
+    opened_source = open_source(kind, source)
+    counts, items = ImportCounts(), None
+    try:
+        with opened(db, tenant, key_of(key_file)) as database:
+            try:
+                with progress_bar("threads, {task.fields[rows]:,} rows") as bar:
+                    progress = _Progress(bar, len(threads) if threads else opened_source.count())
+                    options = ImportOptions(tenant, dry_run, verify, progress.rows)
+                    _threads(Importer(opened_source, database, options), threads, counts, progress)
+                if store and not threads:
+                    items = _items(opened_source, database, options)
+            except KeyboardInterrupt:
+                err.print(f"Stopped. At the target: {_text(counts)}. {_AGAIN}", soft_wrap=True)
+                raise typer.Exit(INTERRUPTED) from None
+            except Unavailable:
+                err.print(f"At the target so far: {_text(counts)}. {_AGAIN}", soft_wrap=True)
+                raise
+    finally:
+        opened_source.close()
+    result = _Result(opened_source.name, redacted(url_of(db)), opened_source.verifier, counts, items, dry_run)
+    if as_json:
+        result.print_json()
+    else:
+        result.print()
+    if counts.skipped or (items and items.skipped):
+        raise typer.Exit(1)
+
+
+def _kind_of(source: str, *, is_of_sessions: bool) -> SourceKind:
+    """Detect the kind of a source, and print it."""
+    from perdure.imports.detection import detect_kind
+
+    kind = SourceKind.SESSIONS if is_of_sessions else detect_kind(source)
+    name = redacted(source) if "://" in source else source
+    err.print(escape(f"{printable(name)} is read as {kind}"), soft_wrap=True)
+    return kind
+
+
+_SESSION_NAMES = ("sessions", "session_id", None)
+"""Names of a table of sessions that were not passed."""
+
+_AGAIN = "Run the same command again to continue."
+
+
+def _threads(
+    importer: Importer, threads: list[str] | None, counts: ImportCounts, progress: _Progress
+) -> None:
+    for name in threads or ():
+        if not importer.has(name):
+            raise NotFound(f"{importer.source.name} has no thread {name!r}; nothing was imported")
+    for name in dict.fromkeys(threads) if threads else importer.source.threads():
+        report = importer.thread(name)
+        counts.add(report)
+        progress.thread(report)
+
+
+def _items(source: Source, database: SyncDatabase, options: ImportOptions) -> ItemCounts:
+    from perdure.imports.items import ItemImporter
+
+    return ItemImporter(database, options, time.time_ns() // 1000).run(source.items())
+
+
+class _Progress:
+    """Progress on a terminal; nothing where output is piped, so that reports can be read by programs."""
+
+    def __init__(self, bar: Progress | None, total: int | None) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=total, rows=0) if bar is not None else None
+        self._rows = 0
+
+    def rows(self, count: int) -> None:
+        self._rows += count
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, rows=self._rows)
+
+    def thread(self, report: ThreadReport) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, advance=1, description=escape(printable(report.thread)[:60]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """The result of an import, for a person or a program."""
+
+    source: str
+    target: str
+    verifier: str
+    counts: ImportCounts
+    items: ItemCounts | None
+    dry_run: bool
+
+    def print_json(self) -> None:
+        counts, items = self.counts, self.items
+        for skipped in counts.skipped:
+            print_json({"thread_id": skipped.thread, "skipped": skipped.why})
+        for why in items.skipped if items else ():
+            print_json({"item_skipped": why})
+        states = ("imported", "extended", "unchanged", "skipped")
+        print_json(
+            {
+                "dry_run": self.dry_run,
+                "threads": {state: counts.states[state] for state in states},
+                "checkpoints": counts.checkpoints,
+                "writes": counts.writes,
+                "verified": counts.verified,
+                "items": items.written if items else 0,
+            }
+        )
+
+    def print(self) -> None:
+        counts, items = self.counts, self.items
+        for skipped in counts.skipped:
+            err.print(escape(f"thread {skipped.thread!r} was skipped: {skipped.why}"), soft_wrap=True)
+        for why in items.skipped if items else ():
+            err.print(escape(f"skipped: {why}"), soft_wrap=True)
+        verb = "To import" if self.dry_run else "Imported"
+        out.print(escape(f"{verb} from {self.source} to {self.target}: {_text(counts)}"), soft_wrap=True)
+        if counts.verified:
+            text = f"{counts.verified:,} checkpoints compared equal with {self.verifier}"
+            out.print(escape(text), soft_wrap=True)
+        if items is not None and (items.written or items.unchanged or items.expired):
+            out.print(
+                f"store: {items.written:,} items, {items.unchanged:,} were there already, "
+                f"{items.expired:,} had expired",
+                soft_wrap=True,
+            )
+
+
+def _text(counts: ImportCounts) -> str:
+    states = counts.states
+    rows = f"{several(counts.checkpoints, 'checkpoint')}, {several(counts.writes, 'pending write')}"
+    text = f"{several(states['imported'], 'thread')}, {rows}"
+    for state, words in (
+        ("extended", "brought up to date"),
+        ("unchanged", "unchanged"),
+        ("skipped", "skipped"),
+    ):
+        if states[state]:
+            text += f"; {several(states[state], 'thread')} {words}"
+    return text

@@ -1,0 +1,321 @@
+"""Commands on the schema of a graph: its fingerprint, its record, the plan of a deploy, and pins."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    ThreadId,
+    err,
+    handle_in,
+    opened,
+    out,
+    print_json,
+    printable,
+)
+from perdure.cli.suggestions import Group
+from perdure.model.records import INTERNAL
+
+if TYPE_CHECKING:
+    from langgraph.pregel import Pregel
+
+    from perdure.config.graph_choice import ChosenGraph
+    from perdure.runtime.agents.agent import Agent
+    from perdure.schema.schema import Schema
+
+schema = typer.Typer(
+    cls=Group,
+    help="Change a graph under live threads: record its schema, check it, and plan a deploy.",
+    no_args_is_help=True,
+)
+Place = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[GRAPH]",
+        help="The graph or Agent: its place, e.g. app:graph or ./app.py:graph, or its name in perdure.toml "
+        "or langgraph.json; without it the only one there",
+        show_default=False,
+    ),
+]
+SchemaPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--schema",
+        help="The Schema, e.g. app:schema; by default the one of the settings, the Agent or the checkpointer",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="The settings file", show_default="perdure.toml or langgraph.json here"),
+]
+RecordFile = Annotated[Path, typer.Option("--file", help="The file with the recorded schemas")]
+_FILE = Path("perdure.schema.json")
+
+
+@schema.command()
+def show(
+    graph_word: Place = None,
+    schema_place: SchemaPlace = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what threads depend on: the channels, types, nodes and interrupts of a graph, and the steps."""
+    from perdure.langgraph.migration.fingerprint import fingerprint
+
+    chosen = _one(graph_word, config)
+    place = chosen.word
+    agent, found = _agent(chosen, schema_place)
+    held_by = fingerprint(_graph(agent))
+    if as_json:
+        steps = [str(step) for step in found.steps]
+        print_json({"graph": place, "version": found.version, "steps": steps, "fingerprint": held_by})
+        return
+    out.print(f"[bold]{escape(place)}[/]  schema version {found.version}")
+    for step in found.steps:
+        out.print(f"step       {escape(str(step))}")
+    for name, held in held_by["channels"].items():
+        out.print(f"channel    {escape(name)}: {escape(held)}")
+    for name, fields in held_by["types"].items():
+        out.print(f"type       {escape(name)}: {escape(', '.join(f'{f}: {t}' for f, t in fields.items()))}")
+    for what in ("nodes", "interrupts"):
+        for name in held_by[what]:
+            out.print(f"{what[:-1]:<10} {escape(name)}")
+
+
+@schema.command()
+def check(
+    graphs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[GRAPH]...",
+            help="The graphs or Agents: places, e.g. app:graph, or names in perdure.toml or langgraph.json; "
+            "without any all of those files",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    schema_place: SchemaPlace = None,
+    config: Config = None,
+    file: RecordFile = _FILE,
+    write: Annotated[bool, typer.Option("--write", help="Record the schema as it is now")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare graphs with their recorded schemas, for CI.
+
+    Exit code 1 when a graph changed and its version did not, when a new version is not recorded, or when a
+    declared step does not lead to the graph. With --write the schema is recorded; a graph that changed needs
+    a new version for that.
+    """
+    from perdure.langgraph.migration.fingerprint import fingerprint
+    from perdure.schema.schema_file import (
+        RecordedSchema,
+        contradictions,
+        read_records,
+        verdict,
+        write_records,
+    )
+
+    records = read_records(file)
+    failed = False
+    for chosen in _chosen(graphs or (), config):
+        agent, found = _agent(chosen, schema_place)
+        # A graph is recorded under one of its two names, whichever it was first given.
+        place = chosen.other if chosen.word not in records and chosen.other in records else chosen.word
+        now, recorded = fingerprint(_graph(agent)), records.get(place)
+        wrong = contradictions(found, now)
+        why = verdict(recorded, found.version, now)
+        may_be_written = not wrong and (recorded is None or found.version > recorded.version or not why)
+        if write and may_be_written:
+            records[place] = RecordedSchema(found.version, now)
+        is_fine = may_be_written if write else not (why or wrong)
+        failed |= not is_fine
+        if as_json:
+            left = [] if write and may_be_written else why
+            print_json({"graph": place, "version": found.version, "ok": is_fine, "why": left + wrong})
+            continue
+        if is_fine:
+            out.print(
+                f"{escape(place)}: schema version {found.version} {'recorded' if write else 'as recorded'}"
+            )
+            continue
+        for line in wrong + why:
+            err.print(f"{escape(place)}: {escape(line)}", soft_wrap=True)
+        err.print(escape(f"{place}: {_advice(place, found.version, recorded, wrong)}"), soft_wrap=True)
+    if write:
+        write_records(file, records)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _advice(place: str, version: int, recorded: Any, wrong: list[str]) -> str:
+    if wrong:
+        return "correct these steps: they do not lead to the graph as it is"
+    if recorded is None or version > recorded.version:
+        return f"record it: perdure schema check {place} --write"
+    if version < recorded.version:
+        return "an older version of the program than the recorded one; update it"
+    return (
+        f"the graph changed, and its version did not: declare Schema({version + 1}, steps=[…]) with the "
+        "steps that live threads need, then record it with --write"
+    )
+
+
+@schema.command()
+def plan(
+    graph_word: Place = None,
+    *,
+    schema_place: SchemaPlace = None,
+    config: Config = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Try so many threads, spread over all; all without it")
+    ] = None,
+    history: Annotated[bool, typer.Option("--history", help="Try every older checkpoint too")] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try a deploy on the stored threads, and write nothing.
+
+    It shows how many threads are at which schema version, and every thread that would lose something: one
+    that waits in a node that is gone, whose answer would not arrive, whose values the graph does not take,
+    or on which a step fails. Exit code 1 if there is one.
+    """
+    from rich.progress import Progress
+
+    from perdure.runtime.agents.schema_plan import plan as plan_threads
+
+    agent, found = _agent(_one(graph_word, config), schema_place)
+    versions: Counter[str] = Counter()
+    pinned = waiting = broken = 0
+    with opened(db, tenant, key_file) as database:
+        names = [each.thread_id for each in database.threads() if not each.thread_id.startswith(INTERNAL)]
+        tried = names if sample is None else names[:: max(1, -(-len(names) // sample))]
+        plans = plan_threads(database, agent, found, tried, has_history=history)
+        with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
+            for each in progress.track(plans, total=len(tried), description="threads"):
+                versions["unreadable" if each.version is None else str(each.version)] += 1
+                pinned += each.pinned is not None
+                waiting += bool(each.waits_in)
+                broken += bool(each.problems)
+                if as_json and each.problems:
+                    print_json({"thread_id": each.thread_id, "problems": list(each.problems)})
+                    continue
+                for problem in each.problems:
+                    progress.console.print(
+                        f"{escape(printable(each.thread_id))}: {escape(problem)}", soft_wrap=True
+                    )
+    if as_json:
+        print_json(
+            {
+                "version": found.version,
+                "threads": len(names),
+                "tried": len(tried),
+                "versions": dict(versions),
+                "pinned": pinned,
+                "waiting": waiting,
+                "with_problems": broken,
+            }
+        )
+    else:
+        out.print(f"{len(tried)} of {len(names)} threads tried for schema version {found.version}")
+        for version, count in sorted(versions.items()):
+            out.print(f"{count:>8} at version {version}")
+        out.print(f"{waiting:>8} would go on with a node, {pinned} pinned, {broken} with problems")
+    if broken:
+        raise typer.Exit(1)
+
+
+@schema.command()
+def pin(
+    thread_id: ThreadId,
+    version: Annotated[int, typer.Argument(min=1, help="The schema version to keep the thread at")],
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Keep a thread at a schema version: a newer application refuses it by name instead of migrating it."""
+    _pin(thread_id, version, (db, tenant, key_file))
+    out.print(escape(f"{printable(thread_id)} is pinned to schema version {version}"), soft_wrap=True)
+
+
+@schema.command()
+def unpin(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", key_file: KeyFile = None) -> None:
+    """Remove the pin of a thread."""
+    _pin(thread_id, None, (db, tenant, key_file))
+    out.print(escape(f"{printable(thread_id)} is not pinned any more"), soft_wrap=True)
+
+
+def _pin(thread_id: str, version: int | None, database: tuple[Any, str, Any]) -> None:
+    import time
+
+    from perdure.engine.threads.schema_pin import pin as pin_thread
+    from perdure.model.records import Partition
+
+    with opened(*database) as db:
+        handle_in(db).run(pin_thread(Partition(database[1], thread_id), version, time.time_ns() // 1000))
+
+
+def _chosen(words: Sequence[str], config: Path | None) -> list[ChosenGraph]:
+    """Return the graphs that a command was given; those of the settings without any."""
+    from perdure.config.graph_choice import choose_graphs
+
+    return choose_graphs(words, file=config, environ=os.environ)
+
+
+def _one(word: str | None, config: Path | None) -> ChosenGraph:
+    """Return the graph that a command was given; the only one of the settings without it.
+
+    Raises:
+        BadSetting: There is not one graph in the settings.
+    """
+    from perdure.errors import BadSetting
+
+    found = _chosen([] if word is None else [word], config)
+    if len(found) > 1:
+        raise BadSetting(f"which graph? Name one of {', '.join(sorted(each.word for each in found))}")
+    return found[0]
+
+
+def _graph(agent: Agent) -> Pregel[Any, Any, Any, Any]:
+    return cast("Pregel[Any, Any, Any, Any]", agent.graph)
+
+
+def _agent(chosen: ChosenGraph, schema_place: str | None) -> tuple[Agent, Schema]:
+    """Return an agent and its schema.
+
+    Raises:
+        BadSetting: The settings and the agent have different schemas.
+        GraphLoadError: There is no compiled graph, or no schema.
+    """
+    import asyncio
+
+    from langgraph.pregel import Pregel
+
+    from perdure.errors import GraphLoadError
+    from perdure.langgraph.saver import PerdureSaver
+    from perdure.runtime.agents.loading import find
+    from perdure.schema.schema import Schema
+
+    agent = asyncio.run(chosen.load(with_settings=schema_place is None))
+    if not isinstance(agent.graph, Pregel):
+        raise GraphLoadError(f"{chosen.place} makes a graph for each use; name a compiled graph")
+    saver = agent.graph.checkpointer
+    found: Any = agent.schema or (saver.schema if isinstance(saver, PerdureSaver) else Schema())
+    if schema_place is not None:
+        found = find(schema_place).found
+    if not isinstance(found, Schema):
+        raise GraphLoadError(f"{schema_place} is no Schema of perdure.schema, but {type(found).__name__}")
+    return agent, found

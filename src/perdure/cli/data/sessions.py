@@ -1,0 +1,124 @@
+"""Histories of sessions from the command line: their import from a file or a table, and their export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import (
+    err,
+    key_of,
+    opened,
+    out,
+    print_json,
+    printable,
+    progress_bar,
+    several,
+    url_of,
+)
+from perdure.cli.data.copy import INTERRUPTED
+from perdure.errors import NotFound, Unavailable
+from perdure.storage.url import redacted
+
+if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
+    from perdure.imports.histories.session_tables import SessionTable
+    from perdure.imports.histories.sessions import SessionCounts, SessionState
+
+_AGAIN = "Run the same command again to continue."
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Options of an import of sessions, as the command takes them."""
+
+    names: SessionTable
+    sessions: list[str] | None
+    replace: bool
+    dry_run: bool
+    db: str | None
+    tenant: str
+    key_file: typer.FileBinaryRead | None
+    as_json: bool
+
+
+def import_sessions(where: str, options: SessionOptions) -> None:
+    """Import sessions, and print what became of them."""
+    from perdure.imports.histories.session_tables import open_sessions
+    from perdure.imports.histories.sessions import SessionCounts, SessionImporter
+
+    source = open_sessions(where, options.names)
+    counts = SessionCounts()
+    wanted = set(options.sessions or ())
+    seen: set[str] = set()
+    try:
+        with opened(options.db, options.tenant, key_of(options.key_file)) as database:
+            importer = SessionImporter(database.history(), replaces=options.replace, dry_run=options.dry_run)
+            found = (each for each in source.sessions() if not wanted or each.id in wanted)
+            try:
+                with progress_bar("sessions") as bar:
+                    task = bar.add_task("", total=len(wanted) or None) if bar is not None else None
+                    for report in importer.run(found):
+                        counts.add(report)
+                        seen.add(report.session)
+                        if bar is not None and task is not None:
+                            bar.update(task, advance=1, description=escape(printable(report.session)[:60]))
+            except KeyboardInterrupt:
+                err.print(f"Stopped. At the target: {_text(counts)}. {_AGAIN}", soft_wrap=True)
+                raise typer.Exit(INTERRUPTED) from None
+            except Unavailable:
+                err.print(f"At the target so far: {_text(counts)}. {_AGAIN}", soft_wrap=True)
+                raise
+    finally:
+        source.close()
+    if missing := sorted(wanted - seen):
+        raise NotFound(f"{source.name} has no session {missing[0]!r}; the others were imported")
+    _print(source.name, counts, options)
+    if counts.skipped:
+        raise typer.Exit(1)
+
+
+def export_sessions(database: SyncDatabase, session_ids: list[str] | None, everything: bool) -> None:
+    """Print a line for each session."""
+    from perdure.imports.histories.sessions import exported
+
+    histories = database.history()
+    if not everything and not session_ids:
+        raise NotFound("which session? Name one or more, or pass --all")
+    for name in histories.sessions() if everything else dict.fromkeys(session_ids or ()):
+        line = exported(histories, name)
+        if line is not None:
+            print_json(line)
+        elif not everything:
+            raise NotFound(f"there is no session {name!r}")
+
+
+def _print(source: str, counts: SessionCounts, options: SessionOptions) -> None:
+    if options.as_json:
+        for skipped in counts.skipped:
+            print_json({"session_id": skipped.session, "skipped": skipped.why})
+        states: tuple[SessionState, ...] = ("imported", "extended", "replaced", "unchanged", "skipped")
+        print_json(
+            {
+                "dry_run": options.dry_run,
+                "sessions": {state: counts.states[state] for state in states},
+                "messages": counts.messages,
+            }
+        )
+        return
+    for skipped in counts.skipped:
+        err.print(escape(f"session {skipped.session!r} was skipped: {skipped.why}"), soft_wrap=True)
+    verb, target = "To import" if options.dry_run else "Imported", redacted(url_of(options.db))
+    out.print(escape(f"{verb} from {source} to {target}: {_text(counts)}"), soft_wrap=True)
+
+
+def _text(counts: SessionCounts) -> str:
+    text = f"{several(counts.states['imported'], 'session')}, {several(counts.messages, 'message')}"
+    for state, count in counts.states.items():
+        if count and state != "imported":
+            words = "brought up to date" if state == "extended" else state
+            text += f"; {several(count, 'session')} {words}"
+    return text

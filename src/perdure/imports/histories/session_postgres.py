@@ -1,0 +1,38 @@
+"""Reads a table of PostgreSQL that has a row for each session, with its messages as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perdure.imports.postgres_rows import PostgresRows
+from perdure.imports.histories.session_tables import PAGE, SessionTable, page_queries, quote, session_of
+from perdure.imports.histories.sessions import SourceSession
+
+
+class PostgresSessions:
+    """A table of PostgreSQL, which others may write to."""
+
+    def __init__(self, url: str, names: SessionTable) -> None:
+        self._rows = PostgresRows(url)
+        self.name = self._rows.name
+        try:
+            columns = set(self._rows.columns(".".join(map(quote, names.table.split(".")))))
+            self._query = page_queries(self.name, names, columns, "{key}::text, {key}")
+        except BaseException:
+            self.close()
+            raise
+
+    def sessions(self) -> Iterator[SourceSession]:
+        """Yield the sessions in the order of their keys."""
+        query, further = self._query
+        self._rows.begin()
+        page = self._rows(f"{query} LIMIT {PAGE}")
+        while page:
+            for text, _, messages in page:
+                yield session_of(text, messages, repr(text))
+            self._rows.begin()
+            page = self._rows(f"{further} LIMIT {PAGE}", page[-1][1])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._rows.close()

@@ -1,0 +1,170 @@
+"""Reads histories of sessions: lines of a file, a table of SQLite or PostgreSQL, a table of DynamoDB.
+
+A table has a row for each session: its key, and its messages as JSON, ``[{"role": …, "content": …}, …]``.
+Rows are read by pages in the order of their keys, each page as it is at that moment, while others write.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perdure.errors import BadUrl
+from perdure.imports.kinds import needing
+from perdure.imports.histories.sessions import SessionSource, SourceSession
+from perdure.imports.sqlite_rows import SqliteRows, is_utf8
+
+SQLITE_MAGIC = b"SQLite format 3\0"
+"""First bytes of a SQLite file."""
+PAGE = 100
+"""Rows of one request."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
+KEY = "session_id"
+COLUMNS = ("history", "messages")
+"""Columns of the messages, of which a table has one unless another is named."""
+
+
+class SessionTable(NamedTuple):
+    """Names of a table of sessions.
+
+    Attributes:
+        table: The table, with its schema where it needs one.
+        key: The column of the session's id.
+        column: The column of its messages; ``None`` for the first of ``COLUMNS`` that there is.
+    """
+
+    table: str = "sessions"
+    key: str = KEY
+    column: str | None = None
+
+
+def open_sessions(where: str, names: SessionTable) -> SessionSource:
+    """Open a source for reading; the caller closes it.
+
+    Args:
+        where: A file of lines or of SQLite, or the URL of a PostgreSQL database or a DynamoDB table.
+        names: The names of the table; that of a DynamoDB table is in its URL.
+
+    Raises:
+        BadUrl: There is no such source, or it has another form.
+        MissingExtra: The client library of the source is not installed.
+        Unavailable: It does not answer.
+    """
+    for name in (*names.table.split("."), names.key, *([names.column] if names.column else [])):
+        if not _NAME.fullmatch(name):
+            raise BadUrl(f"{name!r} is not a name of a table or a column")
+    if where.startswith("dynamodb://"):
+        with needing("dynamodb"):
+            from perdure.imports.histories.session_dynamodb import DynamoSessions
+        return DynamoSessions(where, names)
+    if where.startswith(("postgresql://", "postgres://")):
+        with needing("postgres"):
+            from perdure.imports.histories.session_postgres import PostgresSessions
+        return PostgresSessions(where, names)
+    path = Path(where.removeprefix("sqlite:///"))
+    if not path.is_file():
+        raise BadUrl(f"{path} is not a file; pass one, or postgresql://… or dynamodb://…")
+    with path.open("rb") as file:
+        is_sqlite = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+    return SqliteSessions(path, names) if is_sqlite else FileSessions(path)
+
+
+class FileSessions:
+    """A file with a line for each session, as ``perdure export --as sessions`` prints it."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+        for _ in self._lines():
+            """Each line is looked at before the first is imported."""
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        seen: dict[str, int] = {}
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                where = f"{self.name}, line {number}"
+                try:
+                    found = json.loads(line)
+                except (ValueError, RecursionError):
+                    raise BadUrl(f"{where}: not JSON") from None
+                name = found.get(KEY) if isinstance(found, dict) else None
+                if not isinstance(name, str) or not name or "messages" not in found:
+                    raise BadUrl(f"{where}: not an object with {KEY} and messages")
+                if name in seen:
+                    raise BadUrl(f"{where}: session {name!r} is on line {seen[name]} already")
+                seen[name] = number
+                yield found
+
+    def sessions(self) -> Iterator[SourceSession]:
+        """Yield the sessions in the order of the file."""
+        for line in self._lines():
+            yield SourceSession(line[KEY], line["messages"], line.get("budget"))
+
+    def close(self) -> None:
+        """Do nothing: the file is open only while it is read."""
+
+
+class SqliteSessions:
+    """A table of a SQLite file, which others may write to."""
+
+    def __init__(self, path: Path, names: SessionTable) -> None:
+        self.name = str(path)
+        self._rows = SqliteRows(path)
+        try:
+            columns = self._rows.columns(names.table.rpartition(".")[2])
+            self._query = page_queries(self.name, names, columns, "typeof({key}), {key}")
+        except BaseException:
+            self.close()
+            raise
+
+    def sessions(self) -> Iterator[SourceSession]:
+        """Yield the sessions in the order of their keys."""
+        query, further = self._query
+        page = self._rows(f"{query} LIMIT {PAGE}")
+        while page:
+            for kind, key, messages in page:
+                yield session_of(key if kind in ("text", "integer") else None, messages, repr(key))
+            page = self._rows(f"{further} LIMIT {PAGE}", page[-1][1])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._rows.close()
+
+
+def page_queries(name: str, names: SessionTable, columns: set[str], key: str) -> tuple[str, str]:
+    """Return the queries for the first page of a table and for a further one.
+
+    Raises:
+        BadUrl: There is no such table, or it lacks a column.
+    """
+    if not columns:
+        raise BadUrl(f"{name} has no table {names.table}; name it with --table")
+    if names.key not in columns:
+        raise BadUrl(f"{name}: the table {names.table} has no column {names.key}; name it with --key")
+    column = names.column or next((each for each in COLUMNS if each in columns), None)
+    if column not in columns:
+        wanted = names.column or " or ".join(COLUMNS)
+        raise BadUrl(f"{name}: the table {names.table} has no column {wanted}; name it with --column")
+    table, by = ".".join(map(quote, names.table.split("."))), quote(names.key)
+    select = f"SELECT {key.format(key=by)}, {quote(str(column))} FROM {table}"  # noqa: S608 - quoted names
+    order = f" ORDER BY {by}"
+    return f"{select} WHERE {by} IS NOT NULL{order}", f"{select} WHERE {by} > ?1{order}"
+
+
+def quote(name: str) -> str:
+    """Return a name of a table or column, which has no quotation mark, as SQL."""
+    return f'"{name}"'
+
+
+def session_of(key: Any, messages: Any, shown: str) -> SourceSession:
+    """Return the session of a row, or the reason to skip it."""
+    if key is None or key == "" or not is_utf8(str(key)):
+        return SourceSession(shown, why="its key is neither text nor a whole number")
+    if messages is None:
+        return SourceSession(str(key), why="it has no history")
+    return SourceSession(str(key), messages)

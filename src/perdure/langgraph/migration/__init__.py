@@ -1,0 +1,1 @@
+"""Read what an older version of a graph stored as its present version would have stored it."""

@@ -1,0 +1,123 @@
+"""Conversion of stored values by the declared steps: from plain data, to what would be read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ormsgpack
+from langgraph.types import Overwrite
+
+from perdure.errors import MigrationFailed, PerdureError
+from perdure.langgraph.values.datatypes import own_type
+from perdure.langgraph.values.object_building import METHOD, unpack_array
+from perdure.langgraph.values.object_building import build as build_object
+from perdure.langgraph.values.serde import (
+    CODEC_EXT,
+    NUMPY_EXT,
+    SNAPSHOT_EXT,
+    SURROGATES_EXT,
+    DeltaSnapshot,
+    Serde,
+    is_snapshot,
+)
+from perdure.schema.steps import ChannelConverted, Converter
+
+Payload = tuple[int, bytes]
+
+
+class NeutralSerde(Serde):
+    """Unpacks objects of the program's own types into plain data, so that the types need not exist: the
+    fields of an object as a dict, the value of an enum. Messages and the standard library's values are
+    built."""
+
+    def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
+        built = super()._make_unpack_ext()
+
+        def hook(code: int, data: bytes) -> Any:
+            if code == SURROGATES_EXT:
+                return data.decode("utf-8", "surrogatepass")
+            inner = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
+            if code == SNAPSHOT_EXT:
+                return DeltaSnapshot(inner)
+            if code == NUMPY_EXT:
+                return unpack_array(*inner)
+            if code == CODEC_EXT:
+                codec = self._loads.get(inner[0])
+                return inner[1] if codec is None else codec.load(inner[1])
+            module, name, argument = inner[:3]
+            if code == METHOD:
+                return built(code, data)
+            found = own_type(module, name)
+            return argument if found is None else build_object(code, found, argument)
+
+        return hook
+
+
+class Converted:
+    """Conversion of the payloads of one checkpointer.
+
+    Args:
+        serde: Reads values for the graph.
+    """
+
+    def __init__(self, serde: Serde) -> None:
+        self._serde = serde
+        self._neutral = NeutralSerde(serde.types, codecs=serde.codecs)
+
+    def value(self, payload: Payload, steps: Sequence[ChannelConverted]) -> Any:
+        """Return a channel's value after some steps; a DeltaChannel's snapshot stays one.
+
+        Raises:
+            MigrationFailed: A step raised, or its result cannot be stored.
+        """
+        return self._after(payload, steps, is_update=False)
+
+    def update(self, payload: Payload, steps: Sequence[ChannelConverted]) -> Any:
+        """Return a write after some steps; one that replaces the channel's value still does.
+
+        Raises:
+            MigrationFailed: A step raised, or its result cannot be stored.
+        """
+        return self._after(payload, steps, is_update=True)
+
+    def held(self, value: Any, steps: Sequence[ChannelConverted]) -> Any:
+        """Return a value within another one, e.g. of a graph's input, after some steps."""
+        return self._after(self._serde.payload(value), steps, is_update=True)
+
+    def _after(self, payload: Payload, steps: Sequence[ChannelConverted], *, is_update: bool) -> Any:
+        for step in steps:
+            try:
+                # Read anew for each step: its function may change what it is given.
+                payload = self._serde.payload(_convert(step, self._neutral.value(*payload), is_update))
+            except Exception as error:
+                # An exception of the step may quote the value: only its type is repeated.
+                why = str(error) if isinstance(error, PerdureError) else type(error).__name__
+                raise MigrationFailed(
+                    f"{step} cannot be applied: {why}. The thread is unchanged; correct the step, try it "
+                    "with `perdure schema plan`, and deploy again"
+                ) from error
+        return self._serde.value(*payload)
+
+
+def _convert(step: ChannelConverted, value: Any, is_update: bool) -> Any:
+    if is_snapshot(value):
+        return DeltaSnapshot(_apply(step, step.value, value.value))
+    if not is_update:
+        return _apply(step, step.value, value)
+    if isinstance(value, Overwrite):
+        return Overwrite(_apply(step, step.value, value.value))
+    if isinstance(value, dict) and set(value) == {"__overwrite__"}:
+        return {"__overwrite__": _apply(step, step.value, value["__overwrite__"])}
+    return _apply(step, step.update, value)
+
+
+def _apply(step: ChannelConverted, function: Converter, value: Any) -> Any:
+    """Return the result of a step's function. ``None`` for a value is refused unless the step allows it: it
+    is what a function returns that changes its argument instead."""
+    made = function(value)
+    if made is None and value is not None and not step.allow_none:
+        raise MigrationFailed(
+            "its function returned None; let it return the new value, or declare convert(…, allow_none=True)"
+        )
+    return made

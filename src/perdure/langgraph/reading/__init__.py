@@ -1,0 +1,1 @@
+"""Show threads to people: steps, messages, questions and states, and the picture of a graph."""

@@ -1,0 +1,285 @@
+"""Reads threads for people: no type is built, nothing is passed to a graph.
+
+Every typed value is returned as a plain dict with its type's name, so that a thread can be inspected and
+exported by a program that has none of its types.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ormsgpack
+
+from perdure.engine.threads import checkpoint_loading, history, tags
+from perdure.engine.threads.chunk_reads import resolve
+from perdure.engine.threads.thread_state import load_view
+from perdure.engine.threads.undisturbed import undisturbed
+from perdure.errors import NotFound, TooLarge
+from perdure.langgraph.call_records import visible
+from perdure.langgraph.values.serde import Serde
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.missing_thread import missing_thread
+from perdure.model.program import Program
+from perdure.model.records import Partition
+from perdure.model.values import refs
+from perdure.model.values.chunks import Digester
+from perdure.model.values.joined_values import joined
+from perdure.model.values.tree import EncodedDict, EncodedList, Tree
+
+EXPORT_FORMAT = "perdure.thread/1"
+
+
+class PlainSerde(Serde):
+    """Unpacks every typed value into plain data: ``{"type": "module.Name", "value": …}``."""
+
+    def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
+        def hook(code: int, data: bytes) -> Any:
+            if code == 64:
+                return data.decode("utf-8", "surrogateescape")
+            inner = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
+            if code == 65:
+                held = inner[1]
+                return {"type": inner[0], "value": _text(held) if isinstance(held, bytes) else held}
+            if isinstance(inner, list) and len(inner) >= 3 and code < 6:
+                return {"type": f"{inner[0]}.{inner[1]}", "value": inner[2]}
+            return {
+                "type": {6: "numpy.ndarray", 7: "snapshot"}.get(code, f"extension {code}"),
+                "value": inner,
+            }
+
+        return hook
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelView:
+    """A channel's value in plain data, with its size in bytes and, for lists and dicts, its length."""
+
+    name: str
+    value: Any
+    size: int
+    length: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """A checkpoint in plain data."""
+
+    namespace: str
+    checkpoint_id: str
+    parent_id: str | None
+    created_at: str
+    source: str | None
+    step: int | None
+    run_id: str | None
+    metadata: Mapping[str, Any]
+    updated: tuple[str, ...] | None
+    tags: tuple[str, ...]
+    channels: tuple[ChannelView, ...] = ()
+    pending: tuple[tuple[str, str, Any], ...] = ()
+
+
+def load(
+    partition: Partition, namespace: str, checkpoint_id: str | None, digest: Digester
+) -> Program[CheckpointView]:
+    """Return a checkpoint of a thread with its values, the latest of the namespace without an id; raise
+    ``NotFound`` if there is none. Records of calls are no pending writes of the graph, and are left out."""
+    read = partial(_load, partition, namespace, checkpoint_id, digest)
+    return (yield from undisturbed(partition, read))
+
+
+def _load(
+    partition: Partition, namespace: str, checkpoint_id: str | None, digest: Digester
+) -> Program[CheckpointView]:
+    found = yield from checkpoint_loading.load(partition, namespace, checkpoint_id)
+    if found.checkpoint is None and (checkpoint_id is not None or namespace):
+        raise NotFound(
+            f"thread {partition.thread!r} has no checkpoint {checkpoint_id or 'yet'} in namespace "
+            f"{namespace!r}; "
+            "`perdure threads history` lists those that it has"
+        )
+    if found.checkpoint is None:
+        raise missing_thread(partition)
+    names = yield from _tag_names(partition)
+    return (yield from _full(partition, found.checkpoint, visible(found.writes), names, digest))
+
+
+def tagged(partition: Partition, namespace: str = "") -> Program[dict[str, str]]:
+    """Return the tags of a namespace: name to checkpoint id."""
+    found = yield from tags.list_tags(partition)
+    return {
+        record.key[0]: record.fields["checkpoint_id"]
+        for record in found
+        if record.fields["namespace"] == namespace
+    }
+
+
+def metadata_of(record: CheckpointRecord) -> dict[str, Any]:
+    """Return the metadata of a checkpoint in plain data."""
+    metadata: dict[str, Any] = _serde.unpack(record.metadata)
+    return metadata
+
+
+def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Program[list[CheckpointView]]:
+    """Return the newest checkpoints of a namespace, newest first, without their values.
+
+    Args:
+        partition: The thread.
+        namespace: The namespace, by default the root.
+        limit: The most checkpoints to return.
+
+    Raises:
+        NotFound: The root namespace has no checkpoint, so there is no thread.
+    """
+    names = yield from _tag_names(partition)
+    out: list[CheckpointView] = []
+    below: int | None = None
+    while len(out) < limit:
+        size = min(history.PAGE, limit - len(out))
+        page = yield from history.page(partition, namespace, below=below, limit=size)
+        if not page:
+            break
+        out.extend(_view(record, names) for record in page)
+        below = page[-1].seq
+    if not out and namespace == "":
+        raise missing_thread(partition)
+    return out
+
+
+def export(partition: Partition, digest: Digester, most: int | None = None) -> Program[dict[str, Any]]:
+    """Return a thread as plain JSON data: every checkpoint of every namespace, oldest first, with values,
+    pending writes and tags.
+
+    Args:
+        partition: The thread.
+        digest: Computes the names of stored values.
+        most: Maximum size of all values in bytes. Each checkpoint has all of its values, so that a long
+            thread may be many times as large as what is stored of it. ``None`` for no limit.
+
+    Raises:
+        NotFound: There is no such thread.
+        TooLarge: It exceeds ``most``.
+    """
+    return (yield from undisturbed(partition, partial(_export, partition, digest, most)))
+
+
+def _export(partition: Partition, digest: Digester, most: int | None) -> Program[dict[str, Any]]:
+    generation = (yield from load_view(partition, "")).generation
+    names = yield from _tag_names(partition)
+    out: list[dict[str, Any]] = []
+    size = 0
+    for namespace in (yield from history.namespaces(partition)):
+        below: int | None = None
+        pages: list[CheckpointRecord] = []
+        while page := (yield from history.page(partition, namespace, below=below, limit=history.PAGE)):
+            pages.extend(page)
+            below = page[-1].seq
+        pages.reverse()
+        for at in range(0, len(pages), history.PAGE):
+            group = pages[at : at + history.PAGE]
+            ids = [record.id for record in group]
+            writes = yield from history.writes_of(partition, namespace, ids, generation)
+            for record in group:
+                view = yield from _full(partition, record, writes[record.id], names, digest)
+                size += sum(channel.size for channel in view.channels)
+                if most is not None and size > most:
+                    raise TooLarge(
+                        f"thread {partition.thread!r} has more than {most} bytes with the values of all of "
+                        "its checkpoints; export it with `perdure export`"
+                    )
+                out.append(_json(view))
+    if not out:
+        raise missing_thread(partition)
+    return {
+        "format": EXPORT_FORMAT,
+        "tenant": partition.tenant,
+        "thread_id": partition.thread,
+        "tags": {name: checkpoint for (_, checkpoint), found in names.items() for name in found},
+        "checkpoints": out,
+    }
+
+
+def _full(
+    partition: Partition,
+    record: CheckpointRecord,
+    writes: tuple[PendingWrite, ...],
+    names: Mapping[tuple[str, str], tuple[str, ...]],
+    digest: Digester,
+) -> Program[CheckpointView]:
+    wanted = {f"c{channel}": ref for channel, ref in record.refs.items()}
+    wanted.update({f"w{i}": write.ref for i, write in enumerate(writes)})
+    trees, _ = yield from resolve(partition, wanted, digest)
+    channels = tuple(_channel(name, trees[f"c{name}"]) for name in record.refs)
+    pending = tuple((w.task_id, w.channel, _plain(trees[f"w{i}"])[0]) for i, w in enumerate(writes))
+    return _view(record, names, channels, pending)
+
+
+def _channel(name: str, tree: Tree) -> ChannelView:
+    value, size = _plain(tree)
+    return ChannelView(
+        name, value, size, len(tree.items) if isinstance(tree, EncodedList | EncodedDict) else None
+    )
+
+
+def _plain(tree: Tree) -> tuple[Any, int]:
+    kind, body = joined(tree)
+    value: Any = _serde.value(kind, body)
+    if kind in (refs.BYTES, refs.BYTEARRAY):
+        value = {"type": "bytes", "value": _text(body)}
+    return value, len(body)
+
+
+def _text(body: bytes) -> str:
+    return base64.b64encode(body).decode()
+
+
+def _view(
+    record: CheckpointRecord,
+    names: Mapping[tuple[str, str], tuple[str, ...]],
+    channels: tuple[ChannelView, ...] = (),
+    pending: tuple[tuple[str, str, Any], ...] = (),
+) -> CheckpointView:
+    return CheckpointView(
+        record.namespace,
+        record.id,
+        record.parent_id,
+        record.ts,
+        record.source,
+        record.step,
+        record.run_id,
+        _serde.unpack(record.metadata),
+        record.updated,
+        names.get((record.namespace, record.id), ()),
+        channels,
+        pending,
+    )
+
+
+def _json(view: CheckpointView) -> dict[str, Any]:
+    return {
+        "namespace": view.namespace,
+        "checkpoint_id": view.checkpoint_id,
+        "parent_id": view.parent_id,
+        "created_at": view.created_at,
+        "source": view.source,
+        "step": view.step,
+        "run_id": view.run_id,
+        "metadata": view.metadata,
+        "tags": list(view.tags),
+        "values": {c.name: c.value for c in view.channels},
+        "pending_writes": [{"task_id": t, "channel": c, "value": v} for t, c, v in view.pending],
+    }
+
+
+def _tag_names(partition: Partition) -> Program[dict[tuple[str, str], tuple[str, ...]]]:
+    out: dict[tuple[str, str], tuple[str, ...]] = {}
+    for record in (yield from tags.list_tags(partition)):
+        place = (record.fields["namespace"], record.fields["checkpoint_id"])
+        out[place] = (*out.get(place, ()), record.key[0])
+    return out
+
+
+_serde = PlainSerde()

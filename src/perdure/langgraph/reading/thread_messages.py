@@ -1,0 +1,338 @@
+"""The conversation of a thread as people read it: messages with author and time, tool calls, reasoning.
+
+It is the list of messages in the state of the latest checkpoint. Nothing of it is built: messages are read as
+plain data, so no type of the application is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from perdure.engine.threads import chunk_reads
+from perdure.engine.threads.history import find
+from perdure.engine.threads.undisturbed import undisturbed
+from perdure.errors import BadSetting
+from perdure.langgraph.reading.plain_reading import PlainSerde
+from perdure.langgraph.reading.step_authors import WrittenMessage
+from perdure.langgraph.reading.thread_steps import load_steps
+from perdure.model.model_calls import Prices, calls_in, show_call
+from perdure.model.ops import Fetch, Get
+from perdure.model.program import Program, ask
+from perdure.model.records import HEAD, Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.joined_values import packed
+from perdure.model.values.tree import EncodedList, Tree
+from perdure.schema.changes import BRANCH
+
+MESSAGES = 40
+"""Messages of one page."""
+_TEXT_MAX = 64 * 1024
+"""Characters of one text that are returned."""
+_PAGE_MAX = 1024 * 1024
+"""Characters of the other parts and arguments that one page returns."""
+_TITLE_MAX = 80
+_STEP_PAGES = 3
+"""Pages of steps in which one page of messages looks for times."""
+_USUAL = "messages"
+_REASONING = ("thinking", "reasoning", "redacted_thinking")
+_TOOL_CALLS = ("tool_calls", "invalid_tool_calls")
+_DIGITS_MAX = 18
+_serde = PlainSerde()
+
+
+class MessagesPage(NamedTuple):
+    """Messages, oldest first: those before ``cursor``'s place are on the next page, if it is not ``None``.
+
+    Attributes:
+        channel: The channel of the state that has them, ``None`` if there is none.
+        start: The number of messages before the first one.
+        total: The number of all messages.
+        title: The beginning of the first message, ``""`` if that is not text.
+    """
+
+    channel: str | None
+    messages: list[dict[str, Any]]
+    start: int
+    total: int
+    title: str
+    cursor: str | None
+
+
+def load_messages(
+    partition: Partition, digest: Digester, prices: Prices, cursor: str = "", limit: int = MESSAGES
+) -> Program[MessagesPage]:
+    """Return a page of the conversation, from its end on.
+
+    Args:
+        partition: The thread.
+        digest: Names the chunks.
+        prices: The prices of models.
+        cursor: The cursor of the page before, nothing for the last messages.
+        limit: The most messages to return.
+
+    Raises:
+        BadSetting: The cursor is none.
+    """
+    place = _place(cursor)
+
+    def read() -> Program[MessagesPage]:
+        return (yield from _load(partition, digest, prices, place, limit))
+
+    return (yield from undisturbed(partition, read))
+
+
+def _load(
+    partition: Partition, digest: Digester, prices: Prices, at: _Place, limit: int
+) -> Program[MessagesPage]:
+    before, below, skip = at
+    channel, tree = yield from _conversation(partition, digest)
+    if tree is None:
+        return MessagesPage(None, [], 0, 0, "", None)
+    count = len(tree.items)
+    end = count if before is None else min(before, count)
+    start = max(0, end - limit)
+    found = [_fields(_plain(item)) for item in tree.items[start:end]]
+    first = _fields(_plain(tree.items[0])) if count else {}
+    new, named = list[_Written](), dict[str, int]()
+    pages: list[tuple[int, int | None]] = []
+    times: dict[str, int] = {}
+    place = skip
+    for _ in range(_STEP_PAGES):
+        pages.append((len(new), below))
+        page = yield from load_steps(partition, digest, before=below)
+        for time, some in page.written:
+            named.update({each.id: time for each in some if each.id is not None})
+            if len(some) == 1 or not _is_whole(some, first):
+                new += [_Written(each, time) for each in reversed(some)]
+        times, place = _times(found, new, named, skip)
+        if page.cursor is None or len(times) >= len(found):
+            break
+        below = page.cursor
+    begun, below = next(each for each in reversed(pages) if each[0] <= place)
+    return MessagesPage(
+        channel,
+        _within([_show(each, times, prices) for each in found]),
+        start,
+        count,
+        _title(first),
+        f"{start}:{below or ''}:{place - begun}" if start else None,
+    )
+
+
+class _Written(NamedTuple):
+    message: WrittenMessage
+    at: int
+
+
+def _is_whole(written: Sequence[WrittenMessage], first: Mapping[str, Any]) -> bool:
+    """Return True if a task wrote the whole conversation again: that says nothing about its messages."""
+    return written[0].id is not None and written[0].id == first.get("id")
+
+
+def _times(
+    messages: Sequence[Mapping[str, Any]], new: Sequence[_Written], named: Mapping[str, int], skip: int
+) -> tuple[dict[str, int], int]:
+    """Return when messages were written first, by id, and the number of the written ones up to there.
+
+    Those that had no id yet are recognised by their order, from the end: what a task writes comes last.
+
+    Args:
+        messages: The messages, in order.
+        new: What was written, newest first.
+        named: The first times by id.
+        skip: The number of the written ones that are of later messages.
+    """
+    out: dict[str, int] = {}
+    place = skip
+    for message in reversed(messages):
+        name = message.get("id")
+        if not isinstance(name, str):
+            continue
+        for number in range(place, len(new)):
+            each, at = new[number]
+            shown = (each.kind, each.content) == (message.get("type"), message.get("content"))
+            if each.id == name or (each.id is None and shown):
+                out[name], place = at, number + 1
+                break
+        if name in named:
+            out[name] = min(named[name], out.get(name, named[name]))
+    return out, place
+
+
+def load_title(partition: Partition, digest: Digester) -> Program[str]:
+    """Return the beginning of the first message of a thread, ``""`` if that is not text."""
+    _, tree = yield from _conversation(partition, digest)
+    return "" if tree is None or not tree.items else _title(_fields(_plain(tree.items[0])))
+
+
+def _conversation(partition: Partition, digest: Digester) -> Program[tuple[str | None, EncodedList | None]]:
+    """Return the channel of the latest state that has the conversation, and its list."""
+    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, ("",)),)))
+    record = None
+    if heads:
+        record = yield from find(partition, "", heads[0].fields["checkpoint_id"])
+    if record is None:
+        return None, None
+    own = {name: ref for name, ref in record.refs.items() if not name.startswith((BRANCH, "join:", "__"))}
+    usual = {name: ref for name, ref in own.items() if name == _USUAL}
+    for refs in (usual, own):
+        trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
+        for name, tree in trees.items():
+            if isinstance(tree, EncodedList) and tree.items and _is_message(_plain(tree.items[-1])):
+                return name, tree
+    return None, None
+
+
+def _plain(tree: Tree) -> Any:
+    return _serde.unpack(packed(tree))
+
+
+def _is_message(value: object) -> bool:
+    fields = _fields(value)
+    return "content" in fields and ("type" in fields or "role" in fields)
+
+
+def _fields(value: object) -> Mapping[str, Any]:
+    """Return the fields of a message, whatever type it was stored with."""
+    if not isinstance(value, dict):
+        return {}
+    held = cast("dict[str, Any]", value)
+    inner = held.get("value")
+    return cast("dict[str, Any]", inner) if isinstance(inner, dict) and "content" not in held else held
+
+
+def _show(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices) -> dict[str, Any]:
+    role = message.get("type", message.get("role"))
+    name = message.get("id")
+    content = message.get("content")
+    texts, reasoning, parts = _parts(content)
+    about = message.get("additional_kwargs")
+    if isinstance(about, dict) and isinstance(about.get("reasoning_content"), str):
+        reasoning.append(about["reasoning_content"])
+    calls = calls_in(dict(message))
+    return {
+        "id": name if isinstance(name, str) else None,
+        "role": role if isinstance(role, str) else "other",
+        "name": message.get("name"),
+        "at": times.get(name) if isinstance(name, str) else None,
+        "text": _cut("\n".join(texts)),
+        "reasoning": _cut("\n".join(reasoning)),
+        "parts": parts,
+        "tool_calls": [_tool_call(call) for key in _TOOL_CALLS for call in _dicts(message.get(key))],
+        "tool_call_id": message.get("tool_call_id"),
+        "status": message.get("status"),
+        "usage": show_call(calls[0], prices) if calls else None,
+    }
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    """Return the dicts in a list, nothing for another value."""
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", each) for each in items if isinstance(each, dict)]
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name, id and arguments of a tool call, which has them in ``function`` in OpenAI's form."""
+    held = call.get("function")
+    inner = cast("dict[str, Any]", held) if isinstance(held, dict) else call
+    return {
+        "name": inner.get("name"),
+        "id": call.get("id"),
+        "args": inner.get("arguments") if inner is held else call.get("args"),
+    }
+
+
+def _within(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages, of whose other parts and arguments the large ones, and those of the earliest messages
+    of a large page, are a note of their size."""
+    left = _PAGE_MAX
+    for message in reversed(messages):
+        calls = [call for call in message["tool_calls"] if isinstance(call["args"], str | dict | list)]
+        places = [(message["parts"], number) for number in range(len(message["parts"]))]
+        for holder, key in (*places, *((call, "args") for call in calls)):
+            size = _size(holder[key])
+            if size > min(_TEXT_MAX, left):
+                holder[key] = _too_large(holder[key], size)
+            else:
+                left -= size
+    return messages
+
+
+def _size(value: object) -> int:
+    """Return about the length of a value as text."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, list):
+        return 2 + sum(map(_size, cast("list[object]", value)))
+    if isinstance(value, dict):
+        return 2 + sum(_size(key) + _size(item) for key, item in cast("dict[object, object]", value).items())
+    return 8
+
+
+def _too_large(value: object, size: int) -> dict[str, str]:
+    kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
+    note = {"too_large": f"{size:,} characters"}
+    return {"type": kind[:_TITLE_MAX], **note} if isinstance(kind, str) else note
+
+
+def _parts(content: object) -> tuple[list[str], list[str], list[Any]]:
+    """Return a message's texts, its reasoning, and its other parts."""
+    if isinstance(content, str):
+        return [content], [], []
+    if not isinstance(content, list):
+        return [], [], [] if content is None else [content]
+    texts: list[str] = []
+    reasoning: list[str] = []
+    others: list[Any] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, str):
+            texts.append(part)
+        elif kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind in _REASONING:
+            reasoning.append(_thought(part))
+        elif kind not in ("tool_use", "tool_call", "function_call"):
+            others.append(part)
+    return texts, [each for each in reasoning if each], others
+
+
+def _thought(part: Mapping[str, Any]) -> str:
+    for key in ("thinking", "reasoning", "text"):
+        if isinstance(part.get(key), str):
+            return str(part[key])
+    summary = part.get("summary")
+    texts = (
+        [each.get("text") for each in summary if isinstance(each, dict)] if isinstance(summary, list) else []
+    )
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}… ({len(text):,} characters)"
+
+
+def _title(message: Mapping[str, Any]) -> str:
+    texts, _, _ = _parts(message.get("content"))
+    words = " ".join(" ".join(texts)[: 4 * _TITLE_MAX].split())
+    return words if len(words) <= _TITLE_MAX else f"{words[: _TITLE_MAX - 1].rstrip()}…"
+
+
+class _Place(NamedTuple):
+    """Where a page goes on: before a message, and with which steps, of whose messages some are skipped."""
+
+    before: int | None = None
+    below: int | None = None
+    skip: int = 0
+
+
+def _place(cursor: str) -> _Place:
+    if not cursor:
+        return _Place()
+    parts = cursor.split(":")
+    numbers = [text for text in parts if text]
+    is_one = len(parts) == 3 and parts[0] and parts[2]
+    if not is_one or any(not (n.isascii() and n.isdigit() and len(n) <= _DIGITS_MAX) for n in numbers):
+        raise BadSetting(f"the cursor is one that a page gave, not {cursor[:40]!r}")
+    return _Place(int(parts[0]), int(parts[1]) if parts[1] else None, int(parts[2]))

@@ -1,0 +1,486 @@
+"""Steps of a thread: the nodes that ran in each, their tasks with times, subgraphs and calls of models.
+
+A step's tasks are the authors of the writes on the checkpoint that it began with, and tokens are in the
+answers of models. A task has the time that is stored with its writes, or else that between the two
+checkpoints of its step, which counts everything in between. No type is built, and no graph is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from langgraph.constants import START
+
+from perdure.engine.threads import chunk_reads, history
+from perdure.engine.threads.undisturbed import undisturbed
+from perdure.langgraph.call_records import visible
+from perdure.langgraph.migration.schema_task_ids import SENDS
+from perdure.langgraph.reading.step_authors import (
+    MessageReader,
+    TaskAuthor,
+    WrittenMessage,
+    find_nodes,
+    find_sent_nodes,
+    is_of_node,
+    may_have_messages,
+)
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.heads import is_loop
+from perdure.model.model_calls import ModelCall, Prices, distinct, show_call, total, with_inner
+from perdure.model.ops import Fetch, Get, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import HEAD, WRITE, Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.joined_values import joined
+from perdure.model.write_records import NULL_TASK, read_writes
+from perdure.schema.changes import BRANCH
+
+STEPS = 50
+"""Steps of one page."""
+_OF_SUBGRAPH = 50
+"""Newest steps that are shown of one call of a subgraph."""
+_SUBGRAPHS = 40
+"""Calls of subgraphs whose steps one page contains."""
+_DEPTH = 8
+_NAMESPACES = 500
+"""Namespaces that one request lists; those of a longer list are asked for by name."""
+_TASKS = 100
+"""Tasks of one step that are shown; the step has the number of all."""
+_AT_ONCE = 10
+"""Checkpoints whose writes are in memory at once."""
+_INNER = ("__input__", START)
+_STEPPED = ("loop", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTask:
+    """A task of a step. Times are microseconds since 1970, ``None`` where they are not known.
+
+    Attributes:
+        node: The node, ``None`` if its name is not stored.
+        state: ``done``; ``asked``, if it waits for an answer; ``failed``; or ``open``, if it has no result.
+        is_call: A task of the functional API that another task called: it may have begun at any time of the
+            step.
+        caller: The id of that other task, if it is known.
+        place: Its own namespace, below which its subgraphs are.
+        namespaces: The namespaces of the subgraphs that it called.
+        steps: Their steps, oldest first: the newest ones of each.
+        is_cut: Not all of these are here.
+    """
+
+    task_id: str
+    node: str | None
+    state: str
+    is_call: bool = False
+    caller: str | None = None
+    place: str = ""
+    began_at: int | None = None
+    ended_at: int | None = None
+    calls: tuple[ModelCall, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    steps: tuple[ThreadStep, ...] = ()
+    is_cut: bool = False
+
+    @property
+    def all_calls(self) -> list[ModelCall]:
+        """Its calls of models and those of its subgraphs."""
+        return with_inner(self.calls, (call for step in self.steps for call in step.calls))
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStep:
+    """A step: from the checkpoint that it began with, to the one that it made.
+
+    Attributes:
+        checkpoint_id: The checkpoint that it made, ``None`` if it is not over.
+        source: ``loop``, or what made the checkpoint instead of a step: ``input``, ``update`` or ``fork``.
+        nodes: The nodes that ran, in the order in which their results are applied.
+    """
+
+    namespace: str
+    checkpoint_id: str | None
+    parent_id: str | None
+    seq: int | None
+    run_id: str | None
+    source: str | None
+    step: int | None
+    nodes: tuple[str, ...]
+    tasks: tuple[StepTask, ...]
+    began_at: int | None
+    ended_at: int | None
+
+    @property
+    def calls(self) -> list[ModelCall]:
+        """The calls of models of its tasks."""
+        return distinct(call for task in self.tasks for call in task.all_calls)
+
+
+class StepsPage(NamedTuple):
+    """Steps of a namespace, newest first, and the ``cursor`` of the next page, ``None`` at the end.
+    ``written`` are the messages of each write with its time, newest first."""
+
+    steps: list[ThreadStep]
+    cursor: int | None
+    written: Sequence[tuple[int, Sequence[WrittenMessage]]]
+
+
+def load_steps(
+    partition: Partition, digest: Digester, namespace: str = "", before: int | None = None, limit: int = STEPS
+) -> Program[StepsPage]:
+    """Return a page of a namespace's steps, newest first; subgraphs' steps are with the tasks that called
+    them.
+
+    Args:
+        partition: The thread.
+        digest: Names the chunks.
+        namespace: The namespace, the graph's own by default.
+        before: The cursor of an earlier page.
+        limit: The most steps to return.
+    """
+
+    def read() -> Program[StepsPage]:
+        (heads,) = yield from ask(Fetch(partition, (Range(HEAD, limit=_NAMESPACES),)))
+        known = tuple(head.key[0] for head in heads) if len(heads) < _NAMESPACES else None
+        reading = _Reading(partition, digest, known)
+        return (yield from reading.page(namespace, before, limit, 0))
+
+    return (yield from undisturbed(partition, read))
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One read of a page. ``known`` are all namespaces, ``None`` if there are too many."""
+
+    partition: Partition
+    digest: Digester
+    known: tuple[str, ...] | None
+    subgraphs: int = _SUBGRAPHS
+    reader: MessageReader = field(default_factory=MessageReader)
+
+    def page(self, namespace: str, before: int | None, limit: int, depth: int) -> Program[StepsPage]:
+        # One more, as the parent of the last.
+        found = yield from history.page(self.partition, namespace, below=before, limit=limit + 1)
+        by_id = {record.id: record for record in found}
+        records = found[:limit]
+        wanted = {r.parent_id for r in records if r.parent_id is not None} - by_id.keys()
+        for record in (yield from history.find_all(self.partition, namespace, sorted(wanted))):
+            by_id[record.id] = record
+        names = tuple(dict.fromkeys(node for r in by_id.values() for node in r.versions_seen))
+        parents = [by_id.get(record.parent_id or "") for record in records if record.source in _STEPPED]
+        ids = list(dict.fromkeys(parent.id for parent in parents if parent is not None))
+        open_at = records[0] if records and before is None and records[0].id not in ids else None
+        if open_at is not None:
+            ids.insert(0, open_at.id)
+        tasks: dict[str, dict[str, TaskAuthor]] = {}
+        for at in range(0, len(ids), _AT_ONCE):
+            tasks |= yield from self._authors([by_id[name] for name in ids[at : at + _AT_ONCE]], names)
+        steps: list[ThreadStep] = []
+        if open_at is not None and (open_step := _open_step(open_at, tasks[open_at.id])) is not None:
+            steps.append(open_step)
+        steps += [_step(record, by_id.get(record.parent_id or ""), tasks) for record in records]
+        is_rest = len(found) > limit
+        steps = yield from self._without_repeated(steps, by_id, tasks, is_rest=is_rest)
+        below = yield from self._below(task.place for step in steps for task in step.tasks if task.place)
+        filled: list[ThreadStep] = []
+        for step in steps:
+            filled.append((yield from self._with_subgraphs(step, below, depth)))  # noqa: PERF401 - it yields
+        return StepsPage(filled, records[-1].seq if is_rest else None, _date_messages(steps, by_id, tasks))
+
+    def _without_repeated(
+        self,
+        steps: Sequence[ThreadStep],
+        records: Mapping[str, CheckpointRecord],
+        tasks: Mapping[str, Mapping[str, TaskAuthor]],
+        *,
+        is_rest: bool,
+    ) -> Program[list[ThreadStep]]:
+        """Return steps, newest first, without the calls of earlier ones: a node may write again what the
+        state holds already, as one that calls a subgraph does."""
+        known: set[str] = set()
+        out: list[ThreadStep] = []
+        for step in reversed(steps):
+            authors = tasks.get(step.parent_id or "", {}).values()
+            most = max((len(distinct(author.calls)) for author in authors), default=0)
+            if is_rest and most > 1:
+                # What came before this page is in the state.
+                known |= yield from self._stored_ids(records[step.parent_id or ""])
+                is_rest = False
+            new = [
+                replace(task, calls=tuple(call for call in task.calls if call.id not in known))
+                for task in step.tasks
+            ]
+            known |= {call.id for author in authors for call in author.calls if call.id is not None}
+            out.append(replace(step, tasks=tuple(new)))
+        return out[::-1]
+
+    def _stored_ids(self, record: CheckpointRecord) -> Program[set[str]]:
+        """Return the ids of the models' answers in the state at a checkpoint."""
+        refs = {name: ref for name, ref in record.refs.items() if may_have_messages(name)}
+        trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
+        calls = (call for tree in trees.values() for call in self.reader.read(tree)[0])
+        return {call.id for call in calls if call.id is not None}
+
+    def _authors(
+        self, records: Sequence[CheckpointRecord], names: Sequence[str]
+    ) -> Program[dict[str, dict[str, TaskAuthor]]]:
+        """Return the authors of the writes on checkpoints of one namespace, by checkpoint and task."""
+        found = yield from history.writes_of(self.partition, records[0].namespace, [r.id for r in records])
+        writes = {name: visible(some) for name, some in found.items()}
+        refs = {
+            f"{name}|{number}": write.ref
+            for name, some in writes.items()
+            for number, write in enumerate(some)
+            if may_have_messages(write.channel)
+        }
+        trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
+        out: dict[str, dict[str, TaskAuthor]] = {}
+        for record in records:
+            authors: dict[str, TaskAuthor] = {}
+            for number, write in enumerate(writes[record.id]):
+                if write.task_id == NULL_TASK:
+                    continue
+                author = authors.setdefault(write.task_id, TaskAuthor(write.task_id, write.task_path))
+                author.writes.append(write)
+                tree = trees.get(f"{record.id}|{number}")
+                if tree is not None:
+                    calls, messages = self.reader.read(tree)
+                    author.calls += calls
+                    author.messages += messages
+            find_nodes(authors.values(), record, names)
+            if SENDS in record.refs and any(author.node is None for author in authors.values()):
+                sent, _ = yield from chunk_reads.resolve(
+                    self.partition, {SENDS: record.refs[SENDS]}, self.digest
+                )
+                find_nodes(authors.values(), record, [*find_sent_nodes(*joined(sent[SENDS])), *names])
+            out[record.id] = authors
+        return out
+
+    def _with_subgraphs(
+        self, step: ThreadStep, below: Mapping[str, Sequence[str]], depth: int
+    ) -> Program[ThreadStep]:
+        tasks: list[StepTask] = []
+        for task in step.tasks:
+            tasks.append((yield from self._with_steps(task, below.get(task.place, ()), depth)))  # noqa: PERF401 - it yields
+        return replace(step, tasks=tuple(tasks))
+
+    def _with_steps(self, task: StepTask, below: Sequence[str], depth: int) -> Program[StepTask]:
+        steps: list[ThreadStep] = []
+        is_cut = False
+        for name in below:
+            if self.subgraphs <= 0 or depth >= _DEPTH:
+                is_cut = True
+                break
+            self.subgraphs -= 1
+            page = yield from self.page(name, None, _OF_SUBGRAPH, depth + 1)
+            steps += (_end_with_caller(step, task) for step in reversed(page.steps))
+            is_cut = is_cut or page.cursor is not None
+        return replace(task, namespaces=tuple(below), steps=tuple(steps), is_cut=is_cut)
+
+    def _below(self, places: Iterable[str]) -> Program[dict[str, list[str]]]:
+        """Return the namespaces of the subgraphs that tasks called, by the tasks' own."""
+        wanted = list(dict.fromkeys(places))
+        known = self.known
+        if known is None and wanted:
+            answers = yield from ask(Fetch(self.partition, tuple(Get(HEAD, (place,)) for place in wanted)))
+            known = tuple(head.key[0] for answer in answers for head in answer)
+        out: dict[str, list[str]] = {place: [] for place in wanted}
+        for name in known or ():
+            start, _, number = name.rpartition("|")
+            if name in out:
+                out[name].append(name)
+            elif start in out and number.isdigit():
+                # A further subgraph that the same task called.
+                out[start].append(name)
+        return out
+
+
+def _is_own(write: PendingWrite, child: CheckpointRecord) -> bool:
+    """Return True if a write is part of the history of a checkpoint: a run that lost the race for it may have
+    left others beside it."""
+    return not child.nonce or not is_loop(write.nonce) or write.nonce in (child.nonce, *child.seen)
+
+
+def _step(
+    record: CheckpointRecord,
+    parent: CheckpointRecord | None,
+    tasks: Mapping[str, Mapping[str, TaskAuthor]],
+) -> ThreadStep:
+    start, end = None if parent is None else parent.made_at, record.made_at
+    authors: Collection[TaskAuthor] = ()
+    if record.source == "loop" and parent is not None:
+        authors = [
+            author
+            for author in tasks.get(parent.id, {}).values()
+            if any(_is_own(write, record) for write in author.writes)
+        ]
+    shown = tuple(_task(author, start, end) for author in authors if is_of_node(author.path))
+    own = [task.began_at for task in shown if not task.is_call]
+    began = start if not own else None if None in own else min(at for at in own if at is not None)
+    if began is not None and end is not None and end < began:
+        began = None  # By the clocks of two writers.
+    nodes = [task.node for task in shown if task.node is not None and not task.is_call]
+    if not authors and parent is not None and record.source == "loop":
+        nodes = [
+            node
+            for node, seen in record.versions_seen.items()
+            if node not in _INNER and parent.versions_seen.get(node) != seen
+        ]
+    return ThreadStep(
+        record.namespace,
+        record.id,
+        record.parent_id,
+        record.seq,
+        record.run_id,
+        record.source,
+        record.step,
+        tuple(nodes),
+        shown,
+        began if record.source == "loop" else None,
+        end,
+    )
+
+
+def _task(author: TaskAuthor, start: int | None, end: int | None) -> StepTask:
+    """Return the task of a step that began and ended at these times."""
+    began, ended = author.times(start, end)
+    return StepTask(
+        author.task_id,
+        author.node,
+        author.state,
+        author.is_call,
+        author.caller,
+        author.place,
+        began,
+        ended,
+        tuple(distinct(author.calls)),
+    )
+
+
+def _open_step(head: CheckpointRecord, authors: Mapping[str, TaskAuthor]) -> ThreadStep | None:
+    """Return the step that follows a namespace's latest checkpoint and is not over, ``None`` without one."""
+    start = head.made_at
+    tasks = [_task(author, start, None) for author in authors.values() if is_of_node(author.path)]
+    begun = {task.node for task in tasks}
+    tasks += [
+        StepTask("", node, "open", began_at=start) for node in _find_triggered(head) if node not in begun
+    ]
+    if not tasks:
+        return None
+    nodes = tuple(task.node for task in tasks if task.node is not None and not task.is_call)
+    step = None if head.step is None else head.step + 1
+    return ThreadStep(
+        head.namespace, None, head.id, None, head.run_id, "loop", step, nodes, tuple(tasks), start, None
+    )
+
+
+def _date_messages(
+    steps: Iterable[ThreadStep],
+    records: Mapping[str, CheckpointRecord],
+    tasks: Mapping[str, Mapping[str, TaskAuthor]],
+) -> list[tuple[int, Sequence[WrittenMessage]]]:
+    """Return when messages were written, newest first: a run's input with its first checkpoint, others with
+    their tasks' results."""
+    out: list[tuple[int, Sequence[WrittenMessage]]] = []
+    for step in steps:
+        for author in reversed(list(tasks.get(step.parent_id or "", {}).values())):
+            at = records[author.writes[0].checkpoint_id].made_at if author.node == START else step.ended_at
+            if at is not None and author.messages:
+                out.append((at, author.messages))
+    return out
+
+
+def _end_with_caller(step: ThreadStep, caller: StepTask) -> ThreadStep:
+    """Return a step of a subgraph, whose open tasks are done if the one that called it is: a command to the
+    graph above ended it, which LangGraph stores there only."""
+    if caller.state != "done" or step.checkpoint_id is not None:
+        return step
+    tasks = (replace(task, state="done") if task.state == "open" else task for task in step.tasks)
+    return replace(step, tasks=tuple(tasks))
+
+
+def _find_triggered(head: CheckpointRecord) -> list[str]:
+    """Return the nodes that edges lead to next, by the versions that they have not seen."""
+    nodes = [channel.removeprefix(BRANCH) for channel in head.refs if channel.startswith(BRANCH)]
+    return [
+        node
+        for node in nodes
+        if head.versions_seen.get(node, {}).get(f"{BRANCH}{node}") != head.versions.get(f"{BRANCH}{node}")
+    ]
+
+
+def way_of(steps: Iterable[ThreadStep]) -> list[list[str]]:
+    """Return the way by nodes of steps, which are passed oldest first: the nodes of each step that had any,
+    those that ran at once together."""
+    return [list(step.nodes) for step in steps if step.nodes and step.source != "fork"]
+
+
+class CallsPage(NamedTuple):
+    """Calls of models in a part of a thread, and the ``cursor`` of the next part, ``None`` at the end."""
+
+    calls: list[ModelCall]
+    cursor: tuple[str | int, ...] | None
+
+
+def load_calls(
+    partition: Partition, digest: Digester, after: tuple[str | int, ...] | None = None, limit: int = 200
+) -> Program[CallsPage]:
+    """Return the calls of models whose answers a part of a thread's writes contains, in all namespaces.
+
+    The same call may come in several parts; it has the same id there.
+
+    Args:
+        partition: The thread.
+        digest: Names the chunks.
+        after: The cursor of the part before.
+        limit: The most records to read.
+    """
+    (records,) = yield from ask(Fetch(partition, (Range(WRITE, after=after, limit=limit),)))
+    calls: list[ModelCall] = []
+    reader = MessageReader()
+    for at in range(0, len(records), 2 * _AT_ONCE):
+        refs = {
+            str(number): write.ref
+            for number, write in enumerate(read_writes(records[at : at + 2 * _AT_ONCE]))
+            if not write.is_aside and is_of_node(write.task_path) and may_have_messages(write.channel)
+        }
+        trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
+        for tree in trees.values():
+            calls += reader.read(tree)[0]
+    return CallsPage(distinct(calls), records[-1].key if len(records) == limit else None)
+
+
+def show_step(step: ThreadStep, prices: Prices) -> dict[str, Any]:
+    """Return a step as JSON data, with tokens, and with costs by a table of prices."""
+    return {
+        "checkpoint_id": step.checkpoint_id,
+        "parent_id": step.parent_id,
+        "namespace": step.namespace,
+        "run_id": step.run_id,
+        "source": step.source,
+        "step": step.step,
+        "nodes": list(step.nodes),
+        "began_at": step.began_at,
+        "ended_at": step.ended_at,
+        "usage": total(step.calls, prices),
+        "tasks": [_show_task(task, prices) for task in step.tasks[:_TASKS]],
+        "task_count": len(step.tasks),
+    }
+
+
+def _show_task(task: StepTask, prices: Prices) -> dict[str, Any]:
+    return {
+        "task_id": task.task_id,
+        "node": task.node,
+        "state": task.state,
+        "is_call": task.is_call,
+        "caller": task.caller,
+        "began_at": task.began_at,
+        "ended_at": task.ended_at,
+        "calls": [show_call(call, prices) for call in task.calls],
+        "usage": total(task.all_calls, prices),
+        "namespaces": list(task.namespaces),
+        "steps": [show_step(step, prices) for step in task.steps],
+        "is_cut": task.is_cut,
+    }

@@ -1,0 +1,165 @@
+"""Builds objects of the classes that were found for stored names, with their validators, and says how a class
+differs that does not take what is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from enum import Enum
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel
+
+from perdure.errors import Corrupt, Unreadable
+from perdure.langgraph.values.datatypes import OWN_TYPES, is_old_model
+
+ONE, POSITIONAL, KEYWORD, METHOD, PYDANTIC_1, PYDANTIC_2 = range(6)
+"""LangGraph's extension codes (langgraph.checkpoint.serde.jsonplus) for the ways to build an object."""
+
+_OWN_MODELS = frozenset(cls for cls in OWN_TYPES if issubclass(cls, BaseModel))
+
+_SHOWN = 80
+"""Most characters of a value in an error."""
+
+
+def model_fields(obj: Any) -> dict[str, Any] | None:
+    """Return the fields of a pydantic model without validation; ``None`` for anything else, and for
+    LangChain's own models, which have forms of their own."""
+    cls = type(obj)
+    if isinstance(obj, BaseModel):
+        if cls in OWN_TYPES:
+            return None
+        held = obj.__dict__.copy()
+        return {**{n: held[n] for n in cls.model_fields if n in held}, **(obj.__pydantic_extra__ or {})}
+    return obj.__dict__.copy() if is_old_model(cls) else None
+
+
+def hashable(value: Any) -> Any:
+    return tuple(map(hashable, value)) if type(value) is list else value
+
+
+def build(code: int, cls: Any, argument: Any) -> Any:
+    """Build an object of a class from what is stored of it.
+
+    Args:
+        code: LangGraph's extension code.
+        cls: The class.
+        argument: What is stored.
+
+    Raises:
+        Unreadable: The class does not take what is stored: it has changed since.
+        Corrupt: The code is unknown, or a value of the standard library is damaged.
+    """
+    if code not in (ONE, POSITIONAL, KEYWORD, PYDANTIC_1, PYDANTIC_2):
+        raise Corrupt(f"a stored value has the unknown extension code {code}")
+    try:
+        if code == PYDANTIC_2 and cls in _OWN_MODELS and type(argument) is dict:
+            return _build_model(cls, argument)  # most of what a conversation holds
+        return _build(code, cls, argument)
+    except Exception as error:
+        if not isinstance(cls, type) or cls in OWN_TYPES:
+            raise
+        raise Unreadable(_difference(code, cls, argument, error)) from error
+
+
+def _build(code: int, cls: Any, argument: Any) -> Any:
+    if isinstance(cls, type) and (Enum in cls.__mro__ or BaseModel in cls.__mro__ or is_old_model(cls)):
+        return _build_data(code, cls, argument)
+    if code == ONE and dataclasses.is_dataclass(cls):
+        raise TypeError("no data class was stored")
+    if code == ONE:
+        # A tuple is stored as a list, which no set can hold.
+        return cls(map(hashable, argument)) if cls in (set, frozenset) else cls(argument)
+    if code == POSITIONAL:
+        return cls(*argument)
+    return cls(**argument)
+
+
+def _build_data(code: int, cls: Any, argument: Any) -> Any:
+    """Build a member of an enum, or a model. What was stored without validation, such as a field set later,
+    is returned without it."""
+    if Enum in cls.__mro__:
+        if code != ONE:
+            raise TypeError("no enum was stored")
+        # A tuple is stored as a list, which names no member.
+        return cls(hashable(argument))
+    if code not in (PYDANTIC_1, PYDANTIC_2) or type(argument) is not dict:
+        raise TypeError("no model was stored")
+    if BaseModel not in cls.__mro__:
+        try:
+            return cls(**argument)
+        except Exception:
+            return cls.construct(**argument)
+    return _build_model(cls, argument)
+
+
+def _build_model(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
+    try:
+        if cls not in _OWN_MODELS and _has_aliases(cls):
+            return cls.model_validate(fields, by_alias=False, by_name=True)
+        return cls(**fields)
+    except Exception:
+        return cls.model_construct(**fields)
+
+
+def _difference(code: int, cls: type, argument: Any, error: Exception) -> str:
+    """Return how a class differs from what is stored of it."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    remedy = "take it back into the class, or declare with perdure.schema what has become of it"
+    if issubclass(cls, Enum) and code == ONE:
+        return f"{name} has no member with the value {repr(argument)[:_SHOWN]} any more: {remedy}"
+    if code == KEYWORD and isinstance(argument, dict):
+        taken = inspect.signature(cls).parameters
+        takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
+        gone = [] if takes_all else [each for each in argument if each not in taken]
+        needed = [
+            each.name
+            for each in taken.values()
+            if each.default is inspect.Parameter.empty
+            and each.name not in argument
+            and each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        ]
+        if gone:
+            return f"{name} has no field {', '.join(map(repr, gone))} any more, which is stored: {remedy}"
+        if needed:
+            return (
+                f"{name} needs the field {', '.join(map(repr, needed))}, which is not stored: give it a "
+                "default, or declare with perdure.schema what it has"
+            )
+    # The text of an exception of the class's own code may quote the value.
+    return (
+        f"{name} does not take what is stored of it ({type(error).__name__}), as it has changed since: "
+        "change it back, or declare with perdure.schema what has become of it"
+    )
+
+
+def _has_aliases(cls: type[BaseModel]) -> bool:
+    known = _aliased.get(cls)
+    if known is None:
+        known = any(field.alias or field.validation_alias for field in cls.model_fields.values())
+        _aliased[cls] = known
+    return known
+
+
+_aliased: WeakKeyDictionary[type[BaseModel], bool] = WeakKeyDictionary()
+
+
+def unpack_array(dtype: str, shape: list[int], order: typing.Literal["C", "F"], data: bytes) -> Any:
+    """Build a numpy array from its stored parts.
+
+    Args:
+        dtype: The name of its type.
+        shape: Its shape.
+        order: The order of its elements in memory.
+        data: Their bytes.
+
+    Raises:
+        Unreadable: numpy is not installed.
+    """
+    try:
+        import numpy
+    except ImportError as error:
+        raise Unreadable("a stored value is a numpy array; install numpy to read it") from error
+    return numpy.frombuffer(data, dtype=numpy.dtype(dtype)).reshape(tuple(shape), order=order)

@@ -1,0 +1,68 @@
+"""Compares an object with the one read back: equal, and of the same type."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from decimal import Decimal
+from typing import Any
+
+from langgraph.types import Send
+from pydantic import BaseModel
+
+from perdure.langgraph.values.datatypes import is_old_model
+
+_NATIVE = (str, int, float, dict, list)
+
+
+def is_same(before: Any, after: Any) -> bool:
+    """Return True if a read value is equal to the stored one, but for what MessagePack always changes: tuples
+    and subclasses of built-in types are read as the plain type, other sequences of bytes as bytes, and
+    exceptions as text."""
+    kind, other = type(before), type(after)
+    if kind is not other:
+        return _is_changed_on_purpose(before, after)
+    if isinstance(before, BaseModel):
+        return _is_same_dict(_fields(before), _fields(after))
+    if is_old_model(kind):
+        return _is_same_dict(before.__dict__, after.__dict__)
+    if kind is dict:
+        return _is_same_dict(before, after)
+    if isinstance(before, list | tuple | deque):
+        return len(before) == len(after) and all(map(is_same, before, after))
+    if dataclasses.is_dataclass(before):
+        return all(
+            is_same(getattr(before, field.name), getattr(after, field.name))
+            for field in dataclasses.fields(before)
+        )
+    if isinstance(before, Send):
+        return bool(before.node == after.node) and is_same(before.arg, after.arg)
+    if hasattr(before, "dtype"):
+        return bool(before.dtype == after.dtype) and bool(before.tobytes() == after.tobytes())
+    if isinstance(before, Decimal):  # a signalling NaN refuses every comparison
+        return bool(before.as_tuple() == after.as_tuple())
+    return before is after or bool(before == after) or (before != before and after != after)
+
+
+def _is_changed_on_purpose(before: Any, after: Any) -> bool:
+    if isinstance(before, list | tuple) and type(after) is list:
+        return len(before) == len(after) and all(map(is_same, before, after))
+    if isinstance(before, BaseException):
+        return bool(after == repr(before))
+    if isinstance(before, bytearray | memoryview):
+        return type(after) is bytes and after == bytes(before)
+    if isinstance(before, dict) and type(after) is dict:
+        return _is_same_dict(before, after)
+    return isinstance(before, _NATIVE) and type(after) in _NATIVE and bool(before == after)
+
+
+def _is_same_dict(before: dict[Any, Any], after: dict[Any, Any]) -> bool:
+    return len(before) == len(after) and all(
+        is_same(left, right) and is_same(held, read)
+        for (left, held), (right, read) in zip(before.items(), after.items(), strict=True)
+    )
+
+
+def _fields(model: BaseModel) -> dict[str, Any]:
+    held = {name: model.__dict__[name] for name in type(model).model_fields if name in model.__dict__}
+    return {**held, **(model.__pydantic_extra__ or {})}

@@ -1,0 +1,185 @@
+"""Life of a thread, of its runs and of its questions, as tables: the states, and what each event makes of
+them.
+
+A *question* is what the latest checkpoint asks: an interrupt without an answer, or a stop before or after a
+node. Whether there is one follows from the checkpoint alone. Whether it may be answered follows from the
+queue: not while a run is open or a message waits, as either may answer it or go past it. What is shown is
+what may be answered, so every view asks here.
+
+This module decides and reads nothing: the callers gather the facts and carry out what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from perdure.model.runs.messages import DONE, FAILED, INTERRUPTED, OPEN, ROLLED_BACK, WAITING
+from perdure.model.runs.queue import ROLLBACK
+
+PENDING = "pending"
+"""State of a run whose message waits in the queue; there is no record of it yet."""
+
+
+class RunEvent(Enum):
+    """Event in the life of a run."""
+
+    CLAIM = "a worker takes it, or takes it over"
+    PUT_OFF = "an attempt failed, and there is another"
+    RETURN = "the graph came to its end"
+    ASK = "the graph stopped at a question"
+    FAIL = "the last attempt failed"
+    STOP = "it was stopped, and what it stored stays"
+    TAKE_BACK = "it was stopped or removed, and what it stored is removed"
+
+
+RUNS: Mapping[str, Mapping[RunEvent, str]] = {
+    PENDING: {
+        RunEvent.CLAIM: OPEN,
+        RunEvent.STOP: INTERRUPTED,
+        RunEvent.TAKE_BACK: ROLLED_BACK,
+    },
+    OPEN: {
+        RunEvent.CLAIM: OPEN,
+        RunEvent.PUT_OFF: OPEN,
+        RunEvent.RETURN: DONE,
+        RunEvent.ASK: WAITING,
+        RunEvent.FAIL: FAILED,
+        RunEvent.STOP: INTERRUPTED,
+        RunEvent.TAKE_BACK: ROLLED_BACK,
+    },
+    WAITING: {},
+    DONE: {},
+    FAILED: {},
+    INTERRUPTED: {},
+    ROLLED_BACK: {},
+}
+"""State that follows on an event, by the state before it. A run that has ended stays as it is: an answer, and
+a repetition of what failed, are runs of their own."""
+
+
+def run_after(state: str, event: RunEvent) -> str:
+    """Return the state of a run after an event; ``ValueError`` if the event cannot come then."""
+    after = RUNS[state].get(event)
+    if after is None:
+        raise ValueError(f"a run that is {state} has no further event, and so not this one: {event.value}")
+    return after
+
+
+def may_retry(state: str) -> bool:
+    """Return True if a run in this state may be run again. Its record stays as it is."""
+    return state == FAILED
+
+
+class Facts(NamedTuple):
+    """What decides on a thread, read in one moment.
+
+    Attributes:
+        is_busy: a run is open, or a message waits that was not withdrawn.
+        is_asking: the latest checkpoint has a question.
+        has_failed: the latest run that was not taken back has failed.
+    """
+
+    is_busy: bool
+    is_asking: bool
+    has_failed: bool = False
+
+
+Status = Literal["idle", "busy", "interrupted", "error"]
+"""State of a thread, in the terms of LangGraph's API."""
+
+
+def thread_status(facts: Facts) -> Status:
+    """Return the status of a thread. A failure is shown before the question that it left, which may be
+    answered nevertheless."""
+    if facts.is_busy:
+        return "busy"
+    if facts.has_failed:
+        return "error"
+    return "interrupted" if facts.is_asking else "idle"
+
+
+class QuestionState(Enum):
+    """State of a thread's question."""
+
+    OPEN = "it is shown, and may be answered"
+    HELD = "a message was accepted that answers it or goes past it: it is not shown, and takes no answer"
+    CLOSED = "there is none"
+
+
+class QuestionEvent(Enum):
+    """Event in the life of a question."""
+
+    ACCEPT = "a message is accepted: an answer, or another"
+    WITHDRAW = "the last message that waits is withdrawn"
+    END_UNMOVED = "a run ended and left the question: it failed, was stopped or taken back, or asked again"
+    END_MOVED = "a run ended beyond the question"
+    EDIT = "the thread was edited or forked beside it"
+
+
+QUESTIONS: Mapping[QuestionState, Mapping[QuestionEvent, QuestionState]] = {
+    QuestionState.OPEN: {
+        QuestionEvent.ACCEPT: QuestionState.HELD,
+        QuestionEvent.EDIT: QuestionState.CLOSED,
+    },
+    QuestionState.HELD: {
+        QuestionEvent.ACCEPT: QuestionState.HELD,
+        QuestionEvent.WITHDRAW: QuestionState.OPEN,
+        QuestionEvent.END_UNMOVED: QuestionState.OPEN,
+        QuestionEvent.END_MOVED: QuestionState.CLOSED,
+    },
+    QuestionState.CLOSED: {},
+}
+"""State of a question after an event, by the state before it. No event opens a closed one again, but a
+rollback of what closed it, which makes the checkpoint that asks the latest one."""
+
+
+def question_state(facts: Facts) -> QuestionState:
+    """Return the state of a thread's question."""
+    if not facts.is_asking:
+        return QuestionState.CLOSED
+    return QuestionState.HELD if facts.is_busy else QuestionState.OPEN
+
+
+class Left(NamedTuple):
+    """What a run that ends leaves at the thread's latest checkpoint.
+
+    Attributes:
+        is_unmoved: the run has not stored the checkpoint.
+        has_interrupt: it has an interrupt without an answer.
+        was_paused: the run that waited before had stopped without an interrupt.
+    """
+
+    is_unmoved: bool
+    has_interrupt: bool
+    was_paused: bool = False
+
+
+def waiting_after(
+    state: str, run_id: str, before: str | None, left: Left | None, *, has_begun: bool = True
+) -> str | None:
+    """Return the run whose question a thread waits with once a run has ended.
+
+    Args:
+        state: the state in which it ended.
+        run_id: the run.
+        before: the run with whose question the thread waited when it began.
+        left: what it left; ``None`` for a run that asks or came to its end, where the state tells.
+        has_begun: false for the run of a message that was withdrawn while it waited.
+    """
+    if not has_begun:
+        return before
+    if state == WAITING:
+        return run_id
+    if left is None:
+        return None
+    if left.has_interrupt:
+        return before if left.is_unmoved and before is not None else run_id
+    return before if left.is_unmoved and left.was_paused else None
+
+
+def stopped_state(how: str, *, is_kept: bool) -> str:
+    """Return the state of an open run that was stopped; ``is_kept`` if a rollback was not possible."""
+    event = RunEvent.TAKE_BACK if how == ROLLBACK and not is_kept else RunEvent.STOP
+    return run_after(OPEN, event)

@@ -1,0 +1,343 @@
+"""Messages, runs and replies of a thread as they are stored.
+
+User content is in bodies, as JSON, which are encrypted if a key is set; what the queue needs is beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from types import NoneType
+from typing import Any, Literal
+
+from perdure.errors import Corrupt, TooLarge, Unserialisable
+from perdure.model.ops import Expect, Expectation, Put
+from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
+from perdure.model.runs.payloads import can_be_joined
+from perdure.model.runs.queue import INTERRUPT, Stop
+from perdure.model.values.json_values import DEPTH, find_fault
+
+MESSAGE_MAX = 256 * 1024
+"""Largest message or reply, in bytes of JSON."""
+
+_NOTE_MAX = 4000
+
+Mode = Literal["enqueue", "coalesce", "steer", "answer", "withdrawn"]
+"""Relation of a message to its run: ``enqueue`` for a run of its own, ``coalesce`` for one shared with those
+that wait beside it, ``steer`` for the open one or else as ``coalesce``, ``answer`` for the answer to an
+interrupt. A ``withdrawn`` one becomes a finished run."""
+
+ANSWERS = "answers"
+"""Option of an answer with the ids of the interrupts it answers."""
+
+RETRY_OF = "retry_of"
+"""Option of a message that repeats a failed run, with the id of that run."""
+
+OPEN, WAITING, DONE = "open", "waiting", "done"
+FAILED, INTERRUPTED, ROLLED_BACK = "failed", "interrupted", "rolled_back"
+"""States of a run. Only an ``open`` one is in progress; the answer to a ``waiting`` run is another run."""
+
+TRACEBACK = "traceback"
+"""Entry of the note of a run with the traceback of its error, which is for operators and not for clients."""
+
+TIMEOUT = "Timeout"
+"""Kind of failure of a run that exceeded its time limit."""
+
+READY, SENDING, SENT, UNKNOWN, DEAD = "ready", "sending", "sent", "unknown", "dead"
+"""States of a reply. ``sending`` may or may not have reached the provider, ``unknown`` is held for a person
+to decide, ``dead`` was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An accepted message.
+
+    ``id`` is the same however often it is sent, and is also the id of a run of this message alone.
+    ``options`` are given to its run."""
+
+    id: str
+    payload: Any
+    graph: str
+    channel: str = ""
+    mode: Mode = "enqueue"
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    seq: int = 0
+    accepted_at: int = 0
+    dedupe: bytes = b""
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """True if its sender withdrew it while it waited."""
+        return self.mode == "withdrawn"
+
+    @property
+    def stop(self) -> Stop:
+        """Kind of its withdrawal."""
+        stop: Stop = self.options.get("stop", INTERRUPT)
+        return stop
+
+    def withdrawn(self, how: Stop) -> Message:
+        """Return the message as withdrawn."""
+        return replace(self, mode="withdrawn", options={**self.options, "stop": how})
+
+    def put(self, expect: Expectation = Expect.ABSENT) -> Put:
+        """Return the operation that stores the message."""
+        fields = {
+            "graph": self.graph,
+            "channel": self.channel,
+            "mode": self.mode,
+            "dedupe": self.dedupe,
+            "accepted_at": self.accepted_at,
+        }
+        body = encode({"id": self.id, "payload": self.payload, "options": dict(self.options)}, "message")
+        return Put(INBOX, (self.seq,), fields, body, expect)
+
+    @classmethod
+    def read(cls, record: Record) -> Message:
+        """Read a message from its record."""
+        content, fields = decode_object(record, id=str, payload=object, options=dict), record.fields
+        return cls(
+            content["id"],
+            content["payload"],
+            fields["graph"],
+            fields["channel"],
+            fields["mode"],
+            content["options"],
+            record.key[0],
+            fields["accepted_at"],
+            fields["dedupe"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run over the messages ``first`` to ``last``.
+
+    ``base`` is the head at its first claim, ``epoch`` the lease of its latest attempt, ``note`` the result
+    that it ended with."""
+
+    id: str
+    first: int
+    last: int
+    state: str
+    graph: str
+    channel: str
+    epoch: int
+    attempts: int
+    base: str | None
+    started_at: int
+    updated_at: int
+    note: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    version: int = 0
+
+    @property
+    def is_fresh(self) -> bool:
+        """True if it is stored as its first claim left it, without an earlier attempt."""
+        return self.version == 1
+
+    def put(self) -> Put:
+        """Return the operation that stores it over the version that was read."""
+        fields = {
+            "first": self.first,
+            "last": self.last,
+            "state": self.state,
+            "graph": self.graph,
+            "channel": self.channel,
+            "epoch": self.epoch,
+            "attempts": self.attempts,
+            "base": self.base,
+            "started_at": self.started_at,
+            "updated_at": self.updated_at,
+        }
+        expect: Expectation = self.version or Expect.ABSENT
+        return Put(RUN, (self.id,), fields, encode(self.note, "note"), expect, self.version + 1)
+
+    @classmethod
+    def read(cls, record: Record) -> Run:
+        """Read a run from its record."""
+        fields = record.fields
+        return cls(
+            record.key[0],
+            fields["first"],
+            fields["last"],
+            fields["state"],
+            fields["graph"],
+            fields["channel"],
+            fields["epoch"],
+            fields["attempts"],
+            fields["base"],
+            fields["started_at"],
+            fields["updated_at"],
+            decode_object(record),
+            record.version,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply to be delivered. ``ord`` is its place among the replies of its run."""
+
+    seq: int
+    run_id: str
+    ord: int
+    channel: str
+    payload: Any
+    state: str = READY
+    attempts: int = 0
+    provider_id: str | None = None
+    created_at: int = 0
+    error: str | None = None
+    version: int = 0
+
+    @property
+    def id(self) -> str:
+        """Idempotency key under which it is sent, however often."""
+        return f"{self.run_id}:{self.ord}"
+
+    def put(self) -> Put:
+        """Return the operation that stores it over the version that was read."""
+        fields = {
+            "run_id": self.run_id,
+            "ord": self.ord,
+            "channel": self.channel,
+            "state": self.state,
+            "attempts": self.attempts,
+            "provider_id": self.provider_id,
+            "created_at": self.created_at,
+        }
+        body = encode({"payload": self.payload, "error": self.error}, "reply")
+        expect: Expectation = self.version or Expect.ABSENT
+        return Put(OUTBOX, (self.seq,), fields, body, expect, self.version + 1)
+
+    @classmethod
+    def read(cls, record: Record) -> Reply:
+        """Read a reply from its record."""
+        content, fields = decode_object(record, payload=object, error=(str, NoneType)), record.fields
+        return cls(
+            record.key[0],
+            fields["run_id"],
+            fields["ord"],
+            fields["channel"],
+            content["payload"],
+            fields["state"],
+            fields["attempts"],
+            fields["provider_id"],
+            fields["created_at"],
+            content["error"],
+            record.version,
+        )
+
+
+def dedupe_digest(key: str) -> bytes:
+    """Return the stored form of a dedupe key: of fixed length, without the sender's text in the clear."""
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+def dedupe_put(digest: bytes, seq: int, expect: Expect = Expect.ABSENT) -> Put:
+    """Return the operation that stores a dedupe key.
+
+    ``seq`` is the message's number, or, for a postponed one that has none yet, minus the time at which it is
+    due, in microseconds.
+    """
+    return Put(DEDUPE, (digest,), {"seq": seq}, expect=expect)
+
+
+def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
+    """Return the messages that the next run takes: those at the front that belong together."""
+    first = pending[0]
+    count = 1
+    if first.mode in ("coalesce", "steer"):
+        payloads = [first.payload]
+        while count < min(len(pending), most) and _together(first, pending[count]):
+            if not can_be_joined(payloads, pending[count].payload):
+                break
+            payloads.append(pending[count].payload)
+            count += 1
+    return pending[:count]
+
+
+def _together(first: Message, other: Message) -> bool:
+    alike = (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
+    return alike and other.options == first.options
+
+
+def error_note(error: BaseException) -> str:
+    """Return an error as text for the note of a run or a reply, cut to what can be stored."""
+    return stored_text(f"{type(error).__name__}: {error}"[:_NOTE_MAX])
+
+
+def stored_text(text: str) -> str:
+    """Replace lone surrogates in text, which databases cannot hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def decode(record: Record) -> Any:
+    """Decode a body that ``encode`` made; raises ``Corrupt`` if it is not JSON."""
+    try:
+        return json.loads(record.body)
+    except (ValueError, RecursionError) as error:
+        raise _other_than_stored(record) from error
+
+
+def decode_object(record: Record, **fields: type | tuple[type, ...]) -> dict[str, Any]:
+    """Decode a body that is an object with these ``fields`` of these types; raises ``Corrupt`` otherwise."""
+    found = decode(record)
+    if not isinstance(found, dict) or any(
+        name not in found or not isinstance(found[name], kind) for name, kind in fields.items()
+    ):
+        raise _other_than_stored(record)
+    return found
+
+
+def _other_than_stored(record: Record) -> Corrupt:
+    name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in record.key)
+    return Corrupt(f"{record.kind.name} {name!r} is not the JSON that was stored; run `perdure fsck`")
+
+
+def encode(value: Any, what: str) -> bytes:
+    """Encode plain data as JSON.
+
+    Raises:
+        Unserialisable: the value is not plain JSON data, or is nested deeper than ``DEPTH`` levels.
+        TooLarge: it exceeds ``MESSAGE_MAX``.
+    """
+    try:
+        body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        fault = find_fault(value, are_keys_text=False) or error
+        raise Unserialisable(
+            f"a {what} has to be plain JSON data, and {fault}; nothing of it was stored"
+        ) from error
+    except RecursionError as error:
+        raise _too_deep(what) from error
+    if body.count(b"[") + body.count(b"{") > DEPTH and _is_deep(value):
+        raise _too_deep(what)
+    if len(body) > MESSAGE_MAX:
+        raise TooLarge(
+            f"a {what} has {len(body)} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of it was "
+            "stored. Put large content elsewhere and send a reference to it"
+        )
+    return body
+
+
+def _is_deep(value: Any) -> bool:
+    containers = [value]
+    for _ in range(DEPTH):
+        parts = (part for each in containers for part in (each.values() if isinstance(each, dict) else each))
+        containers = [part for part in parts if isinstance(part, dict | list | tuple)]
+        if not containers:
+            return False
+    return True
+
+
+def _too_deep(what: str) -> Unserialisable:
+    return Unserialisable(
+        f"a {what} is nested deeper than {DEPTH} levels, or contains itself; nothing of it was stored"
+    )
+
+
+def plain_copy(value: Any, what: str) -> Any:
+    """Return a copy of plain data as it is read after it was stored; errors as of ``encode``."""
+    return json.loads(encode(value, what))

@@ -1,0 +1,1 @@
+"""Turn a packed value into chunks, references and packs, and back."""

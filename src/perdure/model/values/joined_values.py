@@ -1,0 +1,81 @@
+"""Joining of the pieces of a value into one packed value, which is decoded in one call.
+
+MessagePack composes: an array is a header and the bytes of its elements, a map a header and those of its
+keys and values, so a split value joins byte for byte into what the serializer wrote for the whole.
+Source of the headers: the MessagePack specification, formats "array", "map", "bin" and "ext".
+"""
+
+from __future__ import annotations
+
+from struct import pack
+
+from perdure.errors import Corrupt
+from perdure.model.values import refs
+from perdure.model.values.tree import EncodedDict, EncodedList, Leaf, Tree
+
+SNAPSHOT_EXT = 7
+"""Extension code of LangGraph's ``_DeltaSnapshot``."""
+
+
+def joined(tree: Tree) -> tuple[int, bytes]:
+    """Return the payload type and bytes of a whole value."""
+    if isinstance(tree, Leaf):
+        return tree.type, tree.body
+    return refs.MSGPACK, packed(tree)
+
+
+def packed(tree: Tree) -> bytes:
+    """Return the value as one packed MessagePack value."""
+    if isinstance(tree, Leaf):
+        if tree.type == refs.MSGPACK:
+            return tree.body
+        if tree.type == refs.NULL:
+            return b"\xc0"
+        if tree.type == refs.BYTES:
+            return _bin_header(len(tree.body)) + tree.body
+        raise Corrupt(f"a payload of type {tree.type} stands inside another value")
+    if isinstance(tree, EncodedList):
+        return array_header(len(tree.items)) + b"".join(
+            [i.body if type(i) is Leaf and i.type == refs.MSGPACK else packed(i) for i in tree.items]
+        )
+    if isinstance(tree, EncodedDict):
+        parts = [map_header(len(tree.items))]
+        for key, value in tree.items:
+            parts.append(key)
+            parts.append(packed(value))
+        return b"".join(parts)
+    inner = packed(tree.inner)
+    return ext_header(SNAPSHOT_EXT, len(inner)) + inner
+
+
+def array_header(count: int) -> bytes:
+    if count < 16:
+        return bytes((0x90 | count,))
+    return pack(">BH", 0xDC, count) if count < 1 << 16 else pack(">BI", 0xDD, count)
+
+
+def map_header(count: int) -> bytes:
+    if count < 16:
+        return bytes((0x80 | count,))
+    return pack(">BH", 0xDE, count) if count < 1 << 16 else pack(">BI", 0xDF, count)
+
+
+def ext_header(code: int, size: int) -> bytes:
+    fixed = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}.get(size)
+    if fixed is not None:
+        return pack(">Bb", fixed, code)
+    if size < 1 << 8:
+        return pack(">BBb", 0xC7, size, code)
+    return pack(">BHb", 0xC8, size, code) if size < 1 << 16 else pack(">BIb", 0xC9, size, code)
+
+
+def ext_code(body: bytes) -> int | None:
+    """Return the code of a packed extension value; ``None`` for another value."""
+    at = {0xC7: 2, 0xC8: 3, 0xC9: 5}.get(body[0], 1 if 0xD4 <= body[0] <= 0xD8 else None)
+    return None if at is None else body[at]
+
+
+def _bin_header(size: int) -> bytes:
+    if size < 1 << 8:
+        return pack(">BB", 0xC4, size)
+    return pack(">BH", 0xC5, size) if size < 1 << 16 else pack(">BI", 0xC6, size)

@@ -1,0 +1,219 @@
+"""Renaming of a thread's references under another digest key, and the digest of their content.
+
+Names of chunks are digests, keyed if there is an encryption key, and nodes hold the names of other chunks. A
+thread that moves between keys is therefore renamed from the leaves up: a node whose children got other names
+has other bytes, and so another name too. If no name changes, every byte stays as it is.
+
+The content digest of a reference depends neither on a key nor on how a list was cut: equal values have equal
+content digests in every database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import NamedTuple
+
+from perdure.errors import Corrupt
+from perdure.model.values import refs
+from perdure.model.values.chunks import Digester
+
+_CONTENT_SIZE = 16
+_LEVEL_MAX = 64
+
+
+class Named(NamedTuple):
+    """A chunk or reference at the target: its name there, and its content digest."""
+
+    name: bytes
+    content: bytes
+
+
+class _Role(NamedTuple):
+    """Format of a node's bytes: entries of a list or dict (``height`` 0), names of the nodes one level lower,
+    the unfinished ends of all levels (``height`` -1), or a whole reference (``tag`` WRAPPED)."""
+
+    tag: int
+    height: int
+
+
+_WRAPPED = _Role(refs.WRAPPED, 0)
+
+
+class Graft:
+    """Renaming of one thread's references from ``source`` to ``target`` digests.
+
+    First call ``explore`` in rounds, feeding nodes, until every reference is known; then ``arrive`` with
+    every payload; then ``reference`` returns the new reference and its content digest. ``payloads`` are the
+    names of the chunks that are no nodes; ``fresh`` collects the nodes under their new names.
+    """
+
+    def __init__(self, source: Digester, target: Digester) -> None:
+        self.source = source
+        self._target = target
+        self._nodes: dict[bytes, bytes] = {}
+        self._wanted: set[bytes] = set()
+        self._explored: set[tuple[_Role, bytes]] = set()
+        self._arrived: dict[bytes, Named] = {}
+        self._made: dict[tuple[_Role, bytes], Named] = {}
+        self.payloads: set[bytes] = set()
+        self.fresh: dict[bytes, bytes] = {}
+
+    @property
+    def names(self) -> set[bytes]:
+        """Names at the target of all chunks that have arrived."""
+        return {named.name for named in self._arrived.values()} | set(self.fresh)
+
+    # Exploration
+
+    def feed(self, bodies: dict[bytes, bytes]) -> None:
+        """Supply nodes; each must match its name."""
+        for digest, body in bodies.items():
+            self._check(digest, body)
+        self._nodes.update(bodies)
+
+    def missing(self) -> set[bytes]:
+        """Return the names of the nodes requested since the last call."""
+        wanted, self._wanted = self._wanted, set()
+        return wanted
+
+    def explore(self, ref: bytes) -> bool:
+        """Return True if everything that a reference needs is known by name; if not, see ``missing``."""
+        if not ref:
+            raise Corrupt("an empty reference")
+        tag, family = ref[0], ref[0] & 0xF0
+        if family == refs.INLINE:
+            return True
+        if family in (refs.CHUNK, refs.BIG):
+            self.payloads.update(refs.digests(ref[1:]))
+            return True
+        if tag == refs.WRAPPED:
+            return self._explore_node(_WRAPPED, ref[1:])
+        if tag == refs.SNAPSHOT:
+            return self.explore(ref[1:])
+        if tag in (refs.LIST, refs.DICT):
+            _, upper, tail = refs.read_tree(ref)
+            whole = self._explore_entries(tag, tail)
+            return (not upper or self._explore_node(_Role(tag, -1), upper)) and whole
+        raise Corrupt(f"a reference with the unknown tag {tag:#04x}")
+
+    def _explore_node(self, role: _Role, digest: bytes) -> bool:
+        if (role, digest) in self._explored:
+            return True
+        body = self._nodes.get(digest)
+        if body is None:
+            self._wanted.add(digest)
+            return False
+        if role is _WRAPPED:
+            whole = self.explore(body)
+        elif role.height == 0:
+            whole = self._explore_entries(role.tag, body)
+        else:
+            below = [(part, name) for part, run in _below(role, body) for name in run]
+            whole = not [name for part, name in below if not self._explore_node(part, name)]
+        if whole:
+            self._explored.add((role, digest))
+        return whole
+
+    def _explore_entries(self, tag: int, data: bytes) -> bool:
+        return not [ref for _, ref in _entries(tag, data) if not self.explore(ref)]
+
+    # Renaming
+
+    def arrive(self, digest: bytes, body: bytes) -> bytes:
+        """Register a payload, which must match its name; return its name at the target."""
+        self._check(digest, body)
+        new = digest if self._target.names(digest, body) else self._target(body)
+        self._arrived[digest] = Named(new, _content_digest(b"payload", body))
+        return new
+
+    def reference(self, ref: bytes) -> Named:
+        """Return the reference at the target and its content digest; its nodes are added to ``fresh``."""
+        tag, family = ref[0], ref[0] & 0xF0
+        if family == refs.INLINE:
+            return Named(
+                ref, _content_digest(b"leaf", bytes((tag & 0x0F,)), _content_digest(b"payload", ref[1:]))
+            )
+        if family in (refs.CHUNK, refs.BIG):
+            pieces = [self._arrived[digest] for digest in refs.digests(ref[1:])]
+            content = _content_digest(b"leaf", bytes((tag & 0x0F,)), *(p.content for p in pieces))
+            return Named(ref[:1] + b"".join(p.name for p in pieces), content)
+        if tag == refs.WRAPPED:
+            name, content = self._node(_WRAPPED, ref[1:])
+            return Named(refs.wrapped(name), content)
+        if tag == refs.SNAPSHOT:
+            inner, content = self.reference(ref[1:])
+            return Named(refs.snapshot(inner), _content_digest(b"snapshot", content))
+        count, upper, tail = refs.read_tree(ref)
+        entries = b""
+        if upper:
+            upper, entries = self._node(_Role(tag, -1), upper)
+        end, last = self._renamed_entries(tag, tail)
+        entries += last
+        per_entry = _CONTENT_SIZE * (1 if tag == refs.LIST else 2)
+        if len(entries) != count * per_entry:
+            raise Corrupt(f"a list or dict names {count} entries and holds {len(entries) // per_entry}")
+        content = _content_digest(b"list" if tag == refs.LIST else b"dict", entries)
+        return Named(refs.tree(tag, count, upper, end), content)
+
+    def _node(self, role: _Role, digest: bytes) -> Named:
+        """Return a node's name at the target, and the content digests of the entries below it, in order."""
+        made = self._made.get((role, digest))
+        if made is not None:
+            return made
+        body = self._nodes[digest]
+        if role is _WRAPPED:
+            new, content = self.reference(body)
+        elif role.height == 0:
+            new, content = self._renamed_entries(role.tag, body)
+        else:
+            runs = [[self._node(r, d) for d in run] for r, run in _below(role, body)]
+            content = b"".join(named.content for run in runs for named in run)
+            names = [b"".join(named.name for named in run) for run in runs]
+            new = b"".join(map(refs.entry, names)) if role.height < 0 else names[0]
+        name = digest if new == body and self._target.names(digest, body) else self._target(new)
+        self.fresh[name] = new
+        self._made[role, digest] = Named(name, content)
+        return self._made[role, digest]
+
+    def _renamed_entries(self, tag: int, data: bytes) -> tuple[bytes, bytes]:
+        out: list[bytes] = []
+        contents: list[bytes] = []
+        for key, ref in _entries(tag, data):
+            name, content = self.reference(ref)
+            if tag == refs.LIST:
+                out.append(refs.entry(name))
+            else:
+                out.append(refs.dict_entry(key, name))
+                contents.append(_content_digest(b"key", key))
+            contents.append(content)
+        return b"".join(out), b"".join(contents)
+
+    def _check(self, digest: bytes, body: bytes) -> None:
+        if not self.source.names(digest, body):
+            raise Corrupt(f"chunk {digest.hex()} does not hold the bytes that its name says")
+
+
+def _entries(tag: int, data: bytes) -> Iterable[tuple[bytes, bytes]]:
+    """Return the entries of a run: packed key (empty for a list) and reference."""
+    return (
+        [(b"", ref) for ref in refs.read_entries(data)] if tag == refs.LIST else refs.read_dict_entries(data)
+    )
+
+
+def _below(role: _Role, body: bytes) -> list[tuple[_Role, list[bytes]]]:
+    """Return the nodes that a node names with their roles, in the order of their content."""
+    if role.height > 0:
+        return [(_Role(role.tag, role.height - 1), list(refs.digests(body)))]
+    tails = refs.read_entries(body)
+    if len(tails) > _LEVEL_MAX:
+        raise Corrupt(f"a list or dict of {len(tails)} levels")
+    heights = range(len(tails) - 1, -1, -1)
+    return [(_Role(role.tag, h), list(refs.digests(tail))) for h, tail in zip(heights, tails, strict=True)]
+
+
+def _content_digest(what: bytes, *parts: bytes) -> bytes:
+    digest = blake2b(digest_size=_CONTENT_SIZE, person=b"perdure." + what)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

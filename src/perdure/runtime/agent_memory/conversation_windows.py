@@ -1,0 +1,204 @@
+"""Conversations of a runtime's threads: windows as part of a run's input, and summaries made after replies.
+
+A summary is made while no one waits for it, and is stored in the thread when it is finished. The thread's
+next run, in whatever process, puts it among the messages with its input, in one commit. If the process ends
+before a summary is finished, the next reply leads to another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from langchain_core.messages import BaseMessage, RemoveMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
+from langgraph.pregel import Pregel
+
+from perdure.conversation.compaction import compacted
+from perdure.conversation.hook import off_loop
+from perdure.conversation.policy import Conversation
+from perdure.conversation.summary import SUMMARY_ID, Summary
+from perdure.database.handle import DatabaseHandle
+from perdure.engine.documents import Document
+from perdure.engine.queue import pending_summary
+from perdure.engine.queue.pending_summary import FinishedSummary
+from perdure.engine.queue.runs import HeldRun
+from perdure.errors import NoWindow
+from perdure.langgraph.reading.readable_states import aread_state
+from perdure.model.records import Partition
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.failures.failure_location import log_failure
+from perdure.runtime.observers import Observers
+
+_AT_ONCE = 8
+"""Most summaries that a process makes at the same time."""
+_PATIENCE_S = 300.0
+"""Seconds after which a summary is given up."""
+
+
+class Conversations:
+    """Applies the conversation policies of agents to the runs of their threads."""
+
+    def __init__(self, database: DatabaseHandle, clock: DatabaseClock, observers: Observers) -> None:
+        self._database = database
+        self._clock = clock
+        self._observers = observers
+        self._replied: dict[Partition, tuple[HeldRun, Conversation, Sequence[BaseMessage]]] = {}
+        self._tasks: dict[Partition, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(_AT_ONCE)
+
+    async def input(
+        self,
+        conversation: Conversation,
+        held: HeldRun,
+        given: Any,
+        stored: Mapping[str, Any],
+    ) -> Any:
+        """Return a run's input, with the thread's messages replaced by their window if they change.
+
+        The replacement is part of the input's own checkpoint: both are stored, or neither.
+
+        Args:
+            conversation: The policy.
+            held: The run.
+            given: The input; answers to interrupts and commands are returned unchanged.
+            stored: The values of the state from which the run starts.
+
+        Raises:
+            NoWindow: No valid list of the messages fits.
+        """
+        if not isinstance(given, Mapping):
+            return given
+        key = conversation.key
+        new = given.get(key, [])
+        if not isinstance(new, list | tuple | str | BaseMessage | Mapping):
+            return given
+        before = stored.get(key) or []
+        whole: Any = cast("Any", add_messages)(before, list(new) if isinstance(new, list | tuple) else [new])
+        if not whole:
+            return given
+        made = None if conversation.summarize is None else await self._waiting(held.partition, before)
+        changed = await off_loop(conversation, compacted, conversation, whole, made)
+        if changed is None:
+            return given
+        if changed.repairs:
+            self._observers.run_event("conversation.repaired", held, changes=sum(changed.repairs.values()))
+        if changed.left_out:
+            self._observers.run_event(
+                "conversation.compacted", held, left_out=changed.left_out, kept=len(changed.messages)
+            )
+        if changed.has_new_summary:
+            self._observers.run_event("conversation.summary_stored", held)
+        return {**given, key: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *changed.messages]}
+
+    async def note_reply(
+        self,
+        conversation: Conversation,
+        graph: Pregel[Any, Any, Any, Any],
+        config: RunnableConfig,
+        held: HeldRun,
+        values: Any,
+    ) -> None:
+        """Remember a thread's messages at the end of a run, for its summary.
+
+        Args:
+            conversation: The policy.
+            graph: The graph of the run.
+            config: The config of the run.
+            held: The run.
+            values: The output of the run; the state is read if it lacks the messages.
+        """
+        if conversation.summarize is None:
+            return
+        messages = values.get(conversation.key) if isinstance(values, Mapping) else None
+        if not isinstance(messages, list):
+            messages = (await aread_state(graph, config)).values.get(conversation.key)
+        if isinstance(messages, list):
+            self._replied[held.partition] = (held, conversation, messages)
+
+    def after_reply(self, partition: Partition) -> None:
+        """Begin a thread's summary in the background if its latest run has made one due."""
+        replied = self._replied.pop(partition, None)
+        if replied is None or partition in self._tasks:
+            return
+        task = asyncio.create_task(self._summarise(*replied))
+        self._tasks[partition] = task
+        task.add_done_callback(lambda _: self._tasks.pop(partition, None))
+
+    async def settled(self, within: float | None = None) -> None:
+        """Wait for the summaries under way, at most ``within`` seconds."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=within)
+
+    async def close(self) -> None:
+        """End the summaries under way; the next reply of their threads leads to others."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await self.settled()
+
+    def forget(self, partition: Partition) -> None:
+        """Drop what is held of a thread that was deleted."""
+        self._replied.pop(partition, None)
+        if (task := self._tasks.get(partition)) is not None:
+            task.cancel()
+
+    async def _summarise(
+        self, held: HeldRun, conversation: Conversation, messages: Sequence[BaseMessage]
+    ) -> None:
+        summary = Summary.of(messages)
+        rest = [message for message in messages if message.id != SUMMARY_ID]
+        try:
+            leaving = await off_loop(conversation, conversation.to_fold, rest, summary)
+            if leaving is None:
+                return
+            found = await self._database.arun(pending_summary.waiting(held.partition))
+            if _usable(found, messages) is not None:
+                return  # It waits for the thread's next run, which may make the next one due.
+            async with self._places, asyncio.timeout(_PATIENCE_S):
+                made = await conversation.fold(summary, leaving)
+            stored = await self._store(held, summary, made, found)
+        except NoWindow:
+            return  # The thread's next run is refused with this error, where someone waits for it.
+        except Exception as error:
+            self._observers.run_event("conversation.summary_failed", held, error=type(error).__name__)
+            log_failure(held.run.id, error)
+            return
+        if made.shortened:
+            self._observers.run_event("conversation.summary_shortened", held, how=made.shortened)
+        if stored:
+            self._observers.run_event("conversation.summary_made", held, messages=len(leaving.messages))
+        else:
+            self._observers.run_event("conversation.summary_superseded", held)
+
+    async def _store(
+        self, held: HeldRun, before: Summary | None, made: Summary, found: Document | None
+    ) -> bool:
+        """Store a finished summary, unless another one was stored, or the thread deleted, meanwhile."""
+        body = {
+            "base": None if before is None else before.covers,
+            "text": made.text,
+            "covers": made.covers,
+            "keeps": list(made.keeps),
+        }
+        now = await self._clock.now()
+        finished = FinishedSummary(body, held.run.id, found)
+        program = pending_summary.store(held.partition, finished, now, fresh=self._database.fresh())
+        return await self._database.arun(program)
+
+    async def _waiting(self, partition: Partition, messages: Any) -> Summary | None:
+        """Return the summary that was made for a thread since its latest input, if any."""
+        return _usable(await self._database.arun(pending_summary.waiting(partition)), messages)
+
+
+def _usable(found: Document | None, messages: Any) -> Summary | None:
+    """Return a stored summary, unless a thread's messages already have it, or another one."""
+    held = Summary.of(messages) if isinstance(messages, list) else None
+    if found is None or found.body["base"] != (None if held is None else held.covers):
+        return None
+    body = found.body
+    there = [*messages, *(() if held is None else held.pending)] if isinstance(messages, list) else []
+    if body["covers"] not in [message.id for message in there]:
+        return None  # The thread went another way since, e.g. from an earlier checkpoint.
+    return Summary(body["text"], body["covers"], keeps=tuple(body["keeps"]))

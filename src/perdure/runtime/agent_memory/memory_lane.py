@@ -1,0 +1,284 @@
+"""Lane of a user: the thread on which the turns of the user's other threads are extracted, one run at a time.
+
+A turn reaches the lane through the outbox of its thread, under a key of its run, so it is accepted once. Runs
+of the lane are runs like others: they wait for a rest, are retried, and their messages are given up after the
+last attempt. Facts are stored by their content, so a step that is repeated stores nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.pregel import Pregel
+from langgraph.runtime import Runtime as NodeRuntime
+
+from perdure.conversation.summary import Leaving, Summary, folded, transcript
+from perdure.errors import Forgotten, QueueFull
+from perdure.memory.extraction import ExtractionRequest, extracted
+from perdure.memory.facts import Fact, same_text
+from perdure.memory.memory import Memory
+from perdure.memory.policy import MemoryPolicy
+from perdure.model.records import Partition
+from perdure.model.runs.messages import Message, Reply
+from perdure.model.runs.payloads import INPUT
+from perdure.model.runs.queue import Debounce
+from perdure.runtime.accepting import AcceptanceTerms
+from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn, lane_of
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.observers import Observers
+from perdure.runtime.options import Options
+from perdure.runtime.tickets import Ticket, message_of
+from perdure.runtime.worker.delivery import Channel, NotSent
+
+_QUERY_MAX = 2_000
+_STEPS_MAX = 10_000
+_SUMMARY_TOKENS = 4_000
+_FULL_S = 30.0
+"""Seconds after which a turn that found its lane full is handed over again."""
+
+
+_OPTIONS = Options(on_failure="rollback")
+"""Options of the lanes' runs, whatever the worker's setting: one that is given up leaves no text."""
+_NOTHING: Mapping[str, Any] = {"facts": [], "summary": None}
+
+
+class LaneState(TypedDict):
+    """State of a lane: the user, the turns that are left, and what was found in the first ones."""
+
+    user: str
+    turns: list[dict[str, Any]]
+    found: dict[str, Any]
+
+
+def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: bool) -> Agent:
+    """Return the agent of the lanes.
+
+    Args:
+        agents: The agents whose turns are extracted, by name.
+        observers: Receivers of events.
+        has_index: True if the store can be searched by a query.
+    """
+
+    async def extract(state: LaneState, runtime: NodeRuntime[None]) -> dict[str, Any]:
+        left, failed, errors = list(state["turns"]), list[dict[str, Any]](), list[Exception]()
+        while left:
+            together = len(_first(left))
+            for count in dict.fromkeys((together, 1)):
+                turns = [WaitingTurn.read(each) for each in left[:count]]
+                try:
+                    found = await find(state["user"], turns, runtime)
+                except _NoFacts as only:
+                    # Its summary is finished, and is kept. Its facts are extracted after the others'.
+                    again = [replace(turn, is_summarised=True).stored() for turn in turns]
+                    return {"turns": [*left, *failed, *again], "found": {**only.found, "count": count}}
+                except Exception as error:
+                    errors.append(error)
+                else:
+                    return {"turns": [*left, *failed], "found": {**found, "count": count}}
+            # It fails alone: those behind it do not wait for it.
+            failed.append(left.pop(0))
+        raise errors[0]
+
+    async def find(user: str, turns: Sequence[WaitingTurn], runtime: NodeRuntime[None]) -> dict[str, Any]:
+        policy = _policy(agents, turns[0])
+        memory = _memory(runtime, user, policy)
+        forgotten = _micros(await memory.aforgotten_at())
+        turns = [turn for turn in turns if turn.at > forgotten]
+        if not turns:
+            return {**_NOTHING, "forgotten": forgotten}
+        summary = await _summary(policy, memory, turns)
+        found: dict[str, Any] = {"facts": [], "summary": summary, "forgotten": forgotten}
+        try:
+            return {**found, "facts": await _facts(policy, memory, turns, has_index=has_index)}
+        except Exception as error:
+            if summary is None:
+                raise
+            raise _NoFacts(found) from error
+
+    async def keep(state: LaneState, runtime: NodeRuntime[None]) -> dict[str, Any]:
+        found = state["found"]
+        taken = [WaitingTurn.read(each) for each in state["turns"][: found["count"]]]
+        memory = _memory(runtime, state["user"], _policy(agents, taken[0]))
+        # As in ``find``: nothing was found in the others.
+        turns = [turn for turn in taken if turn.at > found["forgotten"]] or taken
+        last = turns[-1]
+        if await _is_forgotten(memory, last, found["forgotten"]):
+            # What is newer is extracted again.
+            return {"found": {}}
+        kept = await _keep(memory, turns, found)
+        if await _is_forgotten(memory, last, found["forgotten"]):
+            return {"found": {}}
+        observers.event("memory.kept", graph=last.agent, **kept)
+        return {"turns": state["turns"][len(taken) :], "found": {}}
+
+    builder = StateGraph(LaneState)
+    builder.add_node("extract", extract)
+    builder.add_node("keep", keep)
+    builder.add_edge(START, "extract")
+    builder.add_edge("extract", "keep")
+    builder.add_conditional_edges("keep", lambda state: "extract" if state["turns"] else END)
+    graph: Pregel[Any, Any, Any, Any] = builder.compile(name=MEMORY)
+    return Agent(graph, config={"recursion_limit": _STEPS_MAX}, apology=None)
+
+
+Accept = Callable[[Partition, Message, AcceptanceTerms], Awaitable[Ticket]]
+
+
+def lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: float) -> Channel:
+    """Return the channel that brings turns to the lanes.
+
+    Args:
+        accept: Accepts a message for a thread.
+        agents: The agents by name.
+        timeout: Seconds for the acceptance of a turn.
+    """
+
+    async def hand_over(partition: Partition, reply: Reply) -> str:
+        user, turn = reply.payload["user"], reply.payload["turn"]
+        agent = agents.get(turn["agent"])
+        policy = None if agent is None else agent.memory
+        waits = Debounce()
+        if policy is not None:
+            waits = Debounce(round(policy.debounce * 1_000_000), round(policy.max_wait * 1_000_000))
+        payload = {INPUT: {"user": user, "turns": [turn]}}
+        message = message_of(MEMORY, payload, "coalesce", reply.id, "", _OPTIONS)
+        lane = Partition(partition.tenant, lane_of(user))
+        try:
+            return (await accept(lane, message, AcceptanceTerms(debounce=waits))).id
+        except QueueFull as full:
+            # The turn is accepted already, so it waits in its thread for as long as the lane is full.
+            raise NotSent("the lane of the user is full", retry_after=_FULL_S) from full
+
+    return Channel(send_in=hand_over, timeout=timeout)
+
+
+class _NoFacts(Exception):
+    """The facts of turns could not be extracted; ``found`` has their summary."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__()
+        self.found = found
+
+
+async def _facts(
+    policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn], *, has_index: bool
+) -> list[dict[str, Any]]:
+    """Return the facts of turns of one thread, as plain JSON data."""
+    messages = [message for turn in turns for message in turn.spoken()]
+    facts: list[dict[str, Any]] = []
+    if policy.extract is None or not messages:
+        return facts
+    text = transcript(messages)
+    current = await memory.afacts()
+    there = {same_text(fact.text) for fact in current}
+    known = await _known(policy, memory, text, current, has_index=has_index)
+    for fact in await extracted(policy.extract, ExtractionRequest(text, known)):
+        if same_text(fact.text) in there and not fact.supersedes:
+            continue
+        since = None if fact.valid_from is None else fact.valid_from.isoformat()
+        facts.append({"text": fact.text, "supersedes": list(fact.supersedes), "valid_from": since})
+    return facts
+
+
+async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn]) -> str | None:
+    """Return the summary of a thread with turns of it that it lacks; ``None`` if it lacks none."""
+    new = [turn for turn in turns if not turn.is_summarised]
+    messages = [message for turn in new for message in turn.spoken()]
+    if policy.summarize is None or not messages:
+        return new[-1].summary if new else None
+    thread = turns[-1].thread
+    before = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
+    made = folded(
+        before[0] if before else None,
+        Leaving(messages),
+        policy.summarize,
+        most=_SUMMARY_TOKENS,
+        counter=policy.counter,
+    )
+    return (await made).text
+
+
+async def _known(
+    policy: MemoryPolicy, memory: Memory, text: str, current: Sequence[Fact], *, has_index: bool
+) -> list[Fact]:
+    """Return the current facts that an extractor is shown: half of them near to the messages, the rest the
+    newest."""
+    if not policy.known:
+        return []
+    near = await memory.arecall(text[-_QUERY_MAX:], (policy.known + 1) // 2) if has_index else []
+    chosen = {each.id: each for each in (*near, *reversed(current)) if isinstance(each, Fact)}
+    return list(chosen.values())[: policy.known]
+
+
+async def _keep(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str, Any]) -> dict[str, int]:
+    """Store what was found in turns, but for what was forgotten since the first of them; return the numbers
+    of stored facts and summaries."""
+    last = turns[-1]
+    heard_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=turns[0].at)
+    kept = {"facts": 0, "summaries": 0}
+    there = {fact.id for fact in await memory.afacts(history=True)} if found["facts"] else set[str]()
+    for fact in found["facts"]:
+        since = fact["valid_from"]
+        with suppress(Forgotten):
+            await memory.aremember(
+                fact["text"],
+                thread=last.thread,
+                message=last.message,
+                valid_from=None if since is None else datetime.fromisoformat(since),
+                supersedes=[key for key in fact["supersedes"] if key in there],
+                heard_at=heard_at,
+            )
+            kept["facts"] += 1
+    if found["summary"]:
+        with suppress(Forgotten):
+            await memory.asummarise(last.thread, found["summary"], heard_at=heard_at)
+            kept["summaries"] = 1
+    return kept
+
+
+async def _is_forgotten(memory: Memory, turn: WaitingTurn, known: int) -> bool:
+    """Return True if the user was forgotten since ``known``, in microseconds, and remove what is stored of a
+    turn: this attempt, or an earlier one that ended, may have stored it after the removal."""
+    if _micros(await memory.aforgotten_at()) == known:
+        return False
+    if turn.message is not None:
+        await memory.aforget_source(turn.thread, turn.message)
+    return True
+
+
+def _first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:
+    """Return the turns at the front that are of one thread and agent."""
+    turns = [WaitingTurn.read(each) for each in stored]
+    count = 1
+    while count < len(turns) and (turns[count].agent, turns[count].thread) == (
+        turns[0].agent,
+        turns[0].thread,
+    ):
+        count += 1
+    return turns[:count]
+
+
+def _micros(at: datetime | None) -> int:
+    """Return a time in microseconds since 1970, or 0 for none."""
+    return 0 if at is None else (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+
+
+def _policy(agents: Mapping[str, Agent], turn: WaitingTurn) -> MemoryPolicy:
+    agent = agents.get(turn.agent)
+    if agent is None or agent.memory is None:
+        raise LookupError(
+            f"a turn of the agent {turn.agent!r} waits for its extraction, and this runtime has no such "
+            "agent with a memory"
+        )
+    return agent.memory
+
+
+def _memory(runtime: NodeRuntime[None], user: str, policy: MemoryPolicy) -> Memory:
+    if runtime.store is None:
+        raise LookupError("the graph of the lanes runs without a store")
+    return Memory(runtime.store, user, root=policy.root)

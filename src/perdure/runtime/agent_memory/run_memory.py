@@ -1,0 +1,279 @@
+"""Memory in the runs of a runtime's threads: recall into a thread's first run, and the hand-over of each turn
+to the user's lane, in the commit that ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
+
+from perdure.conversation.summary import Summary
+from perdure.engine.queue.runs import HeldRun
+from perdure.engine.threads.steering import STEER
+from perdure.errors import Forgotten, PerdureError
+from perdure.langgraph.reading.readable_states import aread_state
+from perdure.memory.facts import SUMMARY_MAX, Remembered
+from perdure.memory.memory import Memory
+from perdure.memory.policy import MemoryPolicy
+from perdure.memory.recall import recalled, recalled_ids
+from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn
+from perdure.runtime.failures.failure_location import log_failure
+from perdure.runtime.observers import Observers
+
+_TURN_MAX = 20_000
+"""Most characters of a turn that are handed over; of a longer one its beginning."""
+_QUERY_MAX = 2_000
+_PATIENCE_S = 2.0
+"""Seconds for which a reply waits for what is recalled."""
+
+
+class Memories:
+    """Applies the memory policies of agents to the runs of their threads.
+
+    Args:
+        observers: Receivers of events.
+        store: Returns the store of a tenant.
+        has_index: True if the stores can be searched by a query.
+    """
+
+    def __init__(self, observers: Observers, store: Callable[[str], BaseStore], *, has_index: bool) -> None:
+        self._observers = observers
+        self._store = store
+        self._has_index = has_index
+
+    async def input(
+        self,
+        policy: MemoryPolicy,
+        config: RunnableConfig,
+        held: HeldRun,
+        given: Any,
+        stored: Mapping[str, Any],
+    ) -> Any:
+        """Return a run's input: for a new thread with the message of what is recalled of its user.
+
+        Args:
+            policy: The policy.
+            config: The config of the run, with the user.
+            held: The run.
+            given: The input; answers to interrupts and commands are returned unchanged.
+            stored: The values of the state from which the run starts.
+        """
+        if not isinstance(given, Mapping) or not given.get(policy.key):
+            return given
+        user = self._user(policy, config, held)
+        if user is None or stored.get(policy.key):
+            return given
+        new = given[policy.key]
+        new = list(new) if isinstance(new, list | tuple) else [new]
+        messages = convert_to_messages(new)
+        memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
+        query = _join_asked(messages) if self._has_index else ""
+        # Both at once, so that together they take no longer than one of them may.
+        nearest, newest = await asyncio.gather(
+            self._within(held, memory.arecall(query, policy.nearest) if query and policy.nearest else None),
+            self._within(held, memory.arecall(None, policy.newest) if policy.newest else None),
+        )
+        message = recalled(nearest, newest, tokens=policy.tokens, counter=policy.counter)
+        if message is None:
+            return given
+        self._observers.run_event("memory.recalled", held, entries=len(recalled_ids(message)))
+        at = next((n for n, each in enumerate(messages) if not isinstance(each, SystemMessage)), len(new))
+        return {**given, policy.key: [*new[:at], message, *new[at:]]}
+
+    async def before(
+        self,
+        policy: MemoryPolicy,
+        graph: Pregel[Any, Any, Any, Any],
+        config: RunnableConfig,
+        held: HeldRun,
+        stored: Mapping[str, Any] | None,
+    ) -> Sequence[Any] | None:
+        """Return the messages that a thread had before a run, or ``None`` if that is not known any more.
+
+        Args:
+            policy: The policy.
+            graph: The graph of the run.
+            config: The config of the run.
+            held: The run.
+            stored: The values of the state from which the run starts; ``None`` if an earlier attempt has
+                stored checkpoints of the run.
+        """
+        if stored is not None:
+            return _messages_of(stored, policy.key)
+        if not isinstance(graph.checkpointer, BaseCheckpointSaver):
+            return ()
+        found = await aread_state(graph, config)
+        while (found.metadata or {}).get("run_id") == held.run.id:
+            if found.parent_config is None:
+                return ()
+            parent = (found.parent_config.get("configurable") or {}).get("checkpoint_id")
+            configurable = {**(config.get("configurable") or {}), "checkpoint_id": parent}
+            found = await aread_state(graph, {**config, "configurable": configurable})
+            if found.metadata is None:
+                return None
+        return _messages_of(found.values, policy.key)
+
+    async def ended(
+        self,
+        policy: MemoryPolicy,
+        graph: Pregel[Any, Any, Any, Any],
+        config: RunnableConfig,
+        held: HeldRun,
+        turn: tuple[Sequence[Any] | None, Any],
+    ) -> Sequence[tuple[str, Any]]:
+        """Return the turn that a run ended, for the outbox, as a channel and a payload. The running summary
+        of the thread is stored at once.
+
+        Only messages that the run itself has added belong to its turn. Those that the thread had before are
+        of an earlier turn, which may be another user's, or forgotten. A run that added none of the user
+        hands nothing over.
+
+        Args:
+            policy: The policy.
+            graph: The graph of the run.
+            config: The config of the run, with the user.
+            held: The run.
+            turn: The messages before the run, and the output of the run; the state is read if it lacks the
+                messages.
+        """
+        before, values = turn
+        user = self._user(policy, config)
+        if user is None:
+            return ()
+        messages = values.get(policy.key) if isinstance(values, Mapping) else None
+        if not isinstance(messages, list):
+            messages = (await aread_state(graph, config)).values.get(policy.key)
+        if not isinstance(messages, list):
+            return ()
+        if before is None:
+            self._observers.run_event("memory.not_handed_over", held)
+            return ()
+        is_steered = any(each.mode == STEER for each in held.messages[1:])
+        spoken = last_turn(_find_added(before, messages), is_steered=is_steered)
+        if not spoken:
+            return ()
+        message = spoken[0].id
+        text = None if policy.summarize else await self._unkept_summary(policy, user, held, messages)
+        if policy.extract is None and policy.summarize is None:
+            if text is None:
+                return ()
+            spoken = []
+        waiting = WaitingTurn(
+            agent=held.run.graph,
+            thread=held.partition.thread,
+            run=held.run.id,
+            at=held.messages[0].accepted_at,
+            message=message,
+            messages=_cut(spoken),
+            summary=text,
+        )
+        return ((MEMORY, {"user": user, "turn": waiting.stored()}),)
+
+    async def _unkept_summary(
+        self, policy: MemoryPolicy, user: str, held: HeldRun, messages: Sequence[Any]
+    ) -> str | None:
+        """Store the running summary of a thread for the user's other threads, if it has one. It is stored
+        before the run ends, so that it is there with the turn, and again if the process ends in between.
+        Returns it if it could not be stored, so that the user's lane stores it: the reply does not wait."""
+        summary = Summary.of(messages)
+        if summary is None or not summary.text:
+            return None
+        text = summary.text[:SUMMARY_MAX]
+        memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
+        heard_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=held.messages[0].accepted_at)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await memory.asummarise(held.partition.thread, text, heard_at=heard_at)
+        except Forgotten:
+            return None
+        except Exception as error:
+            self._observers.run_event("memory.summary_waits", held, error=type(error).__name__)
+            log_failure(held.run.id, error)
+            return text
+        return None
+
+    async def after_lane(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> None:
+        """Remove the texts that a finished run of a lane has left in its checkpoints."""
+        if isinstance(graph.checkpointer, BaseCheckpointSaver):
+            try:
+                await graph.checkpointer.aprune([held.partition.thread])
+            except PerdureError as error:
+                # The next run of the lane removes them.
+                self._observers.run_event("memory.not_tidied", held, error=type(error).__name__)
+
+    def _user(self, policy: MemoryPolicy, config: RunnableConfig, held: HeldRun | None = None) -> str | None:
+        """Return the user of a run, ``None`` if there is none, or one whose id no memory can have. That is
+        reported if ``held`` is given."""
+        try:
+            return policy.user_of(config.get("configurable") or {})
+        except (TypeError, ValueError) as error:
+            if held is not None:
+                self._observers.run_event("memory.user_refused", held, error=str(error))
+            return None
+
+    async def _within(self, held: HeldRun, recalling: Awaitable[list[Remembered]] | None) -> list[Remembered]:
+        """Return what is recalled. If that fails or takes long, the reply does not wait for it."""
+        if recalling is None:
+            return []
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await recalling
+        except Exception as error:
+            self._observers.run_event("memory.recall_failed", held, error=type(error).__name__)
+            log_failure(held.run.id, error)
+            return []
+
+
+def _messages_of(values: Any, key: str) -> Sequence[Any]:
+    found = values.get(key) if isinstance(values, Mapping) else None
+    return found if isinstance(found, list) else ()
+
+
+def _find_added(before: Sequence[Any], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the messages that are not among the earlier ones: by their ids, and without an id by their
+    place."""
+    known = {each.id for each in before if isinstance(each, BaseMessage) and each.id is not None}
+    return [
+        each
+        for place, each in enumerate(messages)
+        if each.id not in known and (each.id is not None or place >= len(before))
+    ]
+
+
+def last_turn(messages: Sequence[BaseMessage], *, is_steered: bool = False) -> list[BaseMessage]:
+    """Return the user's last messages and the texts that follow them, without tools and system messages. In a
+    run that was steered the turn begins with the user's first message."""
+    asked = [n for n, message in enumerate(messages) if isinstance(message, HumanMessage)]
+    if not asked:
+        return []
+    start = asked[0] if is_steered else asked[-1]
+    while not is_steered and start and isinstance(messages[start - 1], HumanMessage):
+        start -= 1
+    kinds = (HumanMessage, AIMessage)
+    return [each for each in messages[start:] if isinstance(each, kinds) and each.text.strip()]
+
+
+def _join_asked(messages: Sequence[BaseMessage]) -> str:
+    """Return the text of the user's messages, to search by."""
+    texts = [message.text.strip() for message in messages if isinstance(message, HumanMessage)]
+    return "\n".join(text for text in texts if text)[:_QUERY_MAX]
+
+
+def _cut(messages: Sequence[BaseMessage]) -> list[list[str]]:
+    """Return the types and texts of messages, as far as their number of characters is within the limit."""
+    out: list[list[str]] = []
+    left = _TURN_MAX
+    for message in messages:
+        text = message.text.strip().encode("utf-8", "replace").decode()[:left]
+        if not text:
+            break
+        out.append([message.type, text])
+        left -= len(text)
+    return out

@@ -1,0 +1,230 @@
+"""Agents: conversion of messages to a graph's input, and of its final state to replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
+from langgraph.channels.base import BaseChannel
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.pregel import Pregel
+from langgraph.types import Command, Send
+
+from perdure.conversation.policy import Conversation
+from perdure.langgraph.codecs import Codec
+from perdure.langgraph.values.datatypes import Allow
+from perdure.memory.policy import MemoryPolicy
+from perdure.model.runs.messages import Message
+from perdure.model.runs.payloads import COMMAND, INPUT, MESSAGE, RESUME
+from perdure.runtime.agents.graph_factories import Factory
+from perdure.runtime.nodes.model_calls import Price
+from perdure.schema.schema import Schema
+
+ToInput = Callable[[Sequence[Message]], Any]
+ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
+
+
+def message_payload(message: object, agent: Agent) -> dict[str, Any]:
+    """Return the payload of a message to an agent: text, or a mapping with ``role`` and ``content``; of an
+    agent with a ``to_input`` of its own any mapping.
+
+    Raises:
+        TypeError: The message is neither.
+        ValueError: The mapping has no content, so that no graph could take it.
+    """
+    if isinstance(message, str):
+        return {MESSAGE: {"role": "user", "content": message}}
+    if not isinstance(message, Mapping | BaseMessage):
+        raise TypeError(
+            f"a message is text, or a mapping with role and content, not {type(message).__name__}; "
+            "nothing was stored"
+        )
+    fields = dict(message)
+    if agent.to_input is to_input and "content" not in fields and "lc" not in fields:
+        raise ValueError(
+            f"a message is text, or a mapping with role and content; this one has the keys {sorted(fields)}. "
+            "Nothing was stored; to pass a graph's whole input, use submit"
+        )
+    return {MESSAGE: fields}
+
+
+def to_input(messages: Sequence[Message]) -> Any:
+    """Return the input of a run: messages under their ids, so that a graph that receives one twice holds it
+    once; a whole input unchanged."""
+    first = messages[0].payload
+    if COMMAND in first:
+        return _command(first[COMMAND])
+    if RESUME in first:
+        return Command(resume=first[RESUME])
+    if INPUT in first:
+        return _join([message.payload[INPUT] for message in messages])
+    return {"messages": [{**message.payload[MESSAGE], "id": message.id} for message in messages]}
+
+
+def _join(inputs: Sequence[Any]) -> Any:
+    """Merge the inputs of several messages: lists are concatenated; other values that two of them have are
+    equal."""
+    whole = inputs[0]
+    for more in inputs[1:]:
+        if isinstance(whole, Mapping) and isinstance(more, Mapping):
+            whole = {**whole, **{key: _follow(whole.get(key), held) for key, held in more.items()}}
+        else:
+            whole = _follow(whole, more)
+    return whole
+
+
+def _follow(before: Any, after: Any) -> Any:
+    return [*before, *after] if isinstance(before, list) and isinstance(after, list) else after
+
+
+def _command(command: Mapping[str, Any]) -> Command[Any]:
+    asked = command.get("goto") or ()
+    goto = [
+        Send(to["node"], to.get("input")) if isinstance(to, Mapping) else str(to)
+        for to in ([asked] if isinstance(asked, str | Mapping) else asked)
+    ]
+    return Command(update=command.get("update"), resume=command.get("resume"), goto=goto)
+
+
+def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:
+    """Return the replies of a run: the agent's last message after the run's own messages, if any."""
+    stored = values.get("messages")
+    if not isinstance(stored, Sequence):
+        return ()
+    own = {message.id for message in messages}
+    answers: list[AIMessage] = []
+    for message in stored:
+        if isinstance(message, BaseMessage) and message.id in own:
+            answers = []
+        elif isinstance(message, AIMessage) and message.text:
+            answers = [message]
+    return [{"role": "assistant", "content": message.text, "id": message.id} for message in answers]
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Compiled graph, or a factory of it, with its settings.
+
+    Args:
+        graph: The graph; only its checkpointer and store are replaced by the runtime's.
+        to_input: Converts the messages of a run to the graph's input.
+        to_replies: Converts the final state to replies, given the messages of the run.
+        config: Passed to every run.
+        allow: Types that the state may hold beside messages and the standard library's, as for
+            ``Database.checkpointer``; a list includes the types of the graph's schemas and of its tools'
+            arguments.
+        codecs: Codecs of such types, as for ``Database.checkpointer``.
+        schema: The version of the graph and the steps that lead to it, as for ``Database.checkpointer``.
+        durability: With ``"sync"`` a step begins when the one before is stored; ``"async"`` lets it begin
+            sooner, so that after a crash more than one step may be repeated.
+        strict: Fail a run in which a node returns, or the input has, a key that the state does not declare.
+            By default such a key is dropped, as LangGraph does, and reported once by the event
+            ``state.undeclared``.
+        apology: Reply on a channel to messages that were given up; ``None`` for none.
+        prices: Prices of models by their names, for the cost of calls in events and metrics.
+        conversation: Policy under which the messages of the graph's state are repaired, kept within a limit
+            and summarised as part of a run's input, for graphs that send a model all that they hold.
+        record: Record the calls of models and tools with their steps, for ``perdure.replay``.
+        steer_before: Names of the nodes before which messages that steer an open run are taken up; by default
+            any, unless the last message of the state is an answer; none with ``()``, for a graph whose nodes
+            ask for them with ``steered``.
+        memory: Policy under which a new thread begins with what is known of its user, and each turn adds to
+            it.
+
+    Raises:
+        ValueError: A setting is invalid, or the graph cannot be run with it.
+        TypeError: The graph is not compiled, or is no graph.
+    """
+
+    graph: Pregel[Any, Any, Any, Any] | Factory
+    to_input: ToInput = to_input
+    to_replies: ToReplies = to_replies
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    allow: Allow | None = None
+    codecs: Collection[Codec] = ()
+    schema: Schema | None = None
+    durability: Literal["sync", "async"] = "sync"
+    strict: bool = False
+    apology: str | None = "Sorry, something went wrong and I could not answer that. Please try again."
+    conversation: Conversation | None = None
+    steer_before: Collection[str] | None = None
+    memory: MemoryPolicy | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
+    record: bool = False
+
+    def __post_init__(self) -> None:
+        reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]
+        if reserved:
+            raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")
+        if self.durability not in ("sync", "async"):
+            raise ValueError(f"durability is 'sync' or 'async', not {self.durability!r}")
+        if isinstance(self.steer_before, str):
+            raise ValueError(f"steer_before is a collection of names of nodes: [{self.steer_before!r}]")
+        if isinstance(self.graph, Pregel):
+            self.check(self.graph)
+        else:
+            _require_factory(self.graph)
+
+    def check(self, graph: Pregel[Any, Any, Any, Any]) -> None:
+        """Raise ``ValueError`` if a graph cannot be run with this agent's settings."""
+        if unknown := sorted(set(self.steer_before or ()) - graph.nodes.keys()):
+            raise ValueError(
+                f"steer_before names {unknown}, which are no nodes of the graph; it has {sorted(graph.nodes)}"
+            )
+        if self.conversation is not None:
+            check_reducer(graph, self.conversation.key)
+
+
+def _require_factory(graph: object) -> None:
+    if not isinstance(graph, Factory):
+        raise TypeError(
+            f"an agent needs a compiled graph, not {type(graph).__name__}; pass builder.compile()"
+        )
+
+
+def agents(
+    graphs: Mapping[str, Agent | Pregel[Any, Any, Any, Any]] | Agent | Pregel[Any, Any, Any, Any],
+) -> dict[str, Agent]:
+    """Return agents by name; a single graph is named ``agent``."""
+    named = graphs if isinstance(graphs, Mapping) else {"agent": graphs}
+    if not named:
+        raise ValueError("a runtime needs at least one graph to run")
+    return {name: g if isinstance(g, Agent) else Agent(g) for name, g in named.items()}
+
+
+def check_reducer(graph: Pregel[Any, Any, Any, Any], key: str) -> None:
+    """Raise ``ValueError`` if a graph's messages cannot be replaced by its input."""
+    channel = graph.channels.get(key)
+    names = input_names(graph)
+    if not isinstance(channel, BaseChannel) or key not in names:
+        raise ValueError(
+            f"conversation=… needs {key!r} in the graph's input, which has {sorted(names)}; name the "
+            "messages by Conversation(key=…)"
+        )
+    first, second = HumanMessage("a", id="a"), HumanMessage("b", id="b")
+    try:
+        channel = channel.copy()
+        channel.update([[first]])
+        channel.update([[RemoveMessage(id=REMOVE_ALL_MESSAGES), second]])
+        replaced = channel.get()
+    except Exception as error:
+        raise ValueError(_not_replaced(key)) from error
+    if replaced != [second]:
+        raise ValueError(_not_replaced(key))
+
+
+def input_names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
+    """Return the names of the values that a graph takes as input."""
+    if isinstance(graph, CompiledStateGraph):
+        return set(graph.builder.schemas[graph.builder.input_schema])
+    return {graph.input_channels} if isinstance(graph.input_channels, str) else set(graph.input_channels)
+
+
+def _not_replaced(key: str) -> str:
+    return (
+        f"conversation=… needs a reducer for {key!r} that clears it on RemoveMessage(REMOVE_ALL_MESSAGES), "
+        "as langgraph.graph.add_messages does; use perdure.conversation.fitted(model, …) in the graph instead"
+    )

@@ -1,0 +1,232 @@
+"""Graphs for runs: with a checkpointer and a store of the runtime's database, for each tenant."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from langgraph.pregel import Pregel
+from langgraph.store.base import TTLConfig
+
+from perdure.database.asynchronous import Database
+from perdure.database.base import DatabaseBase
+from perdure.database.blocking import SyncDatabase
+from perdure.engine.queue.questions import Asked
+from perdure.errors import GraphLoadError
+from perdure.langgraph.call_recording import recorded
+from perdure.langgraph.saver import OnStored, PerdureSaver
+from perdure.langgraph.search.index import SearchIndex
+from perdure.langgraph.store import PerdureStore
+from perdure.langgraph.values.datatypes import AGENT, Allow, of_graph
+from perdure.langgraph.values.undeclared import OnUndeclared, ReportedOnce, refuse, watching
+from perdure.model.program import Program
+from perdure.model.records import Partition
+from perdure.runtime.agents.agent import Agent
+from perdure.runtime.agents.graph_factories import Access, Factory, Use
+from perdure.runtime.agents.run_user import GraphUser
+from perdure.schema.schema import Schema
+
+_UNNAMED = "LangGraph"
+"""LangGraph's name for a graph that its author gave none."""
+
+
+def saver_for(
+    database: Database | SyncDatabase,
+    agents: Sequence[Agent],
+    graphs: Iterable[Pregel[Any, Any, Any, Any]],
+    tenant: str | None = None,
+) -> PerdureSaver:
+    """Return a checkpointer that allows the types of all given agents.
+
+    With a list of types, those that the graphs declare are allowed too.
+
+    Args:
+        database: The database for the checkpoints.
+        agents: The agents, all of one schema.
+        graphs: The agents' graphs.
+        tenant: The tenant whose threads are stored; the database's own by default.
+
+    Raises:
+        ValueError: The agents have different schemas: each version reads its own threads.
+    """
+    if any(agent.schema != agents[0].schema for agent in agents):
+        raise ValueError("agents of different schemas need a checkpointer each")
+    codecs = tuple(dict.fromkeys(codec for agent in agents for codec in agent.codecs))
+    saver = database.checkpointer(
+        tenant=tenant,
+        allow=_joined([agent.allow for agent in agents]),
+        codecs=codecs,
+        schema=agents[0].schema if agents else None,
+    )
+    saver.declare(() if saver.is_open else {cls for graph in graphs for cls in of_graph(graph)}, AGENT)
+    return saver
+
+
+def savers_for(database: Database, agents: Mapping[str, Agent]) -> dict[str, PerdureSaver]:
+    """Return the checkpointers of agents by name; agents of one schema share one, as for ``saver_for``."""
+    alike: list[list[str]] = []
+    for name, agent in agents.items():
+        same = next((names for names in alike if agents[names[0]].schema == agent.schema), None)
+        if same is None:
+            alike.append([name])
+        else:
+            same.append(name)
+    out: dict[str, PerdureSaver] = {}
+    for names in alike:
+        some = [agents[name] for name in names]
+        made = [agent.graph for agent in some if not isinstance(agent.graph, Factory)]
+        out.update(dict.fromkeys(names, saver_for(database, some, made)))
+    return {name: out[name] for name in agents}
+
+
+def _joined(allowed: Sequence[Allow | None]) -> Allow | None:
+    if None in allowed or "imported" in allowed:
+        return "imported" if "imported" in allowed else None
+    lists = [each for each in allowed if not isinstance(each, str) and each is not None]
+    return [item for each in lists for item in each] or "listed"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Options of the graphs' store: LangGraph's TTL settings, the index for searches by meaning, and its
+    database, if it is another one than the threads'."""
+
+    ttl: TTLConfig | None = None
+    index: SearchIndex | None = None
+    database: DatabaseBase | None = None
+
+
+class Graphs:
+    """Agents' graphs, each bound to a database on first use. ``on_stored`` is called with each checkpoint
+    that they store, ``on_older`` with each thread whose stored state is older than a known one, and
+    ``on_undeclared`` with the names of a graph, a node and a key that it dropped, once. Unless the graphs
+    share threads, each refuses those of another. With ``task_times`` they store when tasks ran."""
+
+    def __init__(
+        self,
+        database: Database,
+        agents: Mapping[str, Agent],
+        store: StoreOptions,
+        on_stored: OnStored,
+        on_older: Callable[[Partition], None],
+        on_undeclared: Callable[[str, str, str], None],
+        *,
+        shares_threads: bool = False,
+        task_times: bool = True,
+    ) -> None:
+        self.agents = agents
+        self._database = database
+        self._store = store
+        self._on_stored = on_stored
+        self._shares_threads = shares_threads
+        self._task_times = task_times
+        self._on_older = on_older
+        self._undeclared: dict[str, OnUndeclared] = {
+            name: refuse if agent.strict else ReportedOnce(partial(on_undeclared, name))
+            for name, agent in agents.items()
+        }
+        self._bound: dict[tuple[str, str], Pregel[Any, Any, Any, Any]] = {}
+
+    def store(self, tenant: str) -> PerdureStore:
+        """Return the store for a tenant's graphs."""
+        database = self._store.database or self._database
+        return database.store(tenant=tenant, ttl=self._store.ttl, index=self._store.index)
+
+    def graph(self, name: str, tenant: str) -> Pregel[Any, Any, Any, Any]:
+        """Return a graph with a checkpointer and a store for a tenant.
+
+        Raises:
+            GraphLoadError: The graph is made for each use by a factory: ``opened`` is for these.
+        """
+        if (name, tenant) not in self._bound:
+            agent = self.agents[name]
+            if isinstance(agent.graph, Factory):
+                raise GraphLoadError(
+                    f"the graph {name!r} is made for each use by {agent.graph.place}; take "
+                    "runtime.opened(…) instead of runtime.graph(…)"
+                )
+            self._bound[name, tenant] = self._with_ours(name, agent.graph, tenant)
+        return self._bound[name, tenant]
+
+    def saver(self, name: str, tenant: str) -> PerdureSaver | None:
+        """Return the checkpointer of a graph that has been used for a tenant; ``None`` otherwise, or if the
+        graph is made for each use."""
+        bound = self._bound.get((name, tenant))
+        saver = None if bound is None else bound.checkpointer
+        return saver if isinstance(saver, PerdureSaver) else None
+
+    def forget(self, partition: Partition) -> None:
+        """Drop what the graphs' checkpointers remember of a thread that was removed."""
+        for name in self.agents:
+            if (saver := self.saver(name, partition.tenant)) is not None:
+                saver.forget_thread(partition)
+
+    def read_asked(self, partition: Partition) -> Program[Asked]:
+        """Return what a thread's latest checkpoint asks, of whichever graph it is."""
+        schemas: list[Schema | None] = []
+        for agent in self.agents.values():
+            if agent.schema is not None and agent.schema not in schemas:
+                schemas.append(agent.schema)
+        asked = Asked()
+        for schema in schemas or (None,):
+            saver = self._database.checkpointer(tenant=partition.tenant, schema=schema)
+            found = yield from saver.read_asked(partition)
+            asked = found._replace(renamed=(*asked.renamed, *found.renamed))
+        return asked
+
+    @asynccontextmanager
+    async def opened(
+        self,
+        name: str,
+        tenant: str,
+        access: Access,
+        *,
+        config: Mapping[str, Any] | None = None,
+        user: GraphUser | None = None,
+        context: Any = None,
+    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+        """Yield the same as ``graph``, or a graph that its factory makes for this block.
+
+        Args:
+            name: The name of the agent.
+            tenant: The tenant whose threads it uses.
+            access: The purpose, for the factory.
+            config: Config of the run, over the agent's own.
+            user: The verified user, if any.
+            context: The context of the run.
+        """
+        agent = self.agents[name]
+        if not isinstance(agent.graph, Factory):
+            yield self.graph(name, tenant)
+            return
+        given = {**agent.config, **(config or {})}
+        configurable = {
+            **agent.config.get("configurable", {}),
+            **given.get("configurable", {}),
+            "graph_id": name,
+        }
+        use = Use(access, {**given, "configurable": configurable}, self.store(tenant), user, context)
+        async with agent.graph.made(use) as made:
+            agent.check(made)
+            yield self._with_ours(name, made, tenant)
+
+    def _with_ours(
+        self, name: str, graph: Pregel[Any, Any, Any, Any], tenant: str
+    ) -> Pregel[Any, Any, Any, Any]:
+        saver = saver_for(self._database, [self.agents[name]], [graph], tenant)
+        saver.on_stored = self._on_stored
+        saver.on_older = self._on_older
+        saver.task_times = self._task_times
+        if not self._shares_threads:
+            saver.graph = name
+        store = graph.store or self.store(tenant)
+        watched = watching(graph, self._undeclared[name])
+        update: dict[str, Any] = {"checkpointer": saver, "store": store}
+        if watched.get_name() == _UNNAMED:
+            # As on LangGraph's server: events and traces tell graphs apart.
+            update["name"] = name
+        bound = watched.copy(update=update)
+        return recorded(bound) if self.agents[name].record else bound

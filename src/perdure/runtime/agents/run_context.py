@@ -1,0 +1,89 @@
+"""Context of a run: an instance of the graph's context schema, made of the given context.
+
+As on LangGraph's server: a graph with a context schema always gets an instance, with the schema's defaults
+for missing keys; keys that the schema lacks are dropped, and the values can be read in
+``config["configurable"]`` too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from langgraph.pregel import Pregel
+from pydantic import AliasChoices, AliasPath, BaseModel
+from pydantic.fields import FieldInfo
+from typing_extensions import is_typeddict
+
+from perdure.runtime.agents.run_user import CLAIMED, USER
+
+OF_LANGGRAPH = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
+"""Configurable names that LangGraph reserves."""
+
+
+def is_reserved(name: str) -> bool:
+    """Return True if clients may not set a configurable name: LangGraph's own, which begin with two
+    underscores or name a checkpoint, and those of the verified user."""
+    return name in OF_LANGGRAPH or name.startswith(("langgraph_auth_", "__"))
+
+
+def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapping[str, Any]) -> Any:
+    """Return the argument for ``ainvoke(context=…)``: ``given`` without the keys that the graph's schema
+    lacks, or an empty mapping without a context, from which LangGraph makes an instance with the defaults.
+
+    What an authenticated user stated of itself, under any alias of the schema's fields, is replaced by what
+    was verified, which is among the run's ``configurable`` values.
+    """
+    if given is None:
+        given = {}
+    if USER in configurable and isinstance(given, Mapping):
+        given = _verified(graph.context_schema, given, configurable)
+    names = None if not isinstance(given, Mapping) else _names(graph.context_schema)
+    return given if names is None else {name: value for name, value in given.items() if name in names}
+
+
+def mirrored(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configurable values, merged over those of the context."""
+    held = context if isinstance(context, Mapping) else {}
+    return {**{name: value for name, value in held.items() if not is_reserved(name)}, **configurable}
+
+
+def _names(schema: Any) -> frozenset[str] | None:
+    """Return the keys of a schema, or ``None`` if it is no schema or has none: then any key is allowed."""
+    names: set[str] = set()
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        for name, field in schema.model_fields.items():
+            names |= {name, *(each for each in _aliases(field) if isinstance(each, str))}
+    elif is_typeddict(schema):
+        names |= set(schema.__annotations__)
+    elif isinstance(schema, type) and dataclasses.is_dataclass(schema):
+        names |= {field.name for field in dataclasses.fields(schema) if field.init}
+    return frozenset(names) or None
+
+
+def _aliases(field: FieldInfo) -> list[str | AliasPath]:
+    alias = field.validation_alias
+    if isinstance(alias, AliasChoices):
+        return alias.choices
+    return [] if alias is None else [alias]
+
+
+def _verified(schema: Any, given: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a context in which no field that stands for a verified name has a value of the client's."""
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+        # Only Pydantic reads aliases, and the names themselves hold what was verified.
+        return given
+    out = dict(given)
+    for name, field in schema.model_fields.items():
+        aliases = _aliases(field)
+        keys = [name, *(each if isinstance(each, str) else str(each.path[0]) for each in aliases)]
+        claim = next((key.lower() for key in keys if key.lower() in CLAIMED), None)
+        if claim is None or not any(key in out for key in keys):
+            continue
+        out = {key: value for key, value in out.items() if key not in keys}
+        if claim in configurable:
+            # The key that Pydantic reads first.
+            key = next((each for each in aliases if isinstance(each, str)), name)
+            out[key] = configurable[claim]
+    return out

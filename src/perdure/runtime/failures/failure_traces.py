@@ -1,0 +1,90 @@
+"""Tracebacks of failed runs as text of bounded size: the frames of the application's own code come first."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from perdure.model.runs.messages import TRACEBACK, error_note, stored_text
+from perdure.runtime.failures.failure_location import is_of_library
+
+TRACEBACK_MAX = 8000
+"""Maximum size of a stored traceback, in bytes of UTF-8."""
+
+_MESSAGE_MAX = 500
+_CHAIN_MAX = 4
+_OWN_MAX = 20
+_OTHERS_MAX = 30
+_CUT = "\n[the rest was left out]\n"
+_FOREIGN = tuple(
+    {path for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))}
+)
+
+
+def failure_note(error: BaseException) -> dict[str, Any]:
+    """Return what is stored of an error with its run: its text, the name of its type, and its traceback."""
+    return {"error": error_note(error), "kind": type(error).__name__, TRACEBACK: traceback_text(error)}
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an error and of those that caused it, without values of variables.
+
+    For each error the frames of the application come first; those of libraries follow at the end, as far as
+    ``TRACEBACK_MAX`` has room for them.
+    """
+    parts: list[str] = []
+    others: list[str] = []
+    for place, each in enumerate(_chain(error)):
+        own, foreign = _frames(each.__traceback__)
+        parts.append(f"{'caused by ' if place else ''}{type(each).__name__}: {each}"[:_MESSAGE_MAX] + "\n")
+        parts += own
+        if not place:
+            others = foreign
+    if others:
+        parts += ["frames of libraries:\n", *others]
+    return _shorten(stored_text("".join(parts)))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen and len(seen) < _CHAIN_MAX:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+
+
+def _frames(at: TracebackType | None) -> tuple[list[str], list[str]]:
+    """Return the frames of the application and of libraries as text, the outermost first."""
+    own: list[TracebackType] = []
+    foreign: list[TracebackType] = []
+    while at is not None:
+        (foreign if _is_foreign(at) else own).append(at)
+        at = at.tb_next
+    return _texts(own, _OWN_MAX), _texts(foreign, _OTHERS_MAX)
+
+
+def _is_foreign(at: TracebackType) -> bool:
+    filename = at.tb_frame.f_code.co_filename
+    return is_of_library(at.tb_frame) or filename.startswith(("<frozen", *_FOREIGN)) or filename == "<string>"
+
+
+def _texts(frames: Sequence[TracebackType], most: int) -> list[str]:
+    """Return frames as text; those before the newest ``most`` are only counted."""
+    texts = [
+        text
+        for at in frames[-most:]
+        for text in traceback.StackSummary.extract(iter([(at.tb_frame, at.tb_lineno)])).format()
+    ]
+    left = len(frames) - most
+    return [f"  [{left} frames before these]\n", *texts] if left > 0 else texts
+
+
+def _shorten(text: str) -> str:
+    encoded = text.encode()
+    if len(encoded) <= TRACEBACK_MAX:
+        return text
+    return encoded[: TRACEBACK_MAX - len(_CUT)].decode(errors="ignore") + _CUT

@@ -1,0 +1,239 @@
+"""Side effects in nodes: stable idempotency keys, and a journal of results.
+
+    async def pay(state):
+        receipt = await effect(charge, state["amount"])
+        return {"receipt": receipt}
+
+A step that was committed is never repeated. One that ended before its commit is repeated, by the same run or
+by one that answers its interrupt or continues its failed run: recorded side effects are not, and one that
+ended between the call and the record is repeated under the same key, by which its receiver can recognise it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.config import get_config
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine.queue import journal
+from perdure.engine.queue.runs import HeldRun
+from perdure.errors import NotAllowed, UnrecordedCall
+from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
+from perdure.langgraph.loop_state import carried
+from perdure.model.records import Key, Partition
+from perdure.model.runs.messages import encode
+from perdure.runtime.nodes.lease_check import LeaseCheck, is_on_loop
+from perdure.runtime.nodes.repeatable_task_names import once_a_try, origins, task_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class EffectJournal:
+    """Journal of the side effects of a held run.
+
+    ``stored`` has the run's checkpoints that are stored, if its steps begin sooner: an effect waits for the
+    one that its key is derived from, as after a crash it would be repeated under another key. ``lease`` is
+    the check of the run's lease before a side effect.
+    """
+
+    database: DatabaseHandle
+    partition: Partition
+    run_id: str
+    epoch: int
+    stored: StoredCheckpoints | None = field(default=None, kw_only=True)
+    lease: LeaseCheck | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def of(
+        cls,
+        database: DatabaseHandle,
+        held: HeldRun,
+        stored: StoredCheckpoints | None = None,
+        lease: LeaseCheck | None = None,
+    ) -> EffectJournal:
+        """Return the journal of a held run."""
+        return cls(database, held.partition, held.run.id, held.epoch, stored=stored, lease=lease)
+
+    async def asettled(self, config: RunnableConfig) -> None:
+        """Return when the checkpoints are stored that the current task's keys are derived from."""
+        if self.stored is not None:
+            for origin in origins(config):
+                await asyncio.wrap_future(self.stored.stored(*origin))
+
+    def settled(self, config: RunnableConfig) -> None:
+        """See ``asettled``.
+
+        Raises:
+            NotAllowed: Called on an event loop, by which the checkpoint is stored that would be waited for.
+        """
+        if self.stored is None:
+            return
+        if is_on_loop():
+            raise NotAllowed(
+                "effects_sync was called on the event loop, in a run with durability='async': it would wait "
+                "for a checkpoint that this event loop stores; in an async node use effects, or make the "
+                "node a plain function"
+            )
+        for origin in origins(config):
+            self.stored.stored(*origin).result()
+
+    async def arecall(self, name: str, number: int) -> bytes | None:
+        """Return the recorded result of an effect, ``None`` if there is none."""
+        return await self.database.arun(journal.recall(self.partition, self.run_id, name, number))
+
+    def recall(self, name: str, number: int) -> bytes | None:
+        """See ``arecall``."""
+        return self.database.run(journal.recall(self.partition, self.run_id, name, number))
+
+
+@dataclass(frozen=True)
+class ReplayedEffects(EffectJournal):
+    """Journal for a replay, which repeats no side effect: ``results`` are those of the thread, by key."""
+
+    results: Mapping[Key, bytes]
+
+    async def arecall(self, name: str, number: int) -> bytes | None:
+        """Return the recorded result of an effect."""
+        return self.recall(name, number)
+
+    def recall(self, name: str, number: int) -> bytes | None:
+        """Return the recorded result of an effect, and raise ``UnrecordedCall`` if there is none."""
+        body = journal.among(self.results, self.run_id, name, number)
+        if body is None:
+            raise UnrecordedCall(
+                f"thread {self.partition.thread!r} has no recorded result of the side effect "
+                f"{name.partition(':')[2]!r}: its run was removed, or had no runtime; it was not repeated"
+            )
+        return body
+
+
+def effect_key(label: str, number: int = 0) -> str:
+    """Return an idempotency key for a side effect of the current node, with or without a runtime.
+
+    It is the same at every attempt of this step, and different from every other step's. In a subgraph that is
+    so in a run of a ``Runtime``, and in ``isolated_subgraph``.
+
+    Args:
+        label: Name of the effect within the step.
+        number: Distinguishes effects with the same label.
+
+    Raises:
+        NotAllowed: Called outside of a node.
+    """
+    return f"{_name(label)}:{number}"
+
+
+async def effect(call: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function once and record its result, which later attempts return instead of a second call.
+
+    The result has to be plain JSON data. Outside of a run of a ``Runtime`` the function is just called. Two
+    calls of one function within a step, of two objects' methods of one name, or of a callable without a name
+    (a ``functools.partial``, a lambda) need ``effects``.
+
+    Raises:
+        NotAllowed: The function has no name, or another effect of the step has the same.
+    """
+    return await effects(call)(*args, **kwargs)
+
+
+def effects(
+    call: Callable[P, Awaitable[R]], *, label: str | None = None, number: int = 0
+) -> Callable[P, Awaitable[R]]:
+    """Return ``effect`` for a function under a name of its own.
+
+    A call is written as ``await effects(charge, number=n)(amount)``.
+
+    Args:
+        call: The function.
+        label: Name of the effect within the step; by default the function's, with its module.
+        number: Distinguishes effects with the same label.
+
+    Raises:
+        NotAllowed: The function has no name and there is no label, or, when it is called, another effect of
+            the step has the same label and number.
+    """
+    named = label or _name_call(call)
+
+    async def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        kept = _journal()
+        if kept is None:
+            return await call(*args, **kwargs)
+        name = _name(named)
+        with once_a_try(_config(), (name, number), named):
+            before = await kept.arecall(name, number)
+            if before is None:
+                await kept.asettled(_config())
+                if kept.lease is not None:
+                    await kept.lease.aconfirm()
+                body = encode(await call(*args, **kwargs), "side effect's result")
+                before = await kept.database.arun(
+                    journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+                )
+        return cast(R, json.loads(before))
+
+    return called
+
+
+def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int = 0) -> Callable[P, R]:
+    """Return the same as ``effects``, for nodes that are plain functions.
+
+    In a run with the durability ``"async"`` the result raises ``NotAllowed`` on an event loop, where it could
+    only wait for ever.
+    """
+    named = label or _name_call(call)
+
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        kept = _journal()
+        if kept is None:
+            return call(*args, **kwargs)
+        name = _name(named)
+        with once_a_try(_config(), (name, number), named):
+            kept.settled(_config())
+            before = kept.recall(name, number)
+            if before is None:
+                if kept.lease is not None:
+                    kept.lease.confirm()
+                body = encode(call(*args, **kwargs), "side effect's result")
+                before = kept.database.run(
+                    journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+                )
+        return cast(R, json.loads(before))
+
+    return called
+
+
+def _name_call(call: Callable[..., Any]) -> str:
+    name = getattr(call, "__qualname__", None)
+    if name is None or name.endswith("<lambda>"):
+        raise NotAllowed(
+            f"a side effect is recorded under its function's name, and a {type(call).__name__!r} without a "
+            "name was given; name it: effects(call, label=…)"
+        )
+    return f"{getattr(call, '__module__', None) or ''}.{name}"
+
+
+def _config() -> RunnableConfig:
+    try:
+        return get_config()
+    except RuntimeError as error:
+        raise NotAllowed("a side effect's key is a node's own; ask for it inside a node") from error
+
+
+def _journal() -> EffectJournal | None:
+    thread = carried(_config().get("configurable", {}))
+    return thread.journal if thread is not None and isinstance(thread.journal, EffectJournal) else None
+
+
+def _name(label: str) -> str:
+    name = task_name(_config())
+    if not name:
+        raise NotAllowed("a side effect's key is a node's own; ask for it inside a node")
+    return f"{name}:{label}"

@@ -1,0 +1,184 @@
+"""Answers to interrupts across attempts: each is given to its own interrupt, and once.
+
+An answer is given by the id of its interrupt. LangGraph keeps an answer without an id beside the checkpoint,
+where the task's next interrupt would find it; that form is left for a stop before or after a node, which has
+no id, and for a task that is not stored and has another id each time. What is left of it is removed when the
+run asks again. A later attempt leaves out what an earlier one has stored: the answers that tasks have taken,
+and what a command writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeGuard
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
+from langgraph.pregel import Pregel
+from langgraph.types import Command, StateSnapshot
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine.queue import questions
+from perdure.engine.queue.runs import HeldRun
+from perdure.errors import NotAllowed
+from perdure.langgraph.early_loads import kept_for_the_next
+from perdure.langgraph.loop_state import holding
+from perdure.langgraph.reading.open_interrupts import interrupt_id
+from perdure.langgraph.reading.readable_states import aread_state
+from perdure.langgraph.saver import PerdureSaver
+from perdure.model.runs.messages import ANSWERS
+from perdure.model.write_records import NULL_TASK, RESUME
+
+_ID_DIGITS = 32
+
+
+async def still_to_give(
+    graph: Pregel[Any, Any, Any, Any],
+    config: RunnableConfig,
+    held: HeldRun,
+    given: Command[Any],
+    database: DatabaseHandle,
+) -> Command[Any] | None:
+    """Return a run's command without what an earlier attempt stored of it.
+
+    Args:
+        graph: The graph of the run.
+        config: The run's config.
+        held: The run, with its lease.
+        given: The command as it was accepted.
+        database: The handle of the database.
+
+    Returns:
+        The command, or ``None`` if nothing of it is left: the graph goes on without input.
+
+    Raises:
+        NotAllowed: The command goes to another node and would leave an open question.
+    """
+    saver, message = graph.checkpointer, held.messages[0]
+    if not isinstance(saver, PerdureSaver):
+        return given
+    if not held.run.is_fresh and await database.arun(questions.has_written(held.partition, held.run)):
+        given = replace(given, update=None, goto=())
+    if message.mode != "answer":
+        # Once an earlier attempt has stored the goto, an open question is one that it has led to.
+        if given.goto and questions.leaves_question(message.payload):
+            await _refuse_leaving(graph, config, held)
+        return given if _holds_anything(given) else None
+    answers = _by_id(given.resume, message.options.get(ANSWERS, ()))
+    if answers is None:
+        return await _of_pause(graph, saver, config, held, given)
+    # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
+    moved = await saver.amoved_interrupts(config)
+    answers = {moved.get(name, name): answer for name, answer in answers.items()}
+    alone = next(iter(answers.values())) if len(answers) == 1 else None
+    if alone is not None or not held.run.is_fresh:
+        levels = await _levels_of(graph, saver, config)
+        if held.run.is_fresh and not any(name in level.asked for level in levels for name in answers):
+            return replace(given, resume=alone)
+        if not held.run.is_fresh:
+            taken = {name for level in levels for name in level.answered}
+            answers = {name: answer for name, answer in answers.items() if name not in taken}
+    await remove_unnamed(saver, config, held)
+    if answers:
+        return replace(given, resume=answers)
+    return replace(given, resume=None) if _holds_anything(replace(given, resume=None)) else None
+
+
+def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Return True if each answer has the id of its interrupt, by LangGraph's own rule."""
+    return (
+        isinstance(resume, Mapping)
+        and len(resume) > 0
+        and all(
+            isinstance(name, str) and len(name) == _ID_DIGITS and set(name) <= set("0123456789abcdef")
+            for name in resume
+        )
+    )
+
+
+def _by_id(resume: Any, asked: Sequence[str]) -> Mapping[str, Any] | None:
+    """Return answers by the id of their interrupts; ``None`` if nothing with an id was asked."""
+    if is_by_name(resume) and set(resume) <= set(asked):
+        return resume
+    return {asked[0]: resume} if len(asked) == 1 and is_by_name({asked[0]: None}) else None
+
+
+def _holds_anything(command: Command[Any]) -> bool:
+    return command.resume is not None or bool(command.update) or bool(command.goto)
+
+
+async def _of_pause(
+    graph: Pregel[Any, Any, Any, Any],
+    saver: PerdureSaver,
+    config: RunnableConfig,
+    held: HeldRun,
+    given: Command[Any],
+) -> Command[Any] | None:
+    """Return the answer to a stop before or after a node, or to a state that was edited since: LangGraph
+    gives it to the interrupt that comes first."""
+    if not held.run.is_fresh:
+        await remove_unnamed(saver, config, held)
+        if any(level.answered for level in await _levels_of(graph, saver, config)):
+            given = replace(given, resume=None)
+    return given if _holds_anything(given) else None
+
+
+async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> None:
+    with kept_for_the_next():
+        state = await aread_state(graph, config)
+    if state.interrupts:
+        asked = [interrupt.id for interrupt in state.interrupts]
+        raise NotAllowed(questions.leaving(held.partition.thread, asked))
+
+
+async def remove_unnamed(
+    saver: BaseCheckpointSaver[Any] | bool | None, config: RunnableConfig, held: HeldRun
+) -> None:
+    """Remove the answer beside the head that has no id: it was consumed, or is given by id."""
+    if not isinstance(saver, PerdureSaver):
+        return
+    with kept_for_the_next():
+        found = await saver.aget_tuple(config)
+    if found is None or not any(
+        task_id == NULL_TASK and channel == RESUME and value is not None
+        for task_id, channel, value in found.pending_writes or ()
+    ):
+        return
+    configurable = holding(found.config.get("configurable", {}), held.epoch)
+    # None counts as no answer: an answer of None has to be given by id.
+    await saver.aput_writes({"configurable": configurable}, [(RESUME, None)], NULL_TASK)
+
+
+class _Level:
+    """Tasks of a graph or subgraph: ids of their interrupts that come next, and of those that were
+    answered."""
+
+    def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
+        within = state.config.get("configurable", {}).get("checkpoint_ns", "")
+        self.asked: set[str] = set()
+        self.answered: set[str] = set()
+        for task in state.tasks:
+            place = f"{within}|{task.name}:{task.id}" if within else f"{task.name}:{task.id}"
+            answers: Any = next((v for t, channel, v in writes if t == task.id and channel == RESUME), [])
+            # Old releases of LangGraph stored a single answer, not a list.
+            count = len(answers) if isinstance(answers, list) else 1
+            self.answered.update(interrupt_id(place, number) for number in range(count))
+            self.asked.add(interrupt_id(place, count))
+
+
+async def _levels_of(
+    graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig
+) -> list[_Level]:
+    """Return the levels of a thread's state: that of the graph, and those of its subgraphs."""
+    return [level async for level in _levels(saver, await aread_state(graph, config, subgraphs=True))]
+
+
+async def _levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:
+    """Yield a state, and the states of the subgraphs that its tasks run."""
+    found = await saver.aget_tuple(state.config)
+    yield _Level(state, () if found is None else found.pending_writes or ())
+    for task in state.tasks:
+        if isinstance(task.state, StateSnapshot):
+            async for level in _levels(saver, task.state):
+                yield level

@@ -1,0 +1,388 @@
+"""Steering of an open run: messages that it takes up between two steps of its graph, or when a node asks.
+
+A message accepted with ``strategy="steer"`` is taken by the thread's open run, in order, or else becomes the
+next run. Either the worker writes it into the thread's state between two steps, so that the graph's next
+nodes find it there, or a node takes it with ``steered``:
+
+    async def work(state):
+        came = await steered()
+        heard = [*state["messages"], *came.get("messages", [])]
+        return {"messages": [*came.get("messages", []), await model.ainvoke(heard)]}
+
+The message is bound to the run in the commit that stores it in the state. A step that is repeated after a
+crash therefore finds the same messages, and no message is seen twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
+from langchain_core.runnables import RunnableConfig
+from langgraph._internal._config import DEFAULT_RECURSION_LIMIT
+from langgraph.channels import DeltaChannel
+from langgraph.channels.base import BaseChannel
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
+from langgraph.config import get_config
+from langgraph.constants import START
+from langgraph.graph.message import add_messages
+from langgraph.pregel import Pregel
+from langgraph.pregel._messages import ensure_message_ids
+from langgraph.runtime import RunControl
+from langgraph.types import StateSnapshot
+
+from perdure.conversation.compaction import compacted
+from perdure.conversation.hook import off_loop
+from perdure.conversation.tool_calls import calls_of
+from perdure.database.handle import DatabaseHandle
+from perdure.engine.queue.runs import HeldRun
+from perdure.engine.threads.steering import TakenBack, Taking
+from perdure.errors import NotAllowed, NoWindow
+from perdure.langgraph.loop_state import holding
+from perdure.langgraph.reading.readable_states import aread_state
+from perdure.model.runs.messages import Message
+from perdure.model.runs.payloads import INPUT, MESSAGE
+from perdure.model.write_records import NULL_TASK
+from perdure.runtime.agents.agent import Agent, input_names
+from perdure.runtime.agents.run_user import USER
+
+_TASK_ID = "__pregel_task_id"
+_RUNTIME = "__pregel_runtime"
+_VERIFIED_ID = "langgraph_auth_user_id"
+
+STEERING: ContextVar[Steering | None] = ContextVar("steering", default=None)
+"""Steering of the current run."""
+
+
+class StepControl(RunControl):
+    """Control that ends a run's loop before its next step while ``is_wanted``; never before the first step of
+    a call, as LangGraph keeps an answer to an interrupt in memory until then, never within a subgraph, and
+    not once it ``is_closed``."""
+
+    __slots__ = ("_in_call", "is_closed", "is_wanted", "steps")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_wanted = False
+        self.is_closed = False
+        self.steps = 0
+        self._in_call = 0
+
+    def begin(self) -> None:
+        """Note that a call of the graph begins."""
+        self._in_call = 0
+
+    @property
+    def drain_requested(self) -> bool:
+        """Return True if the graph has to stop before its next step, to take up messages."""
+        # LangGraph asks once before each step of a graph, and of each of its subgraphs.
+        if _task_config() is not None:
+            return False
+        if self.is_wanted and self._in_call and not self.is_closed:
+            return True
+        self._in_call += 1
+        self.steps += 1
+        return False
+
+
+class Steering:
+    """Messages that one attempt at a run takes up while it goes on.
+
+    Args:
+        database: The handle of the database.
+        agent: The agent of the run's graph.
+        held: The run, with its lease.
+        most: Most messages that are taken up at once.
+        is_sync: True if a step begins when the one before is stored.
+
+    Attributes:
+        first_look: The look for messages that waited when the run began; its first step waits for it.
+    """
+
+    def __init__(
+        self, database: DatabaseHandle, agent: Agent, held: HeldRun, most: int, *, is_sync: bool = True
+    ) -> None:
+        self.database = database
+        self._agent = agent
+        self._before = len(held.messages)
+        self._tries: dict[str, int] = {}
+        self.is_sync = is_sync
+        self.first_look: asyncio.Task[None] | None = None
+        self.control = StepControl()
+        self.taking = Taking(held.partition, held.run, partial(may_join, held.messages[0]), most)
+
+    def current(self, held: HeldRun) -> HeldRun:
+        """Return the held run with the messages that it has taken."""
+        messages = (*held.messages[: self._before], *self.taking.taken)
+        return held._replace(run=self.taking.run, messages=messages) if self.taking.taken else held
+
+    async def look(self) -> None:
+        """Read whether a message waits that the run may take, and end the loop before its next step if so."""
+        if self._agent.steer_before is not None and not self._agent.steer_before:
+            return
+        if await self.database.arun(self.taking.waiting()):
+            self.control.is_wanted = True
+
+    def go_on(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:
+        """Return the config with which a graph goes on after a step, with what is left of its recursion
+        limit."""
+        limit = config.get("recursion_limit", (graph.config or {}).get("recursion_limit"))
+        left = (DEFAULT_RECURSION_LIMIT if limit is None else limit) - self.control.steps
+        # A call allows one step even if none is left, and LangGraph raises its error only before another one.
+        self.control.is_closed = left <= 1
+        return {**config, "recursion_limit": max(1, left)}
+
+    async def between_steps(
+        self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun
+    ) -> int:
+        """Write the messages that wait into the state of a graph between two of its steps, if they fit there.
+
+        Returns:
+            The number of messages that the run has taken. Those that it has not are tried before its next
+            step, or become the next run.
+        """
+        control, taking = self.control, self.taking
+        control.is_wanted = False
+        waiting = await self.database.arun(taking.waiting())
+        if not waiting:
+            return 0
+        state = await aread_state(graph, config)
+        if not state.next:
+            return 0
+        if not is_open(state, self._agent):
+            control.is_wanted = True
+            return 0
+        saver = graph.checkpointer
+        found = await saver.aget_tuple(config) if isinstance(saver, BaseCheckpointSaver) else None
+        if found is None or not isinstance(saver, BaseCheckpointSaver):
+            return 0
+        if any(
+            task == NULL_TASK and name not in WRITES_IDX_MAP for task, name, _ in found.pending_writes or ()
+        ):
+            # An earlier attempt took messages here.
+            control.is_wanted = True
+            return 0
+        update = updates(graph, self._input(waiting), found)
+        if update is None or await self._exceeds(state, dict(update)):
+            return 0
+        taking.offer(NULL_TASK, waiting)
+        configurable = holding(found.config.get("configurable", {}), held.epoch, taking=taking)
+        try:
+            await saver.aput_writes({"configurable": configurable}, update, NULL_TASK)
+        except TakenBack:
+            taking.offer(NULL_TASK, ())
+            control.is_wanted = True
+            return 0
+        control.is_wanted = taking.has_more
+        return len(waiting)
+
+    async def _exceeds(self, state: StateSnapshot, update: Mapping[str, Any]) -> bool:
+        """Return True if an update does not fit the conversation's limit beside the messages of a state. The
+        messages are a run of their own then, whose input is cut to the limit."""
+        conversation = self._agent.conversation
+        if conversation is None or conversation.key not in update:
+            return False
+        held: Any = state.values.get(conversation.key) or []
+        whole: Any = add_messages(held, update[conversation.key])
+        try:
+            changed = await off_loop(conversation, compacted, conversation, whole)
+        except NoWindow:
+            return True
+        return changed is not None and changed.left_out > 0
+
+    def for_node(self, config: RunnableConfig) -> str:
+        """Return the id of the current task, which may take messages.
+
+        Raises:
+            NotAllowed: The node belongs to a subgraph, or the run's steps do not wait for the one before.
+        """
+        configurable = config.get("configurable", {})
+        if "|" in (configurable.get("checkpoint_ns") or ""):
+            raise NotAllowed(
+                "steered() was called in a subgraph, whose result is not the run's own; call it in a node of "
+                "the run's graph, and pass on what came"
+            )
+        if not self.is_sync:
+            raise NotAllowed(
+                "steered() needs steps that are stored before the next one begins; run the graph with "
+                "durability='sync'"
+            )
+        task_id: str = configurable[_TASK_ID]
+        this_try: int = configurable[_RUNTIME].execution_info.node_attempt
+        if self._tries.get(task_id) != this_try:
+            # A retry policy repeats the node: it gets the same messages again.
+            self._tries[task_id] = this_try
+            if self.taking.task_id == task_id:
+                self.taking.offer(task_id, ())
+        return task_id
+
+    def given(self, task_id: str, waiting: Sequence[Message]) -> Mapping[str, Any]:
+        """Hold the messages that came since the task's last call for it, and return them as input."""
+        taking = self.taking
+        before = taking.held if taking.task_id == task_id else ()
+        came = [message for message in waiting if not before or message.seq > before[-1].seq]
+        if not came or taking.is_held_by_another(task_id):
+            return {}
+        update = self._input(came)
+        if not isinstance(update, Mapping):
+            return {}
+        taking.offer(task_id, (*before, *came))
+        return update
+
+    def _input(self, messages: Sequence[Message]) -> Any:
+        """Return the input that messages make, ``None`` if they make none: they become a run of their own
+        then, which says so, and the open run is not at fault."""
+        try:
+            return self._agent.to_input(messages)
+        except Exception:
+            # The function is the application's, and may raise anything.
+            return None
+
+
+async def steered() -> Mapping[str, Any]:
+    """Take the messages that came for the current run, and return the input that they make; ``{}`` if none
+    came since the last call.
+
+    They belong to the run once the node's result is stored: the node puts into it what it wants to keep of
+    them. Until then they wait, and a repeated node gets them again. Of the nodes of one step one at a time
+    gets messages. Outside of a run of a ``Runtime`` nothing comes.
+
+    Raises:
+        NotAllowed: Called outside of a node, in a subgraph, or in a run whose durability is not ``"sync"``.
+    """
+    config, steering = _current()
+    if steering is None:
+        return {}
+    task_id = steering.for_node(config)
+    return steering.given(task_id, await steering.database.arun(steering.taking.waiting()))
+
+
+def steered_sync() -> Mapping[str, Any]:
+    """Return the same as ``steered``, for nodes that are plain functions."""
+    config, steering = _current()
+    if steering is None:
+        return {}
+    task_id = steering.for_node(config)
+    return steering.given(task_id, steering.database.run(steering.taking.waiting()))
+
+
+def may_join(first: Message, message: Message) -> bool:
+    """Return True if a message fits the run of another: the same graph, channel, webhook, context and user,
+    and the same kind of input."""
+    kinds = {MESSAGE, INPUT}
+    mine, its = kinds & first.payload.keys(), kinds & message.payload.keys()
+    return (
+        (message.graph, message.channel) == (first.graph, first.channel)
+        and bool(its)
+        and (not mine or mine == its)
+        and _terms(message) == _terms(first)
+    )
+
+
+def _terms(message: Message) -> tuple[Any, ...]:
+    options = message.options
+    configurable = dict((options.get("config") or {}).get("configurable") or {})
+    if _VERIFIED_ID in configurable:
+        # The same user with another token.
+        configurable.pop(USER, None)
+    return configurable, options.get("context"), options.get("webhook")
+
+
+def is_open(state: StateSnapshot, agent: Agent) -> bool:
+    """Return True if messages may be written into a state before its next step.
+
+    They may not come between a tool call and its result, nor before the first step. Without
+    ``steer_before`` they do not follow an answer either, as nothing might answer them.
+    """
+    if START in state.next:
+        return False
+    key = "messages" if agent.conversation is None else agent.conversation.key
+    held = state.values.get(key) if isinstance(state.values, Mapping) else None
+    messages = _read(held) if isinstance(held, list) else []
+    if _has_open_calls(messages):
+        return False
+    if agent.steer_before is not None:
+        return not set(state.next).isdisjoint(agent.steer_before)
+    return not messages or not isinstance(messages[-1], AIMessage)
+
+
+def _read(held: list[Any]) -> list[BaseMessage]:
+    """Return a state's messages, also of a graph that keeps them as plain data; only the messages among other
+    values."""
+    try:
+        return convert_to_messages(held)
+    except (ValueError, TypeError, KeyError, NotImplementedError):
+        return [one for one in held if isinstance(one, BaseMessage)]
+
+
+def _has_open_calls(messages: Sequence[BaseMessage]) -> bool:
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, ToolMessage):
+            answered.add(message.tool_call_id)
+        elif isinstance(message, AIMessage):
+            return any(call_id not in answered for call_id, _ in calls_of(message))
+        else:
+            return False
+    return False
+
+
+def updates(
+    graph: Pregel[Any, Any, Any, Any], given: Any, found: CheckpointTuple
+) -> list[tuple[str, Any]] | None:
+    """Return an input as writes to the channels of a graph; ``None`` if the graph would not take it: it
+    becomes a run of its own then, which says so."""
+    if not isinstance(given, Mapping) or not given or not set(given) <= _names(graph):
+        return None
+    values = found.checkpoint["channel_values"]
+    writes: list[tuple[str, Any]] = list(given.items())
+    try:
+        ensure_message_ids(graph.channels, writes)
+        for place, (name, value) in enumerate(writes):
+            channel = graph.channels[name]
+            if isinstance(channel, DeltaChannel) or not isinstance(channel, BaseChannel):
+                continue
+            present = channel.from_checkpoint(values[name]) if name in values else channel.copy()
+            present.update([value])
+            if _holds_messages(present):
+                writes[place] = name, _with_ids(value)
+    except Exception:
+        # The reducer is the application's, and may raise anything; the message's own run shows the error.
+        return None
+    return writes
+
+
+def _holds_messages(channel: BaseChannel[Any, Any, Any]) -> bool:
+    held = channel.get() if channel.is_available() else None
+    return isinstance(held, list) and bool(held) and all(isinstance(one, BaseMessage) for one in held)
+
+
+def _with_ids(value: Any) -> Any:
+    """Return messages with ids, as the stored writes are applied anew at each load until the next step."""
+    messages = convert_to_messages(value if isinstance(value, list) else [value])
+    return [one if one.id else one.model_copy(update={"id": str(uuid.uuid4())}) for one in messages]
+
+
+def _names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
+    return {name for name in input_names(graph) if name in graph.channels}
+
+
+def _current() -> tuple[RunnableConfig, Steering | None]:
+    config = _task_config()
+    if config is None:
+        raise NotAllowed("messages are taken by the node that is running; call steered() inside a node")
+    return config, STEERING.get()
+
+
+def _task_config() -> RunnableConfig | None:
+    """Return the config of the node that is running, ``None`` outside of nodes."""
+    try:
+        config = get_config()
+    except RuntimeError:
+        return None
+    return config if config.get("configurable", {}).get(_TASK_ID) else None

@@ -1,0 +1,170 @@
+"""Crons of the API: their contents, and what is started when one is due.
+
+A cron starts a run as a client's request would, as the user who created it, with a key of its own for each
+time: any number of processes that start it at the same time create one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from starlette.datastructures import Headers
+
+from perdure.errors import Contention, NotFound, PerdureError, Unavailable
+from perdure.runtime.crons import Cron, Due
+from perdure.runtime.worker.cron_service import Fired, Firing
+from perdure.server.assistants import NONE_TO_RUN
+from perdure.server.auth.identity import Refusal, User
+from perdure.server.requests import NewRun
+from perdure.server.resources import Caller, ServerState
+from perdure.server.runs.cron_schedules import Schedule
+from perdure.server.runs.run_creation import AcceptedRun, submit
+from perdure.server.runs.run_request_headers import IDEMPOTENCY_KEY
+from perdure.server.runs.temporary_threads import removed_after
+
+Completion = Literal["delete", "keep"]
+
+_LATE_US = 60 * 1_000_000
+"""Lateness from which a time counts as missed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronJob:
+    """Contents of a cron.
+
+    Attributes:
+        assistant_id: The assistant to run.
+        graph_id: The graph that it is of.
+        thread_id: The thread; None for a new one each time.
+        thread: When that thread was created, and the filter of the threads on which its user may run: a
+            thread of the same id that was created later, or that the user lost, is another one.
+        schedule: When it is due.
+        payload: The run's other fields, as its client sent them.
+        metadata: Metadata of the cron and of its runs.
+        on_run_completed: What is done with a thread of the run's own after the run.
+        enabled: False to start nothing.
+        user: The identity, the permissions and the verified email of the user who created it.
+        last: Its latest start: the time ``at``, with the ``thread_id`` and ``run_id``, or with an ``error``.
+    """
+
+    assistant_id: str
+    graph_id: str
+    thread_id: str | None
+    thread: Mapping[str, Any] | None
+    schedule: Schedule
+    payload: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    on_run_completed: Completion | None
+    enabled: bool
+    user: Mapping[str, Any]
+    last: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def read(cls, cron: Cron) -> CronJob:
+        """Return the contents of a stored cron."""
+        body: dict[str, Any] = dict(cron.body)
+        schedule: Any = Schedule(**body["schedule"])
+        return cls(**{**body, "schedule": schedule})
+
+    def stored(self) -> dict[str, Any]:
+        """Return the contents as plain JSON data."""
+        return {**asdict(self), "schedule": self.schedule._asdict()}
+
+    def due_after(self, moment: int) -> int | None:
+        """Return the first time after a moment at which it is started, both in microseconds."""
+        return self.schedule.next_after(moment) if self.enabled else None
+
+    def new_run(self) -> NewRun:
+        """Return the run that it starts."""
+        return NewRun.model_validate(
+            {
+                **self.payload,
+                "assistant_id": self.assistant_id,
+                "metadata": dict(self.metadata),
+                "on_completion": None if self.thread_id is not None else self.on_run_completed,
+            }
+        )
+
+
+class _Accepted(NamedTuple):
+    """A run that was accepted, and what follows once its cron has moved on."""
+
+    run: AcceptedRun
+    then: Callable[[], None] | None
+
+
+class CronStarter:
+    """Starts the crons of a server's database."""
+
+    def __init__(self, host: ServerState) -> None:
+        self._host = host
+
+    def serve(self) -> None:
+        """Start the crons of the server's runtime from now on, but those of graphs that it does not have."""
+        graphs = self._host.runtime.graphs
+        self._host.runtime.serve_crons(self.start, lambda cron: cron.body["graph_id"] in graphs)
+
+    async def start(self, firing: Firing) -> Fired:
+        """Start the run of a cron.
+
+        A cron whose thread was deleted while it was created is removed; any other is removed with its thread.
+        One whose assistant is gone, or whose user lost its thread, is disabled. Any other refusal is noted
+        with the cron, which is due again at its next time.
+
+        Raises:
+            Unavailable: The database does not answer; the same time has to be tried again.
+            Contention: Other writers win each time; as above.
+        """
+        job, due_at = CronJob.read(firing.cron), firing.cron.due_at or firing.now
+        missed = self._host.runtime.settings.missed_crons
+        if missed == "none" and firing.now - due_at > _LATE_US:
+            return Fired(_next(job, firing.now), "missed")
+        moment = due_at if missed == "all" else max(due_at, firing.now)
+        try:
+            accepted = await self._accept(firing, job)
+        except (Unavailable, Contention):
+            raise
+        except (PerdureError, Refusal) as error:
+            kind, is_gone = type(error).__name__, isinstance(error, NotFound)
+            if is_gone and await self._is_without_thread(firing.tenant, job):
+                return Fired(None, "removed", kind)
+            job = replace(job, last={"at": due_at, "error": kind}, enabled=not is_gone)
+            return Fired(_next(job, moment), "disabled" if is_gone else "failed", kind)
+        started = {"at": due_at, "thread_id": accepted.run.thread_id, "run_id": accepted.run.run_id}
+        return Fired(_next(replace(job, last=started), moment), then=accepted.then)
+
+    async def _is_without_thread(self, tenant: str, job: CronJob) -> bool:
+        """Return True if the thread of a cron does not exist, or is another one of this id."""
+        if job.thread_id is None:
+            return False
+        row = await self._host.runtime.for_tenant(tenant).threads.look(job.thread_id)
+        return row is None or (job.thread is not None and row.created_at != job.thread["created_at"])
+
+    async def _accept(self, firing: Firing, job: CronJob) -> _Accepted:
+        fields = {"display_name": job.user["display_name"]}
+        if email := job.user.get("email"):
+            fields["email"] = email
+        user = User(job.user["identity"], firing.tenant, tuple(job.user["permissions"]), fields)
+        runtime = self._host.runtime.for_tenant(firing.tenant)
+        # What the user may do was decided when the cron was created or changed.
+        caller = Caller(self._host, user, runtime, is_program=True)
+        new = job.new_run()
+        new = new.model_copy(update={"metadata": {**new.metadata, "cron_id": firing.cron.id}})
+        if job.thread_id is not None and job.thread is not None:
+            row = await caller.threads.look(job.thread_id)
+            is_it = row is not None and row.created_at == job.thread["created_at"]
+            if row is None or not is_it or not caller.sees(job.thread["conditions"], row.metadata):
+                raise NotFound(NONE_TO_RUN)
+        headers = Headers({IDEMPOTENCY_KEY: firing.key})
+        modes = tuple(new.stream_mode or ("values",))
+        accepted = await submit(caller, headers, job.thread_id, new, modes=modes, is_kept=True)
+        if job.thread_id is not None or job.on_run_completed == "keep":
+            return _Accepted(accepted, None)
+        # Not before the cron has moved on: the thread holds the key by which a second start is known.
+        return _Accepted(accepted, lambda: self._host.in_background(removed_after(caller, accepted)))
+
+
+def _next(job: CronJob, moment: int) -> Due:
+    return Due(job.stored(), job.due_after(moment))

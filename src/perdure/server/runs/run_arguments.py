@@ -1,0 +1,99 @@
+"""Arguments of a new run: what its client may send, and what an authorization handler made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from perdure.server.auth.identity import Refusal, User
+from perdure.server.auth.reserved_names import config_without_claims, with_verified, without_claims
+from perdure.server.requests import NewRun
+from perdure.server.resources import Caller
+from perdure.server.runs.outbound_policy import Unreachable
+
+AUTHORIZED = {"input", "command", "config", "context", "interrupt_before", "interrupt_after", "webhook"}
+"""Arguments of a run that an authorization handler may change, as ``kwargs``."""
+
+
+def checked(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
+    """Return a run that may be accepted, without its client's statements about an authenticated user.
+
+    Args:
+        caller: the authenticated user of the request.
+        new: the run.
+        is_stateless: it has no thread but its own.
+
+    Raises:
+        Refusal: its parts do not go together, or its webhook may not be called.
+    """
+    if new.config.get("configurable") and new.context:
+        raise Refusal(400, "config.configurable and context exclude each other; send one of them")
+    _check(new, is_stateless=is_stateless)
+    _check_webhook(caller, new.webhook)
+    return _verified(caller.user, new) if caller.user.identity else new
+
+
+def as_authorized(caller: Caller, new: NewRun, kwargs: Any, *, is_stateless: bool) -> NewRun:
+    """Return a run with its arguments as the authorization handler left them, checked if it changed any."""
+    try:
+        changed = {name: kwargs[name] for name in AUTHORIZED if kwargs[name] != _argument(new, name)}
+        if not changed:
+            return new
+        held = {name: getattr(new, name) for name in new.model_fields_set}
+        authorized = NewRun.model_validate({**held, **changed})
+    except (KeyError, TypeError, ValidationError) as error:
+        raise Refusal(
+            500, "the authorization handler left kwargs of which no run can be made; their types must stay"
+        ) from error
+    _check(authorized, is_stateless=is_stateless)
+    _check_webhook(caller, authorized.webhook)
+    return authorized
+
+
+def _argument(new: NewRun, name: str) -> Any:
+    value = getattr(new, name)
+    return value.model_dump() if isinstance(value, BaseModel) else value
+
+
+def _check(new: NewRun, *, is_stateless: bool) -> None:
+    is_answer = new.command is not None and new.command.is_answer
+    if is_stateless and is_answer:
+        raise Refusal(400, "a command that resumes needs a thread; send it to /threads/{thread_id}/runs")
+    if new.after_seconds and is_answer:
+        raise Refusal(422, "an answer is given now; after_seconds does not go with a command that resumes")
+    if new.after_seconds and new.multitask_strategy not in (None, "enqueue"):
+        raise Refusal(422, "a run that comes later is enqueued; leave multitask_strategy out")
+    configured = new.config.get("configurable") or {}
+    if configured.get("checkpoint_ns") or (new.checkpoint is not None and new.checkpoint.checkpoint_ns):
+        raise Refusal(422, "a run starts from a checkpoint of the thread, not of a subgraph")
+
+
+def _check_webhook(caller: Caller, url: str | None) -> None:
+    if not url:
+        return
+    if caller.host.webhooks is None:
+        raise Refusal(422, "webhooks are disabled on this server; follow the run, or join it")
+    if url.startswith("/"):
+        # Any process on the database may send the notice, also workers, which have no routes.
+        raise Refusal(
+            422,
+            "the webhook's URL may not be called: it is a path, and the process that sends the notice need "
+            "not have your application; send all of it, e.g. https://HOST/path, and name a HOST that is not "
+            "public in http.webhook_hosts",
+        )
+    try:
+        caller.host.webhooks.url(url)
+    except Unreachable as error:
+        raise Refusal(422, f"the webhook's URL may not be called: {error}") from error
+
+
+def _verified(user: User, new: NewRun) -> NewRun:
+    """Return a run without its client's statements about the user, who is authenticated."""
+    return new.model_copy(
+        update={
+            "config": config_without_claims(user, new.config),
+            "context": with_verified(user, new.context),
+            "metadata": without_claims(user, new.metadata),
+        }
+    )

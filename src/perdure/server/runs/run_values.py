@@ -1,0 +1,85 @@
+"""Values that a run left in its thread, regardless of later runs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
+
+from perdure.langgraph.reading.readable_states import aread_history, aread_state
+from perdure.model.runs.messages import Run
+from perdure.runtime.tenant import TenantRuntime
+from perdure.server import responses
+from perdure.server.state_snapshots import config_of
+
+_EARLIER = 20
+"""Number of earlier runs that are searched for the values that a run without checkpoints started from."""
+
+
+async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
+    """Return the values that a run left, regardless of later runs: those of its last checkpoint. A run
+    that stored nothing, or was rolled back, left the values that it started from."""
+    async with runtime.opened(run.graph, "threads.read") as graph:
+        return await _values_of(runtime, graph, thread_id, run)
+
+
+class RunResult(NamedTuple):
+    """Values that a run left, those before the first run that it continues, and the names of the graph's
+    outputs."""
+
+    after: Any
+    before: Any
+    outputs: frozenset[str]
+
+
+async def result_of(runtime: TenantRuntime, thread_id: str, first: Run, last: Run) -> RunResult:
+    """Return what runs have done that answer each other's questions, from the first to the last."""
+    async with runtime.opened(last.graph, "threads.read") as graph:
+        after = await _values_of(runtime, graph, thread_id, last)
+        before = await _values_before(runtime, graph, thread_id, first)
+        named = graph.output_channels
+        return RunResult(after, before, frozenset([named] if isinstance(named, str) else named))
+
+
+async def _values_before(
+    runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
+) -> Any:
+    """Return the values from which a run started."""
+    filter_ = {"run_id": run.id, "source": "input"}
+    async for begun in aread_history(graph, config_of(thread_id), filter=filter_, limit=1):
+        if begun.parent_config is None:
+            return {}
+        parent = await aread_state(graph, begun.parent_config)
+        if parent.created_at is not None:
+            return parent.values
+    # Its first checkpoint is not stored, or is gone.
+    for earlier in await runtime.runs(thread_id, limit=1, before=run.first):
+        if (left := await _last_of(graph, thread_id, earlier)) is not None:
+            return left.values
+    return {}
+
+
+async def _values_of(
+    runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
+) -> Any:
+    here = await aread_state(graph, config_of(thread_id))
+    if (here.metadata or {}).get("run_id") == run.id:
+        return responses.outcome(here)
+    if (its_last := await _last_of(graph, thread_id, run)) is not None:
+        return responses.outcome(its_last)
+    # Read after the state: if the run is still the latest, the state is from before or during it.
+    (latest,) = await runtime.runs(thread_id, limit=1)
+    if latest.id == run.id:
+        return responses.outcome(here) if here.created_at is not None else {}
+    for earlier in await runtime.runs(thread_id, limit=_EARLIER, before=run.first):
+        if (before := await _last_of(graph, thread_id, earlier)) is not None:
+            return responses.outcome(before)
+    return {}
+
+
+async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) -> StateSnapshot | None:
+    """Return the state of a run's last checkpoint."""
+    async for state in aread_history(graph, config_of(thread_id), filter={"run_id": run.id}, limit=1):
+        return state
+    return None

@@ -1,0 +1,377 @@
+"""Commands of the event streaming protocol: start a run, resume from an interrupt, read a thread.
+
+Errors are responses with a code, not an HTTP status, except for an unavailable database and a full queue:
+clients recognise by the status that they may retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn, cast
+
+from langgraph.types import PregelTask, StateSnapshot
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import Headers
+
+from perdure.errors import NotFound, NotWaiting, PerdureError, QueueFull, Unavailable
+from perdure.langgraph.reading.readable_states import aread_history
+from perdure.model.runs.messages import ANSWERS, FAILED, OPEN, WAITING
+from perdure.runtime import Standing
+from perdure.runtime.agents.run_context import OF_LANGGRAPH
+from perdure.runtime.options import StreamMode
+from perdure.runtime.threads.rows import ThreadRow
+from perdure.server import error_handlers, requests
+from perdure.server import responses as shapes
+from perdure.server.auth.identity import Refusal
+from perdure.server.requests import NewRun, Ref
+from perdure.server.resources import Caller
+from perdure.server.runs.checkpoint_references import NoCheckpoint
+from perdure.server.runs.run_creation import submit
+from perdure.server.state_snapshots import config_of, graph_id_of, snapshot
+from perdure.server.streaming import streams
+from perdure.server.validation_faults import fault_text
+
+_MODES: tuple[StreamMode, ...] = ("protocol",)
+_FORBIDDEN = (401, 403)
+_STOPPING_S = 5.0
+
+Params = dict[str, Any]
+
+
+class _Wrong(Exception):
+    """A command that is refused; ``code`` is the protocol's error code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Answer(_Params):
+    interrupt_id: str
+    response: Any = None
+
+
+class _Answers(_Params):
+    responses: list[_Answer] = Field(min_length=1, max_length=100)
+
+
+class _Then(_Params):
+    """Optional parts of an answer to an interrupt."""
+
+    update: Any = None
+    goto: Any = None
+    config: requests.Config = Field(default_factory=dict)
+    metadata: requests.Mapped = Field(default_factory=dict)
+
+
+class _Start(_Params):
+    """The part of a run's start that is read before the whole."""
+
+    config: requests.Config = Field(default_factory=dict)
+
+
+class _Looked(_Params):
+    namespace: requests.Names = Field(default_factory=list[str])
+    keys: requests.Names | None = None
+    limit: requests.Page = 10
+    before: str | None = None
+
+
+async def do(caller: Caller, headers: Headers, thread_id: str, method: str, params: Params) -> dict[str, Any]:
+    """Execute a command and return its response, without the command's number.
+
+    Args:
+        caller: the authenticated user of the request.
+        headers: the headers of the request.
+        thread_id: the thread that the command is for.
+        method: the command's name.
+        params: the command's parameters.
+
+    Raises:
+        Refusal: with a status of 429 or 500 and above; all others become responses.
+        QueueFull: the thread's queue accepts no more messages.
+        Unavailable: the database does not answer.
+    """
+    try:
+        if method not in _COMMANDS:
+            raise _Wrong("unknown_command", f"there is no command {method!r}")
+        checked = requests.check_numbers(requests.check_text(requests.check_depth(params)))
+        result = await _COMMANDS[method](caller, headers, thread_id, checked)
+    except _Wrong as wrong:
+        return _error(wrong.code, str(wrong))
+    except ValidationError as error:
+        return _error("invalid_argument", fault_text(error.errors()[0], before="params."))
+    except NoCheckpoint as none:
+        return _error("no_such_checkpoint", none.detail)
+    except Refusal as refusal:
+        if refusal.status >= 500 or refusal.status == 429:
+            raise
+        code = "permission_denied" if refusal.status in _FORBIDDEN else "invalid_argument"
+        return _error(code, refusal.detail)
+    except NotWaiting as error:
+        return _error("no_such_interrupt", str(error))
+    except (QueueFull, Unavailable):
+        raise
+    except PerdureError as error:
+        if error_handlers.status_of(error) >= 500:
+            raise
+        return _error("invalid_argument", error_handlers.sentence(error))
+    except ValueError as error:
+        return _error("invalid_argument", str(error))
+    return {"type": "success", "result": result}
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"type": "error", "error": code, "message": message}
+
+
+# Runs
+
+
+async def _run_start(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+    if not isinstance(params.get("assistant_id"), str):
+        raise _Wrong("invalid_argument", "params.assistant_id names no assistant")
+    fork = params.get("forkFrom") or params.get("fork_from")
+    if isinstance(fork, Mapping):
+        fork = fork.get("checkpoint_id") or fork.get("checkpointId")
+    strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
+    config = _Start.model_validate(params).config
+    resolved = {**params, "config": config, "multitask_strategy": strategy, "checkpoint_id": fork}
+    if _start_of(resolved) is None and resolved.get("input") is not None and await _waits(caller, thread_id):
+        # Clients send the same input whether or not the thread waits for an answer.
+        resolved |= {"input": None, "command": {"resume": resolved["input"]}}
+    return {"run_id": await _started(caller, headers, thread_id, resolved)}
+
+
+def _start_of(params: Params) -> Any:
+    """Return the checkpoint to start from; clients may name it among the configurable values."""
+    configurable = (params.get("config") or {}).get("configurable") or {}
+    return params.get("checkpoint_id") or configurable.get("checkpoint_id")
+
+
+async def _waits(caller: Caller, thread_id: str) -> bool:
+    """Return True if a thread waits for an answer. If a run has raised an interrupt and is about to stop, its
+    end is awaited first."""
+    row = await caller.threads.look(thread_id)
+    if row is None or row.run is None or graph_id_of(caller, row) is None:
+        return False
+    if row.run.state == OPEN:
+        asked = {one.id for one in (await snapshot(caller, row)).interrupts}
+        (standing,) = await caller.runtime.messages(thread_id, limit=1)
+        if asked - set(standing.message.options.get(ANSWERS, ())):
+            await _until_stopped(caller, row, row.run.id)
+    return await caller.runtime.question(thread_id) is not None
+
+
+async def _started(caller: Caller, headers: Headers, thread_id: str, params: Params) -> str:
+    config = dict(params.get("config") or {})
+    new = NewRun.model_validate(
+        {
+            "assistant_id": params["assistant_id"],
+            "input": params.get("input"),
+            "command": params.get("command"),
+            "context": params.get("context"),
+            "metadata": params.get("metadata"),
+            "config": _own(config),
+            "checkpoint_id": _start_of(params),
+            "multitask_strategy": params.get("multitask_strategy"),
+            "if_not_exists": "create",
+            "stream_resumable": True,
+            "stream_subgraphs": True,
+        }
+    )
+    accepted = await submit(caller, headers, thread_id, new, modes=_MODES, is_kept=True, subgraphs=True)
+    return accepted.run_id
+
+
+def _own(config: Params) -> Params:
+    """Return a config without the values that LangGraph keeps in it: clients send a state's config back."""
+    configurable = {
+        name: held for name, held in (config.get("configurable") or {}).items() if name not in OF_LANGGRAPH
+    }
+    rest = {name: held for name, held in config.items() if name != "configurable"}
+    return {**rest, "configurable": configurable} if configurable else rest
+
+
+async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+    if "responses" in params:
+        answers = _Answers.model_validate(params).responses
+    else:
+        answers = [_Answer.model_validate(params)]
+    then = _Then.model_validate(params)
+    row = await _row(caller, thread_id, "update", "no_such_interrupt")
+    if row.run is not None and row.run.state == OPEN:
+        row = await _stopped(caller, row, row.run.id)
+    question = await caller.runtime.question(thread_id)
+    for answer in answers:
+        if question is None or not question.knows(answer.interrupt_id):
+            _no_question(thread_id, answer.interrupt_id)
+    is_one = len(answers) == 1
+    resume = answers[0].response if is_one else {one.interrupt_id: one.response for one in answers}
+    new = NewRun.model_validate(
+        {
+            "assistant_id": row.metadata.get("assistant_id") or graph_id_of(caller, row),
+            "command": {"resume": resume, "update": then.update, "goto": then.goto},
+            "config": _own(then.config),
+            "metadata": then.metadata,
+            "stream_resumable": True,
+            "stream_subgraphs": True,
+        }
+    )
+    only = answers[0].interrupt_id if is_one else None
+    accepted = await submit(
+        caller,
+        headers,
+        thread_id,
+        new,
+        modes=_MODES,
+        is_kept=True,
+        subgraphs=True,
+        interrupt_id=only,
+    )
+    return {"run_id": accepted.run_id}
+
+
+async def _stopped(caller: Caller, row: ThreadRow, run_id: str) -> ThreadRow:
+    """Return a thread once its run has ended: clients receive an interrupt shortly before the run is stored
+    as waiting for the answer."""
+    await _until_stopped(caller, row, run_id)
+    return await _row(caller, row.thread_id, "update", "no_such_interrupt")
+
+
+async def _until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
+    after = await caller.runtime.latest_event(row.thread_id)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_STOPPING_S):
+            async for item in streams.followed(caller, row.thread_id, run_id, after):
+                if isinstance(item, Standing):
+                    break
+
+
+def _no_question(thread_id: str, interrupt_id: str) -> NoReturn:
+    raise _Wrong("no_such_interrupt", f"thread {thread_id!r} waits for no answer to {interrupt_id!r}")
+
+
+async def _row(caller: Caller, thread_id: str, to: str, code: str) -> ThreadRow:
+    try:
+        return await caller.thread(thread_id, to)
+    except NotFound as error:
+        raise _Wrong(code, str(error)) from None
+
+
+# Reading
+
+
+async def _tree(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+    row = await _row(caller, thread_id, "read", "invalid_argument")
+    run_id = params.get("run_id")
+    if run_id is not None:
+        found = await caller.runtime.find(thread_id, str(run_id))
+        if found is None or not shapes.run_status(found):
+            raise _Wrong("no_such_run", f"thread {thread_id!r} has no run {run_id!r}")
+    state = await snapshot(caller, row, subgraphs=True)
+    status = "completed"
+    if row.run is not None:
+        status = {OPEN: "running", FAILED: "failed", WAITING: "interrupted"}.get(row.run.state, "completed")
+    if row.status == "busy":
+        status = "running"
+    root = {"namespace": [], "status": status, "graph_name": graph_id_of(caller, row) or ""}
+    return {"tree": {**root, "children": _children(state, status)}}
+
+
+def _children(state: StateSnapshot, status: str) -> list[dict[str, Any]]:
+    return [_child(task, task.state, status) for task in state.tasks if isinstance(task.state, StateSnapshot)]
+
+
+def _child(task: PregelTask, below: StateSnapshot, status: str) -> dict[str, Any]:
+    namespace = str(below.config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
+    if task.interrupts:
+        status = "interrupted"
+    elif task.error:
+        status = "failed"
+    return {
+        "namespace": namespace,
+        "status": status,
+        "graph_name": task.name,
+        "children": _children(below, status),
+    }
+
+
+async def _get(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+    asked = _Looked.model_validate(params)
+    row = await _row(caller, thread_id, "read", "invalid_argument")
+    state = await _state(caller, row, asked.namespace)
+    values: Any = state.values
+    if asked.keys is not None and isinstance(values, Mapping):
+        values = {name: values[name] for name in asked.keys if name in values}
+    here = state.config.get("configurable", {})
+    result: dict[str, Any] = {"values": values}
+    if state.created_at is not None:
+        result["checkpoint"] = {"id": here.get("checkpoint_id"), "ns": here.get("checkpoint_ns", "")}
+    return result
+
+
+async def _state(
+    caller: Caller, row: ThreadRow, namespace: list[str], checkpoint_id: str | None = None
+) -> StateSnapshot:
+    ref = Ref(checkpoint_ns="|".join(namespace), checkpoint_id=checkpoint_id)
+    try:
+        state = await snapshot(caller, row, config_of(row.thread_id, ref))
+    except NotFound as error:
+        raise _Wrong("no_such_namespace", str(error)) from None
+    if checkpoint_id is not None and state.created_at is None:
+        raise NoCheckpoint(row.thread_id, checkpoint_id)
+    return state
+
+
+async def _checkpoints(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+    asked = _Looked.model_validate(params)
+    row = await _row(caller, thread_id, "read", "invalid_argument")
+    graph_id = graph_id_of(caller, row)
+    if graph_id is None or not row.has_state:
+        return {"checkpoints": []}
+    async with caller.graph(graph_id, "threads.read", thread_id) as graph:
+        found = aread_history(
+            graph,
+            config_of(thread_id, Ref(checkpoint_ns="|".join(asked.namespace))),
+            before=None if asked.before is None else config_of(thread_id, None, asked.before),
+            limit=asked.limit,
+        )
+        return {"checkpoints": [_summary(state) async for state in found]}
+
+
+def _summary(state: StateSnapshot) -> dict[str, Any]:
+    metadata = cast(Mapping[str, Any], state.metadata or {})
+    return {
+        "id": state.config.get("configurable", {}).get("checkpoint_id"),
+        "timestamp": state.created_at,
+        "step": metadata.get("step"),
+        "metadata": metadata,
+    }
+
+
+async def _fork(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+    checkpoint_id = params.get("checkpoint_id")
+    if not isinstance(checkpoint_id, str) or not checkpoint_id:
+        raise _Wrong("invalid_argument", "params.checkpoint_id names no checkpoint")
+    row = await _row(caller, thread_id, "read", "no_such_checkpoint")
+    await _state(caller, row, [], checkpoint_id)
+    assistant_id = row.metadata.get("assistant_id") or graph_id_of(caller, row)
+    resolved = {**params, "assistant_id": assistant_id}
+    return {"run_id": await _started(caller, headers, thread_id, resolved), "thread_id": thread_id}
+
+
+_COMMANDS: dict[str, Callable[[Caller, Headers, str, Params], Awaitable[dict[str, Any]]]] = {
+    "run.start": _run_start,
+    "input.respond": _respond,
+    "agent.getTree": _tree,
+    "state.get": _get,
+    "state.listCheckpoints": _checkpoints,
+    "state.fork": _fork,
+}

@@ -1,0 +1,193 @@
+"""Conversion of run events to events of the streaming protocol, and filters over them.
+
+A run event becomes one event of the protocol, or several: it has then as many sequence numbers. The result
+depends on the event alone, so that a client that resumes after a number receives the same events again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from perdure.model.runs.messages import DONE, FAILED
+from perdure.model.write_records import INTERRUPT
+from perdure.runtime import Event
+from perdure.runtime.events import END
+from perdure.runtime.events.protocol import OWN, reference
+from perdure.runtime.failures.failure_location import shows_texts
+from perdure.runtime.json_encoding import encoded
+from perdure.server.error_handlers import event_data, sentence_of
+
+CHANNELS = (
+    "values",
+    "updates",
+    "messages",
+    "tools",
+    "lifecycle",
+    "input",
+    "tasks",
+    "checkpoints",
+    "custom",
+)
+_CUSTOM = "custom:"
+_ENDED = {DONE: "completed", FAILED: "failed"}
+
+
+def is_channel(name: Any) -> bool:
+    """Return True if there is such a channel. Custom events that a graph writes under a name have a channel
+    each."""
+    return isinstance(name, str) and (name in CHANNELS or (name.startswith(_CUSTOM) and name != _CUSTOM))
+
+
+class EventFilter(NamedTuple):
+    """Events that a client subscribes to: of ``channels``, within ``namespaces`` and at most ``depth`` levels
+    below."""
+
+    channels: frozenset[str]
+    namespaces: tuple[tuple[str, ...], ...] | None = None
+    depth: int | None = None
+
+    def includes(self, channel: str) -> bool:
+        """Return True if any event of a channel may be wanted."""
+        return channel in self.channels or (
+            channel == "custom" and any(held.startswith(_CUSTOM) for held in self.channels)
+        )
+
+    def names(self, name: Any) -> bool:
+        """Return True if a custom event of this name, or of none, is wanted."""
+        return "custom" in self.channels or f"{_CUSTOM}{name}" in self.channels
+
+    def reaches(self, namespace: Sequence[str]) -> bool:
+        """Return True if events of a namespace are wanted."""
+        if not self.namespaces:
+            return True
+        return any(
+            _begins(namespace, prefix) and (self.depth is None or len(namespace) - len(prefix) <= self.depth)
+            for prefix in self.namespaces
+        )
+
+
+def _begins(namespace: Sequence[str], prefix: Sequence[str]) -> bool:
+    """Return True if a namespace starts with a prefix. A part of the prefix without a task's id matches every
+    task of its node."""
+    return len(prefix) <= len(namespace) and all(
+        held == asked or (":" not in asked and held.partition(":")[0] == asked)
+        for held, asked in zip(namespace, prefix, strict=False)
+    )
+
+
+class ProtocolEvent(NamedTuple):
+    """An event of the protocol: its number, its method, and all of it as JSON text."""
+
+    seq: int
+    method: str
+    text: str
+
+
+def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
+    """Yield the protocol events of a run event, as far as they are wanted."""
+    name, *namespace = event.name.split("|")
+    if not wanted.reaches(namespace):
+        return
+    match name:
+        case "metadata" | "end" if wanted.includes("lifecycle"):
+            begun = name != END
+            data = _begun(event) if begun else _ended(event)
+            yield _event(event.seq, "lifecycle", namespace, encoded(data))
+        case "values" if wanted.includes("values"):
+            yield _event(event.seq, "values", namespace, _values(event.data))
+        case "tasks" if wanted.includes("tasks"):
+            yield _event(event.seq, "tasks", namespace, event_data("tasks", event.data))
+        case "checkpoints" if wanted.includes("checkpoints"):
+            text = encoded(reference(json.loads(event.data)))
+            yield _event(event.seq, "checkpoints", namespace, text)
+        case "custom" if wanted.includes("custom"):
+            written = _written(json.loads(event.data))
+            if wanted.names(written.get("name")):
+                yield _event(event.seq, "custom", namespace, encoded(written))
+        case "updates" if wanted.includes("updates") or wanted.includes("input"):
+            yield from _updates(event, namespace, wanted)
+        case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
+            own = _tool_event(event.data) if method == "tools" else event.data
+            yield _framed(event.seq, method, namespace, own[1:-1])
+        case _:
+            pass  # a channel that is not wanted, or an event without a channel in this protocol
+
+
+def _tool_event(text: str) -> str:
+    """Return a tool's event without the text of an exception, unless clients are shown these."""
+    if shows_texts.get() or '"tool-error"' not in text:
+        return text
+    told = json.loads(text)
+    if isinstance(data := told.get("data"), dict) and data.get("event") == "tool-error":
+        told["data"] = {**data, "message": sentence_of("", str(data.get("message", "")))}
+    return encoded(told)
+
+
+def _begun(event: Event) -> dict[str, Any]:
+    data = json.loads(event.data)
+    return {"event": "running", **({"graph_name": data["graph_id"]} if "graph_id" in data else {})}
+
+
+def _ended(event: Event) -> dict[str, Any]:
+    data = json.loads(event.data)
+    phase = _ENDED.get(data.get("state"), "interrupted")
+    return {"event": phase, **({"error": _failure(str(data.get("error", "")))} if phase == "failed" else {})}
+
+
+def _failure(noted: str) -> str:
+    """Return the message of a run's recorded error, which is its type followed by its text."""
+    kind, colon, text = noted.partition(": ")
+    return f"{kind}{colon}{sentence_of(kind, text)}"
+
+
+def _values(text: str) -> str:
+    if f'"{INTERRUPT}"' not in text:
+        return text
+    values = json.loads(text)
+    return encoded({k: v for k, v in values.items() if k != INTERRUPT}) if isinstance(values, dict) else text
+
+
+def _written(data: Any) -> dict[str, Any]:
+    """Return a custom event with its own fields, which Python clients read, and as ``payload``, which
+    JavaScript clients read."""
+    if not isinstance(data, dict):
+        return {"payload": data}
+    return data if "payload" in data else {**data, "payload": data}
+
+
+def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Iterator[ProtocolEvent]:
+    updates = json.loads(event.data)
+    if not isinstance(updates, dict):
+        return
+    if INTERRUPT not in updates:
+        if wanted.includes("updates"):
+            for seq, (node, values) in enumerate(updates.items(), event.seq - len(updates) + 1):
+                data = encoded({"node": node, "values": values})
+                yield _event(seq, "updates", namespace, data, node)
+        return
+    if not wanted.includes("input"):
+        return
+    for seq, asked in enumerate(updates[INTERRUPT], event.seq - len(updates[INTERRUPT]) + 1):
+        # Python clients read ``value``, JavaScript clients ``payload``.
+        value = asked.get("value")
+        shown = {"interrupt_id": asked.get("id"), "payload": value, "value": value}
+        if "response_schema" in asked:
+            shown["response_schema"] = asked["response_schema"]
+        data = encoded(shown)
+        yield _event(seq, "input.requested", namespace, data)
+
+
+def _event(
+    seq: int, method: str, namespace: Sequence[str], data: str, node: str | None = None
+) -> ProtocolEvent:
+    by = "" if node is None else f',"node":{encoded(node)}'
+    return _framed(seq, method, namespace, f'"data":{data}{by}')
+
+
+def _framed(seq: int, method: str, namespace: Sequence[str], rest: str) -> ProtocolEvent:
+    head = f'{{"type":"event","event_id":"{seq}","seq":{seq},"method":"{method}"'
+    # Sequence numbers are microseconds; the protocol's timestamps milliseconds.
+    where = f'"namespace":{encoded(list(namespace))},"timestamp":{seq // 1000}'
+    return ProtocolEvent(seq, method, f'{head},"params":{{{where},{rest}}}}}')

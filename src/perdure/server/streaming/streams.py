@@ -1,0 +1,236 @@
+"""Server-sent events of a run, from its beginning or after an event, until its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from typing import Any, TypeVar
+
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+
+from perdure.errors import SubscriberTooSlow, Unavailable
+from perdure.model.runs.messages import FAILED
+from perdure.runtime import Event, Standing
+from perdure.runtime.events import END, LAST
+from perdure.runtime.json_encoding import encoded
+from perdure.server.error_handlers import event_data
+from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
+from perdure.server.responses import run_error, run_status
+from perdure.server.streaming.event_stream import EventStream, Frame
+
+T = TypeVar("T")
+_AWAY_S = 30.0
+_AGAIN_S = 0.5
+STALLED_S = 60.0
+"""Seconds for which a reader may take nothing before its stream is aborted. Until then it holds a page of the
+events of its run and a connection."""
+
+_HEARTBEAT: Any = b": heartbeat\n"
+"""A comment without the blank line that ends an event: JavaScript clients take that for an event without a
+name, with the id of the event before it."""
+
+_DIGITS = 20
+
+ALL = "-1"
+"""``Last-Event-ID`` of a client that has received no event and wants all of them."""
+
+
+def cursor_of(request: Request, otherwise: str | None = None) -> int | None:
+    """Return the number of the last event that a client received, 0 for all events, or None if neither the
+    request nor ``otherwise`` gives one."""
+    given = request.headers.get("last-event-id", otherwise)
+    if given is None:
+        return None
+    number = int(given) if given.isascii() and given.isdigit() and len(given) < _DIGITS else 0
+    # No event has a greater number.
+    return number if number <= LAST else 0
+
+
+def names_of(modes: Collection[str]) -> frozenset[str]:
+    """Return the names of the events that belong to stream modes."""
+    names = {"metadata"}
+    for mode in modes:
+        if mode == "messages":
+            names |= {"messages/metadata", "messages/partial", "messages/complete"}
+        else:
+            names.add("messages" if mode == "messages-tuple" else mode)
+    return frozenset(names)
+
+
+def respond(
+    caller: Caller,
+    thread_id: str,
+    run_id: str,
+    *,
+    modes: Collection[str] | None,
+    after: int,
+    has_ids: bool,
+    cancels: bool,
+    headers: dict[str, str],
+    has_end: bool,
+) -> EventSourceResponse:
+    """Return a stream of a run's events.
+
+    Args:
+        caller: the authenticated user of the request.
+        thread_id: the thread.
+        run_id: the run.
+        modes: the stream modes that are sent, or None for all.
+        after: the sequence number after which the stream starts.
+        has_ids: send event ids, so that a client can resume after the last one that it received.
+        cancels: cancel the run when the client disconnects.
+        headers: further headers of the response.
+        has_end: send the event that ends the stream.
+    """
+    frames = _frames(caller, thread_id, run_id, None if modes is None else names_of(modes), after, has_ids)
+    return stream(
+        caller.host,
+        frames if not cancels else _watched(caller, thread_id, run_id, frames),
+        headers,
+        ends=(END, "error"),
+        has_end=has_end,
+    )
+
+
+def stream(
+    host: ServerState,
+    frames: AsyncGenerator[Frame, None],
+    headers: dict[str, str],
+    *,
+    ends: Collection[str] = (),
+    has_end: bool = True,
+    refused: Callable[[], Awaitable[Any]] | None = None,
+) -> EventSourceResponse:
+    """Return a stream of frames, with heartbeats while there are none.
+
+    Args:
+        host: the server's state.
+        frames: the frames to send.
+        headers: further headers of the response.
+        ends: names of frames that may end the stream; after any other last frame the connection is
+            aborted, so that clients reconnect.
+        has_end: send frames named ``end``.
+        refused: returns once the user may no longer have the stream, which is aborted then.
+    """
+    return EventStream(
+        frames,
+        ends,
+        refused,
+        has_end=has_end,
+        ping=HEARTBEAT_S,
+        ping_message_factory=lambda: _HEARTBEAT,
+        send_timeout=STALLED_S,
+        sep="\n",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers},
+    )
+
+
+def refused(host: ServerState, kind: str, message: str) -> EventSourceResponse:
+    """Return a stream that consists of one error."""
+
+    async def frames() -> AsyncGenerator[Frame, None]:
+        yield Frame("error", encoded({"error": kind, "message": message}))
+
+    return stream(host, frames(), {}, ends=("error",))
+
+
+async def _frames(
+    caller: Caller, thread_id: str, run_id: str, names: frozenset[str] | None, after: int, has_ids: bool
+) -> AsyncGenerator[Frame, None]:
+    async for item in followed(caller, thread_id, run_id, after):
+        if isinstance(item, Standing):
+            if item.run is not None and item.run.state == FAILED:
+                yield Frame("error", encoded(run_error(item.run)))
+            status = run_status(item) or "interrupted"
+            yield Frame(END, encoded({"run_id": run_id, "status": status}))
+        elif isinstance(item, SubscriberTooSlow):
+            yield Frame("error", encoded({"error": "SubscriberTooSlow", "message": str(item)}))
+        elif names is None or item.name.partition("|")[0] in names or _is_question(item):
+            yield Frame(item.name, event_data(item.name, item.data), item.seq if has_ids else None)
+
+
+def _is_question(event: Event) -> bool:
+    return event.name.startswith("updates") and event.data.startswith('{"__interrupt__"')
+
+
+async def followed(
+    caller: Caller, thread_id: str, run_id: str, after: int
+) -> AsyncIterator[Event | Standing | SubscriberTooSlow]:
+    """Yield a run's events until the server stops, and its ``Standing`` at the end of the run.
+
+    A database that is unavailable is retried for up to 30 seconds. The stream ends without a ``Standing``
+    if the server stops: the client then resumes at another server.
+
+    Args:
+        caller: the authenticated user of the request.
+        thread_id: the thread.
+        run_id: the run.
+        after: the sequence number after which events are yielded.
+    """
+    host = caller.host
+    away = 0.0
+    while not host.closing.is_set():
+        items = caller.runtime.follow(thread_id, run_id, after=after)
+        try:
+            async for item in until(host.closing, items):
+                yield item
+                away = 0.0
+                if isinstance(item, Standing):
+                    return
+                after = item.seq
+        except SubscriberTooSlow as error:
+            yield error
+            return
+        except Unavailable:
+            away += _AGAIN_S
+            if away > _AWAY_S:
+                return
+            await asyncio.sleep(_AGAIN_S)
+
+
+async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield items until there are no more, or until ``closing`` is set."""
+    waiting: list[asyncio.Task[Any]] = []
+    ended: list[asyncio.Task[Any]] = []
+
+    def end(_: object) -> None:
+        for task in waiting:
+            task.cancel()
+            ended.append(task)
+
+    # As in asyncio.timeout: the wait for an item is cancelled, so that an item takes no task of its own.
+    closed = asyncio.ensure_future(closing.wait())
+    closed.add_done_callback(end)
+    try:
+        while not closing.is_set():
+            if (task := asyncio.current_task()) is not None:
+                waiting.append(task)
+            try:
+                item = await anext(items)
+            except StopAsyncIteration:
+                return
+            except asyncio.CancelledError:
+                if ended and ended[0].uncancel() == 0:
+                    return
+                raise
+            finally:
+                waiting.clear()
+            yield item
+    finally:
+        closed.remove_done_callback(end)
+        closed.cancel()
+
+
+async def _watched(
+    caller: Caller, thread_id: str, run_id: str, frames: AsyncIterator[Frame]
+) -> AsyncGenerator[Frame, None]:
+    """Yield the frames of a run, and cancel the run if the client disconnects before its end."""
+    is_over = False
+    try:
+        async for frame in frames:
+            is_over = is_over or frame.name == END
+            yield frame
+    finally:
+        if not is_over and not caller.host.closing.is_set():
+            caller.host.in_background(caller.runtime.cancel(thread_id, run_id))

@@ -1,0 +1,85 @@
+"""Tracebacks that are stored with failed runs: the application's frames first, and of bounded size."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure.model.records import EVENT
+from perdure.model.runs.messages import TRACEBACK
+from perdure.runtime.failures.failure_traces import TRACEBACK_MAX, failure_note, traceback_text
+from perdure.runtime.options import Options, StreamOptions
+from tests.runtime.graphs import Storage, go, settings, working
+
+
+def _raised(error: BaseException, depth: int = 0, cause: BaseException | None = None) -> BaseException:
+    def fail(left: int) -> None:
+        if left:
+            fail(left - 1)
+        raise error from cause
+
+    try:
+        fail(depth)
+    except BaseException as raised:
+        return raised
+    raise AssertionError
+
+
+def test_frames_of_the_application_come_first() -> None:
+    def parse(state: MessagesState) -> None:
+        json.loads("{")
+
+    builder = StateGraph(MessagesState).add_node("parse", parse).add_edge(START, "parse")
+    with pytest.raises(json.JSONDecodeError) as caught:
+        builder.compile().invoke({"messages": []})
+    text = traceback_text(caught.value)
+    own, _, others = text.partition("frames of libraries:")
+    assert own.startswith("JSONDecodeError: Expecting property name")
+    assert 'in parse\n    json.loads("{")' in own
+    assert "pregel" not in own
+    assert "pregel" in others
+    assert "decoder.py" in others
+
+
+def test_causes_follow() -> None:
+    cause = _raised(KeyError("inner"))
+    text = traceback_text(_raised(RuntimeError("outer"), cause=cause))
+    assert text.index("RuntimeError: outer") < text.index("caused by KeyError: 'inner'")
+    silent = RuntimeError("alone")
+    silent.__context__, silent.__suppress_context__ = cause, True
+    assert "caused by" not in traceback_text(silent)
+    loop = RuntimeError("a loop")
+    loop.__cause__ = loop
+    assert traceback_text(loop) == "RuntimeError: a loop\n"
+
+
+@pytest.mark.parametrize("message", ["x" * 100_000, "€" * 50_000, "\ud800" * 9])
+def test_its_size_is_bounded(message: str) -> None:
+    error = _raised(RuntimeError(message), depth=300, cause=_raised(RuntimeError(message), depth=300))
+    text = traceback_text(error)
+    assert len(text.encode()) <= TRACEBACK_MAX
+    assert "frames before these]" in text
+    json.dumps(failure_note(error), ensure_ascii=False).encode()
+
+
+def test_it_is_stored_with_the_run_and_not_sent_to_clients(near: Storage) -> None:
+    def second(state: MessagesState) -> None:
+        raise RuntimeError("boom")
+
+    graph = StateGraph(MessagesState).add_node("second", second).add_edge(START, "second").compile()
+
+    async def main() -> None:
+        async with working(near.database(), graph, settings=settings(attempts=1)) as runtime:
+            options = Options(stream=StreamOptions(modes=("updates",)))
+            ticket = await runtime.submit("ada", {"messages": []}, options=options)
+            run = await runtime.wait(ticket, 30)
+            assert "in second" in run.note[TRACEBACK]
+            assert (run.note["error"], run.note["kind"]) == ("RuntimeError: boom", "RuntimeError")
+            told = b"".join(row.body for row in near.rows("ada", EVENT))
+            assert b"boom" in told
+            assert b"in second" not in told
+
+    go(asyncio.wait_for(main(), 60))

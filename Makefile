@@ -23,7 +23,7 @@ DB ?= sqlite:///$(NAME).db
 BACKENDS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test test-all chaos suites clients uis lint fix hooks bench histories soak docs clean
+.PHONY: help demo example test test-all chaos suites clients uis lint types fix hooks bench histories soak package docs clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,18 +59,24 @@ clients: $(OWN_UV) ## Run suites of clients and other servers on Perdure's; ARGS
 uis: $(OWN_UV) ## Drive chat interfaces written elsewhere over Perdure's server, in Chromium
 	$(RUN) --group test --all-extras python -m tools.foreign_uis $(ARGS)
 
-# mypy takes as long as all the other checks: it runs beside them, and prints when they are done.
-lint: $(OWN_UV) ## Check style, format, types, layers and the tree
-	$(UV) sync --quiet --inexact --no-default-groups --group lint --group test --all-extras
-	@failed=; types=$$(mktemp); \
-	$(UV) run --no-sync mypy >"$$types" 2>&1 & mypy=$$!; \
-	for check in "ruff check" "ruff format --check" pyright "lint-imports --no-logo" "python tools/check_tree.py"; do \
+lint: $(OWN_UV) ## Check style, format, layers and the tree; seconds
+	$(UV) sync --quiet --inexact --no-default-groups --group lint
+	@failed=; \
+	for check in "ruff check" "ruff format --check" "lint-imports --no-logo" "python tools/check_tree.py"; do \
 		echo "--- $$check"; \
 		$(UV) run --no-sync $$check || failed="$$failed  $$check\n"; \
 	done; \
-	wait $$mypy || failed="$$failed  mypy\n"; \
-	echo "--- mypy"; cat "$$types"; rm -f "$$types"; \
 	if [ -n "$$failed" ]; then printf "\nlint failed:\n$$failed"; exit 1; fi
+
+# Each of the two takes a minute: they run beside each other, and mypy prints when pyright is done.
+types: $(OWN_UV) ## Check types with mypy and pyright; minutes
+	$(UV) sync --quiet --inexact --no-default-groups --group lint --group test --all-extras
+	@failed=; out=$$(mktemp); \
+	$(UV) run --no-sync mypy >"$$out" 2>&1 & mypy=$$!; \
+	echo "--- pyright"; $(UV) run --no-sync pyright || failed="$$failed  pyright\n"; \
+	wait $$mypy || failed="$$failed  mypy\n"; \
+	echo "--- mypy"; cat "$$out"; rm -f "$$out"; \
+	if [ -n "$$failed" ]; then printf "\ntypes failed:\n$$failed"; exit 1; fi
 
 fix: $(OWN_UV) ## Apply the fixes and the format of ruff, for most findings of make lint
 	@$(RUN) --group lint ruff check --fix $(ARGS); found=$$?; \
@@ -89,6 +95,9 @@ histories: $(OWN_UV) ## Record calls of a deployment under faults and check them
 
 soak: $(OWN_UV) ## Load two server processes on PostgreSQL and kill one every minute; ARGS="--minutes 60"
 	$(RUN) --group bench --group test --extra server --extra postgres python -m bench.soak $(ARGS)
+
+package: docs ## Build the documentation and the wheel, and run the README's programs from the wheel
+	$(RUN) python -m tools.check_wheel
 
 docs: $(OWN_UV) ## Build the documentation into site/
 	$(RUN) --only-group docs mkdocs build --strict

@@ -28,10 +28,16 @@ def read(path: Path) -> Any:
 def test_a_workflow_runs_the_proof(path: Path) -> None:
     steps = [step for job in read(path)["jobs"].values() for step in job["steps"]]
     commands = [step["run"] for step in steps if "run" in step]
-    assert (".ci/run --whole" if path.stem == "release" else ".ci/run") in commands
+    sections = [command.split()[1:] for command in commands if command.startswith(".ci/run")]
+    if path.stem == "release":
+        assert sections == [["--whole"]]
+    else:
+        assert sorted(name for each in sections for name in each) == sorted(SECTIONS)
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+SECTIONS = ("lint", "package", "slow", "tests")
+TARGETS = ["make test", "make test-all", "make lint", "make types", "make package"]
 FAKE_GIT = "#!/bin/sh\necho 08a00c6\n"
 FAKE_MAKE = """#!/bin/sh
 echo "make $*" >>calls
@@ -73,13 +79,20 @@ def test_the_proof_runs_one_part_of_the_slow_tests_or_all(
 ) -> None:
     ended, calls = proof(tmp_path, *arguments)
     assert ended.returncode == 0, ended.stdout
-    assert [call.partition(" ARGS=")[0] for call in calls] == ["make test", "make test-all", "make lint"]
+    assert [call.partition(" ARGS=")[0] for call in calls] == TARGETS
     assert f" --part {part} " in calls[1], ended.stdout
 
 
 def test_the_proof_knows_no_other_option(tmp_path: Path) -> None:
     ended, calls = proof(tmp_path, "--all")
-    assert (ended.returncode, ended.stderr, calls) == (2, "usage: .ci/run [--whole]\n", [])
+    usage = "usage: .ci/run [--whole] [lint] [tests] [slow] [package]\n"
+    assert (ended.returncode, ended.stderr, calls) == (2, usage, [])
+
+
+def test_sections_of_the_proof_run_alone(tmp_path: Path) -> None:
+    ended, calls = proof(tmp_path, "lint", "package")
+    assert ended.returncode == 0, ended.stdout
+    assert calls == ["make lint", "make types", "make package"]
 
 
 def test_the_parts_of_the_tests_are_all_of_them() -> None:
@@ -119,7 +132,7 @@ def test_a_failed_part_fails_the_proof_and_is_not_repeated(tmp_path: Path) -> No
     ended, calls = proof(tmp_path, FAILS="test")
     assert (ended.returncode, ended.stderr) == (1, "")
     assert ended.stdout.partition("=== summary\n")[2].splitlines() == ["failed: make test"]
-    assert [call.partition(" ARGS=")[0] for call in calls] == ["make test", "make test-all", "make lint"]
+    assert [call.partition(" ARGS=")[0] for call in calls] == TARGETS
 
 
 def test_the_hooks_are_tools_of_the_lint_group() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +20,7 @@ from rich.text import Text
 
 import perdure
 from perdure.cli.app import printable
-from perdure.cli.runs import when
+from perdure.cli.runs import since_us, when
 from perdure.cli.top import _column
 from perdure.runtime import Runtime, Settings
 from tests.cli.running import run_cli
@@ -251,6 +252,31 @@ def test_columns_of_top_stay_in_place_whatever_the_names_are(name: str) -> None:
     shown = Text.from_markup(_column(printable(name)))
     assert cell_len(shown.plain) == 30
     assert not shown.spans
+
+
+@pytest.mark.parametrize(
+    ("since", "found"),
+    [
+        ("1h", "2026-03-02T09:30:00"),
+        ("10:30", "2026-03-02T10:30:00"),
+        ("9:05", "2026-03-02T09:05:00"),
+        ("23:00", "2026-03-01T23:00:00"),
+        ("2026-02-28", "2026-02-28T00:00:00"),
+        ("2026-02-28T12:15", "2026-02-28T12:15:00"),
+        ("2026-02-28T12:15Z", "2026-02-28T12:15:00+00:00"),
+    ],
+)
+def test_since_is_a_span_or_a_time(since: str, found: str) -> None:
+    now = round(datetime.fromisoformat("2026-03-02T10:30:00").timestamp() * 1_000_000)
+    assert since_us(since, now) == round(datetime.fromisoformat(found).timestamp() * 1_000_000)
+
+
+@pytest.mark.parametrize("since", ["25:00", "yesterday", "12:60", "2026-13-01"])
+def test_what_is_neither_a_span_nor_a_time_is_refused(since: str, shell: Shell) -> None:
+    work(Agent(), ("one", "hello"))
+    done = shell("threads", "ls", "--since", since)
+    assert (done.code, done.stdout) == (2, "")
+    assert repr(since) in done.stderr
 
 
 def test_times_name_their_zone() -> None:

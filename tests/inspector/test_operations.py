@@ -23,6 +23,7 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.inspector import queue as queue_views
 from perdure.inspector import runs as run_views
 from perdure.inspector.access import PERMISSIONS, LocalAccess, Sees
 from perdure.inspector.web import create_app
@@ -292,6 +293,17 @@ async def test_a_server_that_hides_texts_hides_them_here() -> None:
             assert (await found.get("run", id="t", run=run["run_id"]))["error"]["traceback"] is None
         finally:
             shows_texts.reset(hiding)
+
+
+@within_two_minutes
+async def test_the_queue_page_looks_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site("sqlite") as found:
+        await found.say("t1", "fail")
+        page = await found.get("queue")
+        assert ([each["thread_id"] for each in page["failed"]], page["is_whole"]) == (["t1"], True)
+        monkeypatch.setattr(queue_views, "_SECONDS", 0.0)
+        page = await found.get("queue")
+        assert (page["failed"], page["is_whole"]) == ([], False)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

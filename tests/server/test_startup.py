@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -9,13 +10,25 @@ import pytest
 
 from perdure.server.app import create_app
 from perdure.server.config import load
-from perdure.server.hosting.startup import opened
+from perdure.server.hosting.startup import import_graphs, opened
 from tests.server.acceptance.serving import run
 
 GRAPHS = """\
 from langgraph.graph import START, MessagesState, StateGraph
 
 graph = StateGraph(MessagesState).add_node("turn", lambda state: {}).add_edge(START, "turn").compile()
+"""
+
+
+AUTH = """\
+import langgraph_sdk
+
+auth = langgraph_sdk.Auth()
+
+
+@auth.authenticate
+async def user() -> str:
+    return "ada"
 """
 
 
@@ -55,3 +68,20 @@ async def test_the_description_of_a_graph_is_that_of_its_assistant(
             assert changed.json()["description"] == "Answers all"
             versions = (await http.post("/assistants/support/versions", json={})).json()
             assert [one["description"] for one in versions] == ["Answers all", *["Answers customers"] * 2]
+
+
+def test_a_graph_may_run_an_event_loop_while_it_is_imported(tmp_path: Path, nothing_is_set: None) -> None:
+    loops = "import asyncio\nasyncio.run(asyncio.sleep(0))\n"
+    (tmp_path / "fetches_tools.py").write_text(loops + GRAPHS)
+    (tmp_path / "fetches_keys.py").write_text(loops + AUTH)
+    file = tmp_path / "perdure.toml"
+    file.write_text('[graphs]\na = "./fetches_tools.py:graph"\n[auth]\npath = "./fetches_keys.py:auth"\n')
+    database = f"sqlite:///{tmp_path / 'threads.db'}"
+    config = load(file=file, db=database, development=True, environ={})
+
+    async def is_open() -> bool:
+        async with opened(config, works=False) as host:
+            return host.chats == []
+
+    import_graphs(config)
+    assert asyncio.run(is_open())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -44,6 +45,9 @@ _MESSAGE_MAX = 100
 _FAULTS_MAX = 10
 
 
+_CLOCK_TIME = re.compile(r"\d{1,2}:\d{2}")
+
+
 def checked_span(value: str | None) -> str | None:
     """Return a span of time as it was given; raise ``BadParameter`` if it is none."""
     if value is not None:
@@ -64,9 +68,33 @@ def _state(value: str | None) -> str | None:
     return value
 
 
+def _checked_since(value: str | None) -> str | None:
+    """Return a span or a time as it was given; ``BadParameter`` if it is neither."""
+    return value if value is not None and _time_in(value, 0) is not None else checked_span(value)
+
+
+def _time_in(text: str, now: int) -> int | None:
+    """Return the time that a text names, in microseconds since 1970: of a date, or the last one of a clock in
+    this machine's time zone; ``None`` if the text names none."""
+    current = datetime.fromtimestamp(now / 1_000_000).astimezone()
+    try:
+        if _CLOCK_TIME.fullmatch(text):
+            named = datetime.combine(current.date(), time.fromisoformat(text.zfill(5))).astimezone()
+            named -= timedelta(days=named > current)
+        else:
+            named = datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        return None
+    return round(named.timestamp() * 1_000_000)
+
+
 Since = Annotated[
     str | None,
-    typer.Option(help="Only what changed within this time, e.g. 90s, 15m, 1h or 7d", callback=checked_span),
+    typer.Option(
+        help="Only what changed within this time, e.g. 15m, 1h or 7d, or since a time, e.g. 12:00 or "
+        "2026-03-01T09:30",
+        callback=_checked_since,
+    ),
 ]
 User = Annotated[
     str | None,
@@ -98,10 +126,14 @@ def walking(db: str | None, tenant: str, key_file: Any, prefix: str = "") -> Ite
 
 
 def since_us(since: str | None, now: int) -> int | None:
-    """Return the time that a span before now is, in microseconds since 1970; ``None`` for none."""
+    """Return the time that is named, or is a span before now, in microseconds since 1970; ``None`` for
+    none."""
     from perdure.model.retention_policy import duration_us
 
-    return None if since is None else now - duration_us(since)
+    if since is None:
+        return None
+    named = _time_in(since, now)
+    return now - duration_us(since) if named is None else named
 
 
 def list_runs(

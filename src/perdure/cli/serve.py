@@ -75,7 +75,7 @@ def serve(
     """
     try:
         from perdure.server.config import load
-        from perdure.server.hosting.process import run, serve
+        from perdure.server.hosting.process import run_server
         from perdure.server.hosting.supervisor import serve_many
         from perdure.web.listening import listening
     except ImportError as error:
@@ -117,7 +117,7 @@ def serve(
             if code:
                 raise typer.Exit(code)
         else:
-            run(serve(asked, listener, works=works, encryption_key=key, ready=ready))
+            run_server(asked, listener, works=works, encryption_key=key, ready=ready)
     err.print("Stopped. Every accepted run is stored.")
 
 

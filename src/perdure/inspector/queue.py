@@ -25,6 +25,7 @@ from perdure.runtime.threads.rows import look
 _DUE = 500
 _AHEAD_US = 24 * 3_600_000_000
 _THREADS = 100
+_SECONDS = 0.4
 _PAGE = 50
 _QUEUES = (IN, OUT, LATER)
 
@@ -32,7 +33,8 @@ _QUEUES = (IN, OUT, LATER)
 async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return the threads with work now or within a day, those that wait for an answer, and those that failed.
 
-    At most 100 threads of a kind are returned. ``is_whole`` is false if more work exists than was looked at.
+    At most 100 threads of a kind are returned, those that are found in less than half a second. ``is_whole``
+    is false if more may exist.
 
     Args:
         access: The viewer's rights.
@@ -43,14 +45,16 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     names = list(dict.fromkeys(partition for partition, lane in hits if lane in _QUEUES))
     looked = await asyncio.gather(*(_work_of(access, partition, sees) for partition in names[:_THREADS]))
     work = [each for each in looked if each is not None]
+    interrupted, has_all_interrupted = await _with_status(access, "interrupted", sees)
+    failed, has_all_failed = await _with_status(access, "error", sees)
     holders = Counter(each["queue"]["owner"] for each in work if each["queue"]["owner"])
     return {
         "now": now,
         "work": work,
         "workers": [{"name": name, "runs": count} for name, count in sorted(holders.items())],
-        "interrupted": await _with_status(access, "interrupted", sees),
-        "failed": await _with_status(access, "error", sees),
-        "is_whole": len(hits) < _DUE and len(names) <= _THREADS,
+        "interrupted": interrupted,
+        "failed": failed,
+        "is_whole": len(hits) < _DUE and len(names) <= _THREADS and has_all_interrupted and has_all_failed,
     }
 
 
@@ -136,11 +140,16 @@ def _of_thread(partition: Partition) -> Program[dict[str, Any]]:
     }
 
 
-async def _with_status(access: Access, status: Any, sees: Sees | None) -> list[dict[str, Any]]:
+async def _with_status(access: Access, status: Any, sees: Sees | None) -> tuple[list[dict[str, Any]], bool]:
+    """Return threads with a status, and whether they are all: a search may have to read every thread."""
     index = ThreadIndex(access.handle, access.tenant)
     out: list[dict[str, Any]] = []
-    async for row in index.search(status=status, sees=sees, enough=_THREADS):
-        out.append(shown(row))
-        if len(out) == _THREADS:
-            break
-    return out
+    try:
+        async with asyncio.timeout(_SECONDS):
+            async for row in index.search(status=status, sees=sees, enough=_THREADS):
+                out.append(shown(row))
+                if len(out) == _THREADS:
+                    return out, False
+    except TimeoutError:
+        return out, False
+    return out, True

@@ -149,6 +149,10 @@ def test_a_thread_that_cannot_be_read_hides_no_other(storage: Storage, talk: Tal
         async with aclosing(thread_search.search(walk, ThreadQuery(since=1))) as steps:
             rows = [step.row.thread_id async for step in steps if step.row is not None]
         assert {"a", "c"} <= set(rows)
+        for searched in (ThreadQuery(user="user of c"), ThreadQuery(tag="none")):
+            async with aclosing(thread_search.search(walk, searched)) as steps:
+                rows = [step.row.thread_id async for step in steps if step.row is not None]
+            assert rows == (["c"] if searched.user else [])
 
         async def repeat(run: FoundRun) -> tuple[str, bool]:
             return f"again {run.run.id}", False

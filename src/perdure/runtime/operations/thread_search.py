@@ -98,10 +98,7 @@ async def search(
                 yield ThreadMatch(step.cursor, None)
                 continue
             partition = Partition(walk.tenant, row.thread_id)
-            if query.user is not None and query.user != await _user(walk.database, partition, row):
-                yield ThreadMatch(step.cursor, None)
-                continue
-            if query.tag is not None and not await _has_tag(walk.database, partition, query.tag):
+            if not await _meets_rest(walk.database, partition, row, query):
                 yield ThreadMatch(step.cursor, None)
                 continue
             found = await _find(walk.database, partition, row, words_of(query.words or ""))
@@ -118,6 +115,19 @@ def _is_last(walk: ThreadWalk, query: ThreadQuery, row: ThreadRow) -> bool:
         and query.since is not None
         and row.updated_at < query.since
     )
+
+
+async def _meets_rest(
+    database: DatabaseHandle, partition: Partition, row: ThreadRow, query: ThreadQuery
+) -> bool:
+    """Return True if a thread has the user and the tag; False if that cannot be read, as the search has to go
+    on with the next thread."""
+    try:
+        if query.user is not None and query.user != await _user(database, partition, row):
+            return False
+        return query.tag is None or await _has_tag(database, partition, query.tag)
+    except Corrupt:
+        return False
 
 
 async def _user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:

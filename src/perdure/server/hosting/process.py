@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from ipaddress import ip_address
 
@@ -21,12 +21,38 @@ from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Config, Cors
 from perdure.server.hosting.loopback import reachable
 from perdure.server.hosting.mounting import Prefixed, mounted
-from perdure.server.hosting.startup import opened, own_app
+from perdure.server.hosting.startup import import_graphs, opened, own_app
 from perdure.server.origins import allows
 from perdure.server.request_log import RequestLog
 from perdure.server.resources import ServerState
 from perdure.web.connections import LimitedConnection
 from perdure.web.guard import Guard
+
+
+def run_server(
+    config: Config,
+    listener: socket.socket,
+    *,
+    works: bool = True,
+    encryption_key: bytes | Collection[bytes] | None = None,
+    name: str | None = None,
+    ended: Collection[str] = (),
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Import the graphs, then serve them until SIGINT or SIGTERM.
+
+    Args:
+        config: the configuration.
+        listener: the listening socket.
+        works: execute runs in this process, too.
+        encryption_key: key, or keys, that encrypt stored data.
+        name: name of this process as the holder of runs.
+        ended: names of processes that have ended, whose leases end with the start.
+        ready: called once requests are accepted.
+    """
+    import_graphs(config)
+    opening = opened(config, works=works, encryption_key=encryption_key, name=name, ended=ended)
+    run(_serve(config, listener, opening, ready))
 
 
 def run(serving: Coroutine[None, None, None]) -> None:
@@ -122,31 +148,14 @@ async def application(config: Config, host: ServerState) -> AsyncIterator[FastAP
         yield app
 
 
-async def serve(
+async def _serve(
     config: Config,
     listener: socket.socket,
-    *,
-    works: bool = True,
-    encryption_key: bytes | Collection[bytes] | None = None,
-    name: str | None = None,
-    ended: Collection[str] = (),
-    ready: Callable[[], None] = lambda: None,
+    opening: AbstractAsyncContextManager[ServerState],
+    ready: Callable[[], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        config: the configuration.
-        listener: the listening socket.
-        works: execute runs in this process, too.
-        encryption_key: key, or keys, that encrypt stored data.
-        name: name of this process as the holder of runs.
-        ended: names of processes that have ended, whose leases end with the start.
-        ready: called once requests are accepted.
-    """
     async with AsyncExitStack() as stack:
-        host = await stack.enter_async_context(
-            opened(config, works=works, encryption_key=encryption_key, name=name, ended=ended)
-        )
+        host = await stack.enter_async_context(opening)
         app = await stack.enter_async_context(application(config, host))
 
         async def notify_ready() -> None:

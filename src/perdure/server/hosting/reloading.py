@@ -42,7 +42,7 @@ from perdure.server.auth.identity import Open
 from perdure.server.config import Config, Cors
 from perdure.server.hosting import child_process
 from perdure.server.hosting.child_process import STOPS
-from perdure.server.hosting.process import Server, guarded, run, serve
+from perdure.server.hosting.process import Server, guarded, run, run_server
 from perdure.storage.url import backend_of
 from perdure.web.connections import LimitedConnection
 
@@ -322,16 +322,14 @@ def _serve(
 
         # A run that is under way goes on with the new code, so nothing waits for its end.
         settings = {"drain": 0.0, **config.runtime}
-        run(
-            serve(
-                replace(config, runtime=settings),
-                listener,
-                works=terms.works,
-                encryption_key=terms.encryption_key,
-                name=process_name(os.getpid(), token),
-                ended=ended,
-                ready=ready,
-            )
+        run_server(
+            replace(config, runtime=settings),
+            listener,
+            works=terms.works,
+            encryption_key=terms.encryption_key,
+            name=process_name(os.getpid(), token),
+            ended=ended,
+            ready=ready,
         )
     except KeyboardInterrupt:
         sys.exit(130)

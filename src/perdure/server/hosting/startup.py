@@ -42,6 +42,20 @@ from perdure.server.runs.webhooks import Webhooks, webhooks
 _log = logging.getLogger("perdure.server")
 
 
+def import_graphs(config: Config) -> None:
+    """Import the graphs, and the handlers of authentication, before an event loop runs: their modules may run
+    one of their own while they are imported, as those do that fetch tools.
+
+    Raises:
+        GraphLoadError: One of them cannot be imported.
+    """
+    shows_texts.set(config.development)
+    prepare(config)
+    places = [place.place for place in config.graphs.values()]
+    for place in (*places, *filter(None, (config.auth.handlers,))):
+        _found(config, place)
+
+
 @asynccontextmanager
 async def opened(
     config: Config,

@@ -27,7 +27,7 @@ from perdure.runtime.runtime import process_name
 from perdure.server.config import Config
 from perdure.server.hosting import child_process
 from perdure.server.hosting.child_process import STOPS
-from perdure.server.hosting.process import run, serve
+from perdure.server.hosting.process import run_server
 from perdure.storage.url import backend_of
 
 _log = logging.getLogger("perdure.server")
@@ -132,15 +132,13 @@ def _serve(given: _Given, listener: socket.socket, token: str, ended: Collection
         show_failures()
     try:
         name = process_name(os.getpid(), token)
-        run(
-            serve(
-                given.config,
-                listener,
-                works=given.works,
-                encryption_key=given.encryption_key,
-                name=name,
-                ended=ended,
-            )
+        run_server(
+            given.config,
+            listener,
+            works=given.works,
+            encryption_key=given.encryption_key,
+            name=name,
+            ended=ended,
         )
     except Unavailable as error:
         # The database may come back; the supervisor starts another process.

@@ -89,6 +89,11 @@ class NotWaiting(Conflict):
     """The thread waits for no answer, or for the answer to another question: look at its state."""
 
 
+class QuestionExpired(PerdureError):
+    """Nobody answered a question in time, or a signal did not come in time: handle it in the node, or give
+    the wait a default."""
+
+
 class OtherGraph(Conflict):
     """The thread's state belongs to another graph, which ran on it first: use another thread, or let graphs
     share threads with ``Settings(shared_threads=True)``."""

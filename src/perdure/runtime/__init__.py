@@ -9,6 +9,7 @@ from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
 from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
 from perdure.runtime.nodes.model_calls import Price
 from perdure.runtime.nodes.steering import steered, steered_sync
+from perdure.runtime.nodes.waiting import Question, ask, sleep, sleep_sync, wait_for, wait_for_sync
 from perdure.runtime.observers import Logs, Observer
 from perdure.runtime.options import Options, StreamOptions
 from perdure.runtime.runtime import Runtime
@@ -26,6 +27,7 @@ __all__ = [
     "Observer",
     "Options",
     "Price",
+    "Question",
     "Reply",
     "Run",
     "Runtime",
@@ -34,13 +36,18 @@ __all__ = [
     "StreamOptions",
     "Ticket",
     "Undeliverable",
+    "ask",
     "effect",
     "effect_key",
     "effects",
     "effects_sync",
     "isolated_subgraph",
+    "sleep",
+    "sleep_sync",
     "steered",
     "steered_sync",
+    "wait_for",
+    "wait_for_sync",
 ]
 
 let_steps_end()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, cast, get_args
 
-from perdure.engine.queue import accept_and_claim, scheduled
+from perdure.engine.queue import accept_and_claim, scheduled, signals
 from perdure.engine.queue.inbox import Accept, Accepted, Strategy
 from perdure.engine.queue.preconditions import AlreadyCreated, Precondition
 from perdure.engine.queue.runs import RememberedInbox
@@ -16,7 +17,7 @@ from perdure.errors import PerdureError, QueueFull, Unavailable
 from perdure.model.ops import Expect, Fetch, Put, Refused
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, Partition
-from perdure.model.runs.messages import Message
+from perdure.model.runs.messages import Message, plain_copy
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.queue import IN, Debounce, Lane
 from perdure.runtime.control import Control
@@ -24,7 +25,7 @@ from perdure.runtime.failures.run_retries import retry_run
 from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.settings import span_us
-from perdure.runtime.tickets import Ticket
+from perdure.runtime.tickets import SignalReceipt, Ticket
 from perdure.runtime.worker.worker import Worker
 from perdure.storage.port import Answers
 
@@ -235,6 +236,38 @@ class Acceptance:
             else:
                 context.notifications.due(partition)
         return _ticket(partition, accepted)
+
+    async def signal(
+        self, partition: Partition, name: str, value: object, key: str | None, *, to_all: bool
+    ) -> SignalReceipt:
+        """Store a signal, and start the run that goes on with it if this process works; raises as
+        ``engine.queue.signals.Signal``."""
+        context, now = self._context, await self._context.clock.now()
+        signal = signals.Signal(
+            partition,
+            name,
+            plain_copy(value, "signal"),
+            b"" if key is None else signals.signal_key(name, key),
+            to_all,
+            str(uuid.uuid4()),
+            now,
+            context.database.fresh(),
+            partial(self._worker.runner.graphs.read_asked, partition),
+        )
+        found: signals.Signalled = await context.database.arun(signal.store())
+        accepted = found.accepted
+        outcome = "duplicate" if found.is_duplicate else "kept" if accepted is None else "delivered"
+        where = {"tenant": partition.tenant, "thread": partition.thread}
+        context.observers.event(f"signal.{outcome}", **where, signal=name)
+        if accepted is not None and accepted.lane is not None:
+            context.queues.forget(partition)
+            context.subscriptions.changed(partition)
+            if context.works:
+                self._worker.dispatch.schedule(partition, accepted.lane, now)
+            else:
+                context.notifications.due(partition)
+        run_id = None if accepted is None else accepted.id
+        return SignalReceipt(partition.thread, name, run_id, found.is_duplicate)
 
     async def postpone(
         self, partition: Partition, message: Message, delay: float, precondition: Precondition | None

@@ -29,11 +29,12 @@ from perdure.runtime.control import Control
 from perdure.runtime.crons import Crons
 from perdure.runtime.documents import TenantDocuments, ThreadDocuments
 from perdure.runtime.nodes.interrupt_answers import is_by_name
+from perdure.runtime.nodes.waiting import require_name
 from perdure.runtime.notifications import ENDED, SELDOM_S
 from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.threads import Threads
-from perdure.runtime.tickets import Ticket, message_of, options_of, partition_of
+from perdure.runtime.tickets import SignalReceipt, Ticket, message_of, options_of, partition_of
 from perdure.runtime.worker.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
@@ -225,6 +226,35 @@ class TenantRuntime:
         asking = alone if graph is None else self._graph_name(graph)
         message = message_of(asking, payload, "answer", dedupe_key, channel, given, answers=named)
         return await self._acceptance.accept(self._partition(thread_id), message, AcceptanceTerms())
+
+    async def signal(
+        self, thread_id: str, name: str, value: Any = None, *, key: str | None = None, to_all: bool = True
+    ) -> SignalReceipt:
+        """Give a signal to a thread: its graph goes on where it waits for one of this name.
+
+        It is durable when this returns. If the thread does not wait for it, it is kept until it does: at most
+        100 signals, with 256 kB in all.
+
+        Args:
+            thread_id: The thread.
+            name: The name of the signal, as in ``wait_for``.
+            value: What ``wait_for`` returns, plain JSON data.
+            key: The sender's key: sent again with the same key, a signal has no further effect.
+            to_all: False to end one wait, if several branches of the graph wait for this name.
+
+        Raises:
+            NotFound: There is no such thread.
+            QueueFull: The thread keeps as many signals as it may.
+            ValueError: The name or the key is empty or too long.
+            Unserialisable: The value is not plain JSON data.
+            TooLarge: The value is too large.
+        """
+        if key is not None:
+            require_text("key", key)
+            if not key:
+                raise ValueError("key is empty; give the sender's key of the signal, or None")
+        partition = self._partition(thread_id)
+        return await self._acceptance.signal(partition, require_name(name), value, key, to_all=to_all)
 
     async def retry(self, thread_id: str, run_id: str) -> Ticket:
         """Run a failed run again from the last step that is stored, as a run of its own.

@@ -24,6 +24,16 @@ class Ticket(NamedTuple):
     tenant: str
 
 
+class SignalReceipt(NamedTuple):
+    """Receipt of a signal, which is durable. ``run_id`` is the run that goes on with it, ``None`` while the
+    thread keeps it for a wait that has not begun; ``is_duplicate`` is True if it had been given before."""
+
+    thread_id: str
+    name: str
+    run_id: str | None
+    is_duplicate: bool
+
+
 def partition_of(ticket: object) -> Partition:
     """Return the thread of a ticket; raise ``TypeError`` for anything else, such as the id of a run."""
     if not isinstance(ticket, Ticket):

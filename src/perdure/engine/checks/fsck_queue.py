@@ -20,7 +20,8 @@ from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, EPOCH, INBOX, LANE, OUTBOX, RUN, Key, Kind, Partition
 from perdure.model.runs.messages import OPEN, Message, Reply, Run
-from perdure.model.runs.queue import IN, LATER, OUT, Lane
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
+from perdure.model.runs.waits import next_due, read_waits
 
 _KINDS: tuple[tuple[Kind, str, type[Message | Run | Reply | Document]], ...] = (
     (INBOX, "message", Message),
@@ -38,6 +39,7 @@ class _Queue:
 
     inbox: Lane
     outbox: Lane
+    timer: Lane
     open_run: str | None
     stored: dict[Kind, set[Any]] = field(default_factory=lambda: {kind: set() for kind, _, _ in _KINDS})
     runs: dict[str, Run] = field(default_factory=dict[str, Run])
@@ -57,11 +59,12 @@ def check_queue(partition: Partition) -> Program[list[Finding]]:
 
 
 def _read(partition: Partition) -> Program[_Queue]:
-    inboxes, outboxes, epochs = yield from ask(
-        Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (OUT,)), Get(EPOCH, ())))
+    inboxes, outboxes, timers, epochs = yield from ask(
+        Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (OUT,)), Get(LANE, (WAITS,)), Get(EPOCH, ())))
     )
     open_run = epochs[0].fields["open_run"] if epochs else None
-    queue = _Queue(Lane.read(IN, inboxes), Lane.read(OUT, outboxes), open_run)
+    timer = Lane.read(WAITS, timers)
+    queue = _Queue(Lane.read(IN, inboxes), Lane.read(OUT, outboxes), timer, open_run)
     walks = yield from start(partition, [kind for kind, _, _ in _KINDS])
     for (kind, name, reader), walk in zip(_KINDS, walks, strict=True):
         while not walk.last:
@@ -114,6 +117,9 @@ def _runs(queue: _Queue) -> Iterator[str]:
             yield f"the inbox has run {run_id} {what}, which is not stored"
         elif run_id in queue.runs and (queue.runs[run_id].state == OPEN) != is_open:
             yield f"the inbox has run {run_id} {what}, which is {queue.runs[run_id].state}"
+    asked = queue.runs.get(lane.waiting or "")
+    if asked is not None and queue.timer.due_at is None and next_due(read_waits(asked.note).values()):
+        yield f"run {asked.id} waits with a deadline or a reminder, and has no time at which it is due"
     for run in queue.runs.values():
         if run.state != OPEN:
             continue

@@ -27,6 +27,7 @@ from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
 from perdure.model.runs.stale_questions import StaleQuestions
+from perdure.model.runs.waits import BY_WAIT, takes_no_answer
 from perdure.model.write_records import NULL_TASK, RESUME, asking_tasks, put_over, read_writes, record_key
 
 REFUSALS = (NotWaiting, Conflict)
@@ -73,6 +74,11 @@ class OpenQuestion(NamedTuple):
         """Ids of the interrupts that have no answer."""
         return self.asked.interrupts
 
+    @property
+    def left_alone(self) -> frozenset[str]:
+        """Ids of the interrupts that no person answers: those of a sleep, or of a wait for a signal."""
+        return frozenset() if self.run is None else takes_no_answer(self.run.note)
+
     def knows(self, interrupt_id: str) -> bool:
         """Return True if an interrupt has this id, or had it before or after a node was renamed."""
         return interrupt_id in self.asked.interrupts or interrupt_id in self.asked.renamed
@@ -89,6 +95,12 @@ def with_closing_reply(
         options: the stored options of an answer that comes without a channel of its own.
     """
     return {**note, _CLOSED: {"reply": dict(payload), "options": dict(options)}}
+
+
+def closing_options(run: Run) -> Mapping[str, Any]:
+    """Return the options that an answer has which comes without a channel of its own."""
+    found: Mapping[str, Any] = run.note.get(_CLOSED, {}).get("options", {})
+    return found
 
 
 def look(
@@ -117,10 +129,13 @@ def look(
 
 
 def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | None]:
-    """Return the question of a thread that may be answered now, ``None`` if there is none."""
+    """Return the question of a thread that a person may answer now, ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
     question, _ = yield from look(partition, Lane.read(IN, found), read_asked)
-    return question
+    if question is None or not (left_alone := question.left_alone):
+        return question
+    ids = tuple(name for name in question.interrupts if name not in left_alone)
+    return question._replace(asked=question.asked._replace(interrupts=ids)) if ids else None
 
 
 def waiting_run(partition: Partition) -> Program[str | None]:
@@ -148,6 +163,9 @@ def address_answer(
             "message goes on without one; nothing of this answer was stored. Look at the thread's state"
         )
     ids, run = question.interrupts, question.run
+    if question.left_alone and BY_WAIT not in message.options:
+        ids = tuple(name for name in ids if name not in question.left_alone)
+        _refuse_wait(thread, question, named, has_question=bool(ids))
     asked = " and ".join(map(repr, ids)) or "nothing"
     if unknown := [name for name in named if not question.knows(name)]:
         raise NotWaiting(
@@ -166,12 +184,22 @@ def address_answer(
             "this answer was stored. Name the graph that asked"
         )
     options = dict(message.options)
-    if run is not None and not message.channel and _CLOSED in run.note:
-        options |= run.note[_CLOSED]["options"]
+    if run is not None and not message.channel:
+        options |= closing_options(run)
     if not named and ids:
         options[ANSWERS] = list(ids)
     graph, channel = (message.graph, "") if run is None else (run.graph, run.channel)
     return replace(message, graph=graph, channel=message.channel or channel, options=options), unchanged
+
+
+def _refuse_wait(thread: str, question: OpenQuestion, named: Sequence[str], *, has_question: bool) -> None:
+    """Raise ``NotWaiting`` if an answer is to a sleep or to a wait for a signal."""
+    if has_question and not question.left_alone.intersection(named):
+        return
+    raise NotWaiting(
+        f"thread {thread!r} sleeps or waits for a signal, and takes no answer to that; nothing of this "
+        "answer was stored. Send the signal, or wait until its time is over"
+    )
 
 
 def leaves_question(payload: Any) -> bool:

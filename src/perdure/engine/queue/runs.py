@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
-from perdure.engine.queue import questions, subscribers
+from perdure.engine.queue import questions, subscribers, waits
 from perdure.engine.queue.queued_records import read_queued
 from perdure.engine.transact import retrying
 from perdure.errors import Corrupt, Fenced, TooLarge
@@ -22,6 +22,8 @@ from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Reco
 from perdure.model.runs.lifecycle import Left, waiting_after
 from perdure.model.runs.messages import DONE, OPEN, WAITING, Message, Reply, Run, batch
 from perdure.model.runs.queue import FOLLOWED, IN, OUT, Lane
+from perdure.model.runs.queue import WAITS as TIMER
+from perdure.model.runs.waits import WAITS
 
 EXCUSES_MOST = 20
 """The most attempts at a run that are not counted because their workers lost the database or their leases."""
@@ -29,9 +31,9 @@ EXCUSES_MOST = 20
 _EXCUSED = "excused"
 """In the note of an open run, the epochs of these attempts."""
 
-_ENDING_OPS = 6
+_ENDING_OPS = 7
 """Operations of the commit that ends a run, without its events and its replies; one is that of a closing
-reply."""
+reply, and one that of its waits."""
 
 
 class HeldRun(NamedTuple):
@@ -396,17 +398,32 @@ def finish(
             (asked,) = yield from ask(Fetch(partition, (Get(RUN, (inbox.waiting,)),)))
             waited = questions.read_waited(partition, asked)
         left = None if is_plain else (yield from questions.read_left(partition, current, waited))
-        return _Lanes(inbox, current, Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed), waited, left)
+        timer = Lane(TIMER)
+        if WAITS in ending.note or (waited is not None and WAITS in waited.note):
+            (timers,) = yield from ask(Fetch(partition, (Get(LANE, (TIMER,)),)))
+            timer = Lane.read(TIMER, timers)
+        outbox, follower = Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed)
+        return _Lanes(inbox, current, outbox, follower, waited, left, timer)
 
     def attempt(lanes: _Lanes) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
         if not events and lanes.follower is not None and subscribers.is_followed(lanes.follower, now):
             raise Followed(f"thread {partition.thread!r} is followed, and its run {run.id!r} has no events")
         before = lanes.inbox.waiting
-        waits = waiting_after(ending.state, run.id, before, lanes.left, has_begun=has_begun)
-        closing = questions.closing_reply(lanes.waited, waits, is_answer=is_answer)
-        inbox = lanes.inbox.closed(waiting=waits)
-        closed = replace(lanes.run, state=ending.state, note=ending.note, updated_at=now)
-        ops: list[Op] = [over, inbox.put(fresh), closed.put(), *events]
+        waiting = waiting_after(ending.state, run.id, before, lanes.left, has_begun=has_begun)
+        closing = questions.closing_reply(lanes.waited, waiting, is_answer=is_answer)
+        inbox = lanes.inbox.closed(waiting=waiting)
+        note, timed = waits.at_end(
+            run,
+            held.messages[0],
+            ending.note,
+            waited=lanes.waited,
+            timer=lanes.timer,
+            waits_with=waiting,
+            now=now,
+            fresh=fresh,
+        )
+        closed = replace(lanes.run, state=ending.state, note=note, updated_at=now)
+        ops: list[Op] = [over, inbox.put(fresh), closed.put(), *timed, *events]
         if not events:
             ops.append(subscribers.unchanged(lanes.follower))
         replies: tuple[Reply, ...] = ()
@@ -448,6 +465,7 @@ class _Lanes(NamedTuple):
     follower: Lane | None = None
     waited: Run | None = None
     left: Left | None = None
+    timer: Lane = Lane(TIMER)
 
 
 def closed_epoch(epoch: int) -> int:

@@ -14,7 +14,7 @@ from perdure.engine.queue.inbox import readable
 from perdure.model.ops import Fetch, Find, Get, IndexHit, Now, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition, Record
-from perdure.model.runs.queue import IN, LATER, OUT, Lane
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 
 _PAGE = 1000
 _AHEAD = 3_600_000_000
@@ -32,8 +32,9 @@ class Stuck:
     Attributes:
         problem: ``waiting`` (due, and taken by no worker), ``failing`` (tried again and again) or ``damaged``
             (the next record is not stored or cannot be read).
-        what: ``graph`` or ``channel``; for damage ``inbox``, ``outbox`` or ``later``.
-        name: name of the graph or channel; empty for damage.
+        what: ``graph`` or ``channel``; for damage ``inbox``, ``outbox`` or ``later``; ``waits`` for deadlines
+            and reminders, which every worker looks after.
+        name: name of the graph or channel; empty for damage and for ``waits``.
         threads: count of the threads.
         since: earliest time from which one of them waits, in microseconds of the database's clock.
         attempts: most attempts that one of them has had.
@@ -107,7 +108,7 @@ def _sort(groups: dict[tuple[Problem, str, str], Stuck]) -> tuple[Stuck, ...]:
 
 def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stuck | None]:
     """Return the stuck work of a queue, ``None`` if it is not stuck."""
-    if name not in (IN, OUT, LATER):
+    if name not in (IN, OUT, LATER, WAITS):
         return None
     (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (name,)),)))
     lane = Lane.read(name, lanes)
@@ -115,8 +116,11 @@ def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stu
     # Attempts are counted only for runs and replies.
     if due_at is None or (due_at > before and name != OUT and lane.run_id is None):
         return None
-    (rows,) = yield from ask(Fetch(partition, (_next(lane),)))
     is_overdue = due_at <= before
+    if name == WAITS:
+        # Any worker looks after it, whatever it serves.
+        return Stuck("waiting", WAITS, "", 1, due_at, 0, partition) if is_overdue else None
+    (rows,) = yield from ask(Fetch(partition, (_next(lane),)))
     message = readable(rows[0]) if name == LATER and rows else None
     if message is not None:
         return Stuck("waiting", "graph", message.graph, 1, due_at, 0, partition)

@@ -31,13 +31,14 @@ from perdure.model.records import (
     WRITE,
     Partition,
 )
-from perdure.model.runs.queue import IN, LATER, OUT
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS
 
 _NOTHING_ELSE = (
     Check(EPOCH, (), Expect.ABSENT),
     Check(LANE, (IN,), Expect.ABSENT),
     Check(LANE, (OUT,), Expect.ABSENT),
     Check(LANE, (LATER,), Expect.ABSENT),
+    Check(LANE, (WAITS,), Expect.ABSENT),
     Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
 )
 _ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT, RUN, LANE, EPOCH, ITEM)

@@ -31,10 +31,10 @@ from perdure.model.records import (
     Record,
 )
 from perdure.model.retention_policy import Retention, RetentionRules
-from perdure.model.runs.queue import IN, LATER, OUT, Lane
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 from perdure.model.thread_ttl import ThreadTtl, stored_ttl
 
-_LANES = (IN, OUT, LATER)
+_LANES = (IN, OUT, LATER, WAITS)
 _ITEMS: tuple[Get | Range, ...] = (
     Get(DOCUMENT, OF_THREAD),
     Get(EPOCH, ()),
@@ -60,7 +60,7 @@ class ThreadAtRest:
     """Facts that decide on the expiry of a thread, as they were read.
 
     Attributes:
-        is_busy: a run is open, a message waits or a reply is to be delivered.
+        is_busy: a run is open, a message waits, a reply is to be delivered or a deadline is to come.
         has_queues: a message was accepted for the thread at some time.
         is_tagged: the thread has a tag.
         active_at: time of the last activity in microseconds, ``None`` if it cannot be determined.

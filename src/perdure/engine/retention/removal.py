@@ -66,7 +66,7 @@ from perdure.model.retention import (
     plan_removal,
     plan_retention,
 )
-from perdure.model.runs.queue import IN, LATER, OUT
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS
 from perdure.model.values.chunks import Digester
 from perdure.model.write_records import read_writes, record_key
 
@@ -370,6 +370,7 @@ _NOTHING_ELSE = (
     Check(LANE, (IN,), Expect.ABSENT),
     Check(LANE, (OUT,), Expect.ABSENT),
     Check(LANE, (LATER,), Expect.ABSENT),
+    Check(LANE, (WAITS,), Expect.ABSENT),
     Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
 )
 

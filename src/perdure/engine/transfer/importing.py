@@ -31,7 +31,7 @@ from perdure.model.records import (
     Key,
     Partition,
 )
-from perdure.model.runs.queue import IN, LATER, OUT
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS
 from perdure.model.values.packs import chunk_puts
 from perdure.model.write_records import read_writes
 
@@ -42,6 +42,7 @@ _NOTHING_ELSE = (
     Check(LANE, (IN,), Expect.ABSENT),
     Check(LANE, (OUT,), Expect.ABSENT),
     Check(LANE, (LATER,), Expect.ABSENT),
+    Check(LANE, (WAITS,), Expect.ABSENT),
     Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
 )
 """Checks that nothing has come to the name meanwhile that is no part of an arrival."""

@@ -73,7 +73,7 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.model.runs.queue import IN, LATER, OUT, Lane
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import pack_puts
 from perdure.model.write_records import new_puts
@@ -484,7 +484,7 @@ def _arrive(target: Partition, reading: ThreadContent, held: _Held, terms: Trans
         yield from collect(target, generation, terms.target, terms.budget)
 
 
-_QUEUES = (IN, OUT, LATER)
+_QUEUES = (IN, OUT, LATER, WAITS)
 
 
 def _refuse_busy(partition: Partition) -> Program[None]:

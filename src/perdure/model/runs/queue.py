@@ -1,11 +1,12 @@
 """Queue records of a thread: their contents, the time at which they are due, and their lease; pure rules.
 
 A thread has two queues: its inbox, whose messages become runs, and its outbox, whose replies become
-deliveries. Three more records have no numbers: when the next postponed message enters the inbox, when the
-events of its runs are removed, and until when the thread is followed. A fourth one, of a tenant's crons, is
-due when the first of them is. Numbers are assigned from 1 without a gap; those up to ``bound`` were taken,
-the rest is pending. Times are microseconds of the database's clock. A lease only keeps other workers from
-trying for a while. Safety comes from the epoch, which the database checks in the same commit as every write.
+deliveries. Four more records have no numbers: when the next postponed message enters the inbox, when a
+deadline or a reminder of a question is due, when the events of its runs are removed, and until when the
+thread is followed. A fifth one, of a tenant's crons, is due when the first of them is. Numbers are assigned
+from 1 without a gap; those up to ``bound`` were taken, the rest is pending. Times are microseconds of the
+database's clock. A lease only keeps other workers from trying for a while. Safety comes from the epoch, which
+the database checks in the same commit as every write.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ IN = "inbox"
 OUT = "outbox"
 EVENTS = "told"
 LATER = "later"
+WAITS = "waits"
 FOLLOWED = "followed"
 CRONS = "crons"
 

@@ -28,6 +28,7 @@ from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.langgraph.loop_state import carried
 from perdure.model.records import Key, Partition
 from perdure.model.runs.messages import encode
+from perdure.model.runs.waits import Wait
 from perdure.runtime.nodes.lease_check import LeaseCheck, is_on_loop
 from perdure.runtime.nodes.repeatable_task_names import once_a_try, origins, task_name
 
@@ -41,7 +42,8 @@ class EffectJournal:
 
     ``stored`` has the run's checkpoints that are stored, if its steps begin sooner: an effect waits for the
     one that its key is derived from, as after a crash it would be repeated under another key. ``lease`` is
-    the check of the run's lease before a side effect.
+    the check of the run's lease before a side effect. ``waits`` are those that its nodes have begun, by the
+    ids of their interrupts.
     """
 
     database: DatabaseHandle
@@ -50,6 +52,7 @@ class EffectJournal:
     epoch: int
     stored: StoredCheckpoints | None = field(default=None, kw_only=True)
     lease: LeaseCheck | None = field(default=None, kw_only=True)
+    waits: dict[str, Wait] = field(default_factory=dict[str, Wait], kw_only=True)
 
     @classmethod
     def of(
@@ -163,7 +166,7 @@ def effects(
     named = label or _name_call(call)
 
     async def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        kept = _journal()
+        kept = journal_of_node()
         if kept is None:
             return await call(*args, **kwargs)
         name = _name(named)
@@ -191,7 +194,7 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
     named = label or _name_call(call)
 
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        kept = _journal()
+        kept = journal_of_node()
         if kept is None:
             return call(*args, **kwargs)
         name = _name(named)
@@ -227,7 +230,8 @@ def _config() -> RunnableConfig:
         raise NotAllowed("a side effect's key is a node's own; ask for it inside a node") from error
 
 
-def _journal() -> EffectJournal | None:
+def journal_of_node() -> EffectJournal | None:
+    """Return the journal of the run of the current node, ``None`` outside of a run of a ``Runtime``."""
     thread = carried(_config().get("configurable", {}))
     return thread.journal if thread is not None and isinstance(thread.journal, EffectJournal) else None
 

@@ -161,8 +161,9 @@ async def _attempt(
         await remove_unnamed(graph.checkpointer, now, held)
     if interrupts or (snapshot is not None and snapshot.next):
         note = {"interrupts": [_shown(interrupt) for interrupt in interrupts]}
-        asked = [_asked(interrupt) for interrupt in interrupts] if is_answered else ()
-        return Ending(WAITING, note, asked, others)
+        waits = journal.waits
+        asked = [_asked(i) for i in interrupts if i.id not in waits or waits[i.id].kind == "question"]
+        return Ending(WAITING, note, asked if is_answered else (), others)
     if agent.conversation is not None:
         await views.conversations.note_reply(agent.conversation, graph, now, held, values)
     replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()

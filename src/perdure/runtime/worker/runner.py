@@ -25,6 +25,7 @@ from perdure.errors import (
     NotAllowed,
     NoWindow,
     OtherGraph,
+    QuestionExpired,
     SchemaTooNew,
     ThreadPinned,
     TooLarge,
@@ -37,8 +38,10 @@ from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Put
 from perdure.model.records import Partition
 from perdure.model.runs.lifecycle import stopped_state
-from perdure.model.runs.messages import FAILED, TIMEOUT, TRACEBACK, WAITING, Run, error_note
+from perdure.model.runs.messages import DONE, FAILED, TIMEOUT, TRACEBACK, WAITING, Run, error_note
 from perdure.model.runs.queue import IN, OUT, ROLLBACK
+from perdure.model.runs.queue import WAITS as TIMER
+from perdure.model.runs.waits import WAITS, Wait, with_waits
 from perdure.runtime.activity import ActivityCounts
 from perdure.runtime.agent_memory.conversation_windows import Conversations
 from perdure.runtime.agent_memory.memory_turns import MEMORY
@@ -61,6 +64,8 @@ from perdure.runtime.worker.excuses import Excuses
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 
 _LAST_MOST = 4096
+_SOON_POLLS = 2
+"""Polls within which a wait has to be due for a process to remember it."""
 CANCEL_WAIT_S = 5.0
 """Seconds for which a cancelled run is waited for."""
 
@@ -70,7 +75,7 @@ DELETED = "deleted"
 _NO_FAULT = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing)
 """Errors of attempts that do not count: in a rolling deploy a worker of the other version, or with the new
 key, goes on, and a user may withdraw a message while a node holds it."""
-_PERMANENT = (NotAllowed, NoWindow, OtherGraph, Unreadable, Unserialisable, TooLarge)
+_PERMANENT = (NotAllowed, NoWindow, OtherGraph, QuestionExpired, Unreadable, Unserialisable, TooLarge)
 
 
 class Runner:
@@ -99,6 +104,7 @@ class Runner:
         self._doubted: dict[Partition, tuple[HeldRun, float]] = {}
         self._last: BoundedCache[Partition, tuple[Run, tuple[str, ...]]] = BoundedCache(_LAST_MOST)
         self._buffers: dict[str, EventBuffer] = {}
+        self._waits: dict[str, dict[str, Wait]] = {}
         self.conversations = Conversations(context.database, context.clock, context.observers)
         self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._run_on)
         self.graphs = Graphs(
@@ -234,6 +240,7 @@ class Runner:
                 raise
             finally:
                 self.activity.forget(held.run.id)
+                self._waits.pop(held.run.id, None)
                 if (buffer := self._buffers.pop(held.run.id, None)) is not None:
                     self._subscriptions.closed(buffer, None)
 
@@ -278,6 +285,8 @@ class Runner:
             self._database, agent, held, self._settings.max_batch, is_sync=durability == "sync"
         )
         stored = StoredCheckpoints() if durability == "async" else None
+        journal = EffectJournal.of(self._database, held, stored, self.leases.check(held.partition))
+        self._waits[held.run.id] = journal.waits
         task = asyncio.create_task(
             attempt(
                 agent,
@@ -290,7 +299,7 @@ class Runner:
                     steering,
                 ),
                 held,
-                EffectJournal.of(self._database, held, stored, self.leases.check(held.partition)),
+                journal,
                 self._buffers.get(held.run.id),
             ),
             name=held.run.id,
@@ -410,7 +419,8 @@ class Runner:
         return buffer
 
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
-        ending = self._replied(held, ending)
+        asked = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
+        ending = self._with_waits(held, self._replied(held, ending), asked)
         now = await self._clock.now()
         last, puts = await self._end_events(held, ending)
         buffer = self._buffers.get(held.run.id)
@@ -427,6 +437,8 @@ class Runner:
             buffer.keep()
             last, puts = await self._end_events(held, ending)
             lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, puts))
+        # The times of its waits are those that were stored.
+        ending = replace(ending, note=with_waits(ending.note, {}))
         self._note_end(held, ending)
         if buffer is not None:
             del self._buffers[held.run.id]
@@ -443,10 +455,38 @@ class Runner:
         self._queues.ended(held.partition, lane, runs.closed_epoch(held.epoch))
         if lane.due_at is not None and not lane.is_due(now):
             self._dispatch.schedule(held.partition, lane, now)
+        self._look_soon(held)
         if look is not None:
             keep = now - round(self._settings.keep * 1_000_000)
             await self._database.arun(queue_retention.forget(held.partition, keep, most, found))
         return lane.is_due(now)
+
+    def _with_waits(self, held: HeldRun, ending: Ending, asked: Mapping[str, Any]) -> Ending:
+        """Return the ending of a run that leaves a question, with the waits that its nodes have begun, and
+        what their reminders send: the question, as it was ``asked`` on the run's channel."""
+        begun = self._waits.get(held.run.id)
+        if not begun or ending.state == DONE:
+            return ending
+        if ending.state == WAITING:
+            ids = {one["id"] for one in ending.note["interrupts"]}
+            begun = {name: wait for name, wait in begun.items() if name in ids}
+        for name, wait in begun.items():
+            if wait.remind and held.run.channel:
+                again = Ending(WAITING, {}, [asked[name]] if name in asked else ())
+                replies = tuple(self._replied(held, again).replies)
+                begun = {**begun, name: replace(wait, replies=replies)}
+        return replace(ending, note=with_waits(ending.note, begun))
+
+    def _look_soon(self, held: HeldRun) -> None:
+        """Look at the waits of a run that has ended without waiting for the next poll, if they are due before
+        it. Those that are due later cost this process nothing until then."""
+        begun = self._waits.get(held.run.id, {}).values()
+        if any(wait.kind == "signal" for wait in begun):
+            self._dispatch.soon((held.partition, TIMER))
+            return
+        first = min((wait.due_at for wait in begun if wait.due_at is not None), default=None)
+        if first is not None and first <= _SOON_POLLS * self._settings.poll * 1_000_000:
+            self._dispatch.later((held.partition, TIMER), first / 1_000_000)
 
     async def _end_events(self, held: HeldRun, ending: Ending) -> tuple[Event | None, list[Put]]:
         """Return the run's last event, and the operations that store it if its events are stored."""
@@ -454,7 +494,7 @@ class Runner:
         if buffer is None:
             return None, []
         await buffer.flush()
-        told = {name: value for name, value in ending.note.items() if name != TRACEBACK}
+        told = {name: value for name, value in ending.note.items() if name not in (TRACEBACK, WAITS)}
         last, puts = buffer.last({"run_id": held.run.id, "state": ending.state, **told})
         if puts:
             until = self._clock.estimate() + round(self._settings.keep_events * 1_000_000)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.engine.queue import events, scheduled, subscribers
+from perdure.engine.queue import events, scheduled, subscribers, waits
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, NotFound, Unavailable
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
 from perdure.model.records import LANE, Partition
-from perdure.model.runs.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, OUT, Lane
+from perdure.model.runs.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, OUT, WAITS, Lane
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.cron_service import CronService
@@ -23,6 +24,8 @@ from perdure.runtime.worker.runner import CANCEL_WAIT_S, Runner
 
 _MARGIN_US = 50_000
 _AGAIN_US = 1_000_000
+_OF_THREAD = (IN, OUT, LATER, WAITS)
+"""Queues that are served until a thread is idle."""
 
 
 class Worker:
@@ -70,6 +73,7 @@ class Worker:
                 IN: self.runner.run_next,
                 OUT: self._delivery.deliver,
                 LATER: self._bring,
+                WAITS: self._wake,
                 EVENTS: self._forget_events,
                 FOLLOWED: self._forget_follower,
                 CRONS: self.crons.start_due,
@@ -134,9 +138,9 @@ class Worker:
         try:
             while True:
                 now = await self._context.clock.now()
-                gets = tuple(Get(LANE, (name,)) for name in (IN, OUT, LATER))
+                gets = tuple(Get(LANE, (name,)) for name in _OF_THREAD)
                 found = await self._database.arun(ask(Fetch(partition, gets)))
-                lanes = [Lane.read(name, one) for name, one in zip((IN, OUT, LATER), found, strict=True)]
+                lanes = [Lane.read(name, one) for name, one in zip(_OF_THREAD, found, strict=True)]
                 # One that another call in this process serves is waited for.
                 ready = [
                     lane
@@ -210,6 +214,40 @@ class Worker:
         self._context.queues.forget(partition)
         self.dispatch.soon((partition, IN))
         return brought.has_more
+
+    async def _wake(self, partition: Partition) -> bool | None:
+        """Do what is due of a thread's waits: answer what has expired, bring a signal that came early, send
+        reminders. Return True if there may be more, ``None`` if nothing was due."""
+        context, limits = self._context, self._database.limits
+        wake = waits.Wake(
+            partition,
+            await context.clock.now(),
+            round(context.settings.keep_events * 1_000_000),
+            self._database.fresh(),
+            Budget(limits.ops, limits.bytes),
+            lambda: str(uuid.uuid4()),
+            functools.partial(self.runner.graphs.read_asked, partition),
+        )
+        woken = await self._database.arun(wake.run())
+        where = {"tenant": partition.tenant, "thread": partition.thread}
+        if woken.message is not None:
+            about = {**where, "message": woken.message.id, "graph": woken.message.graph}
+            if woken.signal is None:
+                context.observers.event("wait.expired", **about, waits=woken.expired)
+            else:
+                context.observers.event("signal.delivered", **about, signal=woken.signal)
+            context.queues.forget(partition)
+            context.subscriptions.changed(partition)
+            self.dispatch.soon((partition, IN))
+        if woken.reminded:
+            context.observers.event("question.reminded", **where, questions=woken.reminded)
+            context.subscriptions.changed(partition)
+        if woken.has_replies:
+            self.dispatch.soon((partition, OUT))
+        if woken.reminded:
+            # One commit may not take all of them.
+            return True
+        return None if woken.message is None else False
 
     async def _forget_events(self, partition: Partition) -> bool:
         """Remove expired events of a thread. Return True if there are more."""

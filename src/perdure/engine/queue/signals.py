@@ -1,0 +1,133 @@
+"""Signals: values that end the waits of a thread for them, kept for a while that has not begun yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perdure.engine.queue import waits
+from perdure.engine.queue.inbox import Accepted, accepted_before
+from perdure.engine.queue.questions import ReadAsked
+from perdure.engine.queue.waits import SIGNALS, EarlySignal, early_of, early_put
+from perdure.engine.transact import retrying
+from perdure.errors import Conflict, NotFound, QueueFull, TooLarge
+from perdure.model.heads import ROOT
+from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op
+from perdure.model.program import Program, ask
+from perdure.model.records import DEDUPE, DOCUMENT, HEAD, LANE, OF_THREAD, Partition, Record
+from perdure.model.runs.messages import dedupe_digest
+from perdure.model.runs.queue import IN, Lane
+
+EARLY_MOST = 100
+"""The most signals that a thread keeps for waits which have not begun. Together they have at most
+``MESSAGE_MAX`` bytes."""
+
+
+class Signalled(NamedTuple):
+    """A durable signal: the acceptance of the answer that it has become, ``None`` while it is kept for a
+    wait. ``is_duplicate`` is true if it was accepted before."""
+
+    accepted: Accepted | None
+    is_duplicate: bool
+
+
+def signal_key(name: str, key: str) -> bytes:
+    """Return the stored form of a signal's key."""
+    return dedupe_digest(f"signal\0{name}\0{key}")
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Request to give a signal to a thread.
+
+    Attributes:
+        name: what waits for it is named.
+        value: plain data.
+        key: ``signal_key``, empty for a sender that never sends it twice.
+        to_all: false to end one wait only, the first.
+        message_id: id of the answer that it becomes.
+        now: current time in microseconds.
+        fresh: start of the versions of new records.
+        read_asked: reads what the thread asks.
+    """
+
+    partition: Partition
+    name: str
+    value: object
+    key: bytes
+    to_all: bool
+    message_id: str
+    now: int
+    fresh: int
+    read_asked: ReadAsked
+
+    def store(self) -> Program[Signalled]:
+        """End the waits for it, or keep it for one that has not begun.
+
+        Raises:
+            NotFound: there is no such thread.
+            QueueFull: the thread keeps too many signals already, or too many bytes of them.
+            Unserialisable, TooLarge: the value cannot be stored.
+        """
+        return (yield from retrying(self.partition, None, self._load, self._attempt, refusals=(Conflict,)))
+
+    def _load(self) -> Program[_Seen]:
+        dedupe = (Get(DEDUPE, (self.key,)),) if self.key else ()
+        items = (Get(LANE, (IN,)), Get(DOCUMENT, SIGNALS), Get(HEAD, (ROOT,)), Get(DOCUMENT, OF_THREAD))
+        lanes, early, heads, documents, *known = yield from ask(Fetch(self.partition, (*items, *dedupe)))
+        before = None
+        if known and known[0]:
+            before = yield from accepted_before(self.partition, self.key, known[0][0])
+        return _Seen(Lane.read(IN, lanes), early, bool(lanes or heads or documents), before)
+
+    def _attempt(self, seen: _Seen) -> Program[Signalled | None]:
+        inbox, kept = seen.inbox, early_of(seen.early)
+        if seen.before is not None:
+            return Signalled(seen.before, True)
+        signal = EarlySignal(self.name, self.value, self.to_all, self.key.hex())
+        if signal.dedupe and any(one.dedupe == signal.dedupe for one in kept):
+            return Signalled(None, True)
+        if not seen.exists:
+            raise NotFound(
+                f"there is no thread {self.partition.thread!r} for the signal {self.name!r}; nothing of it "
+                "was stored. Create the thread, or send it a message, first"
+            )
+        if inbox.run_id is None and not inbox.pending:
+            found = yield from waits.standing(self.partition, inbox, self.read_asked)
+            if found is not None and (answers := signal.answers(found.waits)):
+                message = found.continued(self.message_id, answers, self.key)
+                lane, ops = waits.accepted(inbox, message, self.now, self.fresh)
+                if not isinstance((yield from self._commit([*ops, found.unchanged])), Committed):
+                    return None
+                is_first = not inbox.version
+                stored = lane.stored(self.fresh)
+                accepted = Accepted(lane.last, message.id, False, stored, message, is_first, inbox.version)
+                return Signalled(accepted, False)
+        unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
+        keep = self._kept([*kept, signal], seen.early)
+        is_kept = isinstance((yield from self._commit([keep, unchanged])), Committed)
+        return Signalled(None, False) if is_kept else None
+
+    def _commit(self, ops: list[Op]) -> Program[object]:
+        return (yield from ask(Commit(self.partition, tuple(ops))))
+
+    def _kept(self, signals: list[EarlySignal], found: tuple[Record, ...]) -> Op:
+        why = f"{EARLY_MOST} signals" if len(signals) > EARLY_MOST else ""
+        if not why:
+            try:
+                return early_put(signals, found, self.now, self.fresh)
+            except TooLarge:
+                if len(signals) == 1:
+                    raise
+                why = "as many bytes of signals"
+        raise QueueFull(
+            f"thread {self.partition.thread!r} keeps {why} that nothing waited for, as many as it may; "
+            f"nothing of this signal {self.name!r} was stored. Send it again once the thread waits for it"
+        )
+
+
+class _Seen(NamedTuple):
+    inbox: Lane
+    early: tuple[Record, ...]
+    exists: bool
+    before: Accepted | None

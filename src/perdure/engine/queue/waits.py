@@ -1,0 +1,359 @@
+"""Waits of threads: what is due of a question is found by one queue record, and carried out in one commit.
+
+The deadlines and reminders of a question are in the note of the run that asked, and the queue record of a
+thread's waits has the time of the next one. A deadline gives an ordinary answer: it enters the inbox under
+the same conditions as an answer of a person, so that of the two the first commit wins, and the other finds no
+open question. While the thread is busy nothing is due: the run that goes on may end the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from perdure.engine.decoding import read_each
+from perdure.engine.documents import Document
+from perdure.engine.queue import events, questions
+from perdure.engine.transact import Budget, retrying
+from perdure.model.heads import ROOT
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.program import Program, ask
+from perdure.model.records import DOCUMENT, HEAD, INBOX, LANE, RUN, Partition, Record
+from perdure.model.runs.messages import ANSWERS, WAITING, Message, Reply, Run, dedupe_put, encode
+from perdure.model.runs.payloads import RESUME
+from perdure.model.runs.queue import IN, OUT, WAITS, Debounce, Lane
+from perdure.model.runs.waits import BY_WAIT, Wait, Waits, after_run, next_due, read_waits, with_waits
+
+SIGNALS = ("signals", "early")
+"""Key of the document with the signals that a thread has no wait for yet."""
+
+REMINDER = "reminder"
+"""Name of the event of a reminder."""
+
+_REMINDER_ORD = 1 << 19
+"""Place of the first reminder among the replies of its run: above those of the run, below its closing
+reply."""
+_INHERITED = (
+    "config",
+    "context",
+    "interrupt_before",
+    "interrupt_after",
+    "durability",
+    "attempts",
+    "on_failure",
+    "webhook",
+    "notice_if_closed",
+    "about",
+)
+"""Options of the run that asked which its continuation by a deadline or a signal has, too: the graph goes on
+for the same user, and whoever waits for the run's end is told of it."""
+_LOOKED_BACK = 10
+"""Runs of which one may have asked a question that a rollback has opened again."""
+_BUSY_US = (1_000_000, 60_000_000)
+"""Least and most microseconds until a deadline that passed while the thread was busy is looked at again."""
+_CHECKS = 8
+
+
+# The end of a run
+
+
+def at_end(
+    run: Run,
+    first: Message,
+    note: Mapping[str, Any],
+    *,
+    waited: Run | None,
+    timer: Lane,
+    waits_with: str | None,
+    now: int,
+    fresh: int,
+) -> tuple[Mapping[str, Any], list[Op]]:
+    """Return the note of a run that ends, with the waits that follow from it, and the operations that set the
+    time at which somebody has to look.
+
+    Args:
+        run: the run.
+        first: its first message.
+        note: its note; waits in it have times from the end.
+        waited: the run with whose question the thread waited before.
+        timer: the queue record of the thread's waits.
+        waits_with: the run with whose question the thread waits from now on.
+        now: current time in microseconds.
+        fresh: start of the versions of a new record.
+    """
+    new, before = read_waits(note), {} if waited is None else read_waits(waited.note)
+    if not new and not before:
+        return note, []
+    if waits_with is None:
+        return with_waits(note, {}), _timer(timer, None, fresh)
+    if waits_with != run.id:
+        # The question is open again, and what fell due meanwhile is due now.
+        return with_waits(note, {}), _timer(timer, now, fresh)
+    answered = first.options.get(ANSWERS, ())
+    waits = after_run(new, before, answered, now, is_answer=first.mode == "answer")
+    has_signal = any(wait.kind == "signal" for wait in waits.values())
+    # A signal may have come before the run that waits for it has ended.
+    return with_waits(note, waits), _timer(timer, now if has_signal else next_due(waits.values()), fresh)
+
+
+def _timer(timer: Lane, due: int | None, fresh: int) -> list[Op]:
+    """Return the operations that set when a thread's waits are looked at, ``None`` for never."""
+    if due is None:
+        return [Delete(LANE, (WAITS,), timer.version)] if timer.version else []
+    return [timer._replace(last=1, since=due, ready_at=due).put(fresh)]
+
+
+def look_again(partition: Partition, now: int, fresh: int) -> Program[None]:
+    """Set the waits of a thread due now, after its latest checkpoint has become another one. A thread without
+    an interrupt needs none."""
+    lanes, runs = yield from ask(Fetch(partition, (Get(LANE, (WAITS,)), _NEWEST)))
+    if not any(run.note.get("waits") for run in read_each(partition, Run.read, runs)):
+        return
+    # A rival has just set it.
+    yield from ask(Commit(partition, tuple(_timer(Lane.read(WAITS, lanes), now, fresh))))
+
+
+_NEWEST = Range(RUN, by="first", reverse=True, limit=_LOOKED_BACK)
+
+
+# What stands
+
+
+class Standing(NamedTuple):
+    """The waits of a thread that count now: the run that asked, the options for its continuation, the waits
+    by interrupt, and the check that they still are the same."""
+
+    run: Run
+    options: Mapping[str, Any]
+    waits: Waits
+    unchanged: Check
+
+    def continued(self, message_id: str, answers: Mapping[str, Any], dedupe: bytes = b"") -> Message:
+        """Return the message that gives answers by interrupt and goes on with the graph."""
+        options = {**self.options, ANSWERS: list(answers), BY_WAIT: True}
+        payload, run = {RESUME: dict(answers)}, self.run
+        return Message(message_id, payload, run.graph, run.channel, "answer", options, dedupe=dedupe)
+
+
+def standing(partition: Partition, inbox: Lane, read_asked: questions.ReadAsked) -> Program[Standing | None]:
+    """Return the waits of a thread that is not busy, ``None`` if it has none."""
+    asked = yield from read_asked()
+    if not asked.interrupts:
+        return None
+    item = _NEWEST if inbox.waiting is None else Get(RUN, (inbox.waiting,))
+    (found,) = yield from ask(Fetch(partition, (item,)))
+    for run in read_each(partition, Run.read, found):
+        if run.state != WAITING and run.id != inbox.waiting:
+            continue
+        waits = {name: wait for name, wait in read_waits(run.note).items() if name in asked.interrupts}
+        if waits:
+            options = yield from _options(partition, run)
+            head = Expect.ABSENT if asked.head is None else asked.head
+            return Standing(run, options, waits, Check(HEAD, (ROOT,), head))
+    return None
+
+
+def _options(partition: Partition, run: Run) -> Program[dict[str, Any]]:
+    (found,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
+    held = next((message.options for message in read_each(partition, Message.read, found)), {})
+    options = {name: held[name] for name in _INHERITED if name in held}
+    return {**options, **questions.closing_options(run)}
+
+
+# What is due
+
+
+class Woken(NamedTuple):
+    """What a look at a thread's waits has done.
+
+    Attributes:
+        message: the answer that entered the inbox, ``None`` if none did.
+        inbox: the inbox with it.
+        expired: the number of deadlines that it answers.
+        signal: the name of the signal that it brings.
+        reminded: the number of questions of which somebody was reminded.
+        has_replies: true if the outbox has replies for a channel.
+        due_at: when there is something to do again, ``None`` if nothing is known.
+    """
+
+    message: Message | None = None
+    inbox: Lane | None = None
+    expired: int = 0
+    signal: str | None = None
+    reminded: int = 0
+    has_replies: bool = False
+    due_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Request to do what is due of a thread's waits.
+
+    Attributes:
+        now: current time in microseconds.
+        keep_events: microseconds for which the event of a reminder is kept.
+        fresh: start of the versions of new records.
+        budget: room of a commit.
+        new_id: draws the id of a message.
+        read_asked: reads what the thread asks.
+    """
+
+    partition: Partition
+    now: int
+    keep_events: int
+    fresh: int
+    budget: Budget
+    new_id: Callable[[], str]
+    read_asked: questions.ReadAsked
+
+    def run(self) -> Program[Woken]:
+        """Answer what has expired or got a signal, else send what is due of reminders.
+
+        Raises:
+            Contention: other writers win each time.
+        """
+        return (yield from retrying(self.partition, None, self._load, self._attempt))
+
+    def _load(self) -> Program[_Seen]:
+        items = (Get(LANE, (WAITS,)), Get(LANE, (IN,)), Get(LANE, (OUT,)), Get(DOCUMENT, SIGNALS))
+        timers, inboxes, outboxes, early = yield from ask(Fetch(self.partition, items))
+        return _Seen(Lane.read(WAITS, timers), Lane.read(IN, inboxes), Lane.read(OUT, outboxes), early)
+
+    def _attempt(self, seen: _Seen) -> Program[Woken | None]:
+        timer, inbox, now = seen.timer, seen.inbox, self.now
+        if not timer.version or not timer.is_due(now):
+            return Woken(due_at=timer.due_at)
+        if inbox.run_id is not None or inbox.pending:
+            since = now if timer.since is None else timer.since
+            again = now + min(max((now - since) // 2, _BUSY_US[0]), _BUSY_US[1])
+            return (yield from self._commit((timer._replace(ready_at=again).put(self.fresh),), Woken()))
+        found = yield from standing(self.partition, inbox, self.read_asked)
+        unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
+        if found is None:
+            return (yield from self._commit((*_timer(timer, None, self.fresh), unchanged), Woken()))
+        kept = early_of(seen.early)
+        for signal in kept:
+            if answers := signal.answers(found.waits):
+                left = early_put([each for each in kept if each is not signal], seen.early, now, self.fresh)
+                message = found.continued(self.new_id(), answers, bytes.fromhex(signal.dedupe))
+                woken = Woken(signal=signal.name)
+                return (yield from self._answer(seen, found, message, [left], found.waits, woken))
+        if expired := [name for name, wait in found.waits.items() if wait.has_expired(now)]:
+            message = found.continued(self.new_id(), {name: found.waits[name].answer for name in expired})
+            after = {**found.waits, **{name: found.waits[name].spent() for name in expired}}
+            woken = Woken(expired=len(expired))
+            return (yield from self._answer(seen, found, message, [_noted(found, after)], after, woken))
+        return (yield from self._remind(seen, found, unchanged))
+
+    def _answer(
+        self,
+        seen: _Seen,
+        found: Standing,
+        message: Message,
+        ops: Sequence[Op],
+        after: Waits,
+        woken: Woken,
+    ) -> Program[Woken | None]:
+        """Put an answer into the inbox, as if a person had given it."""
+        inbox, ops_of = accepted(seen.inbox, message, self.now, self.fresh)
+        timer = _timer(seen.timer, next_due(after.values()), self.fresh)
+        woken = woken._replace(message=message, inbox=inbox.stored(self.fresh))
+        return (yield from self._commit((*ops_of, *ops, *timer, found.unchanged), woken))
+
+    def _remind(self, seen: _Seen, found: Standing, unchanged: Check) -> Program[Woken | None]:
+        """Send the reminders that are due, as many as one commit takes; the rest stays due."""
+        room = self.budget.ops - _CHECKS
+        due: dict[str, Wait] = {}
+        for name, wait in found.waits.items():
+            if wait.is_to_remind(self.now) and (len(wait.replies) <= room or not due):
+                due[name], room = wait, room - len(wait.replies)
+        after = {**found.waits, **{name: wait.noted(self.now) for name, wait in due.items()}}
+        next_at = next_due(after.values())
+        ops: list[Op] = [*_timer(seen.timer, next_at, self.fresh), unchanged, found.unchanged]
+        if not due:
+            return (yield from self._commit(tuple(ops), Woken(due_at=next_at)))
+        run, sent = found.run, sum(wait.reminded for wait in read_waits(found.run.note).values())
+        payloads = [payload for wait in due.values() for payload in wait.replies] if run.channel else []
+        if payloads:
+            outbox = seen.outbox if seen.outbox.version else seen.outbox._replace(epoch=self.fresh)
+            first, place = outbox.last + 1, _REMINDER_ORD + sent * self.budget.ops
+            ops.append(outbox.appended(self.now, len(payloads)).put(self.fresh))
+            ops += [
+                Reply(first + n, run.id, place + n, run.channel, payload, created_at=self.now).put()
+                for n, payload in enumerate(payloads)
+            ]
+        data = {"run_id": run.id, "interrupts": [_told(name, wait) for name, wait in due.items()]}
+        number = yield from events.first_free(self.partition, self.now)
+        told = events.Event(number, run.id, REMINDER, encode(data, "event").decode())
+        keeping = events.keeping(self.now + self.keep_events, self.fresh)
+        ops += [*events.puts(run.id, [told]), keeping, _noted(found, after)]
+        woken = Woken(reminded=len(due), has_replies=bool(payloads), due_at=next_at)
+        return (yield from self._commit(tuple(ops), woken))
+
+    def _commit(self, ops: tuple[Op, ...], woken: Woken) -> Program[Woken | None]:
+        outcome = yield from ask(Commit(self.partition, ops))
+        return woken if isinstance(outcome, Committed) else None
+
+
+class _Seen(NamedTuple):
+    timer: Lane
+    inbox: Lane
+    outbox: Lane
+    early: tuple[Record, ...]
+
+
+def accepted(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane, list[Op]]:
+    """Return an idle inbox with a message, over the version that is stored, and the operations that store
+    it."""
+    inbox = inbox.accepted(now, Debounce())
+    stored = replace(message, seq=inbox.last, accepted_at=now)
+    dedupe = [dedupe_put(message.dedupe, inbox.last)] if message.dedupe else []
+    return inbox, [inbox.put(fresh), stored.put(), *dedupe]
+
+
+def _noted(found: Standing, after: Waits) -> Put:
+    """Return the operation that stores waits with their run; those that do not count now stay as they are."""
+    waits = {**read_waits(found.run.note), **after}
+    return replace(found.run, note=with_waits(found.run.note, waits)).put()
+
+
+def _told(interrupt_id: str, wait: Wait) -> dict[str, Any]:
+    return {"id": interrupt_id, "until": wait.until}
+
+
+# Signals that came early
+
+
+@dataclass(frozen=True, slots=True)
+class EarlySignal:
+    """A signal that a thread had no wait for when it came. ``dedupe`` is its key as it is stored, in hex, or
+    empty; ``to_all`` is false for one that ends a single wait."""
+
+    name: str
+    value: Any
+    to_all: bool
+    dedupe: str
+
+    def answers(self, waits: Waits) -> dict[str, Any]:
+        """Return the answers that it gives to waits, by interrupt."""
+        names = [each for each, wait in waits.items() if wait.kind == "signal" and wait.name == self.name]
+        return dict.fromkeys(names if self.to_all else names[:1], self.value)
+
+
+def early_of(found: tuple[Record, ...]) -> list[EarlySignal]:
+    """Return the signals in the document of a thread, in the order in which they came."""
+    return [EarlySignal(**each) for each in Document.read(found[0]).body["signals"]] if found else []
+
+
+def early_put(signals: Sequence[EarlySignal], found: tuple[Record, ...], now: int, fresh: int) -> Op:
+    """Return the operation that stores the signals of a thread, over those that were read."""
+    if not signals and found:
+        return Delete(DOCUMENT, SIGNALS, found[0].version)
+    held = [
+        {"name": one.name, "value": one.value, "to_all": one.to_all, "dedupe": one.dedupe} for one in signals
+    ]
+    body = encode({"signals": held}, "collection of signals")
+    version = found[0].version + 1 if found else fresh
+    expect = found[0].version if found else Expect.ABSENT
+    return Put(DOCUMENT, SIGNALS, {"updated_at": now}, body, expect, version)

@@ -1,0 +1,153 @@
+"""What a run that asks waits with: deadlines, defaults and reminders of its questions, sleeps, and waits for
+signals. Pure rules over the note of the run.
+
+A wait belongs to an interrupt, by its id. Whether it still counts follows from the checkpoint, as for every
+question: one whose interrupt is not asked any more is over. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+WAITS = "waits"
+"""Entry of the note of a run with its waits, by the ids of their interrupts."""
+
+BY_WAIT = "by_wait"
+"""Option of an answer that a deadline or a signal has given, and no person."""
+
+EXPIRED: Mapping[str, Any] = {"__perdure__": "expired"}
+"""Answer to a question whose deadline passed without one, and without a default."""
+
+Kind = Literal["question", "sleep", "signal"]
+"""What ends a wait: an answer, its time alone, or a signal of its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A wait of one interrupt.
+
+    Attributes:
+        kind: what ends it.
+        until: its deadline, ``None`` for none; before the run has ended, the time from its end.
+        default: the answer at the deadline, in a tuple; empty for ``EXPIRED``.
+        remind: times of its reminders, ascending; before the run has ended, from its end.
+        reminded: the number of them that are past.
+        name: name of the signal.
+        replies: what a reminder sends to the run's channel.
+        is_spent: its deadline has given an answer, and gives no second one if the run of that fails.
+    """
+
+    kind: Kind
+    until: int | None = None
+    default: tuple[Any, ...] = ()
+    remind: tuple[int, ...] = ()
+    reminded: int = 0
+    name: str = ""
+    replies: tuple[Any, ...] = ()
+    is_spent: bool = False
+
+    def begun(self, now: int) -> Wait:
+        """Return the wait with its times counted from now."""
+        until = None if self.until is None else now + self.until
+        return replace(self, until=until, remind=tuple(now + after for after in self.remind))
+
+    @property
+    def answer(self) -> Any:
+        """The answer at the deadline."""
+        return self.default[0] if self.default else dict(EXPIRED)
+
+    @property
+    def due_at(self) -> int | None:
+        """Time of its next reminder or of its deadline, ``None`` if neither comes any more."""
+        times = self.remind[self.reminded :][:1]
+        if self.until is not None and not self.is_spent:
+            times = (*times, self.until)
+        return None if self.is_spent else min(times, default=None)
+
+    def has_expired(self, now: int) -> bool:
+        """Return True if the deadline is to give its answer."""
+        return self.until is not None and not self.is_spent and self.until <= now
+
+    def is_to_remind(self, now: int) -> bool:
+        """Return True if a reminder is due."""
+        return not self.is_spent and any(at <= now for at in self.remind[self.reminded :])
+
+    def spent(self) -> Wait:
+        """Return the wait whose deadline has given its answer."""
+        return replace(self, is_spent=True)
+
+    def noted(self, now: int) -> Wait:
+        """Return the wait with the reminders past that are due: those of a time in which no process looked
+        are one."""
+        return replace(self, reminded=sum(at <= now for at in self.remind))
+
+    def stored(self) -> dict[str, Any]:
+        """Return the wait as it is stored, without what is not set."""
+        held = {
+            "kind": self.kind,
+            "until": self.until,
+            "default": list(self.default),
+            "remind": list(self.remind),
+            "reminded": self.reminded,
+            "name": self.name,
+            "replies": list(self.replies),
+            "is_spent": self.is_spent,
+        }
+        return {name: value for name, value in held.items() if value not in (None, [], 0, "", False)}
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Wait:
+        """Return a stored wait."""
+        lists = {name: tuple(stored.get(name, ())) for name in ("default", "remind", "replies")}
+        return cls(**{**stored, **lists})
+
+
+Waits = Mapping[str, Wait]
+"""Waits by the ids of their interrupts."""
+
+
+def read_waits(note: Mapping[str, Any]) -> dict[str, Wait]:
+    """Return the waits in the note of a run."""
+    return {interrupt_id: Wait.read(stored) for interrupt_id, stored in note.get(WAITS, {}).items()}
+
+
+def with_waits(note: Mapping[str, Any], waits: Waits) -> dict[str, Any]:
+    """Return the note of a run with these waits."""
+    rest = {name: value for name, value in note.items() if name != WAITS}
+    if not waits:
+        return rest
+    return {**rest, WAITS: {interrupt_id: wait.stored() for interrupt_id, wait in waits.items()}}
+
+
+def after_run(
+    new: Waits, before: Waits, answered: Iterable[str], now: int, *, is_answer: bool
+) -> dict[str, Wait]:
+    """Return the waits of a run that ends and leaves questions.
+
+    A wait that stood before it, and whose interrupt it has asked again or has not answered, keeps its times.
+
+    Args:
+        new: the waits that the run has begun, with times from its end.
+        before: those of the run whose question it began with.
+        answered: the interrupts that it has answered.
+        now: the time of its end.
+        is_answer: false for a run that went past the question.
+    """
+    gone = set(answered)
+    kept = {name: wait for name, wait in before.items() if name not in gone} if is_answer else {}
+    for name, wait in new.items():
+        old = before.get(name)
+        kept[name] = wait.begun(now) if old is None or old.is_spent else old
+    return kept
+
+
+def next_due(waits: Iterable[Wait]) -> int | None:
+    """Return the earliest time at which one of some waits is due, ``None`` if none is."""
+    return min((at for wait in waits if (at := wait.due_at) is not None), default=None)
+
+
+def takes_no_answer(note: Mapping[str, Any]) -> frozenset[str]:
+    """Return the interrupts of a run that people do not answer: sleeps, and waits for signals."""
+    return frozenset(name for name, wait in note.get(WAITS, {}).items() if wait["kind"] != "question")

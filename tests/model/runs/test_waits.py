@@ -1,0 +1,82 @@
+"""Rules of waits: when they are due, what stays of them from run to run, and how they are stored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.model.runs.waits import (
+    EXPIRED,
+    Wait,
+    after_run,
+    next_due,
+    read_waits,
+    takes_no_answer,
+    with_waits,
+)
+
+TIMES = st.integers(1, 1 << 50)
+WAITS = st.builds(
+    Wait,
+    st.sampled_from(["question", "sleep", "signal"]),
+    st.none() | TIMES,
+    st.just(()) | st.tuples(st.none() | st.booleans() | st.text() | st.lists(st.integers())),
+    st.lists(TIMES, max_size=3, unique=True).map(lambda times: tuple(sorted(times))),
+    name=st.text(max_size=5),
+    is_spent=st.booleans(),
+)
+
+
+@given(st.dictionaries(st.text(max_size=4), WAITS, max_size=4))
+def test_a_note_holds_waits_as_they_are(waits: dict[str, Wait]) -> None:
+    note = json.loads(json.dumps(with_waits({"interrupts": [1]}, waits)))
+    assert read_waits(note) == waits
+    assert note["interrupts"] == [1]
+    assert with_waits(note, {}) == {"interrupts": [1]}
+    assert takes_no_answer(note) == {name for name, wait in waits.items() if wait.kind != "question"}
+
+
+@given(WAITS, st.integers(0, 1 << 50))
+def test_each_reminder_and_the_deadline_come_once(wait: Wait, start: int) -> None:
+    wait = replace(wait.begun(start), is_spent=False)
+    left, reminders, deadlines = wait, 0, 0
+    while (due := left.due_at) is not None:
+        assert due > start
+        if left.has_expired(due):
+            left, deadlines = left.spent(), deadlines + 1
+        else:
+            assert left.is_to_remind(due)
+            left, reminders = left.noted(due), reminders + 1
+    assert deadlines == (wait.until is not None)
+    before = [at for at in wait.remind if wait.until is None or at < wait.until]
+    assert reminders == len(before)
+
+
+def test_reminders_of_a_time_in_which_nobody_looked_are_one() -> None:
+    wait = Wait("question", 100, (), (10, 20, 30)).begun(0)
+    assert wait.noted(25).due_at == 30
+    assert wait.noted(35).due_at == 100
+
+
+def test_a_wait_that_is_asked_again_keeps_its_times() -> None:
+    before = {"a": Wait("question", 50), "b": Wait("sleep", 60), "c": Wait("sleep", 70)}
+    again = {"b": Wait("sleep", 10), "d": Wait("sleep", 10)}
+    after = after_run(again, before, ["a"], 1000, is_answer=True)
+    assert {name: wait.until for name, wait in after.items()} == {"b": 60, "c": 70, "d": 1010}
+    past = after_run(again, before, [], 1000, is_answer=False)
+    assert {name: wait.until for name, wait in past.items()} == {"b": 60, "d": 1010}
+    assert next_due(after.values()) == 60
+
+
+def test_a_wait_whose_deadline_gave_an_answer_begins_anew_if_it_is_asked_again() -> None:
+    before = {"a": Wait("sleep", 50).spent()}
+    assert before["a"].due_at is None
+    assert after_run({"a": Wait("sleep", 10)}, before, [], 1000, is_answer=False)["a"].until == 1010
+
+
+def test_without_a_default_the_answer_says_that_the_question_has_expired() -> None:
+    assert Wait("question", 5).answer == EXPIRED
+    assert Wait("question", 5, (None,)).answer is None

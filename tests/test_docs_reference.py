@@ -37,3 +37,12 @@ def _name(entry: str) -> str:
 
 def test_each_entry_is_on_one_page() -> None:
     assert len(entries()) == len(set(entries())) > 20
+
+
+def test_each_name_of_the_runtime_is_on_a_page() -> None:
+    shown = {
+        name
+        for page in PAGES
+        for name in re.findall(r"^        - (\w+)$", page.read_text(encoding="utf-8"), re.M)
+    }
+    assert set(import_module("perdure.runtime").__all__) - shown == set()

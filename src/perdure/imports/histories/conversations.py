@@ -32,9 +32,9 @@ from perdure.imports.source import (
     WriteSlot,
 )
 from perdure.langgraph.values.serde import Serde
-from perdure.model.values.joined_values import joined
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import Partition
+from perdure.model.values.joined_values import joined
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase

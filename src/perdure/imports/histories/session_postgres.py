@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perdure.imports.postgres_rows import PostgresRows
 from perdure.imports.histories.session_tables import PAGE, SessionTable, page_queries, quote, session_of
 from perdure.imports.histories.sessions import SourceSession
+from perdure.imports.postgres_rows import PostgresRows
 
 
 class PostgresSessions:

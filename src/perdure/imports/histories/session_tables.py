@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perdure.errors import BadUrl
-from perdure.imports.kinds import needing
 from perdure.imports.histories.sessions import SessionSource, SourceSession
+from perdure.imports.kinds import needing
 from perdure.imports.sqlite_rows import SqliteRows, is_utf8
 
 SQLITE_MAGIC = b"SQLite format 3\0"

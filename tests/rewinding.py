@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from perdure.langgraph.saver import PerdureSaver
-from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Put, Range, Stage
+from perdure.model.ops import Commit, Drop, Expect, Fetch, FindThreads, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import BLOB, CHUNK, KINDS, PACK, SPACES, Partition, Record
 from perdure.storage.port import Capabilities, CommitLimits, Driver
@@ -23,7 +23,7 @@ def capture(driver: Driver) -> Past:
     """Everything that is stored, as a backup would hold it."""
     out: Past = {}
     for space in SPACES:
-        for found in driver.perform(Find("threads", None, space=space)):
+        for found in driver.perform(FindThreads(None, space=space)):
             answers = driver.perform(Fetch(found.partition, tuple(Range(kind) for kind in KINDS)))
             out[found.partition] = [record for answer in answers for record in answer]
     return out
@@ -32,7 +32,7 @@ def capture(driver: Driver) -> Past:
 def restore(driver: Driver, past: Past) -> None:
     """Bring everything back to what was captured; what came since is gone."""
     for space in SPACES:
-        for found in driver.perform(Find("threads", None, space=space)):
+        for found in driver.perform(FindThreads(None, space=space)):
             driver.perform(Drop(found.partition))
     for partition, records in past.items():
         chunks = tuple(_put(r) for r in records if r.kind in CHUNKS)

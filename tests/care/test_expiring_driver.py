@@ -16,7 +16,7 @@ from perdure.care.expiring_driver import ExpiringDriver, with_expired
 from perdure.database.base import handle_of
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
-from perdure.model.ops import Commit, Delete, Drop, Expect, Fetch, Find, Get, Now, Range
+from perdure.model.ops import Commit, Delete, Drop, Expect, Fetch, FindThreads, Get, Now, Range
 from perdure.model.records import GC, HEAD, OF_THREAD, SERVER, WRITE, Partition
 from tests import backends
 from tests.langgraph import graphs
@@ -246,9 +246,9 @@ def test_pages_of_a_listing_are_full_although_threads_are_left_out(near: Kept) -
     near.wait(2)
     for n in (1, 4, 6):
         talk(near.db, f"t{n}", 1)
-    found = near.handle.driver.perform(Find("threads", "", limit=2))
+    found = near.handle.driver.perform(FindThreads("", limit=2))
     assert [hit.partition.thread for hit in found] == ["t1", "t4"]
-    found = near.handle.driver.perform(Find("threads", "", after=found[-1].partition, limit=2))
+    found = near.handle.driver.perform(FindThreads("", after=found[-1].partition, limit=2))
     assert [hit.partition.thread for hit in found] == ["t6"]
 
 

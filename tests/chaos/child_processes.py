@@ -34,7 +34,7 @@ from perdure.engine.queue import runs
 from perdure.engine.queue.inbox import Strategy
 from perdure.errors import PerdureError
 from perdure.langgraph.loop_state import carried
-from perdure.model.ops import Check, Commit, Committed, Fetch, Find, Get, Put, Refused
+from perdure.model.ops import Check, Commit, Committed, Fetch, FindDue, Get, Put, Refused
 from perdure.model.program import Effect, ask
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE, Partition
 from perdure.model.runs.messages import OPEN, WAITING, Message, Reply
@@ -397,7 +397,7 @@ async def _live(job: ProcessJob) -> None:
                         await app.answer(thread, "this", dedupe_key="answer", channel="chat")
                         await _over(clean, thread, 2)
                 # No event exists for this: the state is in the database.
-                while await handle_of(clean).arun(ask(Find("due", "", until=FOREVER))):  # noqa: ASYNC110
+                while await handle_of(clean).arun(ask(FindDue("", until=FOREVER))):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
                 _note(job, "effects", str(driver.count))
     finally:

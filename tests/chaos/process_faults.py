@@ -25,7 +25,7 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
 from perdure.engine.queue import runs
-from perdure.model.ops import Fetch, Find, Range
+from perdure.model.ops import Fetch, FindDue, Range
 from perdure.model.program import ask
 from perdure.model.records import CHECKPOINT, INBOX, Partition
 from perdure.model.runs.messages import Message
@@ -294,7 +294,7 @@ class _Run:
         database = open_database(self.url)
         try:
             end = time.monotonic() + _REST_S
-            while handle_of(database).run(ask(Find("due", "", until=FOREVER))) and time.monotonic() < end:
+            while handle_of(database).run(ask(FindDue("", until=FOREVER))) and time.monotonic() < end:
                 for _ in range(5):
                     self._tend()
         finally:

@@ -12,7 +12,7 @@ from perdure.engine.items import items
 from perdure.engine.session_histories import NOTHING, TAIL, Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Corrupt, TooLarge, Unavailable, Unserialisable
-from perdure.model.ops import Commit, Delete, Fetch, Find, Range
+from perdure.model.ops import Commit, Delete, Fetch, FindThreads, Range
 from perdure.model.program import Effect
 from perdure.model.records import ITEM, SESSIONS, STORE, Partition
 from perdure.model.runs.messages import MESSAGE_MAX
@@ -252,7 +252,7 @@ def test_a_first_turn_that_dies_is_swept_a_day_later(driver: Driver, when: Any) 
     assert run(session_histories.sweep(AT, NOW + day - 1, budget), driver) == 0
     assert run(session_histories.sweep(AT, NOW + day, budget), driver) > 0
     assert driver.perform(Fetch(AT, (Range(ITEM, bodies=False),))) == ((),)
-    assert driver.perform(Find("threads", None, space=SESSIONS)) == ()
+    assert driver.perform(FindThreads(None, space=SESSIONS)) == ()
 
 
 def test_a_missing_part_is_damage_and_not_a_shorter_history() -> None:
@@ -305,6 +305,6 @@ def test_only_the_latest_keys_are_kept() -> None:
 
 def test_sessions_are_listed_apart_from_threads_and_the_store(driver: Driver) -> None:
     add(driver, NOTHING, "a")
-    assert driver.perform(Find("threads", None)) == ()
-    assert driver.perform(Find("threads", None, space=STORE)) == ()
-    assert [f.partition for f in driver.perform(Find("threads", None, space=SESSIONS))] == [AT]
+    assert driver.perform(FindThreads(None)) == ()
+    assert driver.perform(FindThreads(None, space=STORE)) == ()
+    assert [f.partition for f in driver.perform(FindThreads(None, space=SESSIONS))] == [AT]

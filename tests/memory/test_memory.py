@@ -21,7 +21,7 @@ from perdure.langgraph.store import PerdureStore
 from perdure.memory import Fact, Memory, ausers, programs, users
 from perdure.memory.new_fact import NewFact
 from perdure.memory.steps import FactChange, Place
-from perdure.model.ops import Fetch, Find, Range
+from perdure.model.ops import Fetch, FindThreads, Range
 from perdure.model.records import DOCUMENT
 from perdure.model.store_items import partition_of
 from perdure.storage.port import run
@@ -507,7 +507,7 @@ def test_a_namespace_that_the_catalogue_does_not_list_yet_is_read_and_forgotten(
         real, is_late = driver.perform, [True]
 
         def perform(effect: Any) -> Any:
-            if isinstance(effect, Find) and effect.index == "threads" and is_late:
+            if isinstance(effect, FindThreads) and is_late:
                 return ()
             return real(effect)
 

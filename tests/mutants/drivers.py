@@ -15,6 +15,7 @@ from perdure.model.ops import (
     Expect,
     Fetch,
     Find,
+    FindDue,
     Get,
     Now,
     Op,
@@ -80,13 +81,13 @@ class NoThread(Broken):
 
 class DueBeforeItsTime(Broken):
     def rewrite(self, effect: Any) -> Any:
-        return changed(effect, until=1 << 62) if isinstance(effect, Find) else super().rewrite(effect)
+        return changed(effect, until=1 << 62) if isinstance(effect, FindDue) else super().rewrite(effect)
 
 
 class DueInAnyOrder(Broken):
     def perform(self, effect: Any) -> Any:
         answer = self.inner.perform(effect)
-        return answer[::-1] if isinstance(effect, Find) and effect.index == "due" else answer
+        return answer[::-1] if isinstance(effect, FindDue) else answer
 
 
 class NoNamespace(Broken):

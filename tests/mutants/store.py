@@ -12,7 +12,7 @@ from perdure.engine.items import item_writes, items
 from perdure.errors import Unserialisable
 from perdure.langgraph import store
 from perdure.model import store_items as model
-from perdure.model.ops import Commit, Delete, Expect, Find, Now, Op, Put
+from perdure.model.ops import Commit, Delete, Expect, Find, FindExpired, FindItems, FindThreads, Now, Op, Put
 from perdure.model.records import ITEM, THREADS, Record
 from perdure.model.values import json_values
 from perdure.storage import encryption
@@ -26,19 +26,21 @@ class NoSpace(Broken):
     def rewrite(self, effect: Any) -> Any:
         if isinstance(effect, Now):
             return effect
-        if isinstance(effect, Find):
+        if isinstance(effect, FindThreads):
             return changed(effect, space=THREADS)
+        if isinstance(effect, Find):
+            return effect
         return changed(effect, partition=effect.partition._replace(space=THREADS))
 
 
 class NoPrefix(Broken):
     def rewrite(self, effect: Any) -> Any:
-        return changed(effect, prefix="") if isinstance(effect, Find) else effect
+        return changed(effect, prefix="") if isinstance(effect, FindThreads | FindItems) else effect
 
 
 class EverythingIsDue(Broken):
     def rewrite(self, effect: Any) -> Any:
-        return changed(effect, until=1 << 62) if isinstance(effect, Find) else effect
+        return changed(effect, until=1 << 62) if isinstance(effect, FindExpired) else effect
 
 
 class UnguardedItemDelete(Broken):

@@ -29,7 +29,8 @@ from perdure.model.ops import (
     Drop,
     Expect,
     Fetch,
-    Find,
+    FindRuns,
+    FindThreads,
     Get,
     Put,
     Range,
@@ -311,7 +312,7 @@ def test_it_keeps_the_verbs_of_a_backend(path: Path) -> None:
     archive.close()
     again = Archive.read(path)
     with pytest.raises(TypeError):
-        again.perform(Find("runs", None))
+        again.perform(FindRuns(None, "run"))
     ranges = (
         Range(CHECKPOINT, ("",)),
         Range(CHECKPOINT, ("",), reverse=True, after=("", "b"), bodies=False),
@@ -327,8 +328,8 @@ def test_it_keeps_the_verbs_of_a_backend(path: Path) -> None:
     ]  # fmt: skip
     assert found[0][0].fields == {**checkpoint, "seq": 2}
     assert (found[0][0].body, found[1][0].body) == (b"body", b"")
-    assert [f.partition for f in again.perform(Find("threads", "tenant"))] == [THREAD]
-    assert again.perform(Find("threads", None, after=THREAD)) == ()
+    assert [f.partition for f in again.perform(FindThreads("tenant"))] == [THREAD]
+    assert again.perform(FindThreads(None, after=THREAD)) == ()
     with pytest.raises(Unavailable, match="read, not written"):
         again.perform(first)
     again.close()

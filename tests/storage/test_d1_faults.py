@@ -18,7 +18,20 @@ from types import NoneType, SimpleNamespace
 import pytest
 
 from perdure.errors import MigrationRequired, TooLarge, Unavailable, Unserialisable
-from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Refused, Stage
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Drop,
+    Expect,
+    Fetch,
+    FindRuns,
+    FindThreads,
+    Get,
+    Put,
+    Range,
+    Refused,
+    Stage,
+)
 from perdure.model.records import CHUNK, HEAD, KINDS, TAG, WRITE, Partition
 from perdure.storage.batching import Batcher, PendingRequest
 from perdure.storage.d1 import driver as backend
@@ -269,7 +282,7 @@ def test_when_nothing_answers_any_more_the_error_says_what_is_unknown(bench: Ben
         rows.commit(bench.driver, rows.tag("t"))
     bench.proxy.fault = lambda _: Instead(503)
     with pytest.raises(Unavailable, match="status 503"):
-        bench.driver.perform(Find("threads", None))
+        bench.driver.perform(FindThreads(None))
     bench.proxy.fault = lambda _: None
     rows.stored(bench.driver, rows.tag("u"))
 
@@ -403,7 +416,7 @@ def test_text_that_is_not_unicode_is_an_error_of_its_own_caller_alone(bench: Ben
     group = [
         PendingRequest(Commit(THERE, (rows.tag("t", Expect.ABSENT),))),
         PendingRequest(Fetch(odd, (Get(HEAD, ("",)),))),
-        PendingRequest(Find("runs", None, "\ud800")),
+        PendingRequest(FindRuns(None, "\ud800")),
         PendingRequest(Drop(odd)),
         PendingRequest(Fetch(THERE, (Get(TAG, ("t",)),))),
     ]
@@ -520,8 +533,8 @@ def test_a_large_partition_is_dropped_in_pages_and_out_of_sight_at_once(bench: B
         bench.driver.perform(Drop(HERE))
     bench.proxy.fault = lambda _: None
     assert rows.everything(bench.driver) == []
-    assert bench.driver.perform(Find("threads", None)) == ()
-    assert bench.driver.perform(Find("runs", None, "run")) == ()
+    assert bench.driver.perform(FindThreads(None)) == ()
+    assert bench.driver.perform(FindRuns(None, "run")) == ()
     rows.stored(bench.driver, rows.tag("new"))
     bench.driver.perform(Drop(Partition("acme", "another")))
     left = bench.ask(*(f"SELECT count(*) AS n FROM perdure_{kind.name}" for kind in KINDS))

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from perdure.errors import MigrationRequired
-from perdure.model.ops import Commit, Drop, Fetch, Find, Get, Stage
+from perdure.model.ops import Commit, Drop, Fetch, FindDue, FindExpired, FindRuns, FindThreads, Get, Stage
 from perdure.model.records import HEAD
 from perdure.storage.d1 import driver as backend
 from perdure.storage.d1.columns import catalogue
@@ -30,7 +30,7 @@ def test_a_process_that_had_it_open_does_nothing_after_a_migration() -> None:
             Commit(rows.HERE, (rows.head("c2"),)),
             Stage(rows.HERE, (rows.chunk(b"late"),)),
             Drop(rows.HERE),
-            *(Find(index, "", until=1 << 50, value="r") for index in ("threads", "due", "runs", "expired")),
+            *(FindThreads(""), FindDue("", 1 << 50), FindRuns("", "r"), FindExpired("", 1 << 50)),
         ):
             with pytest.raises(MigrationRequired, match="a newer release has migrated it"):
                 driver.perform(effect)

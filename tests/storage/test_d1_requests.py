@@ -20,7 +20,19 @@ from langgraph.graph.message import add_messages
 from typing_extensions import TypedDict
 
 import perdure
-from perdure.model.ops import Commit, Delete, Drop, Expect, Find, Get, Now, Put
+from perdure.model.ops import (
+    Commit,
+    Delete,
+    Drop,
+    Expect,
+    FindDue,
+    FindExpired,
+    FindRuns,
+    FindThreads,
+    Get,
+    Now,
+    Put,
+)
 from perdure.model.records import ITEM, KINDS, STORE, THREADS, Kind, Partition
 from perdure.storage.d1 import driver as backend
 from perdure.storage.d1 import reading, writing
@@ -142,10 +154,10 @@ def test_no_statement_scans_a_table(between: tuple[Proxy, str]) -> None:
         for tenant in ("t", None):
             for after in (None, there):
                 for space, prefix in ((THREADS, ""), (STORE, "memories/")):
-                    driver.perform(Find("threads", tenant, after=after, space=space, prefix=prefix))
-            driver.perform(Find("runs", tenant, "run"))
-            driver.perform(Find("expired", tenant, until=1))
-            driver.perform(Find("due", tenant, until=1))
+                    driver.perform(FindThreads(tenant, after=after, space=space, prefix=prefix))
+            driver.perform(FindRuns(tenant, "run"))
+            driver.perform(FindExpired(tenant, until=1))
+            driver.perform(FindDue(tenant, until=1))
         driver.perform(Now())
     texts = {text for request in wire.requests for text, _ in request}
     assert len(texts) > 40
@@ -181,7 +193,7 @@ def test_the_clock_shares_a_request_with_what_is_asked_meanwhile(between: tuple[
 
         async def asked() -> tuple[int, Any]:
             clock, found, again = await asyncio.gather(
-                driver.aperform(Now()), driver.aperform(Find("due", None, until=1)), driver.aperform(Now())
+                driver.aperform(Now()), driver.aperform(FindDue(None, until=1)), driver.aperform(Now())
             )
             assert clock <= again
             return clock, found

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.model.ops import Fetch, Find, IndexHit, Now, Range
+from perdure.model.ops import Fetch, Find, FindDue, FindRuns, FindThreads, IndexHit, Now, Range
 from perdure.model.records import CHECKPOINT, LANE, TAG, Partition
 from perdure.storage.dynamodb.clock import ServiceClock
 from perdure.storage.dynamodb.driver import DynamoDriver
@@ -70,17 +70,19 @@ def test_long_names_of_threads_keep_their_order_in_the_catalogue(pair: tuple[Dri
     for one in pair:
         for place in places:
             rows.stored(one, rows.checkpoint("c", run_id="run"), at=place)
-    finds = [Find("threads", tenant, limit=limit) for tenant in (None, "acme", STEM) for limit in (3, 99)]
-    finds += [Find("threads", None, after=place, limit=2) for place in places]
+    finds: list[Find] = [
+        FindThreads(tenant, limit=limit) for tenant in (None, "acme", STEM) for limit in (3, 99)
+    ]
+    finds += [FindThreads(None, after=place, limit=2) for place in places]
     finds += [
-        Find("threads", "acme", prefix=STEM + "n"),
-        Find("runs", STEM, "run"),
-        Find("runs", None, "run"),
+        FindThreads("acme", prefix=STEM + "n"),
+        FindRuns(STEM, "run"),
+        FindRuns(None, "run"),
     ]
     for find in finds:
         found, right = ([f.partition for f in one.perform(find)] for one in pair)
         assert sorted(found) == sorted(right)
-        assert find.index == "runs" or found == right
+        assert isinstance(find, FindRuns) or found == right
 
 
 def test_what_is_due_is_found_in_order_whatever_its_names_and_in_pages(pair: tuple[Driver, Driver]) -> None:
@@ -92,11 +94,11 @@ def test_what_is_due_is_found_in_order_whatever_its_names_and_in_pages(pair: tup
             rows.stored(one, *lanes, rows.lane("idle", None), at=place)
     for tenant in (None, "acme", "a\0me", STEM, "none"):
         for until in (-6, 4000, 4001, (1 << 63) - 1):
-            whole, right = ([_due(f) for f in one.perform(Find("due", tenant, until=until))] for one in pair)
+            whole, right = ([_due(f) for f in one.perform(FindDue(tenant, until=until))] for one in pair)
             assert sorted(whole) == sorted(right)
             assert [due for due, *_ in whole] == [due for due, *_ in right]
             for limit in (1, 2, 7):
-                find = Find("due", tenant, until=until, limit=limit)
+                find = FindDue(tenant, until=until, limit=limit)
                 assert [_due(f) for f in pair[0].perform(find)] == whole[:limit]
 
 

@@ -20,7 +20,7 @@ from perdure.model.ops import (
     Drop,
     Expect,
     Fetch,
-    Find,
+    FindThreads,
     Get,
     Put,
     Range,
@@ -87,7 +87,7 @@ def test_a_storm_over_every_verb_loses_nothing(driver: DynamoDriver) -> None:
             driver.perform(Stage(place, tuple(rows.chunk(bytes((i,)) * 16, n) for i in range(12))))
             rows.stored(driver, rows.checkpoint("c", body=big, run_id="run"), rows.tag("t"), at=place)
         driver.perform(Drop(at[0]))
-        assert [f.partition for f in driver.perform(Find("threads", "acme"))] == at[1:]
+        assert [f.partition for f in driver.perform(FindThreads("acme"))] == at[1:]
         for place in at[1:]:
             (chunks,) = driver.perform(Fetch(place, (Range(CHUNK),)))
             assert len(chunks) == 12
@@ -194,7 +194,7 @@ def test_throttling_without_end_is_unavailable_in_one_sentence(driver: DynamoDri
         for effect in (
             Commit(HERE, (rows.tag("t"),)),
             Fetch(HERE, (Get(TAG, ("t",)),)),
-            Find("threads", None),
+            FindThreads(None),
         ):
             with pytest.raises(
                 Unavailable, match=r"throttled or contended.*Nothing of this write was stored"
@@ -259,7 +259,7 @@ def test_a_drop_that_was_cut_short_is_finished_by_the_next(driver: DynamoDriver)
     boto, table = driver.client.boto, driver.client.table
     left = boto.scan(TableName=table)["Items"]
     assert len(left) == 1, "only the record of the layout is left"
-    assert driver.perform(Find("threads", None)) == ()
+    assert driver.perform(FindThreads(None)) == ()
 
 
 def test_the_parts_of_a_large_body_go_with_it(driver: DynamoDriver) -> None:

@@ -18,7 +18,19 @@ from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 
-from perdure.model.ops import Delete, Drop, Fetch, Find, Get, Now, Range, Stage
+from perdure.model.ops import (
+    Delete,
+    Drop,
+    Fetch,
+    FindDue,
+    FindExpired,
+    FindRuns,
+    FindThreads,
+    Get,
+    Now,
+    Range,
+    Stage,
+)
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Partition
 from perdure.storage.dynamodb.clock import ServiceClock
 from perdure.storage.dynamodb.driver import DynamoDriver, open_driver
@@ -100,13 +112,13 @@ def test_every_verb_reads_strongly_and_scans_nothing(driver: DynamoDriver) -> No
             )
         )
         for find in (
-            Find("threads", None),
-            Find("threads", "acme", prefix="th", after=Partition("acme", "t")),
-            Find("runs", "acme", "run"),
-            Find("runs", None, "run"),
-            Find("expired", None, until=1),
-            Find("due", None, until=1 << 51),
-            Find("due", "acme", until=1 << 51, limit=1),
+            FindThreads(None),
+            FindThreads("acme", prefix="th", after=Partition("acme", "t")),
+            FindRuns("acme", "run"),
+            FindRuns(None, "run"),
+            FindExpired(None, until=1),
+            FindDue(None, until=1 << 51),
+            FindDue("acme", until=1 << 51, limit=1),
             Now(),
         ):
             driver.perform(find)
@@ -121,11 +133,11 @@ def test_lanes_that_are_not_due_cost_nothing_to_look_past(driver: DynamoDriver) 
         due_at = 1000 + n if n % 2 else None
         rows.stored(driver, rows.lane("inbox", due_at), at=Partition("acme", f"t{n}"))
     with watched(driver, weigh=True) as wire:
-        assert driver.perform(Find("due", None, until=1000)) == ()
+        assert driver.perform(FindDue(None, until=1000)) == ()
     assert wire.count() == {"Query": BUCKETS}
     assert all(call.answer["ScannedCount"] == 0 for call in wire.calls)
     assert wire.reads == BUCKETS / 2
-    assert len(driver.perform(Find("due", None, until=2000, limit=5))) == 5
+    assert len(driver.perform(FindDue(None, until=2000, limit=5))) == 5
 
 
 def test_a_lane_never_expires_and_only_a_due_one_is_indexed(driver: DynamoDriver) -> None:

@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 
 from perdure.errors import Unavailable
-from perdure.model.ops import Commit, Committed, Delete, Drop, Expect, Fetch, Find, Get, Put, Range, Refused
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Delete,
+    Drop,
+    Expect,
+    Fetch,
+    FindThreads,
+    Get,
+    Put,
+    Range,
+    Refused,
+)
 from perdure.model.records import ITEM, SESSIONS, STORE, Partition
 from perdure.storage.dynamodb.driver import DynamoDriver, open_driver
 from perdure.storage.memory import MemoryDriver
@@ -175,7 +187,7 @@ def test_a_session_that_the_service_removed_is_absent_and_starts_anew(
         TableName=driver.client.table, Key={name: root[name] for name in ("pk", "sk")}
     )
     assert bodies(driver, "") == [None]
-    assert driver.perform(Find("threads", "acme", space=SESSIONS)) == ()
+    assert driver.perform(FindThreads("acme", space=SESSIONS)) == ()
     assert other.perform(Commit(AT, (item("", b"b", 1, 2),))) == Refused(ITEM, HEAD_KEY)
     stored(other, item("", b"c"))
     assert bodies(driver, "") == [b"c"]

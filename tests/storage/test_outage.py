@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import BadUrl, Unavailable
-from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Get, Now, Put, Stage
+from perdure.model.ops import Commit, Committed, Drop, Fetch, FindThreads, Get, Now, Put, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, GC, Partition
 from perdure.storage import outage
@@ -91,7 +91,7 @@ EFFECTS: dict[str, Callable[[Partition], Effect[Any]]] = {
     "stage": lambda at: Stage(at, (Put(CHUNK, (b"digest",), {"generation": 0}, b"x"),)),
     "drop": lambda at: Drop(at),
     "fetch": lambda at: Fetch(at, (Get(GC, ()),)),
-    "find": lambda _: Find("threads", ""),
+    "find": lambda _: FindThreads(""),
     "now": lambda _: Now(),
 }
 

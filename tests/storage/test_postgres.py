@@ -36,7 +36,7 @@ from perdure.model.ops import (
     Drop,
     Expect,
     Fetch,
-    Find,
+    FindThreads,
     Get,
     Now,
     Put,
@@ -280,7 +280,7 @@ def test_a_refused_group_leaves_no_thread_and_no_neighbour_behind(url: str) -> N
         ats = [Partition("", name) for name in "abcd"]
         outcomes = driver._commit([Commit(at, (no if n % 2 else yes,)) for n, at in enumerate(ats)])
         assert [isinstance(o, Committed) for o in outcomes] == [True, False, True, False]
-        assert [f.partition.thread for f in driver.perform(Find("threads", ""))] == ["a", "c"]
+        assert [f.partition.thread for f in driver.perform(FindThreads(""))] == ["a", "c"]
 
 
 def test_a_big_thread_is_dropped_in_pages(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +438,7 @@ def test_a_schema_that_went_away_is_named(url: str, admin: psycopg.Connection) -
         with pytest.raises(MigrationRequired, match="perdure migrate"):
             driver.perform(Fetch(AT, (Get(GC, ()),)))
         with pytest.raises(MigrationRequired, match="perdure migrate"):
-            driver.perform(Find("threads", ""))
+            driver.perform(FindThreads(""))
 
 
 def test_a_wrong_password_an_unknown_database_and_user(admin: psycopg.Connection) -> None:
@@ -586,7 +586,7 @@ def test_values_that_postgresql_does_not_keep(url: str) -> None:
         ):
             with pytest.raises(error):
                 driver.perform(Commit(AT, (bad,)))
-        assert driver.perform(Find("threads", "")) == ()
+        assert driver.perform(FindThreads("")) == ()
 
 
 def test_statements_prepared_by_name_do_the_same(url: str) -> None:
@@ -594,5 +594,5 @@ def test_statements_prepared_by_name_do_the_same(url: str) -> None:
         for version in range(1, 30):
             assert driver.perform(Commit(AT, (Put(GC, (), version=version),))) == Committed()
             assert driver.perform(Fetch(AT, (Get(GC, ()),)))[0][0].version == version
-            assert len(driver.perform(Find("threads", ""))) == 1
+            assert len(driver.perform(FindThreads(""))) == 1
         driver.perform(Drop(AT))

@@ -29,7 +29,7 @@ from perdure.model.ops import (
     Drop,
     Expect,
     Fetch,
-    Find,
+    FindThreads,
     Get,
     Put,
     Range,
@@ -166,7 +166,7 @@ def test_two_hundred_connections_are_ended_and_nobody_notices(url: str) -> None:
                     ).fetchall()
                 )
                 driver.perform(Fetch(AT, (Get(GC, ()),)))
-                driver.perform(Find("threads", ""))
+                driver.perform(FindThreads(""))
             writers.more()
         finally:
             writers.verify()
@@ -194,10 +194,10 @@ def test_a_commit_whose_answer_was_lost_is_settled_and_not_repeated(url: str) ->
             assert driver.perform(Commit(AT, (put,))) == Committed()
         driver.perform(Fetch(AT, (Get(GC, ()),)))
         assert relay.lost > 20
-        for effect in (Fetch(AT, (Get(GC, ()),)), Find("threads", ""), Stage(AT, ()), Drop(AT)):
+        for effect in (Fetch(AT, (Get(GC, ()),)), FindThreads(""), Stage(AT, ()), Drop(AT)):
             relay.losing = 1
             driver.perform(effect)
-        assert driver.perform(Find("threads", "")) == ()
+        assert driver.perform(FindThreads("")) == ()
 
 
 class Uncommitted(Lossy):
@@ -395,7 +395,7 @@ def test_without_a_server_an_error_comes_in_bounded_time_and_later_all_is_well(u
         driver.perform(Commit(AT, (put,)))
         server.stop(signal.SIGQUIT)
         try:
-            for effect in (Commit(AT, (put,)), Fetch(AT, (Get(GC, ()),)), Find("threads", "")):
+            for effect in (Commit(AT, (put,)), Fetch(AT, (Get(GC, ()),)), FindThreads("")):
                 with pytest.raises(Unavailable, match=r"no server answers|starting"):
                     driver.perform(effect)
         finally:

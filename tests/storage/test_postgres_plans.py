@@ -13,7 +13,20 @@ from typing import Any
 import psycopg
 import pytest
 
-from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Find, Get, Put, Range
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Delete,
+    Expect,
+    Fetch,
+    FindDue,
+    FindExpired,
+    FindRuns,
+    FindThreads,
+    Get,
+    Put,
+    Range,
+)
 from perdure.model.records import (
     BLOB,
     CHECKPOINT,
@@ -146,7 +159,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Statement
             early.execute(statements.fetch, codec.pack_fetches([fetch]))
         for commit in commits():
             early.execute(statements.commit, codec.pack_writes([commit], LATE))
-        for find in (Find("runs", "t", "run7"), Find("expired", "t", until=9), Find("due", "t", until=9)):
+        for find in (FindRuns("t", "run7"), FindExpired("t", until=9), FindDue("t", until=9)):
             early.execute(*statements.find(find))
         with psycopg.connect(place.conninfo, autocommit=True) as admin:
             admin.execute(f'TRUNCATE "{place.schema}".thread RESTART IDENTITY'.encode())
@@ -292,14 +305,14 @@ def test_pages_of_threads_runs_and_expired_items_are_read_by_an_index(
     for tenant in ("t", None):
         for after in (None, AT):
             for space, prefix in (("thread", ""), ("store", "thread1")):
-                find = Find("threads", tenant, after=after, limit=20, space=space, prefix=prefix)
+                find = FindThreads(tenant, after=after, limit=20, space=space, prefix=prefix)
                 pages = run.execute(*statements.find(find))
                 assert "thread_space_tenant_thread_key" in json.dumps(pages)
                 refuse_scans_of("thread", pages)
-        runs = run.execute(*statements.find(Find("runs", tenant, "run7")))
+        runs = run.execute(*statements.find(FindRuns(tenant, "run7")))
         assert "checkpoint_run_id" in json.dumps(runs)
         refuse_scans_of("checkpoint", runs)
-        expired = run.execute(*statements.find(Find("expired", tenant, until=9)))
+        expired = run.execute(*statements.find(FindExpired(tenant, until=9)))
         assert "item_expires_at" in json.dumps(expired)
         refuse_scans_of("item", expired)
 
@@ -311,7 +324,7 @@ def test_due_lanes_are_read_from_their_index_in_its_order(
     session: tuple[Session, Statements], tenant: str | None, until: int, limit: int
 ) -> None:
     run, statements = session
-    due = run.execute(*statements.find(Find("due", tenant, until=until, limit=limit)))
+    due = run.execute(*statements.find(FindDue(tenant, until=until, limit=limit)))
     assert "lane_due_at" in json.dumps(due)
     assert refuse_scans(due) == {"lane", "thread"}
     assert max(node["Actual Rows"] for told in due for node in nodes(told["Plan"])) <= limit
@@ -324,7 +337,7 @@ def test_due_lanes_from_a_time_on_are_read_from_their_index_in_its_order(
 ) -> None:
     run, statements = session
     run.connection.execute("ANALYZE")
-    due = run.execute(*statements.find(Find("due", tenant, until=1 << 60, since=5000, limit=limit)))
+    due = run.execute(*statements.find(FindDue(tenant, until=1 << 60, since=5000, limit=limit)))
     assert "lane_due_at" in json.dumps(due)
     assert refuse_scans(due) == {"lane", "thread"}
     assert max(node["Actual Rows"] for told in due for node in nodes(told["Plan"])) <= limit

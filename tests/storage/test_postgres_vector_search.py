@@ -22,7 +22,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.engine.items.nearest_items import nearest_stored
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
-from perdure.model.ops import Find, NearQuery
+from perdure.model.ops import FindNearest
 from perdure.model.program import Effect
 from perdure.storage.port import run
 from perdure.storage.postgres import vector_search
@@ -142,18 +142,17 @@ def test_hnsw_is_walked_before_the_table_was_ever_analysed() -> None:
 
 
 def test_all_of_a_small_table_are_found_by_one_request() -> None:
-    asked: list[Find] = []
+    asked: list[FindNearest] = []
 
     def watch(_: int, effect: Effect[Any]) -> None:
-        if isinstance(effect, Find) and effect.index == "nearest":
+        if isinstance(effect, FindNearest):
             asked.append(effect)
 
     index = new_index()
     with opened(index, 30) as database:
         driver = FaultyDriver(handle_of(database).driver, on_effect=watch)
         query = np.asarray(embed(["5"])[0], dtype="<f4").tobytes()
-        near = NearQuery(query, tuple(index._marks.values()))
-        find = Find("nearest", "", space="store", near=near)
+        find = FindNearest("", "", 0, query, tuple(index._marks.values()))
         program = nearest_stored(find, lambda _, r: r.body, offset=0, limit=40, everything=True)
         assert len(run(program, driver)) == 30
     assert [each.exact for each in asked] == [False]
@@ -168,10 +167,10 @@ def test_namespaces_that_the_index_passes_over_are_asked_for_once_more(
         angles = [float(text) for text in texts]
         return [[math.cos(angle), math.sin(angle)] for angle in angles]
 
-    asked: list[Find] = []
+    asked: list[FindNearest] = []
 
     def watch(_: int, effect: Effect[Any]) -> None:
-        if isinstance(effect, Find) and effect.index == "nearest":
+        if isinstance(effect, FindNearest):
             asked.append(effect)
 
     monkeypatch.setattr(vector_search, "EXACT_MOST", 0)

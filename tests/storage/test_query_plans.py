@@ -2,7 +2,7 @@
 
 The statements are taken from the driver while the saver works, so that a new one is looked at as well.
 
-Covers perdure.storage.sql.item_search, perdure.storage.sql.listing.
+Covers perdure.storage.sql.searches, perdure.storage.sql.listing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 import pytest
 
-from perdure.model.ops import Find, Range
+from perdure.model.ops import FindDue, FindExpired, FindListed, FindRuns, FindThreads, Range
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
@@ -137,26 +137,26 @@ def test_some_records_are_one_search_for_each_key(connection: apsw.Connection, k
 def test_threads_runs_and_due_lanes_are_found_by_index(connection: apsw.Connection) -> None:
     at = Partition("t", "thread")
     pages = [
-        sql.select_threads(Find("threads", tenant, after=after, space=space, prefix=prefix))[0]
+        sql.select_threads(FindThreads(tenant, after=after, space=space, prefix=prefix))[0]
         for tenant in ("t", None)
         for after in (None, at)
         for space, prefix in ((THREADS, ""), (STORE, "memories/"))
     ]
     runs, expired = (
-        sql.select_indexed(find)[1][0] for find in (Find("runs", "t", "run"), Find("expired", None, until=1))
+        sql.select_indexed(find)[0] for find in (FindRuns("t", "run"), FindExpired(None, until=1))
     )
     for by in ("updated_at", "created_at"):
         for status in ("", "idle", "busy"):
             for reverse in (False, True):
-                find = Find("listed", "t", status, by=by, reverse=reverse, skip=9)
-                pages.append(sql.select_listed(find)[0])
+                find = FindListed("t", status, by=by, reverse=reverse, skip=9)
+                pages.append(sql.select_threads(find)[0])
                 # Most threads are idle, and are found without an index of their own.
                 used = f"{schema.PREFIX}listing_{'status_' * (status == 'busy')}{by.removesuffix('_at')}"
                 assert used in plan(connection, pages[-1])[0]
     for statement in (sql.THREAD_PK, sql.THREAD_DROP, *pages, runs, expired):
         refuse_scans(connection, statement)
     for tenant in ("t", None):
-        due = sql.select_indexed(Find("due", tenant, until=1))[1][0]
+        due = sql.select_indexed(FindDue(tenant, until=1))[0]
         refuse_scans(connection, due)
         assert f"{schema.table(LANE)}_due_at" in plan(connection, due)[0]
     assert f"{schema.table(CHECKPOINT)}_run_id" in plan(connection, runs)[0]
@@ -177,7 +177,7 @@ def test_no_statement_of_a_thread_s_life_scans(path: Path, connection: apsw.Conn
         reader.exec_trace = trace
         driver._readers.append(reader)
     live(driver)
-    driver.perform(Find("threads", None))
+    driver.perform(FindThreads(None))
     driver.close()
     reads = {s for s in seen if s.startswith(("SELECT", "DELETE", "UPDATE"))}
     assert len(reads) > 20

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import BadUrl, MigrationRequired, NotAllowed
-from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Now, Put, Range, Stage
+from perdure.model.ops import Commit, Drop, Expect, Fetch, FindThreads, Now, Put, Range, Stage
 from perdure.model.records import TAG, Partition
 from perdure.storage.read_only import open_read_only
 from perdure.storage.sqlite.reader import SqliteReader
@@ -34,7 +34,7 @@ def test_reads_are_answered_and_writes_refused(url: str, backend: str) -> None:
     expected = 1 if backend == "sqlite" else 0
     (tags,) = driver.perform(Fetch(AT, (Range(TAG),)))
     assert len(tags) == expected
-    assert len(asyncio.run(driver.aperform(Find("threads", None)))) == expected
+    assert len(asyncio.run(driver.aperform(FindThreads(None)))) == expected
     assert driver.perform(Now()) > 1_700_000_000_000_000
     for write in (Commit(AT, (PUT,)), Stage(AT, ()), Drop(AT)):
         with pytest.raises(NotAllowed, match="reading only"):

@@ -34,7 +34,9 @@ from perdure.model.ops import (
     Drop,
     Expect,
     Fetch,
-    Find,
+    FindDue,
+    FindRuns,
+    FindThreads,
     Get,
     IndexHit,
     Now,
@@ -129,7 +131,7 @@ def test_a_server_that_stays_away_is_unavailable_and_used_again_when_it_is_back(
         with pytest.raises(perdure.Unavailable):
             driver.perform(Commit(AT, step(2)))
         read = Fetch(AT, (Get(GC, ()),))
-        for effect in (Commit(AT, step(2)), read, Find("threads", None), Find("due", None), Now(), Drop(AT)):
+        for effect in (Commit(AT, step(2)), read, FindThreads(None), FindDue(None, 1), Now(), Drop(AT)):
             with pytest.raises(perdure.Unavailable, match="cannot be reached; check host and port"):
                 driver.perform(effect)
             with pytest.raises(perdure.Unavailable, match="cannot be reached"):
@@ -325,11 +327,11 @@ def test_the_documented_rights_are_enough(server: Server) -> None:
             assert driver.perform(Commit(AT, (*step(n), rows.chunk(b"%d" % n)))) == Committed()
         assert len(rows.keys(driver, Range(CHUNK), AT)) == 3
         assert height(driver, AT) == 3
-        assert driver.perform(Find("runs", None, "run")) == ()
+        assert driver.perform(FindRuns(None, "run")) == ()
         rows.stored(driver, rows.lane("inbox", driver.perform(Now())), at=AT)
-        assert [f.partition for f in driver.perform(Find("due", None, until=1 << 60))] == [AT]
+        assert [f.partition for f in driver.perform(FindDue(None, until=1 << 60))] == [AT]
         driver.perform(Drop(AT))
-        assert driver.perform(Find("threads", None)) == ()
+        assert driver.perform(FindThreads(None)) == ()
     before = backend.SCHEMA_VERSION
     with next_layout():
         assert backend.migrate(url) == before
@@ -388,7 +390,7 @@ def test_a_database_keeps_its_number_of_buckets() -> None:
         with closing(backend.open_driver(url)) as driver:
             for n in range(20):
                 driver.perform(Commit(Partition("", f"t{n}"), step(1)))
-            assert len(driver.perform(Find("threads", ""))) == 20
+            assert len(driver.perform(FindThreads(""))) == 20
         tags = {key.partition(b"{")[2].partition(b"}")[0] for key in client.scan_iter("*{*", count=1000)}
         assert tags >= {b"0", b"1", b"2"}
 
@@ -495,7 +497,7 @@ def test_a_slot_that_moves_is_followed() -> None:
 
 @pytest.mark.skipif(not FULL, reason=RARE)
 def test_looking_for_threads_while_their_slot_moves_takes_none_from_the_catalogue() -> None:
-    finds = (Find("threads", ""), Find("runs", "", "run"), Find("due", "", until=1))
+    finds = (FindThreads(""), FindRuns("", "run"), FindDue("", until=1))
     with valkey.empty_on_cluster() as url:
         backend.migrate(url)
         with closing(backend.open_driver(f"{url}{'&' if '?' in url else '?'}patience=0.1")) as driver:
@@ -528,7 +530,7 @@ def test_looking_for_threads_waits_for_those_that_moved_before_their_catalogue(
 
             def look() -> None:
                 if not looks:
-                    looks.append(pool.submit(driver.perform, Find("threads", "")))
+                    looks.append(pool.submit(driver.perform, FindThreads("")))
                     looks[0].add_done_callback(lambda _: waits.set())
                     assert waits.wait(timeout=30)
 

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.model.ops import Commit, Drop, Fetch, Find, Get, Range, Stage
+from perdure.model.ops import (
+    Commit,
+    Drop,
+    Fetch,
+    FindDue,
+    FindExpired,
+    FindRuns,
+    FindThreads,
+    Get,
+    Range,
+    Stage,
+)
 from perdure.model.records import CHUNK, HEAD
 from perdure.storage.kv.keys import LAYOUT_VERSION
 from perdure.storage.redis import driver as backend
@@ -59,7 +70,7 @@ REQUESTS = (
     Commit(rows.HERE, (rows.head("c2"),)),
     Stage(rows.HERE, (rows.chunk(b"late"),)),
     Drop(rows.HERE),
-    *(Find(index, "", until=1 << 50, value="r") for index in ("threads", "due", "runs", "expired")),
+    *(FindThreads(""), FindDue("", 1 << 50), FindRuns("", "r"), FindExpired("", 1 << 50)),
 )
 
 

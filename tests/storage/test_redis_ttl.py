@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Find, Op, Put
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, FindRuns, FindThreads, Op, Put
 from perdure.model.records import HEAD, ITEM, LANE, Partition
 from perdure.storage.redis import driver as backend
 from perdure.testing.conformance import rows
@@ -27,25 +27,25 @@ def test_threads_expire_whole_and_leave_nothing_behind() -> None:
             for n in range(30):
                 at = Partition("", f"t{n}")
                 driver.perform(Commit(at, (*step(1), rows.checkpoint("r", 2, run_id="run"), rows.head())))
-            assert len(driver.perform(Find("threads", ""))) == 30
-            assert len(driver.perform(Find("runs", "", "run"))) == 30
+            assert len(driver.perform(FindThreads(""))) == 30
+            assert len(driver.perform(FindRuns("", "run"))) == 30
             kept = Partition("", "t0")
 
             def is_alone() -> bool:
                 driver.perform(Commit(kept, (rows.head(),)))
-                return len(driver.perform(Find("threads", ""))) == 1
+                return len(driver.perform(FindThreads(""))) == 1
 
             eventually(is_alone)
-            assert [f.partition for f in driver.perform(Find("threads", ""))] == [kept]
-            assert [f.partition for f in driver.perform(Find("runs", "", "run"))] == [kept]
+            assert [f.partition for f in driver.perform(FindThreads(""))] == [kept]
+            assert [f.partition for f in driver.perform(FindRuns("", "run"))] == [kept]
             assert rows.get(driver, HEAD, "", at=Partition("", "t1")) is None
             assert (
                 driver.perform(Commit(Partition("", "t1"), (Check(HEAD, ("",), Expect.ABSENT),)))
                 == Committed()
             )
             assert rows.get(driver, ITEM, "k", at=store) is not None
-            eventually(lambda: driver.perform(Find("threads", "")) == ())
-            assert driver.perform(Find("runs", "", "run")) == ()
+            eventually(lambda: driver.perform(FindThreads("")) == ())
+            assert driver.perform(FindRuns("", "run")) == ()
         prefix = url.partition("prefix=")[2]
         left = [key for key in client.scan_iter(f"{prefix}:*", count=1000) if b"store" not in key]
         assert left == [f"{prefix}:layout".encode()]

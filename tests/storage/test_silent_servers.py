@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from perdure.errors import Unavailable
-from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Get, Now, Put, Stage
+from perdure.model.ops import Commit, Committed, Drop, Fetch, FindThreads, Get, Now, Put, Stage
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, GC, Partition
 from perdure.storage.outage import PATIENCE_S, Outage
@@ -75,7 +75,7 @@ def _d1() -> Iterator[Place]:
 PLACES = {"postgres": _postgres, "redis": _redis, "dynamodb": _dynamodb, "d1": _d1}
 EFFECTS: dict[str, Callable[[], Effect[Any]]] = {
     "fetch": lambda: Fetch(AT, (Get(GC, ()),)),
-    "find": lambda: Find("threads", ""),
+    "find": lambda: FindThreads(""),
     "stage": lambda: Stage(AT, (Put(CHUNK, (b"digest",), {"generation": 0}, b"x"),)),
     "drop": lambda: Drop(Partition("", "other")),
     "now": lambda: Now(),

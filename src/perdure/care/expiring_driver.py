@@ -16,7 +16,20 @@ from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint_times import time_of
-from perdure.model.ops import Commit, Committed, Drop, Fetch, Find, Get, IndexHit, Now, Refused, Stage
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Drop,
+    Fetch,
+    FindListed,
+    FindRuns,
+    FindThreads,
+    Get,
+    IndexHit,
+    Now,
+    Refused,
+    Stage,
+)
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import DOCUMENT, EPOCH, HEAD, OF_THREAD, RESERVED, THREADS, Partition, Record
 from perdure.model.retention_policy import RetentionRules
@@ -74,8 +87,8 @@ class ExpiringDriver(WrappingDriver):
         if isinstance(effect, Fetch):
             if _is_thread(effect.partition) and not self._is_alive(effect.partition):
                 return cast("Program[R]", self._fetch(effect))
-        elif isinstance(effect, Find):
-            if effect.space == THREADS and effect.index in ("threads", "runs", "listed"):
+        elif isinstance(effect, FindThreads | FindListed | FindRuns):
+            if not isinstance(effect, FindThreads) or effect.space == THREADS:
                 return cast("Program[R]", self._find(effect))
         elif isinstance(effect, Commit | Stage):
             if _is_thread(effect.partition) and self._is_suspect(effect.partition):
@@ -99,14 +112,15 @@ class ExpiringDriver(WrappingDriver):
             return (yield from ask(effect))
         return ((),) * count
 
-    def _find(self, effect: Find) -> Program[tuple[IndexHit, ...]]:
+    def _find(self, effect: FindThreads | FindListed | FindRuns) -> Program[tuple[IndexHit, ...]]:
         """Return a page without expired threads. It is shorter than its limit only at the end."""
         if self._rules.shortest_idle_us is None:
             return (yield from ask(effect))
-        counts = effect.index == "listed"
         out: list[IndexHit] = []
-        # Places in the listing are counted: the threads that are skipped have to be looked at as well.
-        page, passed = (replace(effect, skip=0), effect.skip) if counts else (effect, 0)
+        page, passed = effect, 0
+        if isinstance(effect, FindListed):
+            # Places in the listing are counted: the threads that are skipped have to be looked at as well.
+            page, passed = replace(effect, skip=0), effect.skip
         while len(out) < effect.limit:
             found = yield from ask(page)
             for hit in found:
@@ -115,9 +129,9 @@ class ExpiringDriver(WrappingDriver):
                         passed -= 1
                     else:
                         out.append(hit)
-            if len(found) < effect.limit or effect.index == "runs":
+            if len(found) < effect.limit or isinstance(page, FindRuns):
                 break
-            if counts:
+            if isinstance(page, FindListed):
                 page = replace(page, skip=page.skip + len(found))
             else:
                 page = replace(page, after=found[-1].partition)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from perdure.engine.threads import checkpoint_loading
 from perdure.errors import Corrupt
-from perdure.model.ops import Find, IndexHit
+from perdure.model.ops import FindThreads, IndexHit
 from perdure.model.program import Program, ask
 from perdure.model.records import Partition
 
@@ -36,7 +36,7 @@ class Thread:
 
 def page(tenant: str, after: Partition | None) -> Program[tuple[IndexHit, ...]]:
     """Return the tenant's next threads, by id, after one of them."""
-    return (yield from ask(Find("threads", tenant, after=after)))
+    return (yield from ask(FindThreads(tenant, after=after)))
 
 
 def entry(found: IndexHit) -> Program[Thread]:

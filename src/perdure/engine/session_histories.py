@@ -32,7 +32,7 @@ from perdure.model.ops import (
     Expect,
     Expectation,
     Fetch,
-    Find,
+    FindThreads,
     Get,
     Op,
     Put,
@@ -270,7 +270,7 @@ def names(
     tenant: str, after: Partition | None, now: int
 ) -> Program[tuple[list[Partition], Partition | None]]:
     """Return the sessions of a page in order of their ids, and where the next page starts, if any."""
-    page = yield from ask(Find("threads", tenant, after=after, limit=_PAGE, space=SESSIONS))
+    page = yield from ask(FindThreads(tenant, after=after, limit=_PAGE, space=SESSIONS))
     out: list[Partition] = []
     for hit in page:
         head = yield from _read_head(hit.partition)

@@ -13,7 +13,7 @@ from perdure.engine.queue.scheduled import waiting
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import run_shown, shown
 from perdure.inspector.timeline import lane_shown, needed, number
-from perdure.model.ops import Fetch, Find, Get, Now
+from perdure.model.ops import Fetch, FindDue, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, RUN, Partition
 from perdure.model.runs.messages import Message, Reply, Run, encode
@@ -120,7 +120,7 @@ def _reply(reply: Reply) -> dict[str, Any]:
 
 def _due(tenant: str) -> Program[tuple[int, list[tuple[Partition, str]]]]:
     now = yield from ask(Now())
-    hits = yield from ask(Find("due", tenant, until=now + _AHEAD_US, limit=_DUE))
+    hits = yield from ask(FindDue(tenant, until=now + _AHEAD_US, limit=_DUE))
     return now, [(hit.partition, hit.record.key[0]) for hit in hits if hit.record is not None]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.inspector.access import Access
-from perdure.model.ops import Find
+from perdure.model.ops import FindThreads
 from perdure.model.program import Program, ask
 from perdure.model.records import Partition
 
@@ -37,7 +37,7 @@ def _names(beginning: str) -> Program[list[str]]:
     names: list[str] = []
     after = Partition(beginning, "") if beginning else None
     while len(names) <= _MOST:
-        hits = yield from ask(Find("threads", None, after=after, limit=1))
+        hits = yield from ask(FindThreads(None, after=after, limit=1))
         if not hits or not hits[0].partition.tenant.startswith(beginning):
             break
         found = hits[0].partition

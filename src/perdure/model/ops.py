@@ -7,13 +7,13 @@ operations inside a commit are plain data. A driver executes them and holds no p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from perdure.model.program import Effect
-from perdure.model.records import NO_FIELDS, THREADS, Key, Kind, Partition, Record
+from perdure.model.records import CHECKPOINT, ITEM, LANE, NO_FIELDS, THREADS, Key, Kind, Partition, Record
 
 
 class Expect(Enum):
@@ -143,18 +143,6 @@ class ListedThread(NamedTuple):
     status: str
 
 
-class NearQuery(NamedTuple):
-    """Query by a vector.
-
-    Attributes:
-        vector: 32-bit floats, little-endian.
-        models: Digests of the embedding models whose vectors can be compared with it.
-    """
-
-    vector: bytes
-    models: tuple[bytes, ...]
-
-
 class RankedItem(NamedTuple):
     """Place of a found item in the order of a query.
 
@@ -194,7 +182,7 @@ class Bound(NamedTuple):
 
 
 class ItemPlace(NamedTuple):
-    """Place of an item in the order of ``Find("items")``: by time descending, then by namespace and key."""
+    """Place of an item in the order of ``FindItems``: by time descending, then by namespace and key."""
 
     updated_at: int
     thread: str
@@ -203,54 +191,140 @@ class ItemPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Find(Effect[tuple[IndexHit, ...]]):
-    """Read across partitions, the only one; a hint that the next commit verifies.
+    """Base of the reads across partitions, of one tenant or, with ``None``, of all.
 
-    ``index`` is ``"threads"`` (the partitions of a ``space`` in order of tenant and name, of one tenant or of
-    all, whose name starts with ``prefix``, which ends in an ASCII character), ``"runs"`` (checkpoints whose
-    run id is ``value``), ``"expired"`` (store items whose ``expires_at`` is at or below ``until``; a backend
-    that removes them itself finds none) or ``"due"`` (queue records whose ``due_at`` is at or below ``until``
-    and, if given, at or above ``since``, those due longest first; of such a record only the key and
-    ``due_at`` are promised). A partition may be found empty.
-
-    ``"listed"``, if ``Capabilities.has_listing``, finds a tenant's threads by the time ``by``, those
-    with the status ``value`` if one is given, past the first ``skip``, without the runtime's
-    own (``INTERNAL``). No other index orders partitions by anything but their names.
-
-    ``"items"``, if ``Capabilities.searches_items``, finds the store's items with their bodies, in
-    the namespaces whose name starts with ``prefix``, last written first and past the first ``skip``: those
-    that have not expired at ``until`` and whose body contains one of each of the ``holding``. ``last`` is
-    the end of the page before: only items after it are found. Items that violate one of the ``bounds`` may
-    be found or left out, whichever is cheaper. Ranges would read every item of a namespace to find a few.
-
-    ``"nearest"``, if ``Capabilities.vector_dims`` is not less than the vector of ``near`` is long,
-    finds the items in these namespaces that have a vector of one of the models of ``near``, the nearest
-    first, with their bodies; an item with several vectors may be found several times. Without ``exact`` the
-    nearest ones may be found approximately. ``"outdated"`` finds the namespaces with entries of the search
-    index that are of none of these models, once for each item.
+    The answer is at most ``limit`` hints, which the next commit verifies; a partition may be found empty. A
+    driver performs ``FindThreads`` and the subclasses of ``FindRecords``; its capabilities say which of the
+    others it performs.
     """
 
-    index: Literal["threads", "runs", "expired", "due", "listed", "items", "nearest", "outdated"]
     tenant: str | None
-    value: str = ""
-    after: Partition | None = None
-    limit: int = 1000
+    limit: int = field(default=1000, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FindThreads(Find):
+    """Find the partitions of a space behind ``after``, in order of tenant and name, whose name starts with
+    ``prefix``, which ends in an ASCII character. No other request orders partitions by their names."""
+
     space: str = THREADS
     prefix: str = ""
-    until: int = 0
-    since: int | None = None
+    after: Partition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindListed(Find):
+    """Find a tenant's threads by the time ``by``, those with a status if one is given, past the first
+    ``skip``, without the runtime's own (``INTERNAL``). Needs ``Capabilities.has_listing``."""
+
+    status: str = ""
     by: Literal["updated_at", "created_at"] = "updated_at"
     reverse: bool = False
     skip: int = 0
-    holding: tuple[tuple[bytes, ...], ...] = ()
-    bounds: tuple[Bound, ...] = ()
-    last: ItemPlace | None = None
-    near: NearQuery | None = None
-    exact: bool = False
+
+
+class FindRecords(Find):
+    """Base of the finds of records of a kind by the field that it has indexed, in its order."""
+
+    __slots__ = ()
+    kind: ClassVar[Kind]
 
     @property
-    def prefix_end(self) -> str:
-        """First name, in code points, after all that start with the prefix."""
-        return self.prefix[:-1] + chr(ord(self.prefix[-1]) + 1) if self.prefix else ""
+    def span(self) -> tuple[Any, Any]:
+        """The lowest value of the field, ``None`` for no such limit, and the highest."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class FindRuns(FindRecords):
+    """Find the checkpoints of a run, in any order."""
+
+    kind = CHECKPOINT
+    run_id: str
+
+    @property
+    def span(self) -> tuple[str, str]:
+        return self.run_id, self.run_id
+
+
+@dataclass(frozen=True, slots=True)
+class FindDue(FindRecords):
+    """Find the queue records whose ``due_at`` is at or below ``until`` and, if given, at or above ``since``,
+    those due longest first. Only their key and ``due_at`` are promised."""
+
+    kind = LANE
+    until: int
+    since: int | None = None
+
+    @property
+    def span(self) -> tuple[int | None, int]:
+        return self.since, self.until
+
+
+@dataclass(frozen=True, slots=True)
+class FindExpired(FindRecords):
+    """Find the store's items whose ``expires_at`` is at or below ``until``. A backend that removes them by
+    itself finds none."""
+
+    kind = ITEM
+    until: int
+
+    @property
+    def span(self) -> tuple[None, int]:
+        return None, self.until
+
+
+@dataclass(frozen=True, slots=True)
+class FindItems(Find):
+    """Find the store's items with their bodies, last written first and past the first ``skip``, in the
+    namespaces whose name starts with ``prefix``: those that have not expired at ``until`` and whose body
+    contains one of each of the ``holding``. Needs ``Capabilities.searches_items``.
+
+    ``last`` is the end of the page before: only items after it are found. Items that violate one of the
+    ``bounds`` may be found or left out, whichever is cheaper. Ranges would read every item of a namespace to
+    find a few.
+    """
+
+    prefix: str
+    until: int
+    holding: tuple[tuple[bytes, ...], ...] = ()
+    bounds: tuple[Bound, ...] = ()
+    skip: int = 0
+    last: ItemPlace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindNearest(Find):
+    """Find the store's items, with their bodies, that have a vector of one of the ``models``, the nearest to
+    ``vector`` first, in the namespaces whose name starts with ``prefix``. An item with several vectors may be
+    found several times. Without ``exact`` the nearest ones may be found approximately.
+
+    Needs ``Capabilities.vector_dims`` of the length of the vector at least.
+
+    Attributes:
+        vector: 32-bit floats, little-endian.
+        models: Digests of the embedding models whose vectors can be compared with it.
+    """
+
+    prefix: str
+    until: int
+    vector: bytes
+    models: tuple[bytes, ...]
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FindOutdated(Find):
+    """Find the namespaces whose name starts with ``prefix`` with entries of the search index that are of none
+    of the ``models``, once for each item. Goes with ``FindNearest``."""
+
+    prefix: str
+    models: tuple[bytes, ...]
+
+
+def end_of(prefix: str) -> str:
+    """Return the first name, in code points, after all that start with a prefix, "" if all do."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ It is the same on every backend: a name that one of them takes could not be move
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from perdure.errors import Unserialisable
@@ -40,9 +41,8 @@ def ill_formed(name: str) -> Unserialisable:
 def require_names(effect: Effect[Any]) -> None:
     """Raise ``Unserialisable`` if a name in a storage request has a lone surrogate."""
     if isinstance(effect, Find):
-        require_text(
-            (effect.tenant, effect.value, effect.prefix, *(effect.after or ()), *(effect.last or ()))
-        )
+        for part in (getattr(effect, field.name) for field in fields(effect)):
+            require_text(part if isinstance(part, tuple) else (part,))
         return
     if not isinstance(effect, Fetch | Commit | Stage | Drop):
         return

@@ -33,6 +33,7 @@ from perdure.model.ops import (
     Expectation,
     Fetch,
     Find,
+    FindThreads,
     Get,
     IndexHit,
     Now,
@@ -330,8 +331,8 @@ class Archive:
         return [_shown(item, record) for record in found[: item.limit]]
 
     def _find(self, effect: Find) -> Iterator[IndexHit]:
-        if effect.index != "threads":
-            raise TypeError(f"an archive has no index {effect.index!r}")
+        if not isinstance(effect, FindThreads):
+            raise TypeError(f"not a request to an archive: {type(effect).__name__}")
         partitions = sorted(
             p
             for p, tables in self._tables.items()

@@ -17,7 +17,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import ormsgpack
 
 from perdure.errors import DecryptionError, KeyMissing, MissingExtra, PerdureError
-from perdure.model.ops import Commit, Committed, Expect, Fetch, Find, Get, IndexHit, Op, Put, Refused, Stage
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Expect,
+    Fetch,
+    FindItems,
+    FindNearest,
+    FindThreads,
+    Get,
+    IndexHit,
+    Op,
+    Put,
+    Refused,
+    Stage,
+)
 from perdure.model.program import Effect
 from perdure.model.records import (
     CHECKPOINT,
@@ -151,7 +165,7 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
             raise DecryptionError(f"{url} is encrypted with another key than the ones given") from error
         if keyring.sealed_first(found[0].body):
             return
-    elif any(driver.perform(Find("threads", None, limit=1, space=space)) for space in SPACES):
+    elif any(driver.perform(FindThreads(None, limit=1, space=space)) for space in SPACES):
         raise DecryptionError(
             f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
             "encrypted database and move them there"
@@ -213,7 +227,7 @@ class EncryptedDriver(WrappingDriver):
         if isinstance(effect, Commit):
             ops = tuple(self._seal(effect.partition, op) for op in effect.ops)
             return cast("Effect[R]", replace(effect, ops=ops))
-        if isinstance(effect, Find) and (effect.holding or effect.bounds):
+        if isinstance(effect, FindItems):
             # Sealed bodies cannot be searched: the caller has to read and compare each.
             return cast("Effect[R]", replace(effect, holding=(), bounds=()))
         if isinstance(effect, Stage):
@@ -227,7 +241,7 @@ class EncryptedDriver(WrappingDriver):
         return op
 
     def _up(self, effect: Effect[R], answer: R) -> R:
-        if isinstance(effect, Find) and effect.index in ("items", "nearest"):
+        if isinstance(effect, FindItems | FindNearest):
             return cast(R, tuple(map(self._opened, cast("tuple[IndexHit, ...]", answer))))
         if not isinstance(effect, Fetch):
             return answer

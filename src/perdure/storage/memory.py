@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterable
+from operator import itemgetter
 from threading import RLock
 from typing import Any, TypeVar, cast
 
@@ -18,6 +19,8 @@ from perdure.model.ops import (
     Expectation,
     Fetch,
     Find,
+    FindRecords,
+    FindThreads,
     Get,
     IndexHit,
     Now,
@@ -28,7 +31,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import INDEXED, RESERVED, Key, Kind, Partition, Record
+from perdure.model.records import RESERVED, Key, Kind, Partition, Record
 from perdure.storage.port import Capabilities, CommitLimits
 
 SCHEMA_VERSION = 0
@@ -141,35 +144,29 @@ class MemoryDriver:
         partitions = sorted(
             p for p in self._partitions if effect.tenant in (None, p.tenant) and p != RESERVED
         )
-        if effect.index == "threads":
+        if isinstance(effect, FindThreads):
             named = [p for p in partitions if p.space == effect.space and p.thread.startswith(effect.prefix)]
             threads = [p for p in named if any(self._partitions[p].values())]
             start = 0 if effect.after is None else bisect_right(threads, effect.after)
             return [IndexHit(p) for p in threads[start : start + effect.limit]]
-        kind = INDEXED[effect.index]
-        out: list[IndexHit] = []
+        if not isinstance(effect, FindRecords):
+            raise TypeError(f"not a request to memory://: {type(effect).__name__}")
+        low, high = effect.span
+        out: list[tuple[Any, IndexHit]] = []
         for partition in partitions:
-            out.extend(
-                IndexHit(partition, Record(record.kind, record.key, record.fields))
-                for record in self._table(partition, kind).values()
-                if _is_indexed(record, effect)
-            )
-        if effect.index == "due":
-            out.sort(key=lambda found: found.record.fields["due_at"] if found.record else 0)
-        return out[: effect.limit]
+            for record in self._table(partition, effect.kind).values():
+                value = record.fields[effect.kind.index or ""]
+                if value is not None and value <= high and (low is None or value >= low):
+                    hint = Record(record.kind, record.key, record.fields)
+                    out.append((value, IndexHit(partition, hint)))
+        out.sort(key=itemgetter(0))
+        return [hit for _, hit in out[: effect.limit]]
 
 
 def _is_over(record: Record, now: int) -> bool:
     """Return True if a record of a kind that expires has expired."""
     until = record.fields[record.kind.index] if record.kind.expires and record.kind.index else None
     return until is not None and until <= now
-
-
-def _is_indexed(record: Record, effect: Find) -> bool:
-    value = record.fields[record.kind.index or ""]
-    if effect.index == "runs":
-        return bool(value == effect.value)
-    return value is not None and value <= effect.until and (effect.since is None or value >= effect.since)
 
 
 def _holds(record: Record | None, op: Op) -> bool:

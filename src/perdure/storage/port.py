@@ -41,7 +41,7 @@ class Notifier(Protocol):
 
 
 class ComparesVectors(Protocol):
-    """Comparison of vectors of the store's items by a backend, through ``Find("nearest")``.
+    """Comparison of vectors of the store's items by a backend, through ``FindNearest``.
 
     Attributes:
         dims_max: the length up to which vectors are compared.
@@ -83,8 +83,8 @@ class Capabilities:
     """What a driver offers beside the six requests, and what it costs.
 
     Attributes:
-        has_listing: it keeps a listing of threads, which ``Find("listed")`` reads.
-        searches_items: it orders and searches the store's items itself, by ``Find("items")``.
+        has_listing: it keeps a listing of threads, which ``FindListed`` reads.
+        searches_items: it orders and searches the store's items itself, by ``FindItems``.
         keeps_fields: it takes puts with ``keep``, so that their writer has to read nothing first.
         removes_expired: a service removes expired items of the store by itself, so that their entries in the
             search index are left for a search to remove.

@@ -12,7 +12,7 @@ from perdure.engine.checks.fsck_report import Damage, Finding
 from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.transact import Budget
 from perdure.errors import Contention
-from perdure.model.ops import Commit, Committed, Delete, Fetch, Find, Get, Put, Range
+from perdure.model.ops import Commit, Committed, Delete, Fetch, FindDue, Get, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import EPOCH, INBOX, LANE, OUTBOX, RUN, Kind
 from perdure.model.runs.messages import DEAD, SENT, WAITING
@@ -179,4 +179,4 @@ def test_a_repair_leaves_a_queue_as_it_is(queue: Queue) -> None:
     repaired = queue.run(repair(HERE, Digester(), Budget(1000, 1 << 20)))
     assert repaired.fixed == ()
     assert [finding.kind for finding in repaired.left] == [Damage.QUEUE]
-    assert queue.memory.perform(Find("due", None, until=queue.now + 1)) != ()
+    assert queue.memory.perform(FindDue(None, until=queue.now + 1)) != ()

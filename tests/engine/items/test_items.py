@@ -13,7 +13,7 @@ from perdure.engine.transact import Budget
 from perdure.errors import TooLarge, Unavailable
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
-from perdure.model.ops import Commit, Delete, Expect, Fetch, Find, Get, Put, Range
+from perdure.model.ops import Commit, Delete, Expect, Fetch, FindExpired, Get, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, ITEM, Record
 from perdure.model.store_items import Write, name_of, partition_of
@@ -81,9 +81,9 @@ def test_each_operation_costs_few_trips() -> None:
     assert watched.asked(lambda: store.get(HOME, "timed")) == ["Fetch", "Commit"]
     assert watched.asked(lambda: store.delete(HOME, "none")) == ["Fetch"]
     assert watched.asked(lambda: store.delete(HOME, "timed")) == ["Fetch", "Commit"]
-    assert watched.asked(lambda: store.search(HOME)) == ["Find", "Fetch"]
-    assert watched.asked(lambda: store.search(HOME, limit=1)) == ["Find", "Fetch"]
-    assert watched.asked(lambda: store.sweep_ttl()) == ["Find"]
+    assert watched.asked(lambda: store.search(HOME)) == ["FindThreads", "Fetch"]
+    assert watched.asked(lambda: store.search(HOME, limit=1)) == ["FindThreads", "Fetch"]
+    assert watched.asked(lambda: store.sweep_ttl()) == ["FindExpired"]
     gets: list[Op] = [GetOp(HOME, f"k{n}") for n in range(50)]
     assert watched.asked(lambda: store.batch(gets)) == ["Fetch"]
     puts: list[Op] = [PutOp(HOME, f"k{n}", {}) for n in range(50)]
@@ -171,7 +171,7 @@ def test_a_listing_reads_no_body_and_no_namespace_that_it_does_not_name() -> Non
     # Cut to one label, each root is looked into once and the rest of it is skipped.
     asked = watched.asked(lambda: store.list_namespaces(max_depth=1))
     assert asked.count("Fetch") == 2
-    assert asked.count("Find") <= 3
+    assert asked.count("FindThreads") <= 3
 
 
 def test_a_deep_page_reads_the_bodies_of_the_page_alone() -> None:
@@ -200,10 +200,10 @@ def test_a_rare_filter_is_one_look_where_the_database_can_tell_and_few_where_it_
             {"n": 2},
         ):
             found: list[Any] = []
-            assert watched.asked(lambda: found.extend(store.search(HOME, filter=rare))) == ["Find"]  # noqa: B023
+            assert watched.asked(lambda: found.extend(store.search(HOME, filter=rare))) == ["FindItems"]  # noqa: B023
             assert "k2" in keys(found)
             assert len(found) <= 3
-        assert watched.asked(lambda: store.search(HOME, filter={"in": {"n": 2}})) == ["Find"] * 4
+        assert watched.asked(lambda: store.search(HOME, filter={"in": {"n": 2}})) == ["FindItems"] * 4
 
 
 def test_a_refused_put_is_planned_anew_with_what_is_there_now() -> None:
@@ -312,7 +312,7 @@ def test_a_sweep_goes_on_until_nothing_is_due_and_stops_when_nothing_moves() -> 
     removed: list[int] = []
     asked = watched.asked(lambda: removed.append(watched.store.sweep_ttl()))
     assert removed == [1200]
-    assert asked.count("Find") == 3
+    assert asked.count("FindExpired") == 3
     assert all(
         isinstance(op, Delete) and (op.unchanged or op.kind is DOCUMENT)
         for e in watched.effects
@@ -324,7 +324,7 @@ def test_a_sweep_goes_on_until_nothing_is_due_and_stops_when_nothing_moves() -> 
         """Finds what was removed long ago, again and again."""
 
         def perform(self, effect: Any) -> Any:
-            if isinstance(effect, Find) and effect.index == "expired":
+            if isinstance(effect, FindExpired):
                 return hints
             return super().perform(effect)
 
@@ -332,7 +332,7 @@ def test_a_sweep_goes_on_until_nothing_is_due_and_stops_when_nothing_moves() -> 
     store = Backend(driver).store(clock=clock)
     store.batch([PutOp(HOME, f"k{n}", {}, ttl=1) for n in range(500)])
     clock.forward(2)
-    hints = MemoryDriver.perform(driver, Find("expired", "", until=clock(), limit=500))
+    hints = MemoryDriver.perform(driver, FindExpired("", until=clock(), limit=500))
     assert store.sweep_ttl() == 500
     assert store.sweep_ttl() == 0
 
@@ -343,7 +343,7 @@ def test_a_renewal_writes_only_what_moves() -> None:
     watched.store.put(HOME, "k", {}, ttl=5)
     watched.store.put(HOME, "never", {})
     clock.forward(1)
-    assert watched.asked(lambda: watched.store.search(HOME, limit=2)) == ["Find", "Fetch", "Commit"]
+    assert watched.asked(lambda: watched.store.search(HOME, limit=2)) == ["FindThreads", "Fetch", "Commit"]
     (commit,) = [e for e in watched.effects if isinstance(e, Commit)]
     assert [op.key for op in commit.ops] == [("k",)]
     assert watched.asked(lambda: there(watched.store.get(HOME, "k"))) == ["Fetch"], "its end did not move"

@@ -15,7 +15,7 @@ from perdure.engine.queue import crons
 from perdure.engine.queue.crons import MOST, Cron, Due
 from perdure.engine.retention import expiry, removal
 from perdure.errors import Corrupt, QueueFull
-from perdure.model.ops import Commit, Committed, Delete, Fetch, Find, Get, Put
+from perdure.model.ops import Commit, Committed, Delete, Fetch, FindDue, Get, Put
 from perdure.model.program import Effect, Program
 from perdure.model.records import DOCUMENT, GC, LANE, Partition
 from perdure.model.runs.queue import CRONS
@@ -42,7 +42,7 @@ def move(queue: Queue, name: str, due_at: int | None, between: Any = None) -> Cr
 
 def due_at(queue: Queue) -> int | None:
     """The time at which a worker finds the tenant's crons."""
-    found = queue.memory.perform(Find("due", None, until=1 << 60))
+    found = queue.memory.perform(FindDue(None, until=1 << 60))
     times = [hit.record.fields["due_at"] for hit in found if hit.record is not None]
     assert all(hit.partition == PLACE for hit in found)
     return times[0] if times else None

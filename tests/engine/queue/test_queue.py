@@ -13,7 +13,7 @@ from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.queue.runs import Ending, HeldRun, RememberedInbox
 from perdure.engine.retention import removal
 from perdure.errors import Corrupt, Fenced, NotFound, NotWaiting, QueueFull, RunInProgress, TooLarge
-from perdure.model.ops import Check, Commit, Delete, Find, Put
+from perdure.model.ops import Check, Commit, Delete, FindDue, Put
 from perdure.model.program import Effect
 from perdure.model.records import (
     DEDUPE,
@@ -101,11 +101,11 @@ def test_debounce_is_the_databases_to_tell(queue: Queue) -> None:
     queue.now += 99
     assert queue.claim() is None
     queue.accept("three", quiet=100, longest=250)
-    assert queue.memory.perform(Find("due", None, until=1249)) == ()
+    assert queue.memory.perform(FindDue(None, until=1249)) == ()
     queue.now = 1249
     assert queue.claim() is None
     queue.now = 1250
-    (found,) = queue.memory.perform(Find("due", "acme", until=queue.now))
+    (found,) = queue.memory.perform(FindDue("acme", until=queue.now))
     assert found.partition == HERE
     assert [m.payload for m in queue.held().messages] == ["one", "two", "three"]
 

@@ -13,7 +13,7 @@ from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.scheduled import Brought
 from perdure.engine.transact import ATTEMPTS, Budget
 from perdure.errors import Contention
-from perdure.model.ops import Commit, Committed, Find, Put
+from perdure.model.ops import Commit, Committed, FindDue, Put
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, INBOX, RUN
 from perdure.model.runs.messages import MESSAGE_MAX, WAITING, Message, dedupe_digest
@@ -198,7 +198,7 @@ def test_one_that_is_taken_back_leaves_its_thread_idle_at_once(queue: Queue, how
     assert queue.run(scheduled.withdraw(HERE, "late", how, queue.now, queue.fresh))
     assert queue.lane().due_at is None
     assert queue.lane().pending == 0
-    assert queue.memory.perform(Find("due", None, until=1 << 60)) == ()
+    assert queue.memory.perform(FindDue(None, until=1 << 60)) == ()
     (run,) = queue.rows(RUN)
     assert (run.key, run.fields["state"]) == (("late",), {"interrupt": "interrupted"}.get(how, "rolled_back"))
     assert queue.accept(key="k").is_duplicate

@@ -11,7 +11,7 @@ from perdure import admin
 from perdure.database.base import handle_of
 from perdure.engine.transfer.transfer import State
 from perdure.errors import Unavailable
-from perdure.model.ops import Find
+from perdure.model.ops import FindThreads
 from perdure.model.records import Partition
 from perdure.testing.faults import ALL, Fault, FaultyDriver, fail
 from tests.engine.transfer.test_transfer import assert_sound, database, grow, in_memory, is_absent
@@ -20,7 +20,7 @@ HERE = Partition("", "t")
 
 
 def threads(db: perdure.SyncDatabase) -> list[Partition]:
-    found = handle_of(db).driver.perform(Find("threads", None))
+    found = handle_of(db).driver.perform(FindThreads(None))
     return [hit.partition for hit in found if not is_absent(db, hit.partition)]
 
 

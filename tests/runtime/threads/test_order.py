@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from perdure.model.ops import Fetch, Find
+from perdure.model.ops import Fetch, FindListed
 from perdure.model.runs.lifecycle import Status
 from perdure.runtime import Runtime
 from perdure.runtime.threads.order import Order, SortBy
@@ -81,11 +81,11 @@ def test_a_page_far_down_is_read_without_those_above_it(talk: Talk) -> None:
             for n in range(300):
                 await threads.create(f"t{n:03}", {})
             fetched: set[str] = set()
-            searched: list[str] = []
+            searched: list[type] = []
 
             async def note(effect: Any) -> None:
-                if isinstance(effect, Find) and effect.index == "listed":
-                    searched.append(effect.index)
+                if isinstance(effect, FindListed):
+                    searched.append(type(effect))
                 if isinstance(effect, Fetch) and effect.partition.thread.startswith("t"):
                     fetched.add(effect.partition.thread)
 

@@ -21,7 +21,9 @@ from perdure.model.ops import (
     Committed,
     Delete,
     Fetch,
-    Find,
+    FindExpired,
+    FindItems,
+    FindThreads,
     Get,
     ItemPlace,
     Op,
@@ -159,9 +161,7 @@ def find(
     ``bounds``, page by page. Each page costs a pass over what comes after the one before, so pages grow as
     long as bodies are small.
     """
-    whole = Find(
-        "items", tenant, space=STORE, prefix=name_of(prefix), until=now, holding=holding, bounds=bounds
-    )
+    whole = FindItems(tenant, name_of(prefix), until=now, holding=holding, bounds=bounds)
     out: list[Hit[V]] = []
     if not limit:
         return out
@@ -328,7 +328,7 @@ def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
     """Remove expired items and return their count. An item renewed or written meanwhile stays."""
     removed = 0
     while True:
-        found = yield from ask(Find("expired", tenant, limit=_EXPIRED, until=now))
+        found = yield from ask(FindExpired(tenant, limit=_EXPIRED, until=now))
         due: dict[Partition, list[tuple[Op, ...]]] = {}
         for hint in found:
             if hint.record is not None and is_over(hint.record, now):
@@ -359,7 +359,7 @@ def _each(partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget,
 def _names(tenant: str | None, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:
     """Return a page of the namespaces within a prefix; each may be empty."""
     name = name_of(prefix)
-    find = Find("threads", tenant, after=after, limit=_NAMES, space=STORE, prefix=name)
+    find = FindThreads(tenant, after=after, limit=_NAMES, space=STORE, prefix=name)
     return [found.partition for found in (yield from ask(find))]
 
 

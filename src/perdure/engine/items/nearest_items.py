@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from perdure.engine.items import search_index
 from perdure.engine.items.items import Hit
-from perdure.model.ops import Fetch, Find, Get, IndexHit
+from perdure.model.ops import Fetch, FindNearest, Get, IndexHit
 from perdure.model.program import Program, ask
 from perdure.model.records import ITEM, Key, Partition, Record
 from perdure.model.store_items import Labels, is_over, labels_of
@@ -131,7 +131,7 @@ def _has_moved(ranked_by: Mapping[Partition, int | None]) -> Program[bool]:
 
 
 def nearest_stored(
-    find: Find,
+    find: FindNearest,
     judge: Callable[[Labels, Record], V | None],
     *,
     offset: int,

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from perdure.engine.transact import ATTEMPTS
-from perdure.model.ops import Commit, Committed, Fetch, Find, Get, Now
+from perdure.model.ops import Commit, Committed, Fetch, FindDue, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, Partition
 from perdure.model.runs.queue import Lane
@@ -25,7 +25,7 @@ def end(owners: Collection[str], tenant: str | None, ttl: int) -> Program[int]:
     """
     now = yield from ask(Now())
     # A process knows the database's time to half the time of an answer: its lease may end a little later.
-    find = Find("due", tenant, since=now, until=now + 2 * ttl, limit=_PAGE)
+    find = FindDue(tenant, since=now, until=now + 2 * ttl, limit=_PAGE)
     seen: set[tuple[Partition, str]] = set()
     ended = 0
     while True:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from perdure.engine.queue.inbox import readable
-from perdure.model.ops import Fetch, Find, Get, IndexHit, Now, Range
+from perdure.model.ops import Fetch, FindDue, Get, IndexHit, Now, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition, Record
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
@@ -71,7 +71,7 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
     since: int | None = None
     limit = _PAGE
     while True:
-        find = Find("due", tenant, until=now + _AHEAD, since=since, limit=limit)
+        find = FindDue(tenant, until=now + _AHEAD, since=since, limit=limit)
         page = yield from ask(find)
         for found, name in _find_unseen(page, seen):
             if len(seen) >= most:

@@ -34,7 +34,8 @@ from perdure.model.ops import (
     Drop,
     Expect,
     Fetch,
-    Find,
+    FindRuns,
+    FindThreads,
     Get,
     Op,
     Put,
@@ -104,7 +105,7 @@ def all_partitions(tenant: str | None, space: str) -> Program[list[Partition]]:
     out: list[Partition] = []
     while True:
         after = out[-1] if out else None
-        found = yield from ask(Find("threads", tenant, after=after, limit=_PAGE, space=space))
+        found = yield from ask(FindThreads(tenant, after=after, limit=_PAGE, space=space))
         out.extend(f.partition for f in found)
         if len(found) < _PAGE:
             return out
@@ -174,12 +175,12 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
     refused: CannotTakeBack | None = None
     without: set[str] = set()
     for run_id in runs:
-        if not (yield from ask(Find("runs", tenant, run_id, limit=1))):
+        if not (yield from ask(FindRuns(tenant, run_id, limit=1))):
             without.add(run_id)
     for run_id in run_ids:
         while True:
             # Removed checkpoints are not found again, so the next page is the first one of the rest.
-            found = yield from ask(Find("runs", tenant, run_id, limit=_PAGE))
+            found = yield from ask(FindRuns(tenant, run_id, limit=_PAGE))
             new = dict.fromkeys(f.partition for f in found if f.partition not in done)
             for partition in new:
                 try:

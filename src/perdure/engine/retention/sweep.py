@@ -23,7 +23,7 @@ from perdure.engine.threads.undisturbed import undisturbed
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.ops import Check, Commit, Expect, Fetch, Find, Range
+from perdure.model.ops import Check, Commit, Expect, Fetch, FindThreads, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import (
     BLOB,
@@ -264,7 +264,7 @@ def step(
         return replace(state, owner="", until=0, finished_at=clocks.database, last=state.swept), []
     if len(state.left) >= _OPEN_MAX and tenant not in state.left:
         quantum = max(quantum, _PAGE)
-    found = yield from ask(Find("threads", tenant, after=after, limit=quantum))
+    found = yield from ask(FindThreads(tenant, after=after, limit=quantum))
     swept, failures = state.swept, list[Failure]()
     for hit in found:
         if terms.ttl is not None and swept.expired >= terms.ttl.sweep_limit:
@@ -313,7 +313,7 @@ def _tenant_after(position: str | None, only: str | None) -> Program[str | None]
     if only is not None:
         return only if position is None else None
     after = None if position is None else Partition(position, _LAST)
-    found = yield from ask(Find("threads", None, after=after, limit=1))
+    found = yield from ask(FindThreads(None, after=after, limit=1))
     return found[0].partition.tenant if found else None
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from perdure.engine.threads import history
 from perdure.engine.threads.thread_state import refuse_headless
 from perdure.model.heads import ROOT
-from perdure.model.ops import Fetch, Find, Get, Range
+from perdure.model.ops import Fetch, FindThreads, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, Partition
 
@@ -86,7 +86,7 @@ class Merge:
             self._lines = sorted((yield from self._lines_of(self.thread)), key=lambda line: line.first)
             return
         after: Partition | None = None
-        while page := (yield from ask(Find("threads", self.tenant, after=after, limit=_THREADS))):
+        while page := (yield from ask(FindThreads(self.tenant, after=after, limit=_THREADS))):
             for found in page:
                 self._lines += yield from self._lines_of(found.partition)
             self._lines.sort(key=lambda line: line.first)

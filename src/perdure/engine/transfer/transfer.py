@@ -38,7 +38,7 @@ from perdure.model.ops import (
     Drop,
     Expect,
     Fetch,
-    Find,
+    FindThreads,
     Get,
     Now,
     Op,
@@ -310,7 +310,7 @@ def _drop_replaced(target: Partition) -> Program[None]:
     """Remove the copies of earlier threads of a name, whose replacement has arrived. Others whose names
     begin like theirs are kept."""
     begin = f"{target.thread} (replaced "
-    for hit in (yield from ask(Find("threads", target.tenant, prefix=begin))):
+    for hit in (yield from ask(FindThreads(target.tenant, prefix=begin))):
         if _OF_COPY.fullmatch(hit.partition.thread[len(begin) :]):
             yield from ask(Drop(hit.partition))
 

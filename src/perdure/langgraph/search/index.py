@@ -8,7 +8,6 @@ of texts are compared only where that is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from logging import getLogger
@@ -31,9 +30,9 @@ from perdure.langgraph.search.ranking import RankedQuery, ranked
 from perdure.langgraph.search.segments import Distance, IndexedItem, numpy
 from perdure.langgraph.search.terms import TermExtractor
 from perdure.model.arguments import refuse_text
-from perdure.model.ops import Find, NearQuery
+from perdure.model.ops import FindNearest, FindOutdated
 from perdure.model.program import Program, ask
-from perdure.model.records import STORE, Partition
+from perdure.model.records import Partition
 from perdure.model.store_items import labels_of, name_of
 from perdure.model.values.json_values import unpack
 from perdure.storage.port import Driver
@@ -229,26 +228,19 @@ class SearchIndex:
         vectors = driver.capabilities.vectors if self.is_stored_in(driver) else None
         return 0 if vectors is None or isinstance(vectors, str) else vectors.prepare(self._dims)
 
-    def request(self, tenant: str, op: SearchOp, now: int, embedded: Embedded) -> Program[Find]:
+    def request(self, tenant: str, op: SearchOp, now: int, embedded: Embedded) -> Program[FindNearest]:
         """Return the request for the items nearest to the query, for a database that compares the vectors.
 
         Raises:
             ReindexRequired: Items were indexed by another model.
         """
         vector = numpy().asarray(embedded.queries[op.query or ""], dtype="<f4")
-        find = Find(
-            "nearest",
-            tenant,
-            space=STORE,
-            prefix=name_of(tuple(op.namespace_prefix)),
-            until=now,
-            near=NearQuery(vector.tobytes(), tuple(sorted(self._marks.values()))),
-        )
-        outdated = yield from ask(replace(find, index="outdated", limit=_OUTDATED))
+        prefix, models = name_of(tuple(op.namespace_prefix)), tuple(sorted(self._marks.values()))
+        outdated = yield from ask(FindOutdated(tenant, prefix, models, limit=_OUTDATED))
         if outdated:
             partition = outdated[0].partition
             raise self._reindex_required(partition, sum(hit.partition == partition for hit in outdated))
-        return find
+        return FindNearest(tenant, prefix, now, vector.tobytes(), models)
 
     def candidates(
         self, driver: Driver, tenant: str, op: SearchOp, embedded: Embedded

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.documents import Document
 from perdure.errors import Corrupt
-from perdure.model.ops import Fetch, Find, Now, Range
+from perdure.model.ops import Fetch, FindDue, FindListed, Now, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT
 from perdure.model.runs.queue import IN, LATER, OUT
@@ -56,7 +56,7 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
     is_listed_whole = True
     if database.has_listing:
         for name, status in (("failed", "error"), ("interrupted", "interrupted")):
-            hits = await database.arun(ask(Find("listed", tenant, status, limit=_LISTED_MAX)))
+            hits = await database.arun(ask(FindListed(tenant, status=status, limit=_LISTED_MAX)))
             threads[name] = len(hits)
             is_listed_whole = is_listed_whole and len(hits) < _LISTED_MAX
     are_whole = all(len(found) < _DOCUMENTS_MAX for found in documents.values())
@@ -73,7 +73,7 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
 
 
 def _queue(tenant: str, now: int) -> Program[tuple[dict[str, Any], bool]]:
-    hits = yield from ask(Find("due", tenant, until=now + _AHEAD_US, limit=_DUE_MAX))
+    hits = yield from ask(FindDue(tenant, until=now + _AHEAD_US, limit=_DUE_MAX))
     due = [(hit.record.key[0], hit.record.fields["due_at"]) for hit in hits if hit.record is not None]
     waiting = [at for name, at in due if name == IN and at <= now]
     names = Counter(name for name, _ in due)

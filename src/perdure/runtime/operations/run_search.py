@@ -17,7 +17,7 @@ from perdure.engine.queue.retries import repetition_key
 from perdure.errors import Corrupt, NotFound
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT
-from perdure.model.ops import Fetch, Find, Get, Range
+from perdure.model.ops import Fetch, FindRuns, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, RUN, Partition, Record
 from perdure.model.runs.lifecycle import may_retry
@@ -263,7 +263,7 @@ async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> R
     """
     database, tenant = walk.database, walk.tenant
     if thread_id is None:
-        for hit in await database.arun(ask(Find("runs", tenant, value=run_id, limit=1))):
+        for hit in await database.arun(ask(FindRuns(tenant, run_id, limit=1))):
             thread_id = hit.partition.thread
     if thread_id is None:
         thread_id = await _thread_of(walk, run_id)

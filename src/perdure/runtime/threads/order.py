@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
-from perdure.model.ops import Find, IndexHit, ListedThread
+from perdure.model.ops import FindListed, FindThreads, IndexHit, ListedThread
 from perdure.model.program import ask
 from perdure.model.records import INTERNAL, Partition
 from perdure.model.runs.lifecycle import Status
@@ -99,7 +99,7 @@ async def _size(database: DatabaseHandle, tenant: str, status: str) -> int:
     """Return the number of rows in the listing, found by bisection over the offset."""
 
     async def has_more(skip: int) -> bool:
-        return bool(await database.arun(ask(Find("listed", tenant, status, skip=skip, limit=1))))
+        return bool(await database.arun(ask(FindListed(tenant, status=status, skip=skip, limit=1))))
 
     low, high = 0, 1
     while await has_more(high - 1):
@@ -167,7 +167,7 @@ async def _pages(
     first, back = skip, 1
     seen: dict[Partition, int] = {}
     while True:
-        find = Find("listed", tenant, status, by=by, reverse=order.descending, skip=skip, limit=size)
+        find = FindListed(tenant, status=status, by=by, reverse=order.descending, skip=skip, limit=size)
         hits = await database.arun(ask(find))
         page = [SortedThread(found.partition, found.listed) for found in hits if found.listed is not None]
         if skip > first and not (page and seen.get(page[0].partition) == getattr(page[0].listed, by)):
@@ -189,7 +189,7 @@ async def _scan(database: DatabaseHandle, tenant: str) -> AsyncIterator[SortedTh
     after: Partition | None = None
     page: tuple[IndexHit, ...] = ()
     while after is None or len(page) == _PAGE:
-        page = await database.arun(ask(Find("threads", tenant, after=after, limit=_PAGE)))
+        page = await database.arun(ask(FindThreads(tenant, after=after, limit=_PAGE)))
         if not page:
             return
         after = page[-1].partition

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting
-from perdure.model.ops import Find
+from perdure.model.ops import FindThreads
 from perdure.model.program import ask
 from perdure.model.records import Partition
 from perdure.runtime.threads.index import Sees
@@ -81,7 +81,7 @@ async def walk(
     while True:
         start = Partition(tenant, after) if after else None
         size = min(left, _SKIPPED_PAGE) or _PAGE
-        find = Find("threads", tenant, after=start, limit=size, prefix=prefix)
+        find = FindThreads(tenant, after=start, limit=size, prefix=prefix)
         hits = await database.arun(ask(find))
         skipped = min(left, len(hits))
         left -= skipped

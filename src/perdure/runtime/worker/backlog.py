@@ -14,7 +14,7 @@ from itertools import chain, islice
 from typing import Literal, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
-from perdure.model.ops import Find
+from perdure.model.ops import FindDue
 from perdure.model.program import ask
 from perdure.runtime.worker.fairness import Due, in_turn
 
@@ -129,7 +129,7 @@ class Backlog:
         is read, or ``None`` after the last page."""
         limit = _PAGE
         while True:
-            find = Find("due", self._tenant, until=now + _AHEAD_US, since=since, limit=limit)
+            find = FindDue(self._tenant, until=now + _AHEAD_US, since=since, limit=limit)
             page = [f for f in await self._database.arun(ask(find)) if f.record is not None]
             times = [found.record.fields["due_at"] for found in page if found.record is not None]
             if len(page) < limit or times[0] < times[-1]:

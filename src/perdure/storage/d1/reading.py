@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.ops import Bound, Find, Get, IndexHit, Range
-from perdure.model.records import INDEXED, ITEM, Kind, Partition, Record
+from perdure.model.ops import (
+    Bound,
+    Find,
+    FindItems,
+    FindListed,
+    FindRecords,
+    FindThreads,
+    Get,
+    IndexHit,
+    Range,
+)
+from perdure.model.records import ITEM, Kind, Partition, Record
 from perdure.storage.d1.columns import (
     CATALOGUE,
     PARTITION,
@@ -23,8 +33,8 @@ from perdure.storage.d1.columns import (
     values_of,
 )
 from perdure.storage.sql import compile as sql
-from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
-from perdure.storage.sql.schema import table
+from perdure.storage.sql import searches
+from perdure.storage.sql.schema import PREFIX, table
 
 DROPPED = "dropped"
 """The space to which a dropped partition is moved, where it is never read, until its rows are gone."""
@@ -140,41 +150,35 @@ def _ordered_sql(
 
 
 def find(effect: Find) -> Statement:
-    """Return the statement of a find."""
-    if effect.index == "threads":
-        text, parameters = sql.select_threads(effect, CATALOGUE)
-        return text, tuple(str(p) for p in parameters)
-    if effect.index == "listed":
-        text, parameters = sql.select_listed(effect, CATALOGUE)
-        return text, tuple(str(p) for p in parameters)
-    if effect.index == "items":
-        return _items(effect)
-    kind = INDEXED[effect.index]
-    column = next(c for c in kind.fields if c.name == kind.index)
-    sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", str(effect.until))
-    text = (
-        f"SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2, {output((*kind.key, *kind.fields))}"
-        f" FROM {table(kind)} AS x JOIN {CATALOGUE} AS p ON p.pk = x.t"
-        f" WHERE x.{kind.index} {sign} {from_parameter(column, 1)} AND (?2 IS NULL OR p.tenant = ?2)"
-        f" AND p.space <> '{DROPPED}'"
-        f"{'' if effect.since is None else f' AND x.{kind.index} >= CAST(?4 AS INTEGER)'}"
-        f" ORDER BY x.{kind.index} LIMIT CAST(?3 AS INTEGER)"
-    )
-    since = () if effect.since is None else (str(effect.since),)
-    return text, (value, effect.tenant, str(effect.limit), *since)
-
-
-def _items(effect: Find) -> Statement:
-    """Return the statement of a find of items. All parameters are sent as text."""
-    parameters: list[str] = []
-
-    def text(value: str) -> str:
-        parameters.append(value)
-        return f"?{len(parameters)}"
+    """Return the statement of a find. All parameters are sent as text."""
+    parameters = sql.Parameters()
+    text = parameters.bind
+    tables = CATALOGUE, f"{PREFIX}listing"
 
     def bind(value: str | int) -> str:
         return text(value) if isinstance(value, str) else f"CAST({text(str(value))} AS INTEGER)"
 
+    if isinstance(effect, FindThreads):
+        query = searches.select_threads(effect, *tables, bind)
+    elif isinstance(effect, FindListed):
+        query = searches.select_listed(effect, *tables, bind)
+    elif isinstance(effect, FindItems):
+        query = _items(effect, text, bind)
+    elif isinstance(effect, FindRecords):
+        kind, tenant = effect.kind, text(effect.tenant)
+        query = (
+            f"SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2, {output((*kind.key, *kind.fields))}"
+            f" FROM {table(kind)} AS x JOIN {CATALOGUE} AS p ON p.pk = x.t"
+            f" WHERE {sql.within_span(f'x.{kind.index}', *effect.span, bind)}"
+            f" AND ({tenant} IS NULL OR p.tenant = {tenant}) AND p.space <> '{DROPPED}'"
+            f" ORDER BY x.{kind.index} LIMIT {bind(effect.limit)}"
+        )
+    else:
+        raise TypeError(f"not a request to D1: {type(effect).__name__}")
+    return query, tuple(parameters)
+
+
+def _items(effect: FindItems, text: Callable[[str], str], bind: Callable[[str | int], str]) -> str:
     def within(bound: Bound) -> str:
         limit = text(str(bound.limit))
         return sql.keeps(bound, "i.body", limit if isinstance(bound.limit, str) else f"CAST({limit} AS REAL)")
@@ -182,37 +186,28 @@ def _items(effect: Find) -> Statement:
     def holds(part: bytes) -> str:
         return f"instr(i.body, unhex({text(part.hex())})) > 0"
 
-    where = item_conditions(effect, ItemSyntax(bind, holds, within))
-    query = (
+    where = searches.item_conditions(effect, searches.ItemSyntax(bind, holds, within))
+    return (
         "SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2,"
         f" {output(columns_of(ITEM, bodies=True), alias='i')} FROM {CATALOGUE} AS p"
         f" JOIN {table(ITEM)} AS i ON i.t = p.pk WHERE {where}"
-        f" ORDER BY {ORDER} LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
+        f" ORDER BY {searches.ORDER} LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
     )
-    return query, tuple(parameters)
 
 
 def found(effect: Find, rows: Rows) -> tuple[IndexHit, ...]:
     """Return the answer of a find."""
-    if effect.index in ("threads", "listed"):
+    if not isinstance(effect, FindRecords | FindItems):
         return tuple(map(sql.found, rows))
-    if effect.index == "items":
-        columns = columns_of(ITEM, bodies=True)
-        at = [Partition(*row[: len(Partition._fields)]) for row in rows]
-        return tuple(
-            IndexHit(partition, sql.record(ITEM, values_of(columns, row[len(partition) :]), partition))
-            for partition, row in zip(at, rows, strict=True)
-        )
-    kind = INDEXED[effect.index]
-    columns = (*kind.key, *kind.fields)
     own = len(Partition._fields)
-    return tuple(
-        IndexHit(
-            Partition(*row[:own]),
-            sql.hint(kind, values_of(columns, row[own:])),
-        )
-        for row in rows
-    )
+    at = [Partition(*row[:own]) for row in rows]
+    if isinstance(effect, FindItems):
+        columns = columns_of(ITEM, bodies=True)
+        found = (sql.record(ITEM, values_of(columns, row[own:]), p) for p, row in zip(at, rows, strict=True))
+    else:
+        kind = effect.kind
+        found = (sql.hint(kind, values_of((*kind.key, *kind.fields), row[own:])) for row in rows)
+    return tuple(map(IndexHit, at, found))
 
 
 def now() -> Statement:

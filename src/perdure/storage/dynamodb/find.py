@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Iterable
 from itertools import islice
 
-from perdure.model.ops import Find, IndexHit
-from perdure.model.records import INDEXED, Kind, Partition
+from perdure.model.ops import Find, FindDue, FindExpired, FindRuns, FindThreads, IndexHit
+from perdure.model.records import Partition
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.items import Item
 from perdure.storage.dynamodb.reading import Reader, is_past
@@ -23,31 +23,35 @@ _PAGE = 250
 
 
 def find(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
-    if effect.index == "threads":
+    if isinstance(effect, FindThreads):
         return _threads(reader, effect)
-    kind = INDEXED[effect.index]
-    if kind.expires:
+    if isinstance(effect, FindRuns):
+        return _runs(reader, effect)
+    if isinstance(effect, FindDue):
+        return _due(reader, effect)
+    if isinstance(effect, FindExpired):
         # The service removes them itself.
         return ()
-    return _due(reader, effect, kind) if effect.index == "due" else _find_named(reader, effect, kind)
+    raise TypeError(f"not a request to DynamoDB: {type(effect).__name__}")
 
 
-def _find_named(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
-    """Find records by the text in their indexed field."""
-    g = items.run_entry(kind, effect.value)
+def _runs(reader: Reader, effect: FindRuns) -> tuple[IndexHit, ...]:
+    g = items.run_entry(effect.kind, effect.run_id)
     low, high = b"\x00", b"\xff"
     if effect.tenant is not None:
         low = high = items.tenant_entry(effect.tenant)
     rows = reader.query(g, low, high, limit=effect.limit, select=_INDEX, names=("g", "h"))
     own = (row for row in rows if effect.tenant in (None, items.partition_of(row).tenant))
     return tuple(
-        IndexHit(items.partition_of(row), items.record_of(kind, row)) for row in islice(own, effect.limit)
+        IndexHit(items.partition_of(row), items.record_of(effect.kind, row))
+        for row in islice(own, effect.limit)
     )
 
 
-def _due(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
-    """Find records by the time in their indexed field. The entries of all tenants are in one order: for one
-    tenant they are read page by page, from the start, until enough are its own."""
+def _due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
+    """Find queue records. The entries of all tenants are in one order: for one tenant they are read page by
+    page, from the start, until enough are its own."""
+    kind = effect.kind
     low = b"\x00" if effect.since is None else items.due_from(effect.since)
     high = items.due_until(effect.until)
     limit = effect.limit if effect.tenant is None else max(effect.limit, _PAGE)
@@ -67,7 +71,7 @@ def _due(reader: Reader, effect: Find, kind: Kind) -> tuple[IndexHit, ...]:
     return tuple(found for _, found in islice(merged, effect.limit))
 
 
-def _threads(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
+def _threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
     prefix = items.catalogue_order(effect.tenant, effect.prefix)
     edge = None
     if effect.after is not None:

@@ -21,12 +21,16 @@ from perdure.model.ops import (
     Drop,
     Fetch,
     Find,
+    FindItems,
+    FindNearest,
+    FindOutdated,
+    FindRecords,
     IndexHit,
     Now,
     Refused,
 )
 from perdure.model.program import Effect
-from perdure.model.records import INDEXED, ITEM, Partition, Record
+from perdure.model.records import ITEM, Partition, Record
 from perdure.storage.batching import Batcher, PendingRequest, company_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.notify import ServerNotifier
@@ -348,8 +352,17 @@ class PostgresDriver:
         )
 
     def _find(self, effect: Find) -> tuple[IndexHit, ...]:
-        of_vectors = self._vectors if effect.index in ("nearest", "outdated") else None
+        of_vectors = self._vectors if isinstance(effect, FindNearest | FindOutdated) else None
         statement, values = (of_vectors or self._sql).find(effect)
+
+        def hit(at: Partition, row: Sequence[bytes | None]) -> IndexHit:
+            if of_vectors is not None:
+                return of_vectors.hit(at, row)
+            if isinstance(effect, FindItems):
+                return IndexHit(at, codec.whole_record(ITEM, row))
+            if isinstance(effect, FindRecords):
+                return IndexHit(at, codec.clear_record(effect.kind, row))
+            return IndexHit(at, None, codec.listed(row))
 
         def unpack(result: pq.abc.PGresult) -> tuple[IndexHit, ...]:
             own = len(Partition._fields)
@@ -357,23 +370,9 @@ class PostgresDriver:
                 [result.get_value(row, column) for column in range(result.nfields)]
                 for row in range(result.ntuples)
             ]
-            at = [Partition(*(codec.unescaped((v or b"").decode()) for v in row[:own])) for row in rows]
-            if of_vectors is not None:
-                return tuple(of_vectors.hit(p, row[own:]) for p, row in zip(at, rows, strict=True))
-            if effect.index == "items":
-                return tuple(
-                    IndexHit(partition, codec.whole_record(ITEM, row[own:]))
-                    for partition, row in zip(at, rows, strict=True)
-                )
-            if effect.index in ("threads", "listed"):
-                return tuple(
-                    IndexHit(partition, None, codec.listed(row[own:]))
-                    for partition, row in zip(at, rows, strict=True)
-                )
-            kind = INDEXED[effect.index]
             return tuple(
-                IndexHit(partition, codec.clear_record(kind, row[own:]))
-                for partition, row in zip(at, rows, strict=True)
+                hit(Partition(*(codec.unescaped((v or b"").decode()) for v in row[:own])), row[own:])
+                for row in rows
             )
 
         def once() -> tuple[IndexHit, ...]:

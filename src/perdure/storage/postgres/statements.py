@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import cast
 
-from perdure.model.ops import Find
-from perdure.model.records import INDEXED, INTERNAL, INTERNAL_END, ITEM, LANE, RESERVED
+from perdure.model.ops import Find, FindItems, FindListed, FindRecords, FindThreads
+from perdure.model.records import INDEXED, ITEM, LANE
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.functions import NOW
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
 from perdure.storage.postgres.url import PostgresUrl
-from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
-from perdure.storage.sql.listing import NOT_IDLE
+from perdure.storage.sql import searches
 
 _TEXT, _BIGINT, _BYTEA = 25, 20, 17
 _TYPES = {str: _TEXT, int: _BIGINT, bytes: _BYTEA}
-_LISTED = "p.tenant, p.thread, p.space, l.created_at, l.updated_at, l.status"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +38,12 @@ class Statements:
         self.fetch = call(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", codec.ARRAYS)
         texts = (_TEXT, _TEXT, _TEXT, _BIGINT, _BIGINT)
         self._found = {
-            index: call(
+            kind: call(
                 f"SELECT * FROM {schema}.{index}_{version}($1, $2, $3)",
                 (_TEXT if index == "runs" else _BIGINT, _BIGINT, _TEXT),
                 binary=False,
             )
-            for index in INDEXED
+            for index, kind in INDEXED.items()
         }
         columns = ", ".join(f"r.{column.name}" for column in (*LANE.key, *LANE.fields))
         self._since = call(
@@ -68,79 +65,39 @@ class Statements:
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
         """Return the statement of a ``Find`` and its parameters, as text."""
-        if effect.index == "threads":
-            return self._threads(effect)
-        if effect.index == "listed":
-            return self._find_listed(effect)
-        if effect.index == "items":
-            return self._items(effect)
-        value = effect.value if effect.index == "runs" else effect.until
-        tenant = None if effect.tenant is None else sent(effect.tenant)
-        if effect.since is not None:
-            return self._since, [sent(value), sent(effect.limit), tenant, sent(effect.since)]
-        return self._found[effect.index], [sent(value), sent(effect.limit), tenant]
-
-    def _threads(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
-        where, parameters = ["p.space = $1"], cast("list[str | int | bytes]", [effect.space])
-
-        def add(condition: str, *values: str) -> None:
-            numbers = [f"${len(parameters) + n}" for n in range(1, len(values) + 1)]
-            where.append(condition.format(*numbers))
-            parameters.extend(values)
-
-        after = effect.after
-        if effect.tenant is not None:
-            add("p.tenant = {}", effect.tenant)
-            if after is not None:
-                add("p.thread > {}", after.thread)
-        elif after is not None:
-            add("(p.tenant, p.thread) > ({}, {})", after.tenant, after.thread)
-        if effect.prefix:
-            add("p.thread >= {} AND p.thread < {}", effect.prefix, effect.prefix_end)
-        if effect.space == RESERVED.space:
-            where.append("NOT (p.tenant = '' AND p.thread = '')")
-        parameters.append(effect.limit)
-        return _call(
-            f"SELECT {_LISTED} FROM {self._schema}.thread p"
-            f" LEFT JOIN {self._schema}.listing l ON l.t = p.pk WHERE {' AND '.join(where)}"
-            f" ORDER BY p.space, p.tenant, p.thread LIMIT ${len(parameters)}",
-            parameters,
-        )
-
-    def _find_listed(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
-        where = ["l.tenant = $1", "NOT (p.thread >= $2 AND p.thread < $3)"]
-        parameters = cast("list[str | int | bytes]", [effect.tenant, INTERNAL, INTERNAL_END])
-        if effect.value:
-            where.append("l.status = $4")
-            parameters.append(effect.value)
-            if effect.value != "idle":
-                # So that the server knows that the index has these rows.
-                where.append(f"l.{NOT_IDLE}")
-        parameters += [effect.limit, effect.skip]
-        direction, last = "DESC" if effect.reverse else "ASC", len(parameters)
-        return _call(
-            f"SELECT {_LISTED} FROM {self._schema}.listing l JOIN {self._schema}.thread p ON p.pk = l.t"
-            f" WHERE {' AND '.join(where)} ORDER BY l.{effect.by} {direction}, l.t {direction}"
-            f" LIMIT ${last - 1} OFFSET ${last}",
-            parameters,
-        )
-
-    def _items(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
+        if isinstance(effect, FindRecords):
+            low, high = effect.span
+            tenant = None if effect.tenant is None else sent(effect.tenant)
+            values = [sent(high), sent(effect.limit), tenant]
+            if low in (None, high):
+                return self._found[effect.kind], values
+            return self._since, [*values, sent(low)]
         parameters: list[str | int | bytes] = []
 
         def bind(value: str | int | bytes) -> str:
             parameters.append(value)
             return f"${len(parameters)}"
 
-        where = item_conditions(
-            effect, ItemSyntax(bind, holds=lambda part: f"position({bind(part)} IN i.body) > 0")
-        )
+        tables = f"{self._schema}.thread", f"{self._schema}.listing"
+        if isinstance(effect, FindThreads):
+            sql = searches.select_threads(effect, *tables, bind)
+        elif isinstance(effect, FindListed):
+            sql = searches.select_listed(effect, *tables, bind)
+        elif isinstance(effect, FindItems):
+            sql = self._items(effect, bind)
+        else:
+            raise TypeError(f"not a request to PostgreSQL: {type(effect).__name__}")
+        types = tuple(_TYPES[type(p)] for p in parameters)
+        return call(sql, types, binary=False), [sent(p) for p in parameters]
+
+    def _items(self, effect: FindItems, bind: Callable[[str | int | bytes], str]) -> str:
+        syntax = searches.ItemSyntax(bind, holds=lambda part: f"position({bind(part)} IN i.body) > 0")
+        where = searches.item_conditions(effect, syntax)
         columns = ", ".join(f"i.{name}" for name in ITEM.columns())
-        return _call(
+        return (
             f"SELECT p.tenant, p.thread, p.space, {columns} FROM {self._schema}.thread p"
-            f" JOIN {self._schema}.item i ON i.t = p.pk WHERE {where} ORDER BY {ORDER}"
-            f" LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}",
-            parameters,
+            f" JOIN {self._schema}.item i ON i.t = p.pk WHERE {where} ORDER BY {searches.ORDER}"
+            f" LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
         )
 
 
@@ -148,11 +105,6 @@ def call(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement:
     """Return a statement, under a name of its own."""
     name = f"perdure_{sha256(sql.encode()).hexdigest()[:16]}"
     return Statement(name.encode(), sql.encode(), types, binary)
-
-
-def _call(sql: str, parameters: Sequence[str | int | bytes]) -> tuple[Statement, list[bytes | None]]:
-    types = tuple(_TYPES[type(p)] for p in parameters)
-    return call(sql, types, binary=False), [sent(p) for p in parameters]
 
 
 def sent(value: str | int | bytes) -> bytes:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import psycopg
 
 from perdure.errors import Unavailable
-from perdure.model.ops import Find, IndexHit, RankedItem
+from perdure.model.ops import Find, FindNearest, FindOutdated, IndexHit, RankedItem, end_of
 from perdure.model.records import ITEM, STORE, Partition
 from perdure.storage.postgres import codec, vector_rows
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
@@ -96,15 +96,14 @@ class VectorSearch:
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
         """Return the statement of a ``Find`` by vectors and its parameters, as text."""
-        query = effect.near
-        if query is None or effect.tenant is None:
-            raise TypeError(f"find {effect.index!r} needs a tenant and a query")
-        where: list[bytes | None] = [sent(effect.tenant), sent(effect.prefix), sent(effect.prefix_end)]
-        if effect.index == "outdated":
-            models = sorted(query.models)
+        if not isinstance(effect, FindNearest | FindOutdated) or effect.tenant is None:
+            raise TypeError(f"{type(effect).__name__} is not a request of one tenant for vectors")
+        where: list[bytes | None] = [sent(effect.tenant), sent(effect.prefix), sent(end_of(effect.prefix))]
+        if isinstance(effect, FindOutdated):
+            models = sorted(effect.models)
             return self._outdated, [*where, sent(models[0]), sent(models[-1]), sent(effect.limit)]
-        numbers = struct.unpack(f"<{len(query.vector) // 4}f", query.vector)
-        models_sent = ",".join(f'"\\\\x{model.hex()}"' for model in query.models)
+        numbers = struct.unpack(f"<{len(effect.vector) // 4}f", effect.vector)
+        models_sent = ",".join(f'"\\\\x{model.hex()}"' for model in effect.models)
         exact = _ANY if effect.exact or not self._extension.has_graphs else EXACT_MOST
         return self._nearest, [
             *where,

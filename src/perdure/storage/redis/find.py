@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure.model.ops import Find, IndexHit
-from perdure.model.records import INDEXED
+from perdure.model.ops import Find, FindRecords, FindThreads, IndexHit
 from perdure.storage.kv.keys import decode_partition, encode_partition, encode_text, shape, successor
 from perdure.storage.redis import scripts
 from perdure.storage.redis.cluster import Call, evaluate
@@ -29,12 +28,14 @@ class _Bucket:
 
 
 def find(space: Keyspace, effect: Find, ask: Ask) -> tuple[IndexHit, ...]:
-    if effect.index == "threads":
+    if isinstance(effect, FindThreads):
         return tuple(_threads(space, effect, ask))
-    return tuple(_find_indexed(space, effect, ask))
+    if isinstance(effect, FindRecords):
+        return tuple(_find_indexed(space, effect, ask))
+    raise TypeError(f"not a request to Redis: {type(effect).__name__}")
 
 
-def _threads(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
+def _threads(space: Keyspace, effect: FindThreads, ask: Ask) -> list[IndexHit]:
     low, high = _bounds(effect)
     buckets = [_Bucket(number, low) for number in range(space.buckets)]
     size = 16 + 2 * effect.limit // space.buckets
@@ -54,7 +55,7 @@ def _threads(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
         waiting = behind[: 1 + len(behind) // 2]
 
 
-def _bounds(effect: Find) -> tuple[bytes, bytes]:
+def _bounds(effect: FindThreads) -> tuple[bytes, bytes]:
     low, high = b"-", b"+"
     if effect.tenant is not None:
         base = encode_text(effect.tenant) + encode_text(effect.space) + effect.prefix.encode()
@@ -65,7 +66,7 @@ def _bounds(effect: Find) -> tuple[bytes, bytes]:
     return low, high
 
 
-def _page(space: Keyspace, effect: Find, bucket: _Bucket, high: bytes, size: int) -> Call:
+def _page(space: Keyspace, effect: FindThreads, bucket: _Bucket, high: bytes, size: int) -> Call:
     key = space.catalogue(bucket.number, effect.space)
     args = (bucket.low, high, b"%d" % size, space.records(bucket.number))
     return evaluate(
@@ -73,16 +74,13 @@ def _page(space: Keyspace, effect: Find, bucket: _Bucket, high: bytes, size: int
     )
 
 
-def _find_indexed(space: Keyspace, effect: Find, ask: Ask) -> list[IndexHit]:
-    kind = INDEXED[effect.index]
+def _find_indexed(space: Keyspace, effect: FindRecords, ask: Ask) -> list[IndexHit]:
+    kind, (lowest, highest) = effect.kind, effect.span
     prefix = kind.name.encode() + b":"
-    is_span = effect.index != "runs"
-    edge = prefix + shape(kind).index_prefix(effect.until if is_span else effect.value)
+    low = prefix if lowest is None else prefix + shape(kind).index_prefix(lowest)
+    high = successor(prefix + shape(kind).index_prefix(highest))
     tenant = b"" if effect.tenant is None else encode_text(effect.tenant)
-    low = prefix if is_span else edge
-    if effect.since is not None:
-        low = prefix + shape(kind).index_prefix(effect.since)
-    args = (b"[" + low, b"(" + successor(edge), b"%d" % effect.limit, tenant)
+    args = (b"[" + low, b"(" + high, b"%d" % effect.limit, tenant)
     polled = scripts.is_polled(kind)
     buckets: Sequence[int] = range(space.buckets)
     if polled:

@@ -6,16 +6,25 @@ by the key, by a prefix of it, or by a declared order: there is no statement tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from perdure.model.ops import Bound, Delete, Find, IndexHit, ListedThread, Put, Range
-from perdure.model.records import INDEXED, INTERNAL, INTERNAL_END, ITEM, RESERVED, Kind, Partition, Record
+from perdure.model.ops import (
+    Bound,
+    Delete,
+    FindItems,
+    FindListed,
+    FindRecords,
+    FindThreads,
+    IndexHit,
+    ListedThread,
+    Put,
+    Range,
+)
+from perdure.model.records import ITEM, Kind, Partition, Record
 from perdure.model.values.compression import stored_body
-from perdure.storage.sql import checksums
-from perdure.storage.sql.item_search import ORDER, ItemSyntax, item_conditions
-from perdure.storage.sql.listing import NOT_IDLE
+from perdure.storage.sql import checksums, searches
 from perdure.storage.sql.schema import PREFIX, table
 
 Statement = tuple[str, tuple[Any, ...]]
@@ -31,65 +40,33 @@ THREAD_NEW = (
     " VALUES (?, ?, ?, ?, 0, 0, 0)"
 )
 THREAD_SUM = f"UPDATE {PREFIX}thread SET total = ?, head = ?, commits = ? WHERE pk = ?"
-_LISTED = "p.tenant, p.thread, p.space, l.created_at, l.updated_at, l.status"
 THREAD_DROP = f"DELETE FROM {PREFIX}thread WHERE pk = ?"
 
 
-def select_threads(effect: Find, catalogue: str = f"{PREFIX}thread") -> Statement:
-    """Return the statement for a page of the catalogue, in its order, with each thread's listing."""
-    where, parameters = ["p.space = ?"], [effect.space]
-    after = effect.after
-    if effect.tenant is not None:
-        where.append("p.tenant = ?")
-        parameters.append(effect.tenant)
-        if after is not None:
-            where.append("p.thread > ?")
-            parameters.append(after.thread)
-    elif after is not None:
-        where.append("(p.tenant, p.thread) > (?, ?)")
-        parameters += [after.tenant, after.thread]
-    if effect.prefix:
-        where.append("p.thread >= ? AND p.thread < ?")
-        parameters += [effect.prefix, effect.prefix_end]
-    if effect.space == RESERVED.space:
-        where.append("NOT (p.tenant = '' AND p.thread = '')")
-    sql = (
-        f"SELECT {_LISTED} FROM {catalogue} p LEFT JOIN {PREFIX}listing l ON l.t = p.pk"
-        f" WHERE {' AND '.join(where)}"
-    )
-    return f"{sql} ORDER BY p.tenant, p.thread LIMIT ?", (*parameters, effect.limit)
+class Parameters(list[Any]):
+    """Parameters of a statement that is being written."""
+
+    def bind(self, value: str | int | float | bytes | None) -> str:
+        """Add a parameter; return its expression."""
+        self.append(value)
+        return f"?{len(self)}"
 
 
-def select_listed(effect: Find, catalogue: str = f"{PREFIX}thread") -> Statement:
-    """Return the statement for a page of the listing, ordered by a time."""
-    where = ["l.tenant = ?", "NOT (p.thread >= ? AND p.thread < ?)"]
-    parameters = [effect.tenant, INTERNAL, INTERNAL_END]
-    if effect.value:
-        where.append("l.status = ?")
-        parameters.append(effect.value)
-        if effect.value != "idle":
-            # So that the database knows that the index has these rows.
-            where.append(f"l.{NOT_IDLE}")
-    direction = "DESC" if effect.reverse else "ASC"
-    sql = (
-        f"SELECT {_LISTED} FROM {PREFIX}listing l"
-        f" JOIN {catalogue} p ON p.pk = l.t WHERE {' AND '.join(where)}"
-        f" ORDER BY l.{effect.by} {direction}, l.t {direction} LIMIT ? OFFSET ?"
-    )
-    return sql, (*parameters, effect.limit, effect.skip)
+def select_threads(effect: FindThreads | FindListed) -> Statement:
+    """Return the statement for a page of the catalogue or of the listing."""
+    parameters, tables = Parameters(), (f"{PREFIX}thread", f"{PREFIX}listing")
+    if isinstance(effect, FindThreads):
+        return searches.select_threads(effect, *tables, parameters.bind), tuple(parameters)
+    return searches.select_listed(effect, *tables, parameters.bind), tuple(parameters)
 
 
-def select_items(effect: Find) -> Statement:
+def select_items(effect: FindItems) -> Statement:
     """Return the statement for a page of items, the latest written first, each with its namespace."""
-    parameters: list[Any] = []
-
-    def bind(value: str | int | float | bytes) -> str:
-        parameters.append(value)
-        return f"?{len(parameters)}"
-
-    where = item_conditions(
+    parameters = Parameters()
+    bind = parameters.bind
+    where = searches.item_conditions(
         effect,
-        ItemSyntax(
+        searches.ItemSyntax(
             bind,
             holds=lambda part: f"instr(i.body, {bind(part)}) > 0",
             within=lambda bound: keeps(bound, "i.body", bind(bound.limit)),
@@ -100,7 +77,7 @@ def select_items(effect: Find) -> Statement:
     page = (
         "SELECT i.rowid AS place, p.tenant AS tenant, p.thread AS thread,"
         f" p.space AS space FROM {PREFIX}thread p JOIN {table(ITEM)} i ON i.t = p.pk"
-        f" WHERE {where} ORDER BY {ORDER} LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
+        f" WHERE {where} ORDER BY {searches.ORDER} LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
     )
     sql = (
         f"SELECT f.tenant, f.thread, f.space, {columns} FROM ({page}) f"
@@ -266,19 +243,28 @@ def drop(kind: Kind) -> str:
     return f"DELETE FROM {table(kind)} WHERE t = ?"
 
 
-def select_indexed(effect: Find) -> tuple[Kind, Statement]:
-    """Return the kind and the statement that finds its records by its indexed field, with the partition."""
-    kind = INDEXED[effect.index]
-    sign, value = ("=", effect.value) if effect.index == "runs" else ("<=", effect.until)
+def select_indexed(effect: FindRecords) -> Statement:
+    """Return the statement that finds records by their indexed field, with the partition."""
+    kind, (low, high) = effect.kind, effect.span
     columns = ", ".join(f"r.{c.name}" for c in (*kind.key, *kind.fields))
+    parameters = Parameters()
+    tenant = parameters.bind(effect.tenant)
     sql = (
         f"SELECT p.tenant, p.thread, p.space, {columns} FROM {table(kind)} r"
         f" JOIN {PREFIX}thread p ON p.pk = r.t"
-        f" WHERE r.{kind.index} {sign} ?{'' if effect.since is None else f' AND r.{kind.index} >= ?'}"
-        f" AND (? IS NULL OR p.tenant = ?) ORDER BY r.{kind.index} LIMIT ?"
+        f" WHERE {within_span(f'r.{kind.index}', low, high, parameters.bind)}"
+        f" AND ({tenant} IS NULL OR p.tenant = {tenant}) ORDER BY r.{kind.index}"
+        f" LIMIT {parameters.bind(effect.limit)}"
     )
-    since = () if effect.since is None else (effect.since,)
-    return kind, (sql, (value, *since, effect.tenant, effect.tenant, effect.limit))
+    return sql, tuple(parameters)
+
+
+def within_span(field: str, low: Any, high: Any, bind: Callable[[Any], str]) -> str:
+    """Return the condition that a field is in the span of a ``FindRecords``."""
+    if low == high:
+        return f"{field} = {bind(high)}"
+    above = "" if low is None else f" AND {field} >= {bind(low)}"
+    return f"{field} <= {bind(high)}{above}"
 
 
 def record(

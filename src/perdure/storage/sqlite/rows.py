@@ -10,7 +10,21 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 import apsw
 
 from perdure.errors import Corrupt
-from perdure.model.ops import Delete, Expect, Fetch, Find, Get, IndexHit, Op, Put, Range
+from perdure.model.ops import (
+    Delete,
+    Expect,
+    Fetch,
+    Find,
+    FindItems,
+    FindListed,
+    FindRecords,
+    FindThreads,
+    Get,
+    IndexHit,
+    Op,
+    Put,
+    Range,
+)
 from perdure.model.records import ITEM, Key, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
@@ -244,18 +258,19 @@ def _fetch_many(
 
 
 def find(connection: apsw.Connection, effect: Find) -> Iterable[IndexHit]:
-    if effect.index == "threads":
+    if isinstance(effect, FindThreads | FindListed):
         page = list(map(_read_listed, connection.execute(*sql.select_threads(effect))))
-        _demand_order(effect.after, page)
+        if isinstance(effect, FindThreads):
+            _demand_order(effect.after, page)
         return page
-    if effect.index == "listed":
-        return map(_read_listed, connection.execute(*sql.select_listed(effect)))
-    if effect.index == "items":
+    if isinstance(effect, FindItems):
         return map(_item, connection.execute(*sql.select_items(effect)))
-    kind, statement = sql.select_indexed(effect)
+    if not isinstance(effect, FindRecords):
+        raise TypeError(f"not a request to SQLite: {type(effect).__name__}")
     own = len(Partition._fields)
     return [
-        IndexHit(Partition(*row[:own]), sql.hint(kind, row[own:])) for row in connection.execute(*statement)
+        IndexHit(Partition(*row[:own]), sql.hint(effect.kind, row[own:]))
+        for row in connection.execute(*sql.select_indexed(effect))
     ]
 
 

@@ -9,7 +9,7 @@ from threading import Barrier, Event
 from typing import TypeVar
 
 from perdure.errors import PerdureError
-from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Get, Put, Range, Stage
+from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, FindThreads, Get, Put, Range, Stage
 from perdure.model.records import CHECKPOINT, CHUNK, HEAD, TAG, WRITE, Partition
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
@@ -107,7 +107,7 @@ class Concurrency:
                 heads, found = driver.perform(Fetch(at, (Get(HEAD, ("",)), Range(CHECKPOINT))))
                 assert heads[0].fields["seq"] == i
                 assert len(found) == i + 1
-            assert at in [f.partition for f in driver.perform(Find("threads", "acme"))]
+            assert at in [f.partition for f in driver.perform(FindThreads("acme"))]
 
         at_once(WRITERS, work)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.model.ops import Check, Delete, Drop, Expect, Fetch, Find, Get, Range
+from perdure.model.ops import Check, Delete, Drop, Expect, Fetch, FindThreads, Get, Range
 from perdure.model.records import DOCUMENT, EVENT, SERVER, STORE, THREADS, Partition
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
@@ -97,16 +97,16 @@ class Documents:
         for n, at in enumerate(places):
             rows.stored(driver, rows.document("d", T + n), rows.event(n), at=at)
         server = sorted(at for at in places if at.space == SERVER)
-        assert [f.partition for f in driver.perform(Find("threads", None, space=SERVER))] == server
+        assert [f.partition for f in driver.perform(FindThreads(None, space=SERVER))] == server
         of_acme = [at for at in server if at.tenant == "acme"]
-        assert [f.partition for f in driver.perform(Find("threads", "acme", space=SERVER))] == of_acme
-        (second,) = driver.perform(Find("threads", "acme", space=SERVER, after=of_acme[0], limit=1))
+        assert [f.partition for f in driver.perform(FindThreads("acme", space=SERVER))] == of_acme
+        (second,) = driver.perform(FindThreads("acme", space=SERVER, after=of_acme[0], limit=1))
         assert second.partition == of_acme[1]
-        (prefixed,) = driver.perform(Find("threads", "acme", space=SERVER, prefix="a"))
+        (prefixed,) = driver.perform(FindThreads("acme", space=SERVER, prefix="a"))
         assert prefixed.partition == of_acme[0]
         driver.perform(Drop(of_acme[1]))
         left = [at for at in server if at != of_acme[1]]
-        assert [f.partition for f in driver.perform(Find("threads", None, space=SERVER))] == left
+        assert [f.partition for f in driver.perform(FindThreads(None, space=SERVER))] == left
         for n, at in enumerate(places):
             gone = at == of_acme[1]
             (documents, events) = driver.perform(Fetch(at, (Range(DOCUMENT), Range(EVENT))))

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.model.ops import Commit, Delete, Drop, Expect, Expectation, Fetch, Find, Get, Put, Range
+from perdure.model.ops import (
+    Commit,
+    Delete,
+    Drop,
+    Expect,
+    Expectation,
+    Fetch,
+    FindExpired,
+    FindThreads,
+    Get,
+    Put,
+    Range,
+)
 from perdure.model.records import ITEM, STORE, TAG, Partition
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
@@ -72,8 +84,8 @@ class Items:
         assert rows.everything(driver, thread) == []
         assert rows.get(driver, ITEM, "k", at=thread) is None
         rows.stored(driver, item("k", b"thread"), rows.tag("t", Expect.ABSENT), at=thread)
-        assert [f.partition for f in driver.perform(Find("threads", "acme"))] == [thread]
-        assert [f.partition for f in driver.perform(Find("threads", "acme", space=STORE))] == [SPACE]
+        assert [f.partition for f in driver.perform(FindThreads("acme"))] == [thread]
+        assert [f.partition for f in driver.perform(FindThreads("acme", space=STORE))] == [SPACE]
         rows.stored(driver, Delete(TAG, ("t",)), at=thread)
         assert rows.get(driver, TAG, "t", at=SPACE) is not None
         driver.perform(Drop(thread))
@@ -82,7 +94,7 @@ class Items:
         assert found.body == b"item"
         rows.stored(driver, rows.tag("t"), at=thread)
         driver.perform(Drop(SPACE))
-        assert driver.perform(Find("threads", None, space=STORE)) == ()
+        assert driver.perform(FindThreads(None, space=STORE)) == ()
         assert len(rows.everything(driver, thread)) == 1
 
     def test_an_item_comes_back_as_it_was_put(self, driver: Driver) -> None:
@@ -158,8 +170,7 @@ class Items:
         inside = [n for n in sorted(NAMESPACES) if n.startswith("a\x01")]
         for after in ("", "A", "a\x01", "a\x01az", "a\x01b\x02", "a\x02", "b\x01", "\U0010ffff"):
             found = driver.perform(
-                Find(
-                    "threads",
+                FindThreads(
                     "acme",
                     after=Partition("acme", after, STORE),
                     space=STORE,
@@ -182,13 +193,13 @@ class Items:
         )
         rows.stored(driver, item("early", expires_at=LATER - 2), at=other)
         rows.stored(driver, item("early", expires_at=LATER - 2), at=FOREIGN)
-        finds = bool(driver.perform(Find("expired", None, until=LATER)))
+        finds = bool(driver.perform(FindExpired(None, until=LATER)))
         due = {(SPACE, "early", LATER - 1), (SPACE, "now", LATER), (other, "early", LATER - 2)}
         self._expired(driver, finds, "acme", due)
         self._expired(driver, finds, "bull", {(FOREIGN, "early", LATER - 2)})
         self._expired(driver, finds, None, {*due, (FOREIGN, "early", LATER - 2)})
         self._expired(driver, finds, "acme", set(), until=LATER - 3)
-        page = driver.perform(Find("expired", "acme", until=LATER, limit=2))
+        page = driver.perform(FindExpired("acme", until=LATER, limit=2))
         assert len(page) == (2 if finds else 0)
 
         renewed = item("early", expires_at=LATER + 9, version=2)
@@ -211,7 +222,7 @@ class Items:
             Delete(ITEM, (key,), unchanged={"expires_at": LATER - n}) for n, key in enumerate(keys) if n % 2
         ]
         driver.perform(Commit(SPACE, tuple(ops)))
-        finds = bool(driver.perform(Find("expired", None, until=LATER)))
+        finds = bool(driver.perform(FindExpired(None, until=LATER)))
         kept = {(SPACE, key, LATER - n) for n, key in enumerate(keys) if not n % 2}
         self._expired(driver, finds, "acme", kept)
         answers = driver.perform(Fetch(SPACE, tuple(Get(ITEM, (key,)) for key in keys)))
@@ -270,7 +281,7 @@ class Items:
     def _paged(self, driver: Driver, tenant: str | None, prefix: str, size: int) -> list[tuple[str, str]]:
         out: list[Partition] = []
         while page := driver.perform(
-            Find("threads", tenant, after=out[-1] if out else None, limit=size, space=STORE, prefix=prefix)
+            FindThreads(tenant, after=out[-1] if out else None, limit=size, space=STORE, prefix=prefix)
         ):
             assert len(page) <= size
             assert all(f.partition.space == STORE for f in page)
@@ -285,7 +296,7 @@ class Items:
         expected: set[tuple[Partition, str, int]],
         until: int = LATER,
     ) -> None:
-        answer = driver.perform(Find("expired", tenant, until=until))
+        answer = driver.perform(FindExpired(tenant, until=until))
         found = [(f.partition, f.record.key[0], f.record.fields["expires_at"]) for f in answer if f.record]
         assert len(found) == len(answer)
         assert len(set(found)) == len(found)

@@ -14,7 +14,8 @@ from perdure.model.ops import (
     Drop,
     Expect,
     Fetch,
-    Find,
+    FindRuns,
+    FindThreads,
     Get,
     Range,
     Refused,
@@ -86,7 +87,7 @@ class Partitions:
         rows.stored(driver, *rows.every_kind())
         driver.perform(Drop(HERE))
         driver.perform(Drop(HERE))
-        assert driver.perform(Find("threads", None)) == ()
+        assert driver.perform(FindThreads(None)) == ()
 
     def test_a_drop_is_carried_out_only_if_its_checks_hold(self, driver: Driver) -> None:
         rows.stored(driver, *rows.every_kind("ns", 7))
@@ -109,7 +110,7 @@ class Partitions:
         assert len(rows.everything(driver, NEIGHBOURS[0])) == len(everything)
         assert driver.perform(Drop(HERE, held)) == Refused(HEAD, ("ns",))
         assert driver.perform(Drop(HERE, held[1:])) == Committed(), "there is nothing of what must be absent"
-        assert [found.partition for found in driver.perform(Find("threads", None))] == [NEIGHBOURS[0]]
+        assert [found.partition for found in driver.perform(FindThreads(None))] == [NEIGHBOURS[0]]
 
     def test_of_a_drop_and_writers_at_once_nothing_that_was_written_is_dropped(self, driver: Driver) -> None:
         """A drop that expects a queue record unchanged, beside writers that each raise its version."""
@@ -159,11 +160,11 @@ class Partitions:
             (None, [Partition(t, n) for t in ("acme", "bull") for n in sorted(names)]),
             ("none", []),
         ):
-            assert [f.partition for f in driver.perform(Find("threads", tenant))] == expected
+            assert [f.partition for f in driver.perform(FindThreads(tenant))] == expected
             for size in (1, 7, len(expected) or 1):
                 paged: list[Partition] = []
                 while page := driver.perform(
-                    Find("threads", tenant, after=paged[-1] if paged else None, limit=size)
+                    FindThreads(tenant, after=paged[-1] if paged else None, limit=size)
                 ):
                     assert len(page) <= size
                     paged += [f.partition for f in page]
@@ -171,7 +172,7 @@ class Partitions:
 
     def test_a_thread_is_in_the_catalogue_while_it_holds_anything(self, driver: Driver) -> None:
         def found() -> list[Partition]:
-            return [f.partition for f in driver.perform(Find("threads", "acme"))]
+            return [f.partition for f in driver.perform(FindThreads("acme"))]
 
         assert found() == []
         assert not rows.commit(driver, Check(GC, (), Expect.PRESENT))
@@ -193,7 +194,7 @@ class Partitions:
         rows.stored(driver, rows.checkpoint("f", run_id="r1"), at=foreign)
 
         def found(tenant: str | None, run_id: str) -> set[tuple[Partition, str]]:
-            answer = driver.perform(Find("runs", tenant, run_id))
+            answer = driver.perform(FindRuns(tenant, run_id))
             assert all(f.record is not None and f.record.kind is CHECKPOINT for f in answer)
             assert all(f.record is not None and f.record.fields["run_id"] == run_id for f in answer)
             return {(f.partition, f.record.key[1]) for f in answer if f.record is not None}
@@ -203,7 +204,7 @@ class Partitions:
         assert found("bull", "r1") == {(foreign, "f")}
         assert found("acme", "R1") == set()
         assert found("acme", "") == set()
-        assert len(driver.perform(Find("runs", "acme", "r1", limit=2))) == 2
+        assert len(driver.perform(FindRuns("acme", "r1", limit=2))) == 2
         rows.stored(driver, rows.checkpoint("a", run_id="r3"), Delete(CHECKPOINT, ("n", "b")))
         driver.perform(Drop(other))
         assert found("acme", "r1") == set()
@@ -227,7 +228,7 @@ class Partitions:
         for effect in (
             Fetch(HERE, (Get(TAG, ("t",)),)),
             Fetch(HERE, (Range(CHECKPOINT),)),
-            Find("threads", None),
+            FindThreads(None),
             Commit(HERE, (rows.tag("u"),)),
             Stage(HERE, (rows.chunk(b"d" * 16),)),
         ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.model.ops import Check, Delete, Drop, Expect, Fetch, Find, Get, Now, Range
+from perdure.model.ops import Check, Delete, Drop, Expect, Fetch, FindDue, Get, Now, Range
 from perdure.model.records import DEDUPE, EFFECT, INBOX, LANE, OUTBOX, RUN, Partition
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
@@ -17,7 +17,7 @@ def due(
 ) -> list[tuple[str, str]]:
     """Return the due queues in order, as thread and queue name."""
     out: list[tuple[str, str]] = []
-    for found in driver.perform(Find("due", tenant, until=until, limit=limit, since=since)):
+    for found in driver.perform(FindDue(tenant, until=until, limit=limit, since=since)):
         assert found.record is not None
         assert found.record.kind is LANE
         out.append((found.partition.thread, found.record.key[0]))

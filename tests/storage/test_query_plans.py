@@ -7,6 +7,7 @@ Covers perdure.storage.sql.searches, perdure.storage.sql.listing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def connection(path: Path) -> Iterator[apsw.Connection]:
 
 def plan(connection: apsw.Connection, statement: str) -> list[str]:
     """The lines of a statement's plan."""
-    bound = (None,) * statement.count("?")
+    bound = (None,) * len(set(re.findall(r"\?\d+", statement)) or re.findall(r"\?", statement))
     return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", bound)]
 
 

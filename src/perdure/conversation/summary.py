@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -18,6 +18,7 @@ from perdure.conversation.background_loop import wait_for
 from perdure.conversation.counting import Counter, approximate
 from perdure.conversation.shortening import cut
 from perdure.errors import SummaryRefused
+from perdure.model.program import Ended, advance
 
 SUMMARY_ID = "conversation-summary"
 """Id of the system message with the summary of what was left out."""
@@ -159,17 +160,17 @@ class ModelSummarizer:
         return self._asked_sync(_shortening(summary, words))
 
     async def _asked(self, requests: _Requests) -> str:
-        request, answer = (await _step_off_loop(self._counter, requests, None))[0], ""
-        while request is not None:
+        request, answer = await _step_off_loop(self._counter, requests, None), ""
+        while not isinstance(request, Ended):
             answer = (await self._model.ainvoke([HumanMessage(request)])).text.strip()
-            request, _ = await _step_off_loop(self._counter, requests, answer)
+            request = await _step_off_loop(self._counter, requests, answer)
         return answer
 
     def _asked_sync(self, requests: _Requests) -> str:
-        request, answer = _step(requests, None)[0], ""
-        while request is not None:
+        request, answer = advance(requests), ""
+        while not isinstance(request, Ended):
             answer = self._model.invoke([HumanMessage(request)]).text.strip()
-            request, _ = _step(requests, answer)
+            request = advance(requests, answer)
         return answer
 
     def _requests(self, summary: str, messages: Sequence[BaseMessage], words: int) -> _Requests:
@@ -255,10 +256,10 @@ async def folded(
         SummaryRefused: The result is no text, or empty; no text has room; or the last message has no id.
     """
     making = _folding(summary, leaving, most, counter)
-    request, made = await _step_off_loop(counter, making, None)
-    while request is not None:
-        request, made = await _step_off_loop(counter, making, await _made(summarize, request))
-    return cast("Summary", made)
+    step = await _step_off_loop(counter, making, None)
+    while not isinstance(step, Ended):
+        step = await _step_off_loop(counter, making, await _made(summarize, step))
+    return step.result
 
 
 def folded_sync(
@@ -272,10 +273,10 @@ def folded_sync(
     """Do the same as ``folded``, with the same arguments, for a synchronous caller. A coroutine function runs
     in an event loop of its own thread, always the same one."""
     making = _folding(summary, leaving, most, counter)
-    request, made = _step(making, None)
-    while request is not None:
-        request, made = _step(making, _made_sync(summarize, request))
-    return cast("Summary", made)
+    step = advance(making)
+    while not isinstance(step, Ended):
+        step = advance(making, _made_sync(summarize, step))
+    return step.result
 
 
 def _folding(
@@ -342,18 +343,8 @@ def _shortening(summary: str, words: int) -> _Requests:
     yield f"{head}{summary}{tail}"
 
 
-def _step(making: Generator[Y, Any, R], answer: object) -> tuple[Y | None, R | None]:
-    """Return what a generator yields next, given an answer, or its result at its end."""
-    try:
-        return making.send(answer), None
-    except StopIteration as ended:
-        return None, ended.value
-
-
-async def _step_off_loop(
-    counter: Counter, making: Generator[Y, Any, R], answer: object
-) -> tuple[Y | None, R | None]:
+async def _step_off_loop(counter: Counter, making: Generator[Y, Any, R], answer: object) -> Y | Ended[R]:
     """Do the same in a thread if a counter may take long, as steps count."""
     if counter is approximate:
-        return _step(making, answer)
-    return await asyncio.to_thread(_step, making, answer)
+        return advance(making, answer)
+    return await asyncio.to_thread(advance, making, answer)

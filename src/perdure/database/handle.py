@@ -18,7 +18,7 @@ from perdure.engine.transact import Budget
 from perdure.langgraph.store import PerdureStore
 from perdure.langgraph.values.large_channel_warning import LargeChannels
 from perdure.model.ops import Commit, Fetch
-from perdure.model.program import Program
+from perdure.model.program import Program, advance, resume
 from perdure.model.records import Partition
 from perdure.model.retention_policy import RetentionRules
 from perdure.model.values.chunks import Digester
@@ -71,14 +71,14 @@ class DatabaseHandle:
     async def arun_and_fetch(self, program: Program[R], fetch: Fetch | None) -> tuple[R, Answers | None]:
         """Run a use case that begins with a commit, and read after that commit where this needs no round trip
         of its own; see ``port.acommit_and_fetch``."""
-        effect = next(program)
-        if fetch is None or not isinstance(effect, Commit):
-            return await arun(program, self.driver, effect), None
+        step = advance(program)
+        if fetch is None or not isinstance(step, Commit):
+            return await self.arun(resume(program, step)), None
         try:
-            outcome, answers = await acommit_and_fetch(self.driver, effect, fetch)
+            outcome, answers = await acommit_and_fetch(self.driver, step, fetch)
         except Exception as error:
-            return await arun(program, self.driver, program.throw(error)), None
-        return await arun(program, self.driver, answer=outcome), answers
+            return await self.arun(resume(program, advance(program, error=error))), None
+        return await self.arun(resume(program, advance(program, outcome))), answers
 
     def partition(self, thread_id: str) -> Partition:
         """Return the partition of a thread of the handle's tenant."""

@@ -34,6 +34,7 @@ from perdure.langgraph.values.datatypes import TypeName
 from perdure.langgraph.values.serde import Serde
 from perdure.model.checkpoint import Version
 from perdure.model.heads import ROOT
+from perdure.model.program import advance, resume
 from perdure.model.values.packs import ends_block
 from perdure.schema.schema import Schema
 from perdure.storage.port import arun, run
@@ -119,12 +120,11 @@ class PerdureSaver(SaverPrograms):
         """Return the checkpoint that a config names, or the latest one of its thread."""
         at = self._address(config)
         program = self._get_at(at, translate.run_of(config))
-        effect = next(program)
-        answer = self._early.take(effect, at.epoch)
-        if answer is None:
-            found = await arun(program, self._driver, effect)
-        else:
-            found = await arun(program, self._driver, answer=answer)
+        step = advance(program)
+        answer = self._early.take(step, at.epoch)
+        found = await arun(
+            resume(program, step if answer is None else advance(program, answer)), self._driver
+        )
         await _confirm(at)
         return found
 

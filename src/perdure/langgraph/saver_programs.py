@@ -53,7 +53,7 @@ from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, claim, loop_name
 from perdure.model.ops import Fetch
-from perdure.model.program import Program
+from perdure.model.program import Program, advance
 from perdure.model.record_versions import first_version
 from perdure.model.records import Key, Partition
 from perdure.model.values.chunks import Digester
@@ -171,8 +171,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
 
     def load_of(self, thread_id: str) -> Fetch | None:
         """Return the first request of a load of a thread's latest state, if that is known beforehand."""
-        effect = next(self._get({"configurable": {"thread_id": thread_id, "checkpoint_ns": ROOT}}))
-        return effect if isinstance(effect, Fetch) else None
+        step = advance(self._get({"configurable": {"thread_id": thread_id, "checkpoint_ns": ROOT}}))
+        return step if isinstance(step, Fetch) else None
 
     def loaded(self, load: Fetch, answers: Answers) -> None:
         """Take the answer to ``load_of``, read after a run's claim, for the first load under its lease."""

@@ -29,7 +29,7 @@ from perdure.langgraph.translate import Address
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.merged_commits import merged
 from perdure.model.ops import Commit, Committed
-from perdure.model.program import Effect, Program
+from perdure.model.program import Ended, Program, advance, resume
 from perdure.model.records import Partition
 from perdure.storage.port import Driver, arun
 
@@ -51,14 +51,17 @@ class _Part(NamedTuple):
 
     def finish(self) -> None:
         """End the program: the commit was accepted."""
-        with suppress(StopIteration):
-            self.program.send(Committed())
+        if not isinstance(advance(self.program, Committed()), Ended):
             raise RuntimeError("a write asks for nothing after its commit")
+
+    def rest(self) -> Program[None]:
+        """Return the program, of which the commit is still to be performed."""
+        return resume(self.program, self.commit)
 
     def fail(self, error: Exception) -> None:
         """End the program: the commit failed."""
         with suppress(Exception):
-            self.program.throw(error)
+            advance(self.program, error=error)
 
 
 class UnfinishedStep:
@@ -138,14 +141,14 @@ class StepCommits:
                 await step.wait()
                 continue
             program = plan(planned)
-            effect = next(program)
+            effect = advance(program)
             if isinstance(effect, Commit):
                 step = step or UnfinishedStep(self._steps, place, is_open=True)
                 if await self._join(step, _Part(program, effect)):
                     return
             elif step is None or planned is None:
                 # What is too large for one commit begins with something else.
-                await arun(program, self._driver, effect)
+                await arun(resume(program, effect), self._driver)
                 return
             else:
                 await step.wait()
@@ -167,7 +170,7 @@ class StepCommits:
             await step.wait()
             if step.is_stored or step.planned is not None:
                 return step.is_stored
-        await arun(part.program, self._driver, part.commit)
+        await arun(part.rest(), self._driver)
         return True
 
     def _leave(self, step: UnfinishedStep, part: _Part) -> None:
@@ -181,7 +184,7 @@ class StepCommits:
     async def store_input(self, step: UnfinishedStep, put: CheckpointPut, program: Program[None]) -> bool:
         """Store a run's input, with which a step begins; return True if another write carries it, which need
         not be durable yet."""
-        effect = next(program)
+        effect = advance(program)
         if put.is_committed_by(effect):
             step.planned, step.is_open = put.planned, True
             step.parts.append(_Part(program, effect))
@@ -192,7 +195,7 @@ class StepCommits:
                     step.planned, step.is_open = None, False
             if step.planned is not None:
                 return True
-        await arun(program, self._driver, effect)
+        await arun(resume(program, effect), self._driver)
         return False
 
     async def store_with(
@@ -203,9 +206,10 @@ class StepCommits:
         Returns:
             False if the program was planned on a checkpoint in the same commit, and has to be planned again.
         """
-        effect: Effect[object] | None = None
+        rest = program
         if step is not None and step.is_open:
-            effect = next(program)
+            effect = advance(program)
+            rest = resume(program, effect)
             if put.is_committed_by(effect):
                 step.parts.append(_Part(program, effect))
                 if await self._send(step):
@@ -214,7 +218,7 @@ class StepCommits:
             put.plan.freeze()
             await step.wait()
             return False
-        await arun(program, self._driver, effect)
+        await arun(rest, self._driver)
         return True
 
     async def _send(self, step: UnfinishedStep) -> bool:
@@ -228,7 +232,7 @@ class StepCommits:
                 for part in step.parts:
                     part.finish()
             elif step.planned is not None:
-                await arun(step.parts[0].program, self._driver, step.parts[0].commit)
+                await arun(step.parts[0].rest(), self._driver)
         except Exception as found:
             error = found
             raise

@@ -40,7 +40,7 @@ from perdure.langgraph.store_arguments import as_seen, checked_ttl, together, va
 from perdure.langgraph.store_puts import ItemName, Puts, last_puts
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
-from perdure.model.program import Effect, Program
+from perdure.model.program import Program
 from perdure.model.records import Partition, Record
 from perdure.model.store_items import Condition, Labels, labels_of, partition_of
 from perdure.model.values.json_values import is_same, unpack
@@ -147,9 +147,9 @@ class PerdureStore(BaseStore):
         embedded = await self._aembed(ops, puts)
         # The programs of searches by a query compare thousands of vectors: the event loop does not wait.
         computes = self._index is not None and any(isinstance(op, SearchOp) and op.query for op in ops)
-        drive = _arun_in_threads if computes and threads else arun
+        drive = partial(arun, driver=self._driver, in_threads=computes and threads)
         for stage in self._stages(ops, puts, results, embedded):
-            await _side_by_side(stage, self._driver, drive)
+            await _side_by_side(stage, drive)
         return results
 
     def put_if_unchanged(self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]) -> bool:
@@ -382,37 +382,14 @@ class PerdureStore(BaseStore):
         )
 
 
-_Drive = Callable[[Program[None], Driver], Awaitable[None]]
-
-
-async def _arun_in_threads(program: Program[None], driver: Driver) -> None:
-    """Drive a program as ``arun`` does, with what it computes in threads."""
-    answer: Any = None
-    error: Exception | None = None
-    while True:
-        effect = await asyncio.to_thread(_step, program, answer, error)
-        if effect is None:
-            return
-        try:
-            answer, error = await driver.aperform(effect), None
-        except Exception as raised:
-            answer, error = None, raised
-
-
-def _step(program: Program[None], answer: Any, error: Exception | None) -> Effect[Any] | None:
-    """Return a program's next request, ``None`` at its end."""
-    try:
-        return program.send(answer) if error is None else program.throw(error)
-    except StopIteration:
-        return None
-
-
 def _one_by_one(programs: Iterable[Program[None]]) -> Program[None]:
     for program in programs:
         yield from program
 
 
-async def _side_by_side(programs: list[Program[None]], driver: Driver, drive: _Drive = arun) -> None:
+async def _side_by_side(
+    programs: list[Program[None]], drive: Callable[[Program[None]], Awaitable[None]]
+) -> None:
     """Drive programs, some at a time, and raise the first error when all that were begun have ended."""
     waiting = iter(programs)
     errors: list[BaseException] = []
@@ -422,13 +399,13 @@ async def _side_by_side(programs: list[Program[None]], driver: Driver, drive: _D
             if errors:
                 return
             try:
-                await drive(program, driver)
+                await drive(program)
             except BaseException as error:
                 errors.append(error)
                 raise
 
     if len(programs) == 1:
-        await drive(programs[0], driver)
+        await drive(programs[0])
         return
     await asyncio.gather(*(work() for _ in range(min(_AT_ONCE, len(programs)))), return_exceptions=True)
     if errors:

@@ -15,6 +15,7 @@ from perdure.memory.new_fact import NewFact
 from perdure.memory.programs import Question
 from perdure.memory.steps import FactChange, Place, Steps
 from perdure.memory.users import ROOT, namespace_of, user_id, user_of_namespace
+from perdure.model.program import Ended, advance
 
 R = TypeVar("R")
 
@@ -339,37 +340,31 @@ class ConditionalStore(Protocol):
 
 
 def _run(store: BaseStore, steps: Steps[R]) -> R:
-    try:
-        step = next(steps)
-        while True:
-            if not isinstance(step, FactChange):
-                answer: Any = store.batch(_timed(store, step))
-            elif isinstance(store, ConditionalStore):
-                answer = store.put_if_unchanged(_timed_puts(store, step), step.seen)
-            else:
-                answer = _is_as_seen(step, store.batch(_reads(step)))
-                store.batch(_timed_puts(store, step) if answer else [])
-            step = steps.send(answer)
-    except StopIteration as ended:
-        result: R = ended.value
-        return result
+    step = advance(steps)
+    while not isinstance(step, Ended):
+        if not isinstance(step, FactChange):
+            answer: Any = store.batch(_timed(store, step))
+        elif isinstance(store, ConditionalStore):
+            answer = store.put_if_unchanged(_timed_puts(store, step), step.seen)
+        else:
+            answer = _is_as_seen(step, store.batch(_reads(step)))
+            store.batch(_timed_puts(store, step) if answer else [])
+        step = advance(steps, answer)
+    return step.result
 
 
 async def _arun(store: BaseStore, steps: Steps[R]) -> R:
-    try:
-        step = next(steps)
-        while True:
-            if not isinstance(step, FactChange):
-                answer: Any = await store.abatch(_timed(store, step))
-            elif isinstance(store, ConditionalStore):
-                answer = await store.aput_if_unchanged(_timed_puts(store, step), step.seen)
-            else:
-                answer = _is_as_seen(step, await store.abatch(_reads(step)))
-                await store.abatch(_timed_puts(store, step) if answer else [])
-            step = steps.send(answer)
-    except StopIteration as ended:
-        result: R = ended.value
-        return result
+    step = advance(steps)
+    while not isinstance(step, Ended):
+        if not isinstance(step, FactChange):
+            answer: Any = await store.abatch(_timed(store, step))
+        elif isinstance(store, ConditionalStore):
+            answer = await store.aput_if_unchanged(_timed_puts(store, step), step.seen)
+        else:
+            answer = _is_as_seen(step, await store.abatch(_reads(step)))
+            await store.abatch(_timed_puts(store, step) if answer else [])
+        step = advance(steps, answer)
+    return step.result
 
 
 def _timed_puts(store: BaseStore, change: FactChange) -> list[Any]:

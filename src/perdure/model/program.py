@@ -1,16 +1,19 @@
 """Programs: use cases that request storage without performing it.
 
 A program is a generator that yields effects and is sent their results. Its driver decides how an effect is
-performed (blocking, awaited, recorded, made to fail); the program is the same in all cases.
+performed (blocking, awaited, recorded, made to fail); the program is the same in all cases. ``advance``
+starts a program, and moves it on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+Y = TypeVar("Y")
 
 
 class Effect(Generic[R_co]):
@@ -26,3 +29,43 @@ def ask(effect: Effect[R]) -> Program[R]:
     """Yield one effect and return its answer, with the answer's type: ``x = yield from ask(effect)``."""
     answer: R = yield effect
     return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Generic[R]):
+    """The end of a program, with its result."""
+
+    result: R
+
+
+def advance(
+    program: Generator[Y, Any, R], answer: object = None, error: BaseException | None = None
+) -> Y | Ended[R]:
+    """Start a program, or give it the answer to its last request, or the error; return its next request."""
+    try:
+        return program.send(answer) if error is None else program.throw(error)
+    except StopIteration as done:
+        return Ended(done.value)
+
+
+def resume(
+    program: Program[R],
+    step: Effect[Any] | Ended[R],
+    perform: Callable[[Effect[Any]], Program[Any]] = ask,
+) -> Program[R]:
+    """Return the rest of a program that has been started, to be driven as a program of its own.
+
+    Args:
+        program: The program.
+        step: What ``advance`` returned last.
+        perform: Performs a request of the program.
+    """
+    while not isinstance(step, Ended):
+        answer: Any = None
+        error: Exception | None = None
+        try:
+            answer = yield from perform(step)
+        except Exception as raised:
+            error = raised
+        step = advance(program, answer, error)
+    return step.result

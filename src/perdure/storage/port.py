@@ -6,12 +6,13 @@ client's exceptions in one place and holds no policy: writes, fences and retenti
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from perdure.model.ops import Commit, Committed, Fetch, Refused
-from perdure.model.program import Effect, Program
+from perdure.model.program import Effect, Ended, Program, advance
 from perdure.model.records import Partition, Record
 
 R = TypeVar("R")
@@ -195,39 +196,31 @@ class WrappingDriver:
 
 def run(program: Program[R], driver: Driver) -> R:
     """Drive a program to its result, blocking."""
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
+    step = advance(program)
+    while not isinstance(step, Ended):
+        answer: Any = None
+        error: Exception | None = None
         try:
-            effect = program.send(answer) if error is None else program.throw(error)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
-        try:
-            answer, error = driver.perform(effect), None
+            answer = driver.perform(step)
         except Exception as raised:
-            answer, error = None, raised
+            error = raised
+        step = advance(program, answer, error)
+    return step.result
 
 
-async def arun(
-    program: Program[R], driver: Driver, effect: Effect[Any] | None = None, answer: Any = None
-) -> R:
-    """Drive a program to its result, awaiting each request.
-
-    Args:
-        program: The program.
-        driver: The backend.
-        effect: The program's first request, if the program has been started.
-        answer: Without ``effect``, the answer to the first request of a program that has been started.
-    """
-    error: BaseException | None = None
-    while True:
-        if effect is None:
-            try:
-                effect = program.send(answer) if error is None else program.throw(error)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
+async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False) -> R:
+    """Drive a program to its result, awaiting each request; with ``in_threads`` the program itself
+    computes in threads, so that the event loop does not wait for it."""
+    step = await asyncio.to_thread(advance, program) if in_threads else advance(program)
+    while not isinstance(step, Ended):
+        answer: Any = None
+        error: Exception | None = None
         try:
-            answer, error = await driver.aperform(effect), None
+            answer = await driver.aperform(step)
         except Exception as raised:
-            answer, error = None, raised
-        effect = None
+            error = raised
+        if in_threads:
+            step = await asyncio.to_thread(advance, program, answer, error)
+        else:
+            step = advance(program, answer, error)
+    return step.result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Generic, TypeGuard, TypeVar
 
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.threads.drafts import CheckpointDraft, CheckpointDrafts, WriteDrafts
@@ -26,7 +26,7 @@ from perdure.errors import Conflict, Corrupt, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range, Refused
-from perdure.model.program import Effect, Program, ask
+from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, Record
 from perdure.model.retention import ORIGIN
@@ -138,7 +138,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
     met_in: int
     planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
 
-    def is_committed_by(self, effect: Effect[Any]) -> TypeGuard[Commit]:
+    def is_committed_by(self, effect: object) -> TypeGuard[Commit]:
         """Return True if this commit stores the checkpoint, and nothing was staged for it."""
         if self.planned is None or not isinstance(effect, Commit):
             return False

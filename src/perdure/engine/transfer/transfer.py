@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from perdure.engine.range_reads import read_all
 from perdure.engine.threads import thread_digest, transfer_claim
@@ -46,7 +46,7 @@ from perdure.model.ops import (
     Range,
     Stage,
 )
-from perdure.model.program import Effect, Program, ask
+from perdure.model.program import Effect, Program, advance, ask, resume
 from perdure.model.records import (
     BLOB,
     CHECKPOINT,
@@ -114,17 +114,7 @@ class OnSide(Effect[R]):
 
 def at(place: Side, program: Program[R]) -> Program[R]:
     """Run a program of one database as part of a program of two."""
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            effect = program.send(answer) if error is None else program.throw(error)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
-        try:
-            answer, error = (yield OnSide(place, effect)), None
-        except Exception as raised:
-            answer, error = None, raised
+    return (yield from resume(program, advance(program), lambda effect: ask(OnSide(place, effect))))
 
 
 class State(Enum):
@@ -291,19 +281,11 @@ def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(name))):
         return
     within = replace(terms, source=terms.target, report=thread_digest.silent)
-    copying = _bring(target, name, within, None)
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            effect: Any = copying.send(answer) if error is None else copying.throw(error)
-        except StopIteration:
-            return
-        try:
-            # Both sides are the target here.
-            answer, error = (yield OnSide(Side.TARGET, effect.effect)), None
-        except Exception as raised:
-            answer, error = None, raised
+    copying: Program[Any] = _bring(target, name, within, None)
+    # Both sides are the target here.
+    yield from resume(
+        copying, advance(copying), lambda each: ask(OnSide(Side.TARGET, cast(Any, each).effect))
+    )
 
 
 def _drop_replaced(target: Partition) -> Program[None]:

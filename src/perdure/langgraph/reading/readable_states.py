@@ -22,6 +22,7 @@ from langgraph.types import StateSnapshot, StateUpdate
 
 from perdure.errors import PerdureError, Unreadable
 from perdure.langgraph.reading.partial_saver import NULL_TASK, PartialSaver, StatePart, update_refused
+from perdure.model.program import Ended, advance
 
 REFUSED = "refused"
 """Key of a state's metadata with the list of what was left out: objects with ``message``, ``error``, the name
@@ -70,19 +71,17 @@ def read_state(graph: Graph, config: RunnableConfig, *, subgraphs: bool = False)
         raise
     except Exception as error:
         search = _search(graph, error)
-        partial = next(search)
-        try:
-            while True:
-                try:
-                    outcome: StateSnapshot | Exception = partial.get_state(config, subgraphs=subgraphs)
-                except PerdureError:
-                    raise
-                except Exception as failure:
-                    outcome = failure
-                partial = search.send(outcome)
-        except StopIteration as end:
-            found: _Found = end.value
-            return found.state
+        step = advance(search)
+        while not isinstance(step, Ended):
+            outcome: StateSnapshot | Exception
+            try:
+                outcome = step.get_state(config, subgraphs=subgraphs)
+            except PerdureError:
+                raise
+            except Exception as failure:
+                outcome = failure
+            step = advance(search, outcome)
+        return step.result.state
 
 
 async def aread_history(
@@ -221,19 +220,17 @@ async def awithout_refused(graph: Graph, config: RunnableConfig) -> Graph:
 
 async def _afind(graph: Graph, config: RunnableConfig, subgraphs: bool, error: Exception) -> _Found:
     search = _search(graph, error)
-    partial = next(search)
-    try:
-        while True:
-            try:
-                outcome: StateSnapshot | Exception = await partial.aget_state(config, subgraphs=subgraphs)
-            except PerdureError:
-                raise
-            except Exception as failure:
-                outcome = failure
-            partial = search.send(outcome)
-    except StopIteration as end:
-        found: _Found = end.value
-        return found
+    step = advance(search)
+    while not isinstance(step, Ended):
+        outcome: StateSnapshot | Exception
+        try:
+            outcome = await step.aget_state(config, subgraphs=subgraphs)
+        except PerdureError:
+            raise
+        except Exception as failure:
+            outcome = failure
+        step = advance(search, outcome)
+    return step.result
 
 
 def _search(graph: Graph, error: Exception) -> Generator[Graph, StateSnapshot | Exception, _Found]:

@@ -37,7 +37,7 @@ def test_a_module_without_tests_is_found() -> None:
     assert "perdure.model.unheard_of" not in imported()
     assert not mirrored("perdure.model.unheard_of")
     assert mirrored("perdure.langgraph.allowlist")
-    assert mirrored("perdure.server.routes.crons")
+    assert mirrored("perdure.server.routes.tags")
     assert mirrored("perdure.storage.sqlite.errors")
     assert covers(covered(), "perdure.testing.conformance.lineage")
     assert not covers(covered(), "perdure.testing.conformances")
@@ -51,8 +51,8 @@ def test_a_docstring_names_the_modules_that_a_file_covers() -> None:
 
 
 def mirrored(module: str) -> bool:
-    """Whether a test file has a module's name, in the folder of the same name or, as `test_crons.py` or
-    `test_routes_crons.py`, in one above it."""
+    """Whether a test file has a module's name, in the folder of the same name or, as `test_tags.py` or
+    `test_routes_tags.py`, in one above it."""
     _, *folders, name = module.split(".")
     return any(
         ROOT.joinpath("tests", *folders[:depth], f"test_{stem}.py").is_file()

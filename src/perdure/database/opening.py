@@ -16,6 +16,7 @@ from perdure.database.unopened import Unopened, UnopenedSync
 from perdure.model.arguments import require_text
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.model.values.chunks import Digester
+from perdure.storage.credentials import Password
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.port import Driver
 from perdure.storage.read_only import open_read_only
@@ -29,6 +30,7 @@ def open_database(
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
     retention: Retention | RetentionRules | None = None,
+    password: Password | None = None,
     wrap: Callable[[Driver], Driver] = lambda driver: driver,
 ) -> SyncDatabase:
     """Open a database; the caller closes it. Prefer ``connect`` and ``connect_sync``.
@@ -38,7 +40,7 @@ def open_database(
     """
     require_text("tenant", tenant)
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
-    driver = open_driver(url, migrate=migrate)
+    driver = open_driver(url, migrate=migrate, password=password)
     try:
         admit(driver, keyring, redacted(url))
     except BaseException:
@@ -98,6 +100,7 @@ def connect_sync(
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
     retention: Retention | RetentionRules | None = None,
+    password: Password | None = None,
 ) -> AbstractContextManager[SyncDatabase, None]:
     """Open a database for the length of a ``with`` block, for programs without an event loop.
 
@@ -110,6 +113,7 @@ def connect_sync(
         tenant=tenant,
         encryption_key=encryption_key,
         retention=retention,
+        password=password,
     )
     return UnopenedSync(opened_with)
 
@@ -121,6 +125,7 @@ def connect(
     tenant: str = "",
     encryption_key: bytes | Collection[bytes] | None = None,
     retention: Retention | RetentionRules | None = None,
+    password: Password | None = None,
 ) -> Unopened:
     """Open a database for the length of an ``async with`` block, or from an ``await`` until its ``close()``.
 
@@ -130,6 +135,10 @@ def connect(
         tenant: Separates threads of equal names.
         encryption_key: 32 bytes, or several such keys of which the first encrypts and all decrypt.
         retention: What is kept of the threads; everything by default.
+        password: The password of PostgreSQL or Redis, or a function without arguments that returns it, or it
+            and the time at which it ends (a ``datetime``, or seconds since 1970), at once or awaited. It is
+            called in another thread, for each renewal and when the server refuses a password. A credential
+            provider of redis-py is taken, too.
 
     Raises:
         BadUrl: The URL cannot be used.
@@ -144,6 +153,7 @@ def connect(
         tenant=tenant,
         encryption_key=encryption_key,
         retention=retention,
+        password=password,
     )
     if has_one_thread(url):
         return Unopened(partial(_opened_here, opened_with), _closed_here)

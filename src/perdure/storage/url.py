@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from perdure.errors import BadUrl, MissingExtra
 
 if TYPE_CHECKING:
+    from perdure.storage.credentials import Password
     from perdure.storage.port import Driver
 
 
@@ -40,6 +41,15 @@ class BackendModule(Protocol):
         ...
 
 
+class SigningInBackend(Protocol):
+    """The functions of a backend whose servers take a password beside the URL."""
+
+    def open_driver(self, url: str, password: Password | None = None) -> Driver: ...
+
+    def migrate(self, url: str, password: Password | None = None) -> int: ...
+
+
+_WITH_PASSWORDS = frozenset(("postgresql", "postgres", "redis", "rediss", "redis+cluster"))
 _BACKENDS = {
     "memory": ("perdure.storage.memory", None),
     "sqlite": ("perdure.storage.sqlite.driver", None),
@@ -97,9 +107,17 @@ def _url_of_words(text: str) -> str:
     return f"postgresql://{login}@{where}/{name}{query}" if login else f"postgresql://{where}/{name}{query}"
 
 
-def open_driver(url: str, *, migrate: bool = False) -> Driver:
-    """Open the backend of a URL; with ``migrate`` bring its layout to this release's version first."""
+def open_driver(url: str, *, migrate: bool = False, password: Password | None = None) -> Driver:
+    """Open the backend of a URL; with ``migrate`` bring its layout to this release's version first.
+    ``password`` is as for ``connect``."""
     backend = backend_of(url)
+    if password is not None:
+        if _scheme_of(url) not in _WITH_PASSWORDS:
+            raise BadUrl(f"{redacted(url)}: password= is for PostgreSQL and Redis; take it out")
+        signing_in = cast(SigningInBackend, backend)
+        if migrate:
+            signing_in.migrate(url, password)
+        return signing_in.open_driver(url, password)
     if migrate and backend.SCHEMA_VERSION:
         backend.migrate(url)
     return backend.open_driver(url)

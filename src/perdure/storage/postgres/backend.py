@@ -11,6 +11,7 @@ from hashlib import sha256
 import psycopg
 
 from perdure.errors import MigrationRequired, Unavailable
+from perdure.storage.credentials import Password
 from perdure.storage.layout_version import other_version, require_steps
 from perdure.storage.postgres import schema, vector_table
 from perdure.storage.postgres.connection import ServerConnection, translated
@@ -39,9 +40,9 @@ _CANNOT_CREATE = (
 _log = logging.getLogger("perdure.storage")
 
 
-def open_driver(url: str) -> PostgresDriver:
-    """Open the database of a URL; it must have this release's schema."""
-    place = parse_url(url)
+def open_driver(url: str, password: Password | None = None) -> PostgresDriver:
+    """Open the database of a URL; it must have this release's schema. ``password`` is as for ``connect``."""
+    place = parse_url(url, password)
     with _connected(place) as connection:
         found = _version(connection, place)
         extension = _extension(connection, place)
@@ -67,12 +68,12 @@ def pending(url: str) -> list[str]:
     return [*schema.pending(place.schema, found), *vector_table.setup(place.schema, extension)]
 
 
-def migrate(url: str) -> int:
+def migrate(url: str, password: Password | None = None) -> int:
     """Create or upgrade the schema, once for all concurrent callers; return the version that it had.
 
     While it waits for a lock it says so, as a warning with the session that holds it. ``Unavailable`` names
     that session if the wait takes too long; nothing is changed then."""
-    place, wait = parse_url(url), LockWait()
+    place, wait = parse_url(url, password), LockWait()
     with _connected(place) as connection, _explained(place, wait), connection.transaction():
         # The session of the transaction: outside of one a pooler may give another.
         row = connection.execute("SELECT pg_backend_pid()").fetchone()

@@ -17,6 +17,7 @@ import psycopg
 from psycopg import errors, pq
 
 from perdure.errors import BadUrl, Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable
+from perdure.storage.credentials import PasswordSource
 from perdure.storage.outage import Outage
 from perdure.storage.postgres.functions import NOW, TOO_LATE
 from perdure.storage.postgres.liveness import SILENT, LivenessCheck
@@ -33,6 +34,8 @@ ANSWER_TIMEOUT_S = 60.0
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _AGAIN = {"57P03", "53300", "57P01", "57P02"}
 """States in which a server will take connections again: starting, full, stopping, crashed."""
+
+_WRONG_PASSWORD = ("authentication failed", "no password supplied")
 
 HAS_PIPELINES = pq.version() >= 140_000
 """Older client libraries send one statement at a time."""
@@ -95,8 +98,8 @@ class ServerConnection:
         while True:
             began = time.monotonic()
             try:
-                self._connection = psycopg.Connection.connect(
-                    self._place.conninfo, autocommit=True, prepare_threshold=None
+                self._connection = sign_in(
+                    self._place.conninfo, self._place.password, max(0.0, until - began)
                 )
                 self._prepared.clear()
                 self._socket = self._connection.pgconn.socket
@@ -113,6 +116,14 @@ class ServerConnection:
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
                 hopeless = not _may_pass(error)
+                if self._place.password is not None and is_wrong_password(error):
+                    # It may have been changed: the next attempt has another one.
+                    wait = 0.0 if attempt == 1 else wait
+                    if time.monotonic() + wait > until:
+                        raise Unavailable(f"{self._place.name}: {self._place.password.refusal()}") from error
+                    if self._stop.wait(wait):
+                        raise _unreachable(error, self._place) from error
+                    continue
                 if not hopeless:
                     until = min(until, self._outage.note(error, began))
                     hopeless = time.monotonic() + wait > until
@@ -323,6 +334,37 @@ class ServerConnection:
         if ready[0][1] & ~select.POLLOUT:
             pgconn.consume_input()
             self._outage.end()
+
+
+def sign_in(conninfo: str, password: PasswordSource | None, within_s: float) -> psycopg.Connection:
+    """Connect; a password that the server refuses is noted, so that the next attempt has another.
+
+    Args:
+        conninfo: Whereto.
+        password: The source of the password, ``None`` if it is in ``conninfo`` or not needed.
+        within_s: The seconds to wait for a password.
+
+    Raises:
+        Unavailable: The source had none.
+        psycopg.Error: The server is away, or refused the connection.
+    """
+    if password is None:
+        return psycopg.Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
+    token = password.current(within_s)
+    try:
+        connection = psycopg.Connection.connect(
+            conninfo, password=token.value, autocommit=True, prepare_threshold=None
+        )
+    except psycopg.Error as error:
+        if is_wrong_password(error):
+            password.refuse(token)
+        raise
+    return connection
+
+
+def is_wrong_password(error: psycopg.Error) -> bool:
+    """Return True if a server refused the user's name or password."""
+    return any(sign in str(error) for sign in _WRONG_PASSWORD)
 
 
 def _worse(found: pq.abc.PGresult | None, result: pq.abc.PGresult) -> pq.abc.PGresult:

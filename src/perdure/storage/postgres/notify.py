@@ -14,6 +14,7 @@ import psycopg
 from psycopg import errors, pq
 
 from perdure.storage.notify import wait
+from perdure.storage.postgres.connection import sign_in
 from perdure.storage.postgres.url import PostgresUrl
 
 _ANSWER_S = 5.0
@@ -24,12 +25,13 @@ class PostgresListener:
 
     def __init__(self, place: PostgresUrl, conninfo: str) -> None:
         self._conninfo = conninfo
+        self._password = place.notify_password
         # Letters and digits: within the length of a name, and the same quoted or not.
         self._channel = f"perdure_{sha256(place.schema.encode()).hexdigest()[:16]}"
         self._connection: psycopg.Connection | None = None
 
     def open(self, *, listens: bool) -> None:
-        self._connection = psycopg.Connection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+        self._connection = sign_in(self._conninfo, self._password, _ANSWER_S)
         if listens:
             self._ask(f"LISTEN {self._channel}", ())
 

@@ -1,13 +1,15 @@
-"""Reads ``postgresql://`` URLs: libpq's own parameters, and five of Perdure's."""
+"""Reads ``postgresql://`` URLs: libpq's own parameters, and those of Perdure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from perdure.errors import BadUrl, MissingExtra
+from perdure.storage import cloud_tokens
+from perdure.storage.credentials import Endpoint, Password, PasswordSource
 from perdure.storage.outage import patience_of
 from perdure.storage.url import redacted
 
@@ -30,7 +32,7 @@ _SCHEMA, _POOL = "perdure", "8"
 _CONNECTING_S = (2, 10)
 """The least and the most seconds for one attempt to connect, where the URL does not say."""
 _FORCED = {"client_encoding": "UTF8"}
-_OWN = ("schema", "pool", "prepare", "patience", "notify")
+_OWN = ("schema", "pool", "prepare", "patience", *cloud_tokens.PARAMETERS, "notify")
 _PASSABLE = 63
 """The most bytes of a name in PostgreSQL, which truncates longer ones silently."""
 
@@ -40,16 +42,19 @@ class PostgresUrl:
     """A database and a schema in it, and their settings: ``pool``, the connections of this process;
     ``prepare``, True if statements may be prepared by name; ``patience``, the seconds for which a lost server
     is waited for; ``connecting_s``, those of one attempt to connect; ``notify``, the connection for
-    notifications, ``None`` for none."""
+    notifications, ``None`` for none; ``password`` and ``notify_password``, the sources of their passwords,
+    ``None`` where the URL, the environment or a file has them."""
 
-    url: str
-    conninfo: str
+    url: str = field(repr=False)
+    conninfo: str = field(repr=False)
     schema: str
     pool: int
     prepare: bool
     patience: float
     connecting_s: float
-    notify: str | None = None
+    notify: str | None = field(default=None, repr=False)
+    password: PasswordSource | None = field(default=None, repr=False)
+    notify_password: PasswordSource | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -63,8 +68,13 @@ class PostgresUrl:
         return f"perdure migrate --db {self.name}{parameters}"
 
 
-def parse_url(url: str) -> PostgresUrl:
-    """Read a URL; raise ``BadUrl`` if it is invalid."""
+def parse_url(url: str, password: Password | None = None) -> PostgresUrl:
+    """Read a URL; raise ``BadUrl`` if it is invalid.
+
+    Args:
+        url: The URL.
+        password: What returns the password, where neither the URL nor its ``credentials`` say.
+    """
     try:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True)
@@ -85,6 +95,13 @@ def parse_url(url: str) -> PostgresUrl:
     plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(rest), ""))
     patience = patience_of(name, own.get("patience"))
     opening = _conninfo(name, plain, patience)
+    notify = _notify(name, own.get("notify", "on"), opening, patience)
+    source = _source(name, opening, own, password)
+    notify_source = source
+    if source is not None and notify is not None and notify != opening:
+        # A token may be for one host only; a URL with a password of its own needs none.
+        is_complete = bool(conninfo.conninfo_to_dict(notify).get("password"))
+        notify_source = None if is_complete else _source(f"{name}: notify", notify, own, password)
     return PostgresUrl(
         url,
         opening,
@@ -93,7 +110,19 @@ def parse_url(url: str) -> PostgresUrl:
         _flag(name, "prepare", own.get("prepare", "0")),
         patience,
         timeout_from_conninfo(conninfo.conninfo_to_dict(opening)),
-        _notify(name, own.get("notify", "on"), opening, patience),
+        notify,
+        source,
+        notify_source,
+    )
+
+
+def _source(name: str, opening: str, own: dict[str, str], password: Password | None) -> PasswordSource | None:
+    given = conninfo.conninfo_to_dict(opening)
+    host, port, user = (str(given.get(key) or "") for key in ("host", "port", "user"))
+    # A name and an address of one host are its name, in a token as in its certificate.
+    endpoint = Endpoint(name, host, int(port) if port.isdecimal() else 5432, user)
+    return cloud_tokens.source_for(
+        "postgresql", own, endpoint, password, has_password=bool(given.get("password"))
     )
 
 

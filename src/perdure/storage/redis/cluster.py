@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection
 from redis.retry import Retry
 
+from perdure.errors import PerdureError, Unavailable
 from perdure.storage.outage import Outage
 from perdure.storage.redis import scripts
 from perdure.storage.redis.errors import CLIENT_ERRORS, is_final, is_refusal, translate
@@ -127,14 +128,59 @@ class Topology:
         began = time.monotonic()
         options = dict(self.settings.connect)
         options.update(host=node[0], port=node[1], protocol=2, retry=Retry(NoBackoff(), 0))
-        connection: Any = options.pop("connection_class", Connection)(**options)
+        make = options.pop("connection_class", Connection)
         try:
-            connection.connect()
+            connection = self._signed_in(make, options, began + self.settings.patience)
         except client.TimeoutError as error:
             outage.note(error, began)
             raise
         outage.end()
         return connection
+
+    def _signed_in(self, make: Any, options: dict[str, Any], until: float) -> Any:
+        """Connect with the newest password, and with another one if the server refuses it."""
+        source = self.settings.password
+        pause = 0.0
+        while True:
+            token = None if source is None else source.current(max(0.0, until - time.monotonic()))
+            if token is not None:
+                options["password"] = token.value
+            connection: Any = make(**options)
+            connection.signed_in_with = token
+            try:
+                connection.connect()
+                return connection
+            except client.AuthenticationError as error:
+                connection.disconnect()
+                if source is None or token is None:
+                    raise
+                source.refuse(token)
+                if time.monotonic() + pause > until:
+                    raise Unavailable(f"{self.settings.shown}: {source.refusal()}") from error
+                time.sleep(pause)
+                pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+
+    def renewed(self, connection: Any) -> bool:
+        """Sign in again on an idle connection whose password was renewed; return False if the connection is
+        of no more use."""
+        source = self.settings.password
+        if source is None or (token := source.peek()) is connection.signed_in_with:
+            return True
+        is_valid = not connection.signed_in_with.is_over
+        if token is None:
+            return is_valid
+        user = self.settings.connect.get("username") or "default"
+        try:
+            connection.send_packed_command([packed((b"AUTH", user.encode(), token.value.encode()))])
+            connection.read_response()
+        except client.AuthenticationError:
+            # The server knows the new password a little later; the connection stays signed in until then.
+            source.refuse(token)
+            return is_valid
+        except CLIENT_ERRORS:
+            return False
+        connection.signed_in_with = token
+        return True
 
     def outage(self, node: Node) -> Outage:
         """Return what is known of a node that takes connections and says nothing."""
@@ -224,7 +270,7 @@ class NodeConnections:
         for n in numbers:
             try:
                 out.setdefault(self._topology.owner(calls[n].slot), []).append(n)
-            except CLIENT_ERRORS as error:
+            except (*CLIENT_ERRORS, Unavailable) as error:
                 self._topology.doubt()
                 refused[n] = error
         return out
@@ -241,9 +287,9 @@ class NodeConnections:
         loaded."""
         try:
             connection = self._link(node)
-        except (*CLIENT_ERRORS, TypeError) as error:
+        except (*CLIENT_ERRORS, TypeError, PerdureError) as error:
             for n in numbers:
-                if is_final(error) or isinstance(error, TypeError):
+                if is_final(error) or isinstance(error, TypeError | PerdureError):
                     answers[n] = translate(error, self._shown)
                 else:
                     refused[n] = error
@@ -272,8 +318,13 @@ class NodeConnections:
             self._drop(node)
             if isinstance(error, client.TimeoutError):
                 self._topology.outage(node).note(error, started)
+            # A server that took the password back has executed nothing more on this connection.
+            source = self._topology.settings.password
+            is_signed_out = source is not None and isinstance(error, client.AuthenticationError)
+            if source is not None and is_signed_out:
+                source.refuse(connection.signed_in_with)
             for n in numbers[done:]:
-                if calls[n].safe or (is_refusal(error) and n == numbers[done]):
+                if is_signed_out or calls[n].safe or (is_refusal(error) and n == numbers[done]):
                     refused[n] = error
                 else:
                     answers[n] = CallLost()
@@ -343,6 +394,10 @@ class NodeConnections:
 
     def _link(self, node: Node) -> Any:
         connection = self._open.get(node)
+        if connection is not None and not self._topology.renewed(connection):
+            del self._open[node]
+            connection.disconnect()
+            connection = None
         if connection is None:
             connection = self._open[node] = self._topology.connect(node)
         return connection

@@ -20,6 +20,7 @@ from perdure.errors import MigrationRequired, PerdureError, Unavailable
 from perdure.model.ops import Commit, Drop, Fetch, Find, Now, Refused, Stage
 from perdure.model.program import Effect
 from perdure.storage.batching import Batcher, PendingRequest, company_at
+from perdure.storage.credentials import Password
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.kv import keys
 from perdure.storage.layout_version import other_version, require_steps
@@ -240,10 +241,10 @@ def _readable(settings: RedisUrl) -> tuple[int, int, str]:
     return keys.FIRST_VERSION, SCHEMA_VERSION, f"perdure migrate --db '{settings.shown}'"
 
 
-def open_driver(url: str) -> RedisDriver:
+def open_driver(url: str, password: Password | None = None) -> RedisDriver:
     """Open the database; raise ``MigrationRequired`` unless its layout has this release's version. Emits a
-    ``RuntimeWarning`` if the server would keep nothing over a restart."""
-    settings = read(url)
+    ``RuntimeWarning`` if the server would keep nothing over a restart. ``password`` is as for ``connect``."""
+    settings = read(url, password)
     version, buckets = _stored(settings)
     if not version:
         raise MigrationRequired(
@@ -277,13 +278,13 @@ def pending(url: str) -> list[str]:
     return [f"{marks}, for each N from 0 to {buckets - 1}", raised]
 
 
-def migrate(url: str) -> int:
+def migrate(url: str, password: Password | None = None) -> int:
     """Write the layout record, or raise its version; return the version that it had.
 
     The buckets are marked first: if this ends in between, processes of earlier releases do nothing more, and
     the next migration goes on.
     """
-    settings = read(url)
+    settings = read(url, password)
     version, buckets = _stored(settings)
     require_steps(settings.shown, version, *_readable(settings))
     if not version:

@@ -5,10 +5,14 @@ subscribed cannot send other commands. A cluster passes what is published on to 
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 from perdure.storage.notify import wait
 from perdure.storage.redis.cluster import Topology, packed
+
+_RENEW_S = 1.0
+"""The least seconds between two looks for a renewed password."""
 
 
 class RedisListener:
@@ -20,16 +24,17 @@ class RedisListener:
         database = int(settings.connect.get("db") or 0)
         self._channel = settings.prefix + b":bell:%d" % database
         self._topology = topology
+        self._node = ("", 0)
         # Connections of the client, most of which has no types.
         self._receiving: Any = None
         self._sending: Any = None
 
     def open(self, *, listens: bool) -> None:
         try:
-            node = random.choice(self._topology.nodes())  # noqa: S311 - any node will do
-            self._sending = self._topology.connect(node)
+            self._node = random.choice(self._topology.nodes())  # noqa: S311 - any node will do
+            self._sending = self._topology.connect(self._node)
             if listens:
-                self._receiving = self._topology.connect(node)
+                self._receiving = self._topology.connect(self._node)
                 self._ask(self._receiving, b"SUBSCRIBE", self._channel)
         except Exception:
             self._topology.doubt()
@@ -43,13 +48,35 @@ class RedisListener:
             wait(within, waker)
             return []
         if not self._receiving.can_read(0):
-            wait(within, self._receiving._sock.fileno(), waker)
-        found: list[str] = []
-        while self._receiving.can_read(0):
-            kind, _, text = self._receiving.read_response()
-            if kind == b"message":
-                found.append(text.decode(errors="replace"))
-        return found
+            wait(self._within(within), self._receiving._sock.fileno(), waker)
+            return [*self._renew(), *_texts(self._receiving)]
+        return _texts(self._receiving)
+
+    def _within(self, within: float) -> float:
+        """Return the seconds to wait, which end when the password is renewed."""
+        token = self._receiving.signed_in_with
+        return within if token is None else min(within, max(_RENEW_S, token.renew_at - time.monotonic()))
+
+    def _renew(self) -> list[str]:
+        """Subscribe on another connection once the password was renewed, as a connection that has subscribed
+        cannot sign in again; return what the old one has received until then."""
+        source, old = self._topology.settings.password, self._receiving
+        if source is None or (token := source.peek()) is None or token is old.signed_in_with:
+            return []
+        new = self._topology.connect(self._node)
+        try:
+            self._ask(new, b"SUBSCRIBE", self._channel)
+        except Exception:
+            new.disconnect()
+            raise
+        if not self._topology.renewed(self._sending):
+            self._sending.disconnect()
+            self._sending = self._topology.connect(self._node)
+        self._receiving = new
+        try:
+            return _texts(old)
+        finally:
+            old.disconnect()
 
     def close(self) -> None:
         for connection in (self._receiving, self._sending):
@@ -61,3 +88,13 @@ class RedisListener:
         """Send a command and read its answer; raise an error that it is."""
         connection.send_packed_command([packed(parts)])
         connection.read_response()
+
+
+def _texts(connection: Any) -> list[str]:
+    """Return the texts that have arrived."""
+    found: list[str] = []
+    while connection.can_read(0):
+        kind, _, text = connection.read_response()
+        if kind == b"message":
+            found.append(text.decode(errors="replace"))
+    return found

@@ -11,6 +11,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from redis import connection as client
 
 from perdure.errors import BadUrl
+from perdure.storage import cloud_tokens
+from perdure.storage.credentials import Endpoint, Password, PasswordSource
 from perdure.storage.outage import PATIENCE_S, Outage, patience_of
 from perdure.storage.url import redacted
 
@@ -18,7 +20,7 @@ CLUSTER = "redis+cluster"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # The client declares no types for it.
 _parsed: Any = client.parse_url
-_OWN = ("prefix", "ttl", "pool", "notify", "patience")
+_OWN = ("prefix", "ttl", "pool", "notify", "patience", *cloud_tokens.PARAMETERS)
 _LONGEST_LIFE = 100 * 366 * 86_400_000
 
 
@@ -26,7 +28,7 @@ _LONGEST_LIFE = 100 * 366 * 86_400_000
 class RedisUrl:
     """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever; ``notify`` is True
     if processes notify each other of changes; ``patience`` is in seconds, for a server that is away or
-    says nothing."""
+    says nothing; ``password`` is the source of the password, ``None`` if the URL has it or none is needed."""
 
     shown: str
     cluster: bool
@@ -36,10 +38,16 @@ class RedisUrl:
     pool: int
     notify: bool = True
     patience: float = PATIENCE_S
+    password: PasswordSource | None = field(default=None, repr=False)
 
 
-def read(url: str) -> RedisUrl:
-    """Read a URL; raise ``BadUrl``, which names the fault, if it is invalid."""
+def read(url: str, password: Password | None = None) -> RedisUrl:
+    """Read a URL; raise ``BadUrl``, which names the fault, if it is invalid.
+
+    Args:
+        url: The URL.
+        password: What returns the password, where neither the URL nor its ``credentials`` say.
+    """
     parts = urlsplit(url)
     shown = redacted(url)
     query = parse_qsl(parts.query, keep_blank_values=True)
@@ -64,6 +72,10 @@ def read(url: str) -> RedisUrl:
     connect.setdefault("socket_connect_timeout", silence_s)
     connect.setdefault("socket_timeout", silence_s)
     connect.setdefault("socket_keepalive", True)
+    endpoint = Endpoint(shown, connect["host"], connect["port"], connect.get("username") or "")
+    source = cloud_tokens.source_for(
+        "redis", own, endpoint, password, has_password=bool(connect.get("password"))
+    )
     return RedisUrl(
         shown,
         cluster,
@@ -73,6 +85,7 @@ def read(url: str) -> RedisUrl:
         _pool(shown, own.get("pool", "4")),
         _notify(shown, own.get("notify", "on")),
         patience,
+        source,
     )
 
 

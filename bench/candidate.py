@@ -35,8 +35,8 @@ class Place:
 class Candidate:
     """One line of every table. `sync` savers are driven with `invoke`, the others with `ainvoke`. Of a
     candidate with a `tree`, the package is imported from there and not from this tree; `twin_of` is then the
-    name of the candidate with this tree's code. One that is ``bare`` is no saver for users, and is measured
-    only where it shows what the least costs."""
+    name of the candidate with this tree's code. One that is ``bare`` is not a saver for users, and is
+    measured only where it shows what the least costs."""
 
     name: str
     label: str

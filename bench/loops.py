@@ -52,7 +52,7 @@ class Effects:
 
 
 class Counting:
-    """A driver that counts what it is asked; everything that is no commit is a read."""
+    """A driver that counts what it is asked; everything that is not a commit is a read."""
 
     def __init__(self, inner: Driver) -> None:
         self._inner = inner

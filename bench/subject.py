@@ -41,7 +41,7 @@ class Subject:
         self.scenario = scenario
         self.place = place
         folder = place.folder
-        # What is no saver, such as a store, is no candidate.
+        # What is not a saver, such as a store, is not a candidate.
         candidate = CANDIDATES.get(name)
         twin, tree = (candidate.twin_of, candidate.tree) if candidate else ("", None)
         self._complaints = (folder.parent / f"{folder.name}.stderr").open("a+")

@@ -50,7 +50,7 @@ def pytest_report_header() -> str:
     return f"temporary files: {tempfile.gettempdir()} (TMPDIR)"
 
 
-# A busy machine is no fault of a test. In CI the same examples every time: a red build is red for everyone.
+# A busy machine is not a test's fault. In CI the same examples every time: a red build is red for everyone.
 # At home, new ones on every run. Where the slow tests are left out there are fewer, in CI too: one of its
 # parts of the slow tests runs each of those properties again, with all of its examples. A property with a
 # count of its own has run all of them already.
@@ -74,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _part(text: str) -> tuple[int, int]:
     number, _, parts = text.partition("/")
     if not number.isdecimal() or not parts.isdecimal() or not 1 <= int(number) <= int(parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no part; write 1/4 for the first of four")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part; write 1/4 for the first of four")
     return int(number), int(parts)
 
 

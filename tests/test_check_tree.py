@@ -37,6 +37,11 @@ def test_a_clean_tree_passes(tree: Path) -> None:
         ("long.py", "x = 1\n" * 601, "long.py:601: 601 lines"),
         ("notes.md", "fine\nsee /home" + "/ada/notes\n", "notes.md:2: a path of one machine"),
         ("pins.txt", "--index https://pypi" + ".org/simple\n", "pins.txt:1: the host of a package registry"),
+        (
+            "words.py",
+            "# A page that i" + "s no page.\n",
+            "words.py:1: 'i" + "s no page'; write 'is not a page'",
+        ),
         ("uv.lock", "version = 1\n", "uv.lock:1: a lock file in git"),
     ],
 )
@@ -45,6 +50,13 @@ def test_a_trace_is_named_by_file_and_line(tree: Path, name: str, text: str, whe
     status, output = check(tree)
     assert status == 1
     assert where in output
+
+
+def test_plain_ways_of_saying_no_pass(tree: Path) -> None:
+    """Also where a line is broken behind its first word."""
+    words = "There is no file.\nIt is no longer read, as it is no more than that. There\nis no other.\n"
+    (tree / "notes.md").write_text(words)
+    assert check(tree) == (0, "2 files, 0 findings\n")
 
 
 def test_what_git_ignores_is_left_alone(tree: Path) -> None:

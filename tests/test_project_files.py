@@ -125,7 +125,7 @@ def test_what_is_no_part_is_refused(part: str) -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/model", "--part", part]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 4
-    assert f"{part!r} is no part; write 1/4 for the first of four" in done.stderr
+    assert f"{part!r} is not a part; write 1/4 for the first of four" in done.stderr
 
 
 def test_a_failed_part_fails_the_proof_and_is_not_repeated(tmp_path: Path) -> None:

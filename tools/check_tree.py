@@ -1,4 +1,4 @@
-"""Checks of the tree that no linter knows: file length, and traces of the machine a file was written on.
+"""Checks of the tree that no linter knows: file length, words, and traces of the machine of an author.
 
 Looks at the files git tracks or would add. Prints one line a finding, `path:line: what; mend`, and exits 1.
 """
@@ -27,6 +27,13 @@ TRACES = [
         "drop it: the reader's own package client knows where to look",
     ),
 ]
+WORDS = re.compile(
+    # "There is no X" is plain English, and so are these: their "no" goes with a comparison or a measure.
+    r"(?<=\S )(?<!here )\bi[s] no "
+    r"(?!longer|more|less|other|such|need|one|better|new|further|room|way|matter)\b\w+"
+)
+"""Ways of saying things that a reader stumbles over."""
+
 # They record the hosts that packages came from.
 LOCK_FILES = {"poetry.lock", "pylock.toml", "uv.lock"}
 
@@ -52,6 +59,8 @@ def findings(path: Path) -> Iterator[tuple[int, str, str]]:
         for pattern, what, mend in TRACES:
             if found := pattern.search(line):
                 yield number, f"{what} ({found.group()})", mend
+        if path.suffix in {".md", ".py"} and (found := WORDS.search(line)):
+            yield number, f"{found.group()!r}", f"write {found.group().replace('no', 'not a', 1)!r}"
 
 
 def main(root: Path) -> int:

@@ -30,17 +30,17 @@
     ├── ReindexRequired     items were indexed by another embedding model
     ├── NoWindow            no valid list of messages can be sent to the model
     │   └── MessageTooLong  a message that has to be sent exceeds the limit
-    ├── SummaryRefused      what was made of a conversation is no summary
-    ├── ExtractionRefused   what an extractor found is no list of facts
+    ├── SummaryRefused      what was made of a conversation is not a summary
+    ├── ExtractionRefused   what an extractor found is not a list of facts
     ├── QueueFull           a queue is full
     ├── SubscriberTooSlow   a run emits more events than its subscriber takes
     ├── Unavailable         the database does not answer or takes no writes
     │   └── DatabaseReplaced  the database is not the one that was opened
     ├── MigrationRequired   the database's schema is absent, older or newer than this release
     ├── BadUrl              the database URL cannot be used
-    ├── BadArchive          a file to import is no export, or is incomplete
+    ├── BadArchive          a file to import is not an export, or is incomplete
     ├── BadSetting          a setting cannot work
-    ├── GraphLoadError      the name cannot be loaded, or is no graph
+    ├── GraphLoadError      the name cannot be loaded, or is not a graph
     └── MissingExtra        an optional dependency is not installed
 
 A message states what happened, to which thread, and the fix; the client library's own exception is kept as
@@ -192,8 +192,8 @@ class MessageTooLong(NoWindow):
 
 
 class SummaryRefused(PerdureError):
-    """The text that was made of a conversation is no summary: no text, or empty; or nothing has room for one.
-    The conversation is left as it was."""
+    """The text that was made of a conversation is not a summary: no text, or empty; or nothing has room for
+    one. The conversation is left as it was."""
 
 
 class ExtractionRefused(PerdureError):
@@ -228,7 +228,8 @@ class BadUrl(PerdureError):
 
 
 class BadArchive(PerdureError):
-    """A file to import is no export of threads, is damaged, incomplete, or of another release's format."""
+    """A file to import is not an export of threads, is damaged, incomplete, or of another release's
+    format."""
 
 
 class BadSetting(PerdureError):

@@ -361,7 +361,7 @@ def asked_until_it_is_valid() -> Graph:
             answer = interrupt(question)
             if isinstance(answer, int) and answer >= 0:
                 return {"topic": str(answer)}
-            question = f"{answer!r} is no age. How old are you?"
+            question = f"{answer!r} is not an age. How old are you?"
 
     return in_a_row(Topic, age=age)
 

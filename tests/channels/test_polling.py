@@ -148,7 +148,7 @@ def test_what_is_no_update_is_left_out_and_the_next_one_accepted(
             assert double.texts(1) == ["half \ufffd"]
 
     go(main())
-    assert caplog.text.count("it is no update of Telegram") == 2
+    assert caplog.text.count("it is not an update of Telegram") == 2
     assert "a user's words" not in caplog.text
 
 

@@ -410,7 +410,7 @@ def test_the_edit_button_asks_for_the_changed_arguments(memory: Storage) -> None
             assert '{"amount": 12}' in double.texts(1)[1]
             await double.say(1, "thirteen")
             await double.until_shown(3)
-            assert double.texts(1)[2].startswith("That is no JSON object.")
+            assert double.texts(1)[2].startswith("That is not a JSON object.")
             await double.say(1, json.dumps({"amount": 13}))
             await double.until_shown(4)
             edited = {"type": "edit", "edited_action": {"name": "pay", "args": {"amount": 13}}}

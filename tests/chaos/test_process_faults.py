@@ -200,7 +200,7 @@ def violations(database: SyncDatabase, scenario: str, journal: list[list[Any]]) 
         wrong += forks(database, at)
         replies = handle_of(database).run(outbox.replies(at, 100))
         wrong += [f"reply {r.id} never reached its channel" for r in replies if r.id not in delivered]
-        wrong += [f"{key} is no reply's key" for key in set(delivered) - {r.id for r in replies}]
+        wrong += [f"{key} is not a reply's key" for key in set(delivered) - {r.id for r in replies}]
     return wrong
 
 

@@ -109,7 +109,7 @@ def test_json_is_json_whatever_a_state_holds(shell: Shell, tmp_path: Path) -> No
         graph.invoke({"held": None}, {"configurable": {"thread_id": "ada"}})
 
     def strict(name: str) -> Any:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     for words in (
         ("threads", "show", "ada", "--json"),

@@ -155,7 +155,7 @@ def test_what_cannot_be_run_again_stays_with_its_reason(shell: Shell) -> None:
         (("rerun", "none"), "there is no run 'none'"),
         (("show", "none", "--thread", "a"), "thread 'a' has no run 'none'"),
         (("ls", "--status", "broken"), "rolled_back, not 'broken'"),
-        (("ls", "--since", "soon"), "'soon' is no duration"),
+        (("ls", "--since", "soon"), "'soon' is not a duration"),
     ):
         wrong = shell("runs", *words)
         assert wrong.code != 0

@@ -142,13 +142,16 @@ def test_each_graph_gets_its_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"schema": {"tlak": "./app.py:schema"}}, "schema in .* names 'tlak', which is no graph"),
+        ({"schema": {"tlak": "./app.py:schema"}}, "schema in .* names 'tlak', which is not a graph"),
         ({"schema": 7}, "it has to be a place, e.g. './agent.py:schema'"),
         ({"conversation": {"limit": 0}}, "conversation.limit in .* a whole number from 1 on"),
         ({"conversation": {"system": "Be brief."}}, "conversation has no limit"),
         ({"conversation": {"limit": 10, "summary": 10}}, "leave none of 10 for messages"),
-        ({"conversation": {"limit": 9, "graphs": {"tlak": {"limit": 9}}}}, "'tlak', which is no graph"),
-        ({"conversation": {"graphs": {"talk": {"limt": 9}}}}, "'limt', which is no setting of conversation"),
+        ({"conversation": {"limit": 9, "graphs": {"tlak": {"limit": 9}}}}, "'tlak', which is not a graph"),
+        (
+            {"conversation": {"graphs": {"talk": {"limt": 9}}}},
+            "'limt', which is not a setting of conversation",
+        ),
         ({"conversation": {"graphs": {"talk": {"limit": "9"}}}}, "talk.limit has to be a whole number"),
         ({"conversation": {"graphs": {"talk": 9}}}, "talk has to be a table"),
     ],
@@ -168,7 +171,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_imported(
         ({"schema": "./app.py:schema"}, "agent", BadSetting, "another schema=… of its own"),
         ({"conversation": {"graphs": {"talk": {"limit": 9}}}}, "agent", BadSetting, "conversation=… of its"),
         ({"conversation": {"limit": 9}}, "other", BadSetting, "needs 'messages'.*graphs.talk = false"),
-        ({"conversation": {"limit": 9, "counter": "./app.py:number"}}, "graph", BadSetting, "is no function"),
+        ({"conversation": {"limit": 9, "counter": "./app.py:number"}}, "graph", BadSetting, "not a function"),
         (
             {"conversation": {"limit": 9, "summarize": "nobody:model"}}, "graph",
             BadSetting, "conversation.summarize is 'nobody:model', .*no provider 'nobody'",

@@ -100,10 +100,10 @@ async def test_what_cannot_be_chosen_is_refused(here: Path) -> None:
     file.write_text(
         '[graphs]\nmain = "./app_of_choice.py:graph"\n[schema]\nother = "./app_of_choice.py:schema"\n'
     )
-    with pytest.raises(BadSetting, match="names 'other', which is no graph"):
+    with pytest.raises(BadSetting, match="names 'other', which is not a graph"):
         chosen("main")
     file.write_text('schema = "./app_of_choice.py:graph"\n')
-    with pytest.raises(GraphLoadError, match="is no Schema"):
+    with pytest.raises(GraphLoadError, match="is not a Schema"):
         await chosen("./app_of_choice.py:graph")[0].load()
     file.write_text('schema = "./app_of_choice.py:schema"\n')
     with pytest.raises(BadSetting, match="another schema"):

@@ -62,7 +62,7 @@ def test_flags_come_before_variables_and_those_before_files(tmp_path: Path) -> N
         ('[retention]\nidle = "soon"', "retention.idle"),
         ("[retention]\nkeep_tagged = false", "no thread expires; set retention.idle"),
         ("[retention]\nkeep_last = 1\nshare = 2", "retention.share"),
-        ("[retention.policies.audit]\nkeep = 1", "keep is no field of a retention policy"),
+        ("[retention.policies.audit]\nkeep = 1", "keep is not a field of a retention policy"),
         ("[retention.policies.audit]\nkeep_last = 0", "'audit': keep_last is 0"),
         ('[retention]\nkeep_last = 1\n[retention.assistants]\na = "audit"', "'audit', which does not exist"),
     ],

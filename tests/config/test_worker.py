@@ -110,7 +110,7 @@ def test_what_only_a_server_uses_does_not_stop_it(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[runtme]\nlease = 1\n", "perdure.toml has runtme, which is no setting"),
+        ("[runtme]\nlease = 1\n", "perdure.toml has runtme, which is not a setting"),
         ("[http]\nport = 'x'\n", "http.port in perdure.toml is 'x'; it has to be a whole number"),
         ("[auth.jwt]\nsecret = 7\n", "auth.jwt.secret in perdure.toml cannot be used; it has to be text"),
         ("[runtime]\nlease = 0\n", "runtime.lease in perdure.toml: lease is 0.0 s; it has to be more than 0"),

@@ -65,7 +65,7 @@ def test_calls_of_one_id_are_told_apart_in_a_message_of_text() -> None:
         ({"type": "server_tool_use", "id": "s"}, "s", None),
         ({"type": "web_fetch_tool_result", "tool_use_id": "s"}, None, "s"),
         ({"type": "server_tool_result", "tool_call_id": "s"}, None, "s"),
-        # A result of the caller's own tool, a call without a result of its own, and what is no block.
+        # A result of the caller's own tool, a call without a result of its own, and what is not a block.
         ({"type": "tool_result", "tool_use_id": "s"}, None, None),
         ({"type": "web_search_call", "id": "s"}, None, None),
         ({"type": ["server_tool_use"]}, None, None),

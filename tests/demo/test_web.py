@@ -38,7 +38,7 @@ def test_an_answer_cut_off_goes_on_by_itself_when_the_demo_starts_again(tmp_path
             watcher = asyncio.create_task(before.client.post("/threads/t/runs/stream", json=saying("Hello")))
             await until(lambda: bool(before.model.prompts))
             await before.demo.host.close()
-            # The run has not ended: its stream is broken off, which is no answer to this transport.
+            # The run has not ended: its stream is broken off, which is not an answer to this transport.
             with pytest.raises(AssertionError):
                 await watcher
         assert before.demo.handed_over.count == 1

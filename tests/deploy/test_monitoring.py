@@ -64,7 +64,7 @@ def test_every_expression_uses_what_there_is(series: dict[str, set[str]]) -> Non
         used = SELECTOR.findall(expression)
         assert used, expression
         for name, selected in used:
-            assert name in series, f"{name} is no series: {expression}"
+            assert name in series, f"{name} is not a series: {expression}"
             wanted = set(re.findall(r"(\w+)\s*(?:=~|=|!=)", selected))
             assert wanted <= series[name], expression
         labels = set().union(*(series[name] for name, _ in used))

@@ -132,5 +132,5 @@ def test_another_table_is_refused_by_name() -> None:
             AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
             BillingMode="PAY_PER_REQUEST",
         )
-        with pytest.raises(BadUrl, match="is no table of langgraph-checkpoint-aws"):
+        with pytest.raises(BadUrl, match="is not a table of langgraph-checkpoint-aws"):
             DynamoSource(url)

@@ -1,4 +1,4 @@
-"""Rows of a SQLite file whose text is no UTF-8 are reported, and the others arrive."""
+"""Rows of a SQLite file whose text is not UTF-8 are reported, and the others arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perdure.imports.sqlite_rows import SqliteRows, has_columns, is_utf8
 from tests.imports import parity, threads
 
 BAD = "CAST(x'62ff64' AS TEXT)"
-"""Text that is no UTF-8, between "a" and "c" in the order of SQLite."""
+"""Text that is not UTF-8, between "a" and "c" in the order of SQLite."""
 
 
 def test_text_that_is_no_utf8_comes_and_goes_as_surrogates(tmp_path: Path) -> None:

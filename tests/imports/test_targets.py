@@ -68,7 +68,7 @@ def test_a_target_holds_what_the_source_has_and_goes_on(
         counts = ItemImporter(db, ImportOptions(), now()).run(source.items())
         assert (counts.written, counts.skipped) == (60, [])
         assert ItemImporter(db, ImportOptions(), now()).run(source.items()).unchanged == 60
-        # An answer that was given here stays, and a prune is no difference.
+        # An answer that was given here stays, and a prune is not a difference.
         answer(saver, "mine", fails=True)
         answer(stock, "theirs", fails=True)
         saver.prune(list(made), keep_last=1)

@@ -20,7 +20,8 @@ from tests.langgraph.savers import opened
 def _steps(random: Random) -> list[tuple[str, str, str, str]]:
     """Places, ids and sources of checkpoints; ids mostly rise, as clocks of several machines have it."""
     threads = [f"t{n}" for n in range(random.choice((1, 3, 9)))]
-    # The root comes first in each thread: a subgraph's checkpoint without a root is no thread of LangGraph's.
+    # The root comes first in each thread: a subgraph's checkpoint without a root is not a thread of
+    # LangGraph's.
     places = [(thread, "") for thread in threads]
     places += [(random.choice(threads), f"inner|{n}") for n in range(random.randrange(4))]
     ids = [f"1f{n + random.randrange(8):04}.{n:04}" for n in range(random.choice((5, 40, 150)))]

@@ -1,4 +1,4 @@
-"""Text is no sequence of names."""
+"""Text is not a sequence of names."""
 
 import pytest
 

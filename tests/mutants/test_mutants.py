@@ -36,8 +36,8 @@ def names_of(contract: str) -> list[str]:
 
 
 def fails(contract: str, name: str, on: str, wrap: Callable[[Driver], Driver] | None) -> bool:
-    """Whether a test of a contract fails now, on a driver of its own. A programming error is no verdict: it
-    would make a mutant that breaks everything look caught."""
+    """Whether a test of a contract fails now, on a driver of its own. A programming error is not a verdict:
+    it would make a mutant that breaks everything look caught."""
     suite, given = CONTRACTS[contract]
     with fresh(on) as driver:
         try:

@@ -61,7 +61,7 @@ def two_nodes() -> Any:
 )
 def test_a_message_takes_five_trips_to_postgresql(key: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its acceptance with the claim and the load, the run's first step, the two nodes, and the end. The first
-    message of a thread is no exception, nor is one after which what is out of date is looked for."""
+    message of a thread is not an exception, nor is one after which what is out of date is looked for."""
     monkeypatch.setattr(notify, "_ANSWERED_WITHIN_S", 0.0)
 
     async def main(url: str, proxy: Proxy) -> dict[str, list[int]]:

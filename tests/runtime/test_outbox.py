@@ -178,7 +178,7 @@ def test_attempts_to_send_come_to_an_end(memory: Storage, error: Exception, poli
 
 
 def test_whatever_a_sender_says_is_noted(storage: Storage) -> None:
-    """A number for an id, and an error that is no text: neither may keep a reply that was sent from being
+    """A number for an id, and an error that is not text: neither may keep a reply that was sent from being
     marked."""
     said: list[Any] = [NotSent("half a \ud800 character" + "x" * 500_000), 4711]
 

@@ -48,7 +48,7 @@ def test_a_step_that_cannot_be_applied_is_refused_when_it_is_made(make: Callable
 
 
 def test_what_is_no_step_is_refused() -> None:
-    with pytest.raises(TypeError, match="is no step"):
+    with pytest.raises(TypeError, match="is not a step"):
         Schema(2, ["rename"])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="function of the value"):
         convert(2, "a", 3)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def test_code_formulas_and_images_are_shown_and_nothing_in_them_runs(page: Page,
     answer.locator("pre .hl-keyword", has_text="def").wait_for()
     answer.locator("pre .hl-tag").first.wait_for()
     assert "costs $5 or $10:" in answer.inner_text()
-    # What is no formula, or is more than one, stays as its source.
+    # What is not a formula, or is more than one, stays as its source.
     assert answer.locator(".formula:not(:has(math))").all_inner_texts() == [
         r"\href{javascript:window.ran=1}{x}",
         r"\def\a{\a\a}\a",

@@ -301,7 +301,8 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
     written(".env", "A=1\n\n\ns3cret of mine\n")
     own('env = ".env"')
     assert refused() == (
-        f"{Path.cwd() / '.env'}, line 4: it is no variable; write NAME=value, a value with blanks in quotes"
+        f"{Path.cwd() / '.env'}, line 4: it is not a variable; write NAME=value, a value with "
+        "blanks in quotes"
     )
 
 
@@ -311,14 +312,14 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[htpp]\nport = 1\n", "perdure.toml has htpp, which is no setting; did you mean http"),
-        ("[http]\nprot = 1\n", "perdure.toml has http.prot, which is no setting; did you mean http.port?"),
+        ("[htpp]\nport = 1\n", "perdure.toml has htpp, which is not a setting; did you mean http"),
+        ("[http]\nprot = 1\n", "perdure.toml has http.prot, which is not a setting; did you mean http.port?"),
         ("[http]\nallow_origins = []\n", "did you mean http.cors.allow_origins?"),
         ("[limits]\nzzzzzz = 1\n", "there is limits.body_bytes, limits.requests_per_minute, limits.streams"),
-        ("port = 1\n", "perdure.toml has port, which is no setting; did you mean http.port?"),
+        ("port = 1\n", "perdure.toml has port, which is not a setting; did you mean http.port?"),
         (
             "zzzzzz = 1\n",
-            "zzzzzz, which is no setting; there is database_url, graphs, assistants",
+            "zzzzzz, which is not a setting; there is database_url, graphs, assistants",
         ),
         ("http = 3\n", "http in perdure.toml is 3; write it as a table, [http]"),
         (
@@ -346,7 +347,7 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
             "has to be a list of origins without a path",
         ),
         ("[http.cors]\nallow_origins = ['a.example']\n", "has to be a list of origins without a path"),
-        ("[http.cors]\nallow_origin_regex = '('\n", "it is no regular expression: "),
+        ("[http.cors]\nallow_origin_regex = '('\n", "it is not a regular expression: "),
         (
             "[http.cors]\nallow_origins = ['*']\nallow_credentials = true\n",
             "could act for a signed-in user",

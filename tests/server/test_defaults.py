@@ -182,7 +182,7 @@ def _rows() -> dict[str, Callable[[Running], Any]]:
 
 
 ELSEWHERE = {
-    "dependencies": "no folder is made importable, which is no value",
+    "dependencies": "no folder is made importable, which is not a value",
     "retention.every": "it is shortened by checkpointer.ttl here: test_sweeps_are_an_hour_apart",
 }
 

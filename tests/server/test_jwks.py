@@ -275,5 +275,5 @@ def test_keys_come_over_https_or_from_this_machine() -> None:
             KeySet(url)
     with pytest.raises(BadSetting, match="https://"):
         KeySet("http://127.0.0.1.evil.example/keys")
-    with pytest.raises(BadSetting, match="jwks_url is no URL"):
+    with pytest.raises(BadSetting, match="jwks_url is not a URL"):
         KeySet("https://[::1/keys")

@@ -122,7 +122,7 @@ def test_a_public_key_does_not_pass_for_a_secret() -> None:
     with issuer.publisher(issuer.published(key, "k1")) as said:
         sent = raw({"alg": "HS256", "kid": "k1"}, issuer.claims(), hs256(pem))
         assert "not accepted" in told(paired(key, "RS256", public_key=None, jwks_url=said.url), sent)
-        assert said.asked == 0, "such a token is no reason to ask for keys"
+        assert said.asked == 0, "such a token is not a reason to ask for keys"
 
 
 def test_an_algorithm_that_is_not_listed() -> None:

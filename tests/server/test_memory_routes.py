@@ -104,7 +104,7 @@ def test_the_store_s_routes_show_nobody_the_memory_of_another_user() -> None:
             "DELETE", "/store/items", json={"namespace": theirs, "key": "k"}, headers=ADA
         )
         assert gone.status_code == 403
-        # Her own, and what is no memory, she may read.
+        # Her own, and what is not a memory, she may read.
         found = await http.post("/store/items/search", json={"namespace_prefix": hers}, headers=ADA)
         assert (found.status_code, "Sings" in found.text) == (200, True)
         assert (

@@ -172,7 +172,7 @@ async def _in_order(url: str) -> None:
         rest = await until_ended(
             heard(http, thread_id, channels=["messages", "lifecycle"], since=told[-1]["seq"])
         )
-        # What a node returns is no message that a model streamed.
+        # What a node returns is not a message that a model streamed.
         assert [event["method"] for event in rest] == ["lifecycle", "lifecycle"]
         assert phase(rest[-1]) == "completed"
 

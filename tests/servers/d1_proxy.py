@@ -61,7 +61,7 @@ class Proxy(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/client/v4"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no error of ours."""
+        """A client that hangs up is not an error of ours."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -371,7 +371,7 @@ def in_parts(driver: SqliteDriver, path: Path, others: ExitStack) -> None:
     reader.execute("SELECT count(*) FROM sqlite_schema").fetchall()
     writer.execute("CREATE TABLE later (a)")
     writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    assert driver._watch._read_stored() is None, "the file alone is no whole database"
+    assert driver._watch._read_stored() is None, "the file alone is not a whole database"
 
 
 def test_a_log_that_was_taken_over_in_part_is_no_replacement(driver: SqliteDriver, path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_connection_that_is_used_again_is_cut_off_too(monkeypatch: pytest.Monk
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(1) == b"0"
-            writer.write(b"\r\n")  # is no request, and no silence either
+            writer.write(b"\r\n")  # is not a request, and no silence either
             with suppress(ConnectionError):
                 assert await reader.read() == b""
 

@@ -66,7 +66,7 @@ def copied(suite: Suite, root: Path | None, folder: Path) -> Path:
         for held, name in suite.copied:
             shutil.copytree(root / held, folder / name)
     if suite.ported:
-        # The folder is no package: its files are imported by their own names.
+        # The folder is not a package: its files are imported by their own names.
         unused = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PORTED / suite.ported, folder, ignore=unused, dirs_exist_ok=True)
         (folder / "__init__.py").unlink()

@@ -69,7 +69,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def _ours() -> Any:
-    # Beside this file, which is no part of a package where suites are run.
+    # Beside this file, which is not a part of a package where suites are run.
     return importlib.import_module("replacements")
 
 

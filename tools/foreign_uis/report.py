@@ -19,7 +19,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One interface. A failed request is no fault where a pattern in ``expected`` fits its line."""
+    """One interface. A failed request is not a fault where a pattern in ``expected`` fits its line."""
 
     name: str
     outcomes: Mapping[str, Outcome]

@@ -61,7 +61,7 @@ def _of_class(cls: type, serde: Serde) -> tuple[checks.AuditCheck, str] | None:
         detail = f"{name} is read back as {plain.__name__}"
         return None if cls is plain else (checks.CHANGED_BY_STORAGE, detail)
     if not is_data(cls):
-        what = "is no data type" if not issubclass(cls, Runnable) else "acts when it is called"
+        what = "is not a data type" if not issubclass(cls, Runnable) else "acts when it is called"
         return checks.UNSERIALISABLE, f"{name} {what}: no pydantic model, dataclass, enum or named tuple"
     try:
         serde.types.name(cls)

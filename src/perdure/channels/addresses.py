@@ -36,11 +36,11 @@ class ChatAddress(NamedTuple):
         """Return the address of a thread.
 
         Raises:
-            ValueError: The thread is no conversation of a chat channel.
+            ValueError: The thread is not a conversation of a chat channel.
         """
         parts = [unquote(part, errors="surrogatepass") for part in thread_id.split(_SEPARATOR)]
         if len(parts) != len(cls._fields) or cls(*parts).thread_id != thread_id:
-            raise ValueError("the thread is no conversation of a chat channel")
+            raise ValueError("the thread is not a conversation of a chat channel")
         return cls(*parts)
 
 

@@ -57,4 +57,4 @@ def _make(name: str, own: dict[str, Any], options: ChatOptions) -> ChatChannel:
         from perdure.channels import WhatsAppPhone
 
         return WhatsAppPhone(own.pop("phone_id"), options=options, **own)
-    raise BadSetting(f"channels.{name} is no known provider")
+    raise BadSetting(f"channels.{name} is not a known provider")

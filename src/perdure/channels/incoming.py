@@ -121,13 +121,14 @@ class ButtonPress:
 
 
 def position_of(payload: Any) -> int | None:
-    """Return the position of the message of a stored payload, ``None`` if it is no message of a chat."""
+    """Return the position of the message of a stored payload, ``None`` if it is not a message of a chat."""
     found = _about(payload).get("position")
     return found if isinstance(found, int) else None
 
 
 def message_id_of(payload: Any) -> str | None:
-    """Return the provider's id of the message of a stored payload, ``None`` if it is no message of a chat."""
+    """Return the provider's id of the message of a stored payload, ``None`` if it is not a message of a
+    chat."""
     found = _about(payload).get("message_id")
     return found if isinstance(found, str) else None
 

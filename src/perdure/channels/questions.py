@@ -59,7 +59,7 @@ def buttons(reply: Any) -> list[Button]:
 
 
 def interrupt_of(reply: Any) -> str | None:
-    """Return the interrupt for which a reply asks, ``None`` if it is no question."""
+    """Return the interrupt for which a reply asks, ``None`` if it is not a question."""
     asked = reply.get("question") if isinstance(reply, Mapping) else None
     return str(asked["id"]) if isinstance(asked, Mapping) else None
 
@@ -168,7 +168,7 @@ def _changed(arguments: dict[str, Any], text: str) -> dict[str, Any]:
         changed = None
     if not isinstance(changed, dict):
         raise UnusableAnswer(
-            "That is no JSON object. For example:\n" + json.dumps(arguments, ensure_ascii=False)
+            "That is not a JSON object. For example:\n" + json.dumps(arguments, ensure_ascii=False)
         )
     return changed
 

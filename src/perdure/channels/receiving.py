@@ -101,7 +101,7 @@ class Receiver:
                     # Somebody else has answered meanwhile: the text is a message like any other.
                     found = None
             if _key(message) in sessions.noticed:
-                # It was refused as an answer before, and is no message after that.
+                # It was refused as an answer before, and is not a message after that.
                 return Received(is_duplicate=True)
             return await self._accepted(message, thread_id, _key(message))
 

@@ -103,7 +103,7 @@ class SlackApp(ChatChannel):
         try:
             read = self._read(request, body)
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise RejectedRequest(400, "the body is no event of Slack") from None
+            raise RejectedRequest(400, "the body is not an event of Slack") from None
         if read.challenge:
             return JSONResponse({"challenge": read.challenge})
         if read.command is not None:
@@ -235,7 +235,7 @@ class SlackApp(ChatChannel):
         except aiohttp.ClientConnectorError:
             raise NotSent("no connection to Slack") from None
         except Exception as error:
-            # The SDK raises several kinds for an answer that is no JSON, or has not the documented form.
+            # The SDK raises several kinds for an answer that is not JSON, or has not the documented form.
             raise SendUncertain(f"Slack did not answer as documented ({type(error).__name__})") from None
 
     def _failure(self, chat: str, error: SlackApiError) -> Exception:

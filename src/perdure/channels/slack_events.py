@@ -30,7 +30,7 @@ def position_of_ts(ts: str) -> int:
     """Return the place of a message in the order of its channel: its time in microseconds.
 
     Raises:
-        ValueError: It is no time of Slack.
+        ValueError: It is not a time of Slack.
     """
     seconds, _, micros = ts.partition(".")
     return int(seconds) * 1_000_000 + int(micros.ljust(6, "0")[:6] or 0)

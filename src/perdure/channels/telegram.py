@@ -176,7 +176,7 @@ class TelegramBot(ChatChannel):
         try:
             content = json_of(body)
         except ValueError:
-            raise RejectedRequest(400, "the body is no JSON") from None
+            raise RejectedRequest(400, "the body is not JSON") from None
         await self._take(content, receiver)
         return Response()
 
@@ -232,12 +232,12 @@ class TelegramBot(ChatChannel):
         """Store what an update says.
 
         Raises:
-            RejectedRequest: It is no update, or Telegram does not answer who the bot is.
+            RejectedRequest: It is not an update, or Telegram does not answer who the bot is.
         """
         try:
             update = Update.model_validate(content, context={"bot": self.bot})
         except ValueError:
-            raise RejectedRequest(400, "it is no update of Telegram") from None
+            raise RejectedRequest(400, "it is not an update of Telegram") from None
         if (press := update.callback_query) is not None:
             await self._pressed(press, receiver)
         elif update.edited_message is not None:
@@ -249,7 +249,7 @@ class TelegramBot(ChatChannel):
         if message.from_user is not None and message.from_user.is_bot:
             return
         if edit and message.location is not None:
-            # A live location moves; that is no message.
+            # A live location moves; that is not a message.
             return
         if message.chat.type != "private" and not await self._is_ours(message):
             return
@@ -363,7 +363,7 @@ class TelegramBot(ChatChannel):
                 raise NotSent("no connection to Telegram") from None
             raise SendUncertain("Telegram did not answer") from None
         except Exception as error:
-            # aiogram raises other kinds than its own for an answer that is no text, or has no description.
+            # aiogram raises other kinds than its own for an answer that is not text, or has no description.
             raise SendUncertain(f"Telegram failed ({type(error).__name__})") from None
 
 

@@ -55,7 +55,7 @@ def json_of(body: bytes | str) -> Any:
     they cut, and no database stores it.
 
     Raises:
-        ValueError: It is no JSON, or nested too deeply.
+        ValueError: It is not JSON, or nested too deeply.
     """
     try:
         return _well_formed(json.loads(body))

@@ -105,7 +105,7 @@ class WhatsAppPhone(ChatChannel):
         try:
             events = list(received(json_of(body), self._phone_id))
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise RejectedRequest(400, "the body is no update of WhatsApp") from None
+            raise RejectedRequest(400, "the body is not an update of WhatsApp") from None
         for event in events:
             done = (
                 await receiver.press(event)
@@ -154,5 +154,5 @@ class WhatsAppPhone(ChatChannel):
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError):
             raise NotSent("no connection to WhatsApp") from None
         except Exception as error:
-            # pywa raises several kinds for an answer that is no JSON, or has not the documented form.
+            # pywa raises several kinds for an answer that is not JSON, or has not the documented form.
             raise SendUncertain(f"WhatsApp did not answer as documented ({type(error).__name__})") from None

@@ -65,7 +65,7 @@ def main() -> None:
     except UnicodeEncodeError as error:
         # No stored text has lone surrogates, so they come from the command line.
         if error.reason == "surrogates not allowed":
-            _fail(f"{error.object!r} is no text: it has bytes that are not UTF-8")
+            _fail(f"{error.object!r} is not text: it has bytes that are not UTF-8")
         _fail(f"{error.encoding} cannot show all characters; set PYTHONIOENCODING=utf-8")
     except OSError as error:
         _fail(str(error))

@@ -45,7 +45,7 @@ _LONGEST_S = 100 * 366 * 86400
 
 def _seconds(value: float) -> float:
     if not 0 <= value <= _LONGEST_S:
-        raise typer.BadParameter(f"{value} is no number of seconds up to a hundred years")
+        raise typer.BadParameter(f"{value} is not a number of seconds up to a hundred years")
     return value
 
 

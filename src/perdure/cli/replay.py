@@ -126,7 +126,7 @@ def _context(text: str | None) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadSetting(f"--context is no JSON: {error}") from error
+        raise BadSetting(f"--context is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise BadSetting('--context has to be a JSON object, such as {"user": "ada"}')
     return found

@@ -182,7 +182,8 @@ def _policy(settled: ResolvedConfig, graph: str, table: Any) -> ConversationSett
 def _require_known(setting: str, given: Collection[str], graphs: Collection[str]) -> None:
     if unknown := sorted(set(given) - set(graphs)):
         raise BadSetting(
-            f"{setting} names {unknown[0]!r}, which is no graph; the graphs are {', '.join(sorted(graphs))}"
+            f"{setting} names {unknown[0]!r}, which is not a graph; the graphs are "
+            f"{', '.join(sorted(graphs))}"
         )
 
 
@@ -190,7 +191,7 @@ def _with_schema(name: str, agent: Agent, place: str, root: Path) -> Agent:
     found = find(place, root=root).found
     if not isinstance(found, Schema):
         raise GraphLoadError(
-            f"{place} is no Schema of perdure.schema, but {type(found).__name__}; name one, e.g. "
+            f"{place} is not a Schema of perdure.schema, but {type(found).__name__}; name one, e.g. "
             "./agent.py:schema"
         )
     if agent.schema is not None and agent.schema != found:

@@ -27,7 +27,7 @@ def called(setting: str, place: str, root: Path) -> Any:
     """
     found = find(place, root=root).found
     if not callable(found) and not isinstance(found, BaseChatModel):
-        raise BadSetting(f"{setting}: {place} is no function, but {type(found).__name__}")
+        raise BadSetting(f"{setting}: {place} is not a function, but {type(found).__name__}")
     return found
 
 

@@ -173,8 +173,8 @@ class ResolvedConfig:
         known = self.graphs(command)
         if unknown := set(given) - set(known):
             raise BadSetting(
-                f"{self.name('assistants')} has a config for {min(unknown)!r}, which is no graph; the graphs "
-                f"are {', '.join(sorted(known))}"
+                f"{self.name('assistants')} has a config for {min(unknown)!r}, which is not a graph; the "
+                f"graphs are {', '.join(sorted(known))}"
             )
         return given
 

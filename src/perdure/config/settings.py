@@ -87,7 +87,7 @@ def _policy(graph: str, table: Any) -> Any:
     for name, held in table.items():
         setting = SETTINGS.get(f"conversation.{name}")
         if setting is None or name == "graphs":
-            raise ValueError(f"{graph} has {name!r}, which is no setting of conversation")
+            raise ValueError(f"{graph} has {name!r}, which is not a setting of conversation")
         try:
             out[name] = setting.kind.check(held)
         except ValueError:

@@ -73,7 +73,7 @@ def of_file(path: Path) -> Layer:
         elif setting is not None and (is_own or setting.langgraph):
             entries[key] = GivenValue(value, f"{key} in {path}", str(path), path.parent.absolute())
         elif is_own:
-            raise BadSetting(f"{path} has {key}, which is no setting; {_nearest(key, SETTINGS)}")
+            raise BadSetting(f"{path} has {key}, which is not a setting; {_nearest(key, SETTINGS)}")
         elif key in REFUSED:
             raise BadSetting(f"{key} in {path} cannot be followed: {REFUSED[key]}; then take it out")
         elif key not in PASSED_OVER:
@@ -217,7 +217,7 @@ def _variables(path: Path) -> dict[str, str]:
         if binding.error:
             line = binding.original.line + _blank_lines(binding.original.string)
             raise BadSetting(
-                f"{path}, line {line}: it is no variable; write NAME=value, a value with blanks in quotes"
+                f"{path}, line {line}: it is not a variable; write NAME=value, a value with blanks in quotes"
             )
     return {name: value for name, value in dotenv_values(stream=StringIO(text)).items() if value is not None}
 

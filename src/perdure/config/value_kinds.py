@@ -123,7 +123,7 @@ def _pattern(value: Any) -> str:
     try:
         re.compile(_text(value))
     except re.error as error:
-        raise ValueError(f"it is no regular expression: {error}") from None
+        raise ValueError(f"it is not a regular expression: {error}") from None
     return str(value)
 
 

@@ -54,7 +54,7 @@ def fitted(
         on_window: Is called with each window before it is sent, for logs and metrics.
 
     Raises:
-        TypeError: ``model`` is no chat model.
+        TypeError: ``model`` is not a chat model.
         ValueError: The model has no counter of its own.
     """
     if not isinstance(cast("object", model), BaseChatModel):

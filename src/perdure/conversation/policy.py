@@ -94,7 +94,7 @@ class Conversation:
         oldest sentences.
 
         Raises:
-            SummaryRefused: What was made is no summary.
+            SummaryRefused: What was made is not a summary.
             ValueError: The policy makes no summaries.
         """
         given = self._summarizer()

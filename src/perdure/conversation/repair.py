@@ -117,7 +117,7 @@ def repair(messages: Sequence[BaseMessage]) -> RepairedMessages:
     Repeating it changes nothing more. The given messages are not changed.
 
     Raises:
-        ValueError: The list contains what is no message, or a ``RemoveMessage``.
+        ValueError: The list contains what is not a message, or a ``RemoveMessage``.
     """
     ledger = _Ledger(*_by_id(messages))
     _convert_blocks(ledger)

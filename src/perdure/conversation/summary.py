@@ -253,7 +253,7 @@ async def folded(
         counter: Counts the tokens of a message.
 
     Raises:
-        SummaryRefused: The result is no text, or empty; no text has room; or the last message has no id.
+        SummaryRefused: The result is not text, or empty; no text has room; or the last message has no id.
     """
     making = _folding(summary, leaving, most, counter)
     step = await _step_off_loop(counter, making, None)

@@ -169,7 +169,7 @@ def window(
         MessageTooLong: A message that has to be sent exceeds the limit together with the system messages and
             tools; the error has its id.
         NoWindow: There is no message of the user to begin with.
-        ValueError: The list contains what is no message.
+        ValueError: The list contains what is not a message.
     """
     bounds = limit if isinstance(limit, Limit) else Limit(limit)
     repaired = repair(messages)

@@ -57,7 +57,7 @@ class DatabaseHandle:
 
     def large_channels(self, warn_bytes: int) -> LargeChannels:
         """Return the warnings from a size on, which checkpointers share: some programs make one for each
-        request, and a thread's channel is named once. Raises ``ValueError`` for what is no size."""
+        request, and a thread's channel is named once. Raises ``ValueError`` for what is not a size."""
         return self._large_channels.setdefault(warn_bytes, LargeChannels(warn_bytes))
 
     def run(self, program: Program[R]) -> R:

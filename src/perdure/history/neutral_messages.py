@@ -289,7 +289,7 @@ def _text(message: Mapping[str, Any], name: str, where: str) -> str | None:
 def _plain(message: Mapping[str, Any], where: str) -> Any:
     """Return a copy that is JSON and nothing else, and shares nothing with the argument.
 
-    A round trip that changes something is refused: a key that is no text would come back as text.
+    A round trip that changes something is refused: a key that is not text would come back as text.
     """
     try:
         text = json.dumps(message, ensure_ascii=False, allow_nan=False)

@@ -105,7 +105,7 @@ class DynamoSource:
     @_reading
     def _check(self) -> None:
         if set(_key_names(self._client, self._table)) != set(KEYS):
-            raise BadUrl(f"{self.name} is no table of {PACKAGE}, whose keys are PK and SK")
+            raise BadUrl(f"{self.name} is not a table of {PACKAGE}, whose keys are PK and SK")
 
     def _stock_saver(self, region: str | None, endpoint: str | None) -> Any:
         if find_spec("langgraph_checkpoint_aws") is None:
@@ -293,7 +293,7 @@ def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
     try:
         value = _plain(_DESERIALIZER.deserialize(row["value"]))
         if not isinstance(value, dict):
-            raise TypeError("the value is no map")
+            raise TypeError("the value is not a map")
         created, updated = (
             round(datetime.fromisoformat(row[name]["S"]).timestamp() * 1_000_000)
             for name in ("created_at", "updated_at")
@@ -317,7 +317,7 @@ def _plain(value: Any) -> Any:
         return [_plain(held) for held in value]
     if value is None or isinstance(value, str | bool):
         return value
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 def _unpacked(item: Mapping[str, Any], body: bytes) -> bytes:

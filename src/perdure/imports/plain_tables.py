@@ -48,8 +48,8 @@ class PlainRows(Protocol):
     """The rows of a database."""
 
     def __call__(self, query: str, *parameters: str) -> Sequence[Sequence[Any]]:
-        """Return the rows of a query with parameters ``?1``, ``?2``…, all of them text. Text that is no UTF-8
-        comes as lone surrogates, and is taken so."""
+        """Return the rows of a query with parameters ``?1``, ``?2``…, all of them text. Text that is not
+        UTF-8 comes as lone surrogates, and is taken so."""
         ...
 
     def begin(self) -> None:
@@ -155,7 +155,7 @@ class PlainSource:
     def outline(self, thread: str) -> Outline:
         """Return what there is of a thread."""
         if not is_utf8(thread):
-            raise Corrupt("its id is no UTF-8 text: the source is damaged")
+            raise Corrupt("its id is not UTF-8 text: the source is damaged")
         sql = self._sql
         if not sql.can_hold(thread):
             return Outline()

@@ -114,7 +114,7 @@ class SqliteSource:
     def outline(self, thread: str) -> Outline:
         """Return what there is of a thread, and begin to read it from this moment's state."""
         if not is_utf8(thread):
-            raise Corrupt("its id is no UTF-8 text: the source is damaged")
+            raise Corrupt("its id is not UTF-8 text: the source is damaged")
         if self._connection.in_transaction:
             self._connection.rollback()
         self._connection.execute("BEGIN")

@@ -9,8 +9,8 @@ from typing import Final, final
 class ReplacesType:
     """Type of ``Replaces``; there is one instance.
 
-    It is no class or function in annotations, since LangGraph takes the last callable of an annotation for a
-    reducer.
+    It is not a class or function in annotations, since LangGraph takes the last callable of an annotation for
+    a reducer.
     """
 
     __slots__ = ()

@@ -169,7 +169,7 @@ class PerdureStore(BaseStore):
 
         Raises:
             ValueError: The items are of several namespaces, or there are none, or two for one key.
-            TypeError: A key is no text.
+            TypeError: A key is not text.
             Unserialisable: A value is not plain JSON data.
             TooLarge: One commit cannot hold them.
             Contention: Other writers of the namespace win each time; try again.

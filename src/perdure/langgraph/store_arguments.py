@@ -44,7 +44,7 @@ def as_seen(seen: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     """Return the values that a caller has read as plain data, by key.
 
     Raises:
-        TypeError: A key is no text.
+        TypeError: A key is not text.
         Unserialisable: A value is not plain JSON data.
     """
     for key in seen:
@@ -68,7 +68,7 @@ def _is_among(namespace: object, known: set[tuple[str, ...]]) -> bool:
     try:
         return namespace in known
     except TypeError:
-        # A list, or something in it that is no label.
+        # A list, or something in it that is not a label.
         return False
 
 

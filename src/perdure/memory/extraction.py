@@ -141,7 +141,7 @@ def parsed(answer: str, known: Sequence[Fact]) -> list[ExtractedFact]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise ExtractionRefused(_refusal("is no JSON")) from None
+        raise ExtractionRefused(_refusal("is not JSON")) from None
     entries = found.get("facts") if isinstance(found, dict) else None
     if not isinstance(entries, list):
         raise ExtractionRefused(_refusal('has no list "facts"'))
@@ -154,7 +154,7 @@ async def extracted(extract: Extract, request: ExtractionRequest) -> list[Extrac
     """Return the checked result of an extractor.
 
     Raises:
-        ExtractionRefused: It is no list of ``ExtractedFact``, or one of these cannot be remembered.
+        ExtractionRefused: It is not a list of ``ExtractedFact``, or one of these cannot be remembered.
     """
     called: Any = (
         extract if inspect.isfunction(extract) or inspect.ismethod(extract) else type(extract).__call__
@@ -189,7 +189,7 @@ def _fact(entry: Any, known: Sequence[Fact]) -> ExtractedFact:
     try:
         valid_from = None if since is None else datetime.fromisoformat(since)
     except (TypeError, ValueError):
-        raise ExtractionRefused(_refusal('has a "since" that is no date')) from None
+        raise ExtractionRefused(_refusal('has a "since" that is not a date')) from None
     if valid_from is not None and valid_from.tzinfo is None:
         valid_from = valid_from.replace(tzinfo=UTC)
     return ExtractedFact(text.strip(), tuple(known[number - 1].id for number in replaces), valid_from)

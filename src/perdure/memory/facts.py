@@ -85,7 +85,7 @@ class Fact:
         """Return the fact of an item.
 
         Raises:
-            Corrupt: The item is no fact of this release.
+            Corrupt: The item is not a fact of this release.
         """
         with _readable(key, "fact"):
             return cls(
@@ -129,7 +129,7 @@ class ThreadSummary:
         """Return the summary of an item.
 
         Raises:
-            Corrupt: The item is no summary of this release.
+            Corrupt: The item is not a summary of this release.
         """
         with _readable(key, "summary"):
             return cls(thread=key, text=str(value["text"]), at=_read_known_time(value["at"]))
@@ -149,7 +149,7 @@ def marked_at(key: str, value: Mapping[str, Any] | None) -> datetime | None:
     """Return the time at which the fact or summary of an item was forgotten, ``None`` if it was not.
 
     Raises:
-        Corrupt: The item is no mark of this release.
+        Corrupt: The item is not a mark of this release.
     """
     if value is None or not is_mark(value):
         return None
@@ -158,7 +158,7 @@ def marked_at(key: str, value: Mapping[str, Any] | None) -> datetime | None:
         if at is None:
             raise ValueError
     except (LookupError, TypeError, ValueError) as error:
-        raise Corrupt(f"the item {key!r} is no mark that this release can read") from error
+        raise Corrupt(f"the item {key!r} is not a mark that this release can read") from error
     return at
 
 
@@ -180,7 +180,7 @@ def checked_text(text: object, most: int) -> str:
     """Return a text without blanks around it.
 
     Raises:
-        TypeError: It is no text.
+        TypeError: It is not text.
         ValueError: It is empty, longer than ``most`` characters, or has half of a surrogate pair.
     """
     if not isinstance(text, str):

@@ -39,7 +39,7 @@ class Memory:
         now: Returns the current time.
 
     Raises:
-        TypeError: The user's id is no text, number or UUID.
+        TypeError: The user's id is not text, number or UUID.
         ValueError: The user's id is empty or too long, or has a character that stores refuse.
     """
 

@@ -54,7 +54,7 @@ def namespace_of(user: str | int | UUID, root: Sequence[str] = ROOT) -> tuple[st
         root: The namespace that contains those of all users.
 
     Raises:
-        TypeError: The id is no text, number or UUID.
+        TypeError: The id is not text, number or UUID.
         ValueError: It is empty, longer than 200 characters, or has a character that stores refuse.
     """
     return (*root, user_id(user).replace("%", "%25").replace(".", "%2E"))

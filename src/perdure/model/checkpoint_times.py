@@ -10,8 +10,8 @@ _UUID_EPOCH = 12_219_292_800_000_000
 
 
 def time_of(checkpoint_id: str) -> int | None:
-    """Return the time at which a checkpoint was created in microseconds since 1970, or None if its id is
-    no version 6 UUID."""
+    """Return the time at which a checkpoint was created in microseconds since 1970, or None if its id
+    is not a UUID of version 6."""
     try:
         uuid = UUID(checkpoint_id)
     except ValueError:
@@ -28,8 +28,8 @@ def read_time(text: str) -> int:
 
     Raises:
         OverflowError: it is outside of the years 1 to 9999.
-        TypeError: it is no text.
-        ValueError: it is no time.
+        TypeError: it is not text.
+        ValueError: it is not a time.
     """
     at = datetime.fromisoformat(text)
     if at.tzinfo is None:

@@ -3,7 +3,7 @@
 Survivors of the root namespace are chosen by the caller's rule; a checkpoint that is a head or is tagged
 always survives, and so does what the rollback of an open run returns to. A subgraph's checkpoint follows the
 root checkpoint that its metadata names. Survivors are linked to their nearest surviving ancestor, and a link
-that moved is marked: a marked cut is no hole.
+that moved is marked: a marked cut is not a hole.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def head_before(head: str, group: Mapping[str, CheckpointRecord], runs: Collecti
     """Return the head of a namespace before some runs, the last of which moved it to ``head``.
 
     The result is an id, stored or not; ``None`` if there was no head; ``head`` if none of the runs moved it.
-    The parent is no substitute: a run that started from an old checkpoint has that one as its parent.
+    The parent is not a substitute: a run that started from an old checkpoint has that one as its parent.
     """
     at: str | None = head
     passed: set[str] = set()

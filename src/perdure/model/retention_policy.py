@@ -40,7 +40,9 @@ def duration_us(value: str | float) -> int:
         seconds = math.nan if isinstance(value, bool) else float(value)
     # The product of a finite number of seconds may be infinite.
     if not math.isfinite(seconds * 1_000_000) or seconds <= 0:
-        raise ValueError(f"{value!r} is no duration; write e.g. '12h', '30d' or a number of seconds above 0")
+        raise ValueError(
+            f"{value!r} is not a duration; write e.g. '12h', '30d' or a number of seconds above 0"
+        )
     return round(seconds * 1_000_000)
 
 
@@ -93,7 +95,7 @@ class Retention:
         known = [each.name for each in fields(cls)]
         for name in table:
             if name not in known:
-                raise ValueError(f"{name} is no field of a retention policy; there is {', '.join(known)}")
+                raise ValueError(f"{name} is not a field of a retention policy; there is {', '.join(known)}")
         return cls(**table)
 
     @property

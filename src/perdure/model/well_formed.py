@@ -19,7 +19,7 @@ _NAMED = frozenset(kind for kind in KINDS if any(column.kind == "text" for colum
 
 
 def require_text(names: Iterable[object]) -> None:
-    """Raise ``Unserialisable`` for a name with a lone surrogate. What is no text is passed over."""
+    """Raise ``Unserialisable`` for a name with a lone surrogate. What is not text is passed over."""
     for name in names:
         # The flag is a part of the object: most names are looked at without reading them.
         if isinstance(name, str) and not name.isascii():

@@ -23,7 +23,7 @@ from perdure.model.values import refs
 INTERRUPT, RESUME = "__interrupt__", "__resume__"
 """LangGraph's channels of the question that a task asks, and of the answers that it was given."""
 ERROR_SOURCE = "__error_source_node__"
-"""LangGraph's channel with the node whose error a handler takes over; it is no output of the task."""
+"""LangGraph's channel with the node whose error a handler takes over; it is not output of the task."""
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """Task under which LangGraph stores what a command writes, and an answer that names no interrupt."""
 

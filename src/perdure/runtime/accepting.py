@@ -272,8 +272,8 @@ class Acceptance:
     async def postpone(
         self, partition: Partition, message: Message, delay: float, precondition: Precondition | None
     ) -> Ticket:
-        """Store a message that takes its turn after ``delay`` seconds; ``ValueError`` if that is no number of
-        seconds from 0 on."""
+        """Store a message that takes its turn after ``delay`` seconds; ``ValueError`` if that is not a number
+        of seconds from 0 on."""
         context = self._context
         wait = span_us("delay", delay)
         now = await context.clock.now()

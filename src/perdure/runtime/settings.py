@@ -134,7 +134,8 @@ def span_us(name: str, seconds: float) -> int:
     """Return the time that a call waits in microseconds.
 
     Raises:
-        ValueError: It is no number of seconds from 0 to ``LONGEST_WAIT_S``. The message begins with ``name``.
+        ValueError: It is not a number of seconds from 0 to ``LONGEST_WAIT_S``. The message begins with
+            ``name``.
     """
     if not 0 <= seconds <= LONGEST_WAIT_S:
         raise ValueError(

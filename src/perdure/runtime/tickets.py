@@ -67,7 +67,7 @@ def message_of(
 
     Raises:
         ValueError: The key is empty, or the channel does not match the webhook option.
-        TypeError: The key is no text.
+        TypeError: The key is not text.
         Unserialisable: The payload or an option is not plain JSON data.
         TooLarge: They exceed ``MESSAGE_MAX``.
     """

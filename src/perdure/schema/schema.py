@@ -51,8 +51,8 @@ class Schema:
         for step in self.steps:
             if not isinstance(cast(object, step), _KINDS):
                 raise TypeError(
-                    f"{step!r} is no step; make steps with rename_channel, rename_node, rename_type, convert "
-                    "and drop of perdure.schema"
+                    f"{step!r} is not a step; make steps with rename_channel, rename_node, rename_type, "
+                    "convert and drop of perdure.schema"
                 )
             if step.version > self.version:
                 raise ValueError(f"{step} leads beyond the schema's version, which is {self.version}")

@@ -43,7 +43,7 @@ def read_records(path: Path) -> dict[str, RecordedSchema]:
     """Return the recorded schemas by the place of the graph; none if there is no file.
 
     Raises:
-        BadSetting: The file is no record.
+        BadSetting: The file is not a record.
     """
     if not path.exists():
         return {}
@@ -58,7 +58,7 @@ def read_records(path: Path) -> dict[str, RecordedSchema]:
         }
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise BadSetting(
-            f"{path} is no record of schemas ({type(error).__name__}); restore it, or remove it and run "
+            f"{path} is not a record of schemas ({type(error).__name__}); restore it, or remove it and run "
             "`perdure schema check --write`"
         ) from error
 

@@ -11,7 +11,7 @@ from perdure.web.guard import is_of_host
 
 
 def is_allowed(connection: HTTPConnection) -> bool:
-    """Return True for a client that is no page of a browser, and for pages of this server or of an origin
+    """Return True for a client that is not a page of a browser, and for pages of this server or of an origin
     that the application's ``Cors`` allows."""
     origin = connection.headers.get("origin")
     if origin is None or is_of_host(origin, connection.headers.get("host")):

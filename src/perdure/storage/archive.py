@@ -98,7 +98,7 @@ class Archive:
         """Start a file beside ``path``; an unfinished one of an earlier attempt is replaced.
 
         Raises:
-            NotAllowed: There is something at the path that is no file.
+            NotAllowed: There is something at the path that is not a file.
             Unavailable: Another export to this path is under way, or the file cannot be written.
         """
         if path.exists() and not path.is_file():

@@ -132,14 +132,14 @@ def backend_of(url: str) -> BackendModule:
     """Return the module that serves a URL; its client is imported only now."""
     scheme = _scheme_of(url)
     if url == ":memory:":
-        raise BadUrl("':memory:' is no database URL; write memory:// for a database that keeps nothing")
+        raise BadUrl("':memory:' is not a database URL; write memory:// for a database that keeps nothing")
     if "://" not in url and _is_of_words(url):
         # It may have a password.
-        raise BadUrl(f"the database's DSN is no URL; use {FORMS}")
+        raise BadUrl(f"the database's DSN is not a URL; use {FORMS}")
     if "://" not in url and "@" not in url:
         raise BadUrl(
-            f"{url!r} is no database URL; for a SQLite file write sqlite:///{url.removeprefix('sqlite:')}, "
-            f"or use {FORMS}"
+            f"{url!r} is not a database URL; for a SQLite file write "
+            f"sqlite:///{url.removeprefix('sqlite:')}, or use {FORMS}"
         )
     if scheme not in _BACKENDS:
         raise BadUrl(f"the database URL has the unknown scheme {scheme!r}; use {FORMS}")

@@ -29,7 +29,7 @@ def from_export(
         The database. It belongs to the threads' tenant if all have the same, and is closed at the end.
 
     Raises:
-        BadArchive: The file is no export, or is incomplete.
+        BadArchive: The file is not an export, or is incomplete.
         DecryptionError: The key is not the file's.
     """
     with admin.open_archive(Path(path), encryption_key=encryption_key) as archive:

@@ -125,7 +125,7 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request. A response that is under way is not interrupted by this answer."""
+        """Answer what is not a request. A response that is under way is not interrupted by this answer."""
         cycle = self._under_way
         if cycle is None or (cycle.more_body and not cycle.response_started):
             super().send_400_response(msg)

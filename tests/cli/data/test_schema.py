@@ -129,7 +129,7 @@ def test_a_change_without_a_new_version_fails_the_check(shell: Shell, tmp_path: 
     _, line, _ = shell("check", "app:agent", "--json")
     assert json.loads(line) == {"graph": json.loads(line)["graph"], "version": 2, "ok": True, "why": []}
     file.write_text("{}")
-    assert "is no record of schemas" in shell("check", "app:agent")[2]
+    assert "is not a record of schemas" in shell("check", "app:agent")[2]
 
 
 def test_a_step_that_leads_elsewhere_fails_the_check(shell: Shell) -> None:
@@ -138,7 +138,7 @@ def test_a_step_that_leads_elsewhere_fails_the_check(shell: Shell) -> None:
         assert code == 1
         assert "the graph has no node 'qeustion'" in why
     assert shell("check", "app:new", "--schema", "app:schema", "--write")[0] == 0
-    assert "is no Schema of perdure.schema" in shell("check", "app:new", "--schema", "app:no_schema")[2]
+    assert "is not a Schema of perdure.schema" in shell("check", "app:new", "--schema", "app:no_schema")[2]
 
 
 def test_the_schema_of_the_settings_is_used_as_in_a_server(shell: Shell, tmp_path: Path) -> None:

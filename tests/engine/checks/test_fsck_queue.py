@@ -156,7 +156,7 @@ def test_what_does_not_open_is_found(queue: Queue) -> None:
 
 
 def test_a_queue_that_moves_while_it_is_read_is_read_again(queue: Queue) -> None:
-    """The lanes are read before the messages: a message of the time between is no damage."""
+    """The lanes are read before the messages: a message of the time between is not damage."""
     queue.accept()
     moved: list[int] = []
 

@@ -111,7 +111,7 @@ class Lazy(types.ModuleType):
 
 
 class Plain:
-    """A class of the program that is no data type."""
+    """A class of the program that is not a data type."""
 
     made = 0
 

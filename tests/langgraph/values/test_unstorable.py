@@ -30,7 +30,7 @@ from perdure.langgraph.values.serde import Serde
 
 
 class Plain:
-    """A class that is no data type."""
+    """A class that is not a data type."""
 
     def method(self) -> None:
         """Do nothing."""

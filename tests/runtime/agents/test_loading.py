@@ -197,10 +197,10 @@ def test_a_file_that_fails_leaves_no_half_of_a_module(write: Write) -> None:
     ("place", "mend"),
     [
         ("./none.py:graph", r"there is no file .*none\.py; check the path, which starts at "),
-        ("./folder:graph", r"is no Python file; name one that ends in \.py"),
-        ("./agent.ts:graph", r"is no Python file; name one that ends in \.py"),
+        ("./folder:graph", r"is not a Python file; name one that ends in \.py"),
+        ("./agent.ts:graph", r"is not a Python file; name one that ends in \.py"),
         ("./folder.py:graph", r"there is no file .*folder\.py"),
-        ("./pi_agent.py", r"'./pi_agent\.py' is no place to look; write .* e\.g\. \./app\.py:graph"),
+        ("./pi_agent.py", r"'./pi_agent\.py' is not a place to look; write .* e\.g\. \./app\.py:graph"),
         ("./pi_agent.py:none", r"module 'pi_agent' has no 'none'; it has builder, graph"),
         ("./garbled.py:graph", r"SyntaxError: .*\(garbled\.py, line 1\)"),
         ("./needy.py:graph", r"needy\.py, line 1: ModuleNotFoundError: No module named 'no_such_library'"),

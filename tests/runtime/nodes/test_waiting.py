@@ -237,7 +237,7 @@ def test_a_question_beside_another_keeps_its_deadline(near: Storage) -> None:
             await runtime.wait(await runtime.submit("t", {}))
             question = await runtime.question("t")
             assert question is not None
-            assert len(question.interrupts) == 2, "a sleep is no question"
+            assert len(question.interrupts) == 2, "a sleep is not a question"
             state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "t"}})
             (asked,) = [one.id for one in state.interrupts if one.value == "right?"]
             advance(runtime, HOUR_US // 2)

@@ -174,7 +174,7 @@ async def test_a_task_has_what_it_added_itself(version: str) -> None:
     ):
         silent = await talk.task("nothing")
         assert silent["status"]["state"] == COMPLETED
-        assert silent.get("artifacts", []) == [], "the whole state is no answer"
+        assert silent.get("artifacts", []) == [], "the whole state is not an answer"
         first = await talk.task("hello", context=silent["contextId"])
         assert text_of(first) == "echo hello"
         silent = await talk.task("nothing", context=first["contextId"])
@@ -202,7 +202,7 @@ async def test_a_message_that_is_sent_again_is_the_same_task() -> None:
         with pytest.raises(InvalidParamsError, match="used for another run"):
             await talk.task("other", message_id=message_id)
         names = [await talk.task("hello", message_id="1") for _ in range(2)]
-        assert names[0]["id"] != names[1]["id"], "an id that others may have too is no key"
+        assert names[0]["id"] != names[1]["id"], "an id that others may have too is not a key"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

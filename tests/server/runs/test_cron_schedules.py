@@ -221,12 +221,12 @@ def first_real(time: datetime) -> datetime:
 @pytest.mark.parametrize(
     ("schedule", "text"),
     [
-        (Schedule("daily"), "'daily' is no cron schedule"),
+        (Schedule("daily"), "'daily' is not a cron schedule"),
         (Schedule("61 * * * *"), "it has five fields"),
-        (Schedule(""), "is no cron schedule"),
-        (Schedule("* * * * *", "Mars/Olympus"), "'Mars/Olympus' is no time zone; use an IANA name"),
-        (Schedule("* * * * *", "../../etc/passwd"), "is no time zone"),
-        (Schedule("* * * * *", "\0"), "is no time zone"),
+        (Schedule(""), "is not a cron schedule"),
+        (Schedule("* * * * *", "Mars/Olympus"), "'Mars/Olympus' is not a time zone; use an IANA name"),
+        (Schedule("* * * * *", "../../etc/passwd"), "is not a time zone"),
+        (Schedule("* * * * *", "\0"), "is not a time zone"),
     ],
 )
 def test_what_is_no_schedule_is_refused_by_name(schedule: Schedule, text: str) -> None:

@@ -190,12 +190,12 @@ async def test_the_routes_of_crons_do_what_the_client_s_methods_say(url: str) ->
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"schedule": "often"}, "'often' is no cron schedule"),
-        ({"schedule": "0 9 * * *", "timezone": "Mars"}, "'Mars' is no time zone"),
+        ({"schedule": "often"}, "'often' is not a cron schedule"),
+        ({"schedule": "0 9 * * *", "timezone": "Mars"}, "'Mars' is not a time zone"),
         ({"schedule": "0 9 * * *", "end_time": "2001-01-01T00:00:00"}, "no time between now and its end"),
         ({"schedule": "0 9 * * *", "end_time": "soon"}, "end_time"),
         ({"schedule": "0 9 * * *", "end_time": "9999-12-31T23:59:59-12:00"}, "years 1 to 9999"),
-        ({"schedule": f"{'1' * 5000} 9 * * *"}, "is no cron schedule"),
+        ({"schedule": f"{'1' * 5000} 9 * * *"}, "is not a cron schedule"),
         ({"schedule": "0 9 * * *", "assistant_id": "nobody"}, "no graph or assistant 'nobody'"),
         ({"schedule": "0 9 * * *", "webhook": "http://10.0.0.1/"}, "webhook"),
         ({"schedule": "0 9 * * *", "multitask_strategy": "sometimes"}, "multitask_strategy"),

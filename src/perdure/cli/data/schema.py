@@ -317,5 +317,5 @@ def _agent(chosen: ChosenGraph, schema_place: str | None) -> tuple[Agent, Schema
     if schema_place is not None:
         found = find(schema_place).found
     if not isinstance(found, Schema):
-        raise GraphLoadError(f"{schema_place} is no Schema of perdure.schema, but {type(found).__name__}")
+        raise GraphLoadError(f"{schema_place} is not a Schema of perdure.schema, but {type(found).__name__}")
     return agent, found

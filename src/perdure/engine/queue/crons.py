@@ -131,7 +131,7 @@ def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: i
         cron = before._replace(
             body=after.body,
             due_at=after.due_at,
-            # A claim is no change of the cron itself.
+            # A claim is not a change of the cron itself.
             updated_at=before.updated_at if after.claimed_until else now,
             version=before.version + 1,
             claimed_until=after.claimed_until,

@@ -45,7 +45,7 @@ _NOTHING_ELSE = (
     Check(LANE, (WAITS,), Expect.ABSENT),
     Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
 )
-"""Checks that nothing has come to the name meanwhile that is no part of an arrival."""
+"""Checks that nothing has come to the name meanwhile that is not a part of an arrival."""
 
 CheckpointKey = tuple[str, str]
 """Namespace and id of a checkpoint."""

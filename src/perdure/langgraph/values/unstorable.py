@@ -1,6 +1,6 @@
 """Says of an object that can never be stored what it is, and what to keep in the state in its place.
 
-A codec is no help for these: they are code, are not finished, or belong to the process that made them.
+A codec does not help: they are code, are not finished, or belong to the process that made them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _packed_exactly(value: object, where: str) -> bytes:
     try:
         return packed(data)
     except ValueError as error:
-        raise Unserialisable(f"{where} is no plain JSON data: {find_fault(data) or error}") from error
+        raise Unserialisable(f"{where} is not plain JSON data: {find_fault(data) or error}") from error
 
 
 def packed(data: Any) -> bytes:

@@ -136,7 +136,7 @@ class Agent:
 
     Raises:
         ValueError: A setting is invalid, or the graph cannot be run with it.
-        TypeError: The graph is not compiled, or is no graph.
+        TypeError: The graph is not compiled, or is not a graph.
     """
 
     graph: Pregel[Any, Any, Any, Any] | Factory

@@ -102,7 +102,7 @@ def factory_of(place: str, make: Callable[..., Any]) -> Factory | None:
         elif parameter.default is parameter.empty:
             unknown.append(name)
     if len(unknown) == 1 and "config" not in parameters.values():
-        # As on LangGraph's server, a parameter that is no runtime is the config, under any name.
+        # As on LangGraph's server, a parameter that is not a runtime is the config, under any name.
         parameters[unknown.pop()] = "config"
     if unknown or len(set(parameters.values())) != len(parameters):
         raise GraphLoadError(

@@ -132,7 +132,7 @@ async def load_channels(loaded: LoadedGraph) -> dict[str, Channel]:
     """Return the channels by name at a place, or from a factory.
 
     Raises:
-        GraphLoadError: The object is no mapping of names to channels.
+        GraphLoadError: The object is not a mapping of names to channels.
     """
     made = loaded.found if isinstance(loaded.found, Mapping) else await _make(loaded)
     if not isinstance(made, Mapping):
@@ -165,7 +165,7 @@ def _check_saver(place: str, saver: object) -> None:
 
 def _no_place(place: str) -> NoReturn:
     raise GraphLoadError(
-        f"{place!r} is no place to look; write module:attribute, e.g. app:graph, or file:attribute, e.g. "
+        f"{place!r} is not a place to look; write module:attribute, e.g. app:graph, or file:attribute, e.g. "
         "./app.py:graph"
     )
 

@@ -37,7 +37,7 @@ def module_of(path: Path, root: Path) -> ModuleType:
         Unplaced: There is no such file, or it cannot be a module. Errors of its code are raised unchanged.
     """
     if path.suffix != ".py":
-        raise Unplaced(f"{path} is no Python file; name one that ends in .py")
+        raise Unplaced(f"{path} is not a Python file; name one that ends in .py")
     if not path.is_file():
         raise Unplaced(f"there is no file {path}; check the path, which starts at {root}")
     path = path.resolve()
@@ -62,7 +62,8 @@ def _is_of(module: ModuleType, path: Path) -> bool:
 
 
 def _top_package(folder: Path) -> Path | None:
-    """Return the outermost package that contains a folder; a folder with a dot in its name is no package."""
+    """Return the outermost package that contains a folder; a folder with a dot in its name is not a
+    package."""
     top = None
     while (folder / "__init__.py").is_file() and "." not in folder.name:
         top, folder = folder, folder.parent

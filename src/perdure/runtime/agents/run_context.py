@@ -50,7 +50,7 @@ def mirrored(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(schema: Any) -> frozenset[str] | None:
-    """Return the keys of a schema, or ``None`` if it is no schema or has none: then any key is allowed."""
+    """Return the keys of a schema, or ``None`` if it is not a schema or has none: then any key is allowed."""
     names: set[str] = set()
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         for name, field in schema.model_fields.items():

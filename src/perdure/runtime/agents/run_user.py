@@ -23,7 +23,7 @@ CLAIMED = frozenset((USER_ID, USER_EMAIL))
 
 class GraphUser(Mapping[str, Any]):
     """Verified user with all fields as items and attributes: ``user.identity`` and ``user["identity"]``. It
-    is no dict: no field can make it pass for a user of LangGraph's studio."""
+    is not a dict: no field can make it pass for a user of LangGraph's studio."""
 
     __slots__ = ("_fields",)
 

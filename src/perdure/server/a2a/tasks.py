@@ -268,7 +268,7 @@ def _artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
             return {"artifactId": message.get("id") or task.run_id, "name": "reply", "parts": parts}
     outputs = {name: held for name, held in values.items() if name in result.outputs and name != _MESSAGES}
     if _MESSAGES in values:
-        # What a conversation has besides its messages is no result of a task that left it as it was.
+        # What a conversation has besides its messages is not a result of a task that left it as it was.
         held_before = before if isinstance(before, dict) else {}
         outputs = {name: held for name, held in outputs.items() if held_before.get(name) != held}
     if not outputs:

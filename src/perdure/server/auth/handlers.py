@@ -168,7 +168,7 @@ class Handlers(OnHandlers):
 
 
 class _Unusable(Exception):
-    """An authenticate handler returned something that is no user; the message gives the reason."""
+    """An authenticate handler returned something that is not a user; the message gives the reason."""
 
 
 def only(request: HTTPConnection, header: str) -> str | None:

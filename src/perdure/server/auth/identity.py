@@ -41,7 +41,7 @@ class User:
     everything that the authenticator returned, as JSON data.
 
     Handlers see a user as LangGraph's: ``user.identity``, and a field as ``user["org"]``, ``user.org`` or
-    ``user.get("org")``. It is no dict, so that no field can make it pass for a user of LangGraph's studio.
+    ``user.get("org")``. It is not a dict, so that no field can make it pass for a user of LangGraph's studio.
     """
 
     identity: str

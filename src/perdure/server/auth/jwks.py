@@ -157,7 +157,7 @@ def _is_near(url: str) -> bool:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise BadSetting(f"jwks_url is no URL: {error}") from error
+        raise BadSetting(f"jwks_url is not a URL: {error}") from error
     host = parts.hostname or ""
     try:
         is_near = host == "localhost" or ip_address(host).is_loopback
@@ -178,7 +178,7 @@ def _read(body: bytes) -> Sequence[_Known]:
         raise _Unusable("an answer that is nested too deep") from error
     published: object = cast(dict[str, Any], data).get("keys") if isinstance(data, dict) else None
     if not isinstance(published, list):
-        raise _Unusable("an answer that is no JWKS")
+        raise _Unusable("an answer that is not JWKS")
     known = [key for one in cast(list[object], published) if (key := _known(one)) is not None]
     if not known:
         raise _Unusable("a JWKS without a public key that verifies signatures")

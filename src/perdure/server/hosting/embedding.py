@@ -124,7 +124,7 @@ async def _body(request: Request) -> dict[str, Any]:
     try:
         body = json.loads(content)
     except ValueError:
-        raise HTTPException(422, "the body is no JSON") from None
+        raise HTTPException(422, "the body is not JSON") from None
     except RecursionError:
         raise HTTPException(422, "the body is nested too deeply") from None
     return body if isinstance(body, dict) else {}

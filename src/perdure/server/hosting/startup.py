@@ -213,8 +213,8 @@ def gate_of(config: Config) -> Gate:
         rules = _found(config, auth.handlers).found
         if not isinstance(rules, Auth):
             raise GraphLoadError(
-                f"{auth.handlers} is no langgraph_sdk.Auth but {type(rules).__name__}; name the object that "
-                "has the handlers"
+                f"{auth.handlers} is not a langgraph_sdk.Auth but {type(rules).__name__}; name the object "
+                "that has the handlers"
             )
     if jwt is not None:
         return Jwt(JwtSettings(**jwt), None if rules is None else Rules(rules))
@@ -236,7 +236,7 @@ async def own_app(config: Config) -> Starlette | Any | None:
         return None
     app = await asyncio.to_thread(_found, config, config.http.app)
     if not callable(app.found):
-        raise GraphLoadError(f"{config.http.app} is no ASGI application but {type(app.found).__name__}")
+        raise GraphLoadError(f"{config.http.app} is not an ASGI application but {type(app.found).__name__}")
     return app.found
 
 

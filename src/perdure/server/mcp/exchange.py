@@ -221,5 +221,7 @@ def _offset(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not cursor.isdecimal() or len(cursor) > 9:
-        raise MCPError(INVALID_PARAMS, f"{cursor[:20]!r} is no cursor; send the nextCursor of the last page")
+        raise MCPError(
+            INVALID_PARAMS, f"{cursor[:20]!r} is not a cursor; send the nextCursor of the last page"
+        )
     return int(cursor)

@@ -40,7 +40,7 @@ async function request(method, path, { body, headers = {}, signal, keepalive = f
   throw new Failure(detail, { status: response.status, away: [502, 503, 504].includes(response.status) });
 }
 
-// Anything but JSON is no answer of this server, but that of a proxy or a sign-in page in between, or was cut off.
+// Anything but JSON is not an answer of this server, but that of a proxy or a sign-in page in between, or was cut off.
 const json = async (...asked) => {
   const response = await request(...asked);
   return response.json().catch(() => { throw gone(); });

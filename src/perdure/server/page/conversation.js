@@ -377,7 +377,7 @@ export class Conversation {
   }
 
   // Reads what a run left, and keeps the answer that was stopped. If the next message is being answered already, or has
-  // been, what was written is shown where it was, but it is no part of the conversation.
+  // been, what was written is shown where it was, but it is not a part of the conversation.
   async _afterwards(cut, answered) {
     await this.sync();
     if (!cut?.size) return;

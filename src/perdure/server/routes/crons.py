@@ -297,7 +297,7 @@ def _payload(given: Mapping[str, Any]) -> dict[str, Any]:
 def _join_authorized(given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
     """Return the fields of a cron with those of its run as the authorization handler left them."""
     if not isinstance(payload, Mapping):
-        raise Refusal(500, "the authorization handler left a payload that is no mapping")
+        raise Refusal(500, "the authorization handler left a payload that is not a mapping")
     own = {name: value for name, value in given.items() if name in _OWN}
     return {**own, **_payload(payload)}
 

@@ -54,8 +54,8 @@ class Schedule(NamedTuple):
             following = next(time for time in times if time.timestamp() > begin.timestamp())
         except (CronSimError, ValueError) as error:
             raise BadSchedule(
-                f"{self.expression!r} is no cron schedule ({error}); it has five fields, minute, hour, day, "
-                "month and weekday, e.g. '0 9 * * MON-FRI'"
+                f"{self.expression!r} is not a cron schedule ({error}); it has five fields, minute, hour, "
+                "day, month and weekday, e.g. '0 9 * * MON-FRI'"
             ) from error
         except (StopIteration, OverflowError):
             return None
@@ -111,4 +111,4 @@ def _zone(name: str | None) -> ZoneInfo:
     try:
         return ZoneInfo(name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise BadSchedule(f"{name!r} is no time zone; use an IANA name such as 'Europe/Paris'") from error
+        raise BadSchedule(f"{name!r} is not a time zone; use an IANA name such as 'Europe/Paris'") from error

@@ -80,7 +80,7 @@ class OutboundPolicy:
         try:
             url = httpx.URL(text)
         except (httpx.InvalidURL, ValueError):
-            raise Unreachable("it is no URL; write e.g. https://example.com/hook") from None
+            raise Unreachable("it is not a URL; write e.g. https://example.com/hook") from None
         if url.scheme not in ("http", "https") or not url.raw_host:
             raise Unreachable("it has to begin with https://, or http://, and a host")
         if url.userinfo:

@@ -57,7 +57,7 @@ def bound(binding: Binding, wait: Wait | None = None) -> Iterator[str]:
         wait: Returns the value of a promise of the binding; by default Pyodide's ``run_sync``.
 
     Raises:
-        BadUrl: This is no Python Worker, and no ``wait`` was given.
+        BadUrl: This is not a Python Worker, and no ``wait`` was given.
     """
     pack: Callable[[Sequence[Any]], Any] = list
     waits, null = wait, None

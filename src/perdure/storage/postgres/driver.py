@@ -432,7 +432,7 @@ def _error_of(error: Exception, place: PostgresUrl) -> Exception:
         new = TooLarge(f"{place.name}: a number does not fit the 64 bits that PostgreSQL keeps")
     elif isinstance(error, UnicodeEncodeError):
         # Clients see it, so it does not name the database.
-        new = Unserialisable("a name holds half of a character (a lone surrogate); it is no text")
+        new = Unserialisable("a name holds half of a character (a lone surrogate); it is not text")
     elif isinstance(error, StatementRolledBack):
         new = Unavailable(
             f"{place.name}: the write was rolled back {_ROLLBACKS} times because of others; try again"

@@ -38,7 +38,7 @@ class _Row(NamedTuple):
 
 def pack_vectors(writes: Sequence[codec.Write], vector_type: int) -> Values | None:
     """Return the vectors of all entries that some requests put; ``None`` if there are none, or if the
-    database has to read them from the entries: one is written twice, or is no plain entry with vectors.
+    database has to read them from the entries: one is written twice, or is not a plain entry with vectors.
 
     Args:
         writes: The requests, whose jobs are numbered in their order.

@@ -105,5 +105,5 @@ def _refused_error(text: str, shown: str) -> PerdureError:
     if "string exceeds maximum allowed size" in text or "invalid bulk length" in text:
         return TooLarge(f"{shown}: a value passes the server's proto-max-bulk-len; raise it there")
     if "cluster support disabled" in text:
-        return Unavailable(f"{shown} is no cluster; write redis:// for redis+cluster:// in the URL")
+        return Unavailable(f"{shown} is not a cluster; write redis:// for redis+cluster:// in the URL")
     return Unavailable(f"{shown} refused a request: {text[:120]}")

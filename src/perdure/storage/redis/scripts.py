@@ -66,7 +66,7 @@ def _text(name: str) -> str:
 
 def _script(source: str) -> Script:
     text = source.encode()
-    # Servers name scripts by this digest; it is no protection.
+    # Servers name scripts by this digest; it is not protection.
     return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
 
 

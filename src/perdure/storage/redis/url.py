@@ -98,7 +98,7 @@ def _prefix(shown: str, value: str) -> bytes:
 def _milliseconds(shown: str, value: str) -> int:
     found = re.fullmatch(r"([0-9]+)([smhd]?)", value)
     if found is None or not int(found[1]):
-        raise BadUrl(f"{shown}: ttl={value!r} is no span of time; use e.g. ttl=30d, ttl=12h or ttl=3600s")
+        raise BadUrl(f"{shown}: ttl={value!r} is not a span of time; use e.g. ttl=30d, ttl=12h or ttl=3600s")
     life = int(found[1]) * _UNITS[found[2] or "s"] * 1000
     if life > _LONGEST_LIFE:
         raise BadUrl(f"{shown}: ttl={value!r} is more than a hundred years; leave it out to keep for ever")
@@ -107,7 +107,7 @@ def _milliseconds(shown: str, value: str) -> int:
 
 def _pool(shown: str, value: str) -> int:
     if not re.fullmatch("[0-9]{1,3}", value) or not 1 <= int(value) <= 256:
-        raise BadUrl(f"{shown}: pool={value!r} is no number of connections; use 1 to 256, e.g. pool=4")
+        raise BadUrl(f"{shown}: pool={value!r} is not a number of connections; use 1 to 256, e.g. pool=4")
     return int(value)
 
 

@@ -291,7 +291,7 @@ def _read_listed(row: tuple[Any, ...]) -> IndexHit:
 def _read_partition(names: Sequence[Any]) -> Partition:
     """Return the partition of a row of the catalogue; raise ``Corrupt`` if its names are no text."""
     if not all(isinstance(name, str) for name in names):
-        raise Corrupt(f"the catalogue of threads has a name that is no text; {checksums.ADVICE}")
+        raise Corrupt(f"the catalogue of threads has a name that is not text; {checksums.ADVICE}")
     return Partition(*names)
 
 

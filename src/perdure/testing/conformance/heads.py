@@ -174,7 +174,7 @@ class Heads:
         assert len(listed(backend.saver())) == 2
 
     def test_what_a_process_remembers_refuses_nobody(self, backend: Backend) -> None:
-        """A view of the head from before another loop's step is no evidence of a race."""
+        """A view of the head from before another loop's step is not evidence of a race."""
         first, second = backend.saver(), backend.saver()
         put(first, at(), "c1")
         put(second, load(second).config, "c2")

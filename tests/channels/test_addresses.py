@@ -26,7 +26,7 @@ def test_an_address_comes_back_from_its_thread_id(one: ChatAddress) -> None:
 
 @pytest.mark.parametrize("thread_id", ["", "ada", "a:b:c", "a:b:c:d:e", "a:%62:c:d", "a:%zz:c:d", "a:é:c:d"])
 def test_other_threads_are_no_conversations(thread_id: str) -> None:
-    with pytest.raises(ValueError, match="no conversation"):
+    with pytest.raises(ValueError, match="not a conversation"):
         ChatAddress.of(thread_id)
 
 

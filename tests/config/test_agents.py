@@ -166,7 +166,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_imported(
 @pytest.mark.parametrize(
     ("settings", "place", "error", "why"),
     [
-        ({"schema": "./app.py:number"}, "graph", GraphLoadError, "no Schema of perdure.schema, but int"),
+        ({"schema": "./app.py:number"}, "graph", GraphLoadError, "not a Schema of perdure.schema, but int"),
         ({"schema": "./app.py:none"}, "graph", GraphLoadError, "has no 'none'"),
         ({"schema": "./app.py:schema"}, "agent", BadSetting, "another schema=… of its own"),
         ({"conversation": {"graphs": {"talk": {"limit": 9}}}}, "agent", BadSetting, "conversation=… of its"),

@@ -271,8 +271,8 @@ def test_a_thread_is_named_by_either_name(naming: FastAPI, path: str, sent: dict
         ("/any?thread_id=", {}, "1 to 255 characters"),
         ("/any", {"json": {"context_id": "x" * 256}}, "1 to 255 characters"),
         ("/any", {"json": {"context_id": "a\u0000b"}}, "1 to 255 characters"),
-        ("/any", {"content": b"{", "headers": {"content-type": "application/json"}}, "no JSON"),
-        ("/any", {"content": b"\xff", "headers": {"content-type": "application/json"}}, "no JSON"),
+        ("/any", {"content": b"{", "headers": {"content-type": "application/json"}}, "not JSON"),
+        ("/any", {"content": b"\xff", "headers": {"content-type": "application/json"}}, "not JSON"),
         ("/any", {"content": b"[" * 200_000, "headers": {"content-type": "application/json"}}, "nested"),
     ],
 )

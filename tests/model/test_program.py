@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.model.ops import Now
-from perdure.model.program import Effect, Ended, Program, advance, ask, resume
+from perdure.model.program import Effect, Program, ProgramResult, advance, ask, resume
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import arun, run
 
@@ -66,7 +66,7 @@ def test_the_first_answer_or_error_may_come_from_the_starter() -> None:
 def test_the_end_has_the_result_and_what_is_raised_passes_through() -> None:
     program = counted([Now()])
     advance(program)
-    assert advance(program, 1) == Ended([1])
+    assert advance(program, 1) == ProgramResult([1])
     program = counted([Now()])
     advance(program)
     with pytest.raises(ValueError, match="not caught"):

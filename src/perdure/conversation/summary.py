@@ -18,7 +18,7 @@ from perdure.conversation.background_loop import wait_for
 from perdure.conversation.counting import Counter, approximate
 from perdure.conversation.shortening import cut
 from perdure.errors import SummaryRefused
-from perdure.model.program import Ended, advance
+from perdure.model.program import ProgramResult, advance
 
 SUMMARY_ID = "conversation-summary"
 """Id of the system message with the summary of what was left out."""
@@ -161,14 +161,14 @@ class ModelSummarizer:
 
     async def _asked(self, requests: _Requests) -> str:
         request, answer = await _step_off_loop(self._counter, requests, None), ""
-        while not isinstance(request, Ended):
+        while not isinstance(request, ProgramResult):
             answer = (await self._model.ainvoke([HumanMessage(request)])).text.strip()
             request = await _step_off_loop(self._counter, requests, answer)
         return answer
 
     def _asked_sync(self, requests: _Requests) -> str:
         request, answer = advance(requests), ""
-        while not isinstance(request, Ended):
+        while not isinstance(request, ProgramResult):
             answer = self._model.invoke([HumanMessage(request)]).text.strip()
             request = advance(requests, answer)
         return answer
@@ -257,7 +257,7 @@ async def folded(
     """
     making = _folding(summary, leaving, most, counter)
     step = await _step_off_loop(counter, making, None)
-    while not isinstance(step, Ended):
+    while not isinstance(step, ProgramResult):
         step = await _step_off_loop(counter, making, await _made(summarize, step))
     return step.result
 
@@ -274,7 +274,7 @@ def folded_sync(
     in an event loop of its own thread, always the same one."""
     making = _folding(summary, leaving, most, counter)
     step = advance(making)
-    while not isinstance(step, Ended):
+    while not isinstance(step, ProgramResult):
         step = advance(making, _made_sync(summarize, step))
     return step.result
 
@@ -343,7 +343,9 @@ def _shortening(summary: str, words: int) -> _Requests:
     yield f"{head}{summary}{tail}"
 
 
-async def _step_off_loop(counter: Counter, making: Generator[Y, Any, R], answer: object) -> Y | Ended[R]:
+async def _step_off_loop(
+    counter: Counter, making: Generator[Y, Any, R], answer: object
+) -> Y | ProgramResult[R]:
     """Do the same in a thread if a counter may take long, as steps count."""
     if counter is approximate:
         return advance(making, answer)

@@ -29,7 +29,7 @@ from perdure.langgraph.translate import Address
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.merged_commits import merged
 from perdure.model.ops import Commit, Committed
-from perdure.model.program import Ended, Program, advance, resume
+from perdure.model.program import Program, ProgramResult, advance, resume
 from perdure.model.records import Partition
 from perdure.storage.port import Driver, arun
 
@@ -51,7 +51,7 @@ class _Part(NamedTuple):
 
     def finish(self) -> None:
         """End the program: the commit was accepted."""
-        if not isinstance(advance(self.program, Committed()), Ended):
+        if not isinstance(advance(self.program, Committed()), ProgramResult):
             raise RuntimeError("a write asks for nothing after its commit")
 
     def rest(self) -> Program[None]:

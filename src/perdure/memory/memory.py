@@ -15,7 +15,7 @@ from perdure.memory.new_fact import NewFact
 from perdure.memory.programs import Question
 from perdure.memory.steps import FactChange, Place, Steps
 from perdure.memory.users import ROOT, namespace_of, user_id, user_of_namespace
-from perdure.model.program import Ended, advance
+from perdure.model.program import ProgramResult, advance
 
 R = TypeVar("R")
 
@@ -341,7 +341,7 @@ class ConditionalStore(Protocol):
 
 def _run(store: BaseStore, steps: Steps[R]) -> R:
     step = advance(steps)
-    while not isinstance(step, Ended):
+    while not isinstance(step, ProgramResult):
         if not isinstance(step, FactChange):
             answer: Any = store.batch(_timed(store, step))
         elif isinstance(store, ConditionalStore):
@@ -355,7 +355,7 @@ def _run(store: BaseStore, steps: Steps[R]) -> R:
 
 async def _arun(store: BaseStore, steps: Steps[R]) -> R:
     step = advance(steps)
-    while not isinstance(step, Ended):
+    while not isinstance(step, ProgramResult):
         if not isinstance(step, FactChange):
             answer: Any = await store.abatch(_timed(store, step))
         elif isinstance(store, ConditionalStore):

@@ -32,7 +32,7 @@ def ask(effect: Effect[R]) -> Program[R]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(Generic[R]):
+class ProgramResult(Generic[R]):
     """The end of a program, with its result."""
 
     result: R
@@ -40,17 +40,17 @@ class Ended(Generic[R]):
 
 def advance(
     program: Generator[Y, Any, R], answer: object = None, error: BaseException | None = None
-) -> Y | Ended[R]:
+) -> Y | ProgramResult[R]:
     """Start a program, or give it the answer to its last request, or the error; return its next request."""
     try:
         return program.send(answer) if error is None else program.throw(error)
     except StopIteration as done:
-        return Ended(done.value)
+        return ProgramResult(done.value)
 
 
 def resume(
     program: Program[R],
-    step: Effect[Any] | Ended[R],
+    step: Effect[Any] | ProgramResult[R],
     perform: Callable[[Effect[Any]], Program[Any]] = ask,
 ) -> Program[R]:
     """Return the rest of a program that has been started, to be driven as a program of its own.
@@ -60,7 +60,7 @@ def resume(
         step: What ``advance`` returned last.
         perform: Performs a request of the program.
     """
-    while not isinstance(step, Ended):
+    while not isinstance(step, ProgramResult):
         answer: Any = None
         error: Exception | None = None
         try:

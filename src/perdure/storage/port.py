@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from perdure.model.ops import Commit, Committed, Fetch, Refused
-from perdure.model.program import Effect, Ended, Program, advance
+from perdure.model.program import Effect, Program, ProgramResult, advance
 from perdure.model.records import Partition, Record
 
 R = TypeVar("R")
@@ -197,7 +197,7 @@ class WrappingDriver:
 def run(program: Program[R], driver: Driver) -> R:
     """Drive a program to its result, blocking."""
     step = advance(program)
-    while not isinstance(step, Ended):
+    while not isinstance(step, ProgramResult):
         answer: Any = None
         error: Exception | None = None
         try:
@@ -212,7 +212,7 @@ async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False)
     """Drive a program to its result, awaiting each request; with ``in_threads`` the program itself
     computes in threads, so that the event loop does not wait for it."""
     step = await asyncio.to_thread(advance, program) if in_threads else advance(program)
-    while not isinstance(step, Ended):
+    while not isinstance(step, ProgramResult):
         answer: Any = None
         error: Exception | None = None
         try:

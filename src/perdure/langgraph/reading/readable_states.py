@@ -22,7 +22,7 @@ from langgraph.types import StateSnapshot, StateUpdate
 
 from perdure.errors import PerdureError, Unreadable
 from perdure.langgraph.reading.partial_saver import NULL_TASK, PartialSaver, StatePart, update_refused
-from perdure.model.program import Ended, advance
+from perdure.model.program import ProgramResult, advance
 
 REFUSED = "refused"
 """Key of a state's metadata with the list of what was left out: objects with ``message``, ``error``, the name
@@ -72,7 +72,7 @@ def read_state(graph: Graph, config: RunnableConfig, *, subgraphs: bool = False)
     except Exception as error:
         search = _search(graph, error)
         step = advance(search)
-        while not isinstance(step, Ended):
+        while not isinstance(step, ProgramResult):
             outcome: StateSnapshot | Exception
             try:
                 outcome = step.get_state(config, subgraphs=subgraphs)
@@ -221,7 +221,7 @@ async def awithout_refused(graph: Graph, config: RunnableConfig) -> Graph:
 async def _afind(graph: Graph, config: RunnableConfig, subgraphs: bool, error: Exception) -> _Found:
     search = _search(graph, error)
     step = advance(search)
-    while not isinstance(step, Ended):
+    while not isinstance(step, ProgramResult):
         outcome: StateSnapshot | Exception
         try:
             outcome = await step.aget_state(config, subgraphs=subgraphs)

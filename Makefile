@@ -23,7 +23,7 @@ DB ?= sqlite:///$(NAME).db
 BACKENDS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo example test test-all chaos suites clients uis lint types fix hooks bench histories soak package docs clean
+.PHONY: help demo example test test-all waits chaos suites clients uis lint types fix hooks bench histories soak package docs clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,10 @@ test: $(OWN_UV) ## Run the tests, in random order, but for the slow ones
 test-all: $(OWN_UV) ## Run every test and, without ARGS, the suites of LangGraph, LangChain and deepagents
 	$(RUN) --group test --all-extras pytest $(SPREAD) $(ARGS)
 	$(if $(strip $(ARGS)),,$(MAKE) suites)
+
+waits: $(OWN_UV) ## A thousand threads that wait for days, 50,000 that sleep, and 2,000 races, at full size
+	@export PERDURE_WAITS=full; \
+	$(RUN) --group test --all-extras pytest --timeout 3000 -m "" -s tests/runtime/test_many_waits.py tests/runtime/nodes/test_waiting.py $(ARGS)
 
 chaos: $(OWN_UV) ## Every test at full size: all kill points, mutants, races; over an hour
 	@export PERDURE_CHAOS=full PERDURE_FIGURES=$$(mktemp); \

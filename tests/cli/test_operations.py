@@ -22,7 +22,7 @@ import perdure
 from perdure.cli.app import printable
 from perdure.cli.runs import since_us, when
 from perdure.cli.top import _column
-from perdure.runtime import Runtime, Settings
+from perdure.runtime import Runtime, Settings, ask, wait_for
 from tests.cli.running import run_cli
 
 EVIL = "\x1b]0;title\x07 [bold]"
@@ -281,3 +281,41 @@ def test_what_is_neither_a_span_nor_a_time_is_refused(since: str, shell: Shell) 
 
 def test_times_name_their_zone() -> None:
     assert when(1_700_000_000_000_000) == "2023-11-14 22:13:20Z"
+
+
+def test_a_thread_that_waits_is_listed_and_signalled(shell: Shell, tmp_path: Path) -> None:
+    async def pay(state: MessagesState) -> dict[str, Any]:
+        paid = await wait_for("paid", within=3600, default=None)
+        return {"messages": [AIMessage(f"{paid} {ask('sure?', within=3600, default='no')}")]}
+
+    graph = StateGraph(MessagesState).add_node(pay).add_edge(START, "pay").compile()
+
+    async def work(reach: int) -> None:
+        async with (
+            perdure.connect("sqlite:///threads.db", migrate=True) as database,
+            Runtime(database, graph, settings=Settings(poll=0.1)) as runtime,
+            asyncio.timeout(60),
+        ):
+            if reach == 1:
+                await runtime.wait(await runtime.submit("t", {"messages": []}))
+            while len(runs := await runtime.runs("t")) < reach or runs[0].state == "open":  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    asyncio.run(work(1))
+    assert shell("questions", "ls").stdout == "No thread waits for an answer.\n"
+    (row,) = shell("questions", "ls", "--waits", "--json").rows
+    assert (row["kind"], row["signal"], row["form"]) == ("signal", "paid", {"kind": "none"})
+    assert "It waits for the signal 'paid'." in shell("questions", "ls", "--waits").stdout
+    refused = shell("questions", "answer", "t", "1")
+    assert (refused.code, "waits for no answer" in refused.stderr or "sleeps" in refused.stderr) == (1, True)
+    first = shell("threads", "signal", "t", "paid", '{"n": 1}', "--key", "k", "--json").rows[0]
+    assert first["run_id"]
+    assert "as it had been before" in shell("threads", "signal", "t", "paid", "1", "--key", "k").stdout
+    assert "kept" in shell("threads", "signal", "t", "other").stdout
+    missing = shell("threads", "signal", "none", "paid")
+    assert (missing.code, "there is no thread" in missing.stderr) == (1, True)
+    assert shell("threads", "signal", "t", "").code == 2
+    asyncio.run(work(2))
+    (asked,) = shell("questions", "ls", "--json").rows
+    assert asked["deadline"] > asked["since"]
+    assert "deadline" in shell("questions", "ls").stdout

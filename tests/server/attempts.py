@@ -100,6 +100,8 @@ def _threads(names: Names) -> Iterator[Attempt]:
         yield Attempt("PUT", f"{at}/tags/{{name}}", tag, {})
         yield Attempt("PUT", f"{at}/tags/{{name}}", tag, {"checkpoint_id": names.checkpoint})
         yield Attempt("DELETE", f"{at}/tags/{{name}}", tag)
+        named = {"thread_id": thread_id, "name": "s"}
+        yield Attempt("POST", f"{at}/signals/{{name}}", named, {})
         yield Attempt("GET", f"{at}/stream", {"thread_id": thread_id}, headers={"Last-Event-ID": "-"})
     ids = {"thread_id": names.idle}
     yield Attempt("GET", at, ids, query={"include": "ttl"})

@@ -149,6 +149,7 @@ def _rows() -> dict[str, Callable[[Running], Any]]:
         "http.disable_webhooks": lambda at: at.host.webhooks is None,
         "http.webhook_hosts": lambda at: at.workers.webhook_hosts,
         "http.webhook_secrets": lambda at: at.workers.webhook_secrets,
+        "http.signal_secrets": lambda at: at.host.signal_secrets,
         "http.a2a_needs_context": lambda at: at.config.http.a2a_needs_context,
         "http.a2a_shared_contexts": lambda at: at.config.http.a2a_shared_contexts,
         "http.enable_custom_route_auth": lambda at: at.config.http.enable_custom_route_auth,

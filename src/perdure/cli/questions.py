@@ -47,6 +47,9 @@ def list_questions(
     ] = None,
     user: User = None,
     prefix: Prefix = "",
+    waits: Annotated[
+        bool, typer.Option("--waits", help="Include threads that sleep or wait for a signal")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, oldest first")] = 100,
     db: Db = None,
     tenant: Tenant = "",
@@ -61,7 +64,7 @@ def list_questions(
     from perdure.runtime.operations import entries
 
     with walking(db, tenant, key_file, prefix) as found:
-        asked = awaited(_all(found.walk, user, since_us(older, found.now)))
+        asked = awaited(_all(found.walk, user, since_us(older, found.now), with_waits=waits))
     asked.sort(key=lambda each: each.since)
     for question in asked[:limit]:
         entry = entries.question_entry(question)
@@ -73,11 +76,14 @@ def list_questions(
         out.print("No thread waits for an answer.")
 
 
-async def _all(walk: ThreadWalk, user: str | None, before: int | None) -> list[AskedQuestion]:
+async def _all(
+    walk: ThreadWalk, user: str | None, before: int | None, *, with_waits: bool
+) -> list[AskedQuestion]:
     from perdure.runtime.operations import open_questions
 
     asked: list[AskedQuestion] = []
-    async with aclosing(open_questions.search(walk, user=user, asked_before=before)) as steps:
+    search = open_questions.search(walk, user=user, asked_before=before, with_waits=with_waits)
+    async with aclosing(search) as steps:
         async for step in steps:
             asked += step.questions
     return asked
@@ -88,6 +94,7 @@ def _print(entry: dict[str, Any], now: int) -> None:
     line += f"  of {printable(entry['user'])}" if entry["user"] else ""
     line += f"  {legible(entry['title'])}" if entry["title"] else ""
     line += f"  until {when(entry['until'])}" if entry["until"] else ""
+    line += f"  deadline {when(entry['deadline'])}" if entry["deadline"] else ""
     line += f"  interrupt {printable(entry['interrupt_id'])}" if entry["interrupt_id"] else ""
     out.print(escape(line), soft_wrap=True)
     text = entry["fault"] or entry["text"]
@@ -191,6 +198,43 @@ def _decision(asked: AskedQuestion, *, approve: bool, reject: str | None, edit: 
         return resume_value(asked.value, "reject", reject or "")
     except UnusableAnswer as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def signal(
+    thread_id: ThreadId,
+    name: Annotated[str, typer.Argument(help="The name of the signal, as in wait_for")],
+    value: Annotated[str | None, typer.Argument(help="Its value: JSON, or else text as it is")] = None,
+    *,
+    key: Annotated[
+        str | None, typer.Option(help="Its key: sent again with the same key, it has no further effect")
+    ] = None,
+    one: Annotated[bool, typer.Option("--one", help="End one wait, if several branches wait for it")] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a signal to a thread, whose graph goes on where it waits for one of this name.
+
+    A worker with the graph does that. If the thread does not wait for it, it is kept until it does.
+    """
+    from perdure.runtime.operations import open_questions
+
+    with walking(db, tenant, key_file) as found:
+        given = None if value is None else _json_or_text(value)
+        try:
+            sent = open_questions.give_signal(
+                found.database, Partition(tenant, thread_id), name, given, key=key or None, to_all=not one
+            )
+            receipt = awaited(sent)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+    if as_json:
+        print_json(receipt._asdict())
+        return
+    what = "kept until it waits for it" if receipt.run_id is None else f"it goes on as run {receipt.run_id}"
+    again = ", as it had been before" if receipt.is_duplicate else ""
+    out.print(escape(f"{printable(thread_id)}: {what}{again}"), soft_wrap=True)
 
 
 def _json_or_text(value: str) -> Any:

@@ -28,6 +28,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.care import DryRun, prune_threads
 from perdure.cli.data.diff import checkpoint_id, diff
+from perdure.cli.questions import signal
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.cli.suggestions import Group
 from perdure.cli.thread_listing import list_threads, top
@@ -44,7 +45,7 @@ threads = typer.Typer(
 )
 Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
 add_listing(threads, list_threads)
-for command in (top, diff, inbox, runs, outbox, dead, retry, stuck):
+for command in (top, diff, inbox, runs, outbox, dead, retry, stuck, signal):
     threads.command()(command)
 
 

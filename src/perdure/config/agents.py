@@ -5,7 +5,7 @@ They are for graphs whose code stays as it is. What an ``Agent`` itself was give
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from perdure.errors import BadSetting, GraphLoadError
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.loading import find
 from perdure.runtime.agents.module_files import names_file
+from perdure.runtime.nodes.waiting import Question
 from perdure.schema.schema import Schema
 
 _FIELDS = ("limit", "summary", "keep", "summarize", "counter", "system", "key")
@@ -74,12 +75,14 @@ class ConversationSettings(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Settings by graph: places of schemas, and policies of conversations. ``own`` are the graphs that have a
-    policy written for them alone; ``memory`` is the policy of all graphs that have none in their code."""
+    policy written for them alone; ``memory`` is the policy of all graphs that have none in their code;
+    ``questions`` are rules for the questions of a graph, ``None`` for all, after those in its code."""
 
     schemas: Mapping[str, str] = field(default_factory=dict[str, str])
     conversations: Mapping[str, ConversationSettings] = field(default_factory=dict[str, ConversationSettings])
     own: frozenset[str] = frozenset()
     memory: MemorySettings | None = None
+    questions: Sequence[tuple[str | None, Question]] = ()
 
     def apply(self, agents: Mapping[str, Agent], root: Path) -> dict[str, Agent]:
         """Return the agents with their schemas and policies.
@@ -101,6 +104,8 @@ class AgentSettings:
                 agent = self._with_conversation(name, agent, policy, root)
             if memory is not None and agent.memory is None:
                 agent = replace(agent, memory=memory)
+            if rules := [rule for graph, rule in self.questions if graph in (None, name)]:
+                agent = replace(agent, questions=(*agent.questions, *rules))
             out[name] = agent
         return out
 
@@ -132,11 +137,15 @@ def agent_settings(settled: ResolvedConfig, graphs: Collection[str]) -> AgentSet
     """
     tables: Mapping[str, Any] = settled["conversation.graphs"] or {}
     _require_known(settled.name("conversation.graphs"), tables, graphs)
+    rules = settled["questions"] or ()
+    named = {graph for graph, _ in rules if graph is not None}
+    _require_known(settled.name("questions"), named, graphs)
     return AgentSettings(
         schema_places(settled, graphs),
         {name: made for name in graphs if (made := _policy(settled, name, tables.get(name))) is not None},
         frozenset(name for name, table in tables.items() if table),
         memory_settings(settled),
+        rules,
     )
 
 

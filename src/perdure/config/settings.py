@@ -42,6 +42,9 @@ from perdure.config.value_kinds import (
     one_of,
     whole,
 )
+from perdure.errors import PerdureError
+from perdure.model.retention_policy import duration_us
+from perdure.runtime.nodes.waiting import Question
 from perdure.runtime.settings import Settings
 
 EXPOSED = ("Content-Location", "Location", "X-Pagination-Total", "X-Pagination-Next", "X-Request-Id")
@@ -99,6 +102,53 @@ CONVERSATIONS = ValueKind(
     "a table of graphs' names, each with a table such as { limit = 8000 }, or false",
     json.loads,
     _conversations,
+)
+
+
+_RULE = ("graph", "node", "tool", "within", "default", "remind")
+
+
+def _questions(value: Any) -> tuple[tuple[str | None, Question], ...]:
+    """Return the rules for questions, each with its graph, ``None`` for all graphs."""
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    return tuple(_question_rule(number, table) for number, table in enumerate(value, 1))
+
+
+def _question_rule(number: int, table: Any) -> tuple[str | None, Question]:
+    if not isinstance(table, dict) or (unknown := sorted(table.keys() - set(_RULE))):
+        what = f"has {unknown[0]!r}" if isinstance(table, dict) else "is not a table"
+        raise ValueError(f"rule {number} {what}; a rule has {', '.join(_RULE)}")
+    given = dict(table)
+    for name in ("graph", "node", "tool"):
+        if not isinstance(given.get(name, ""), str):
+            raise ValueError(f"{name} of rule {number} has to be a text")
+    graph = given.pop("graph", None)
+    try:
+        if "within" in given:
+            given["within"] = _span(given["within"])
+        if isinstance(remind := given.get("remind"), list | tuple):
+            given["remind"] = [_span(each) for each in remind]
+        elif remind is not None:
+            given["remind"] = _span(remind)
+        return None if graph is None else graph_name(graph), Question(**given)
+    except (ValueError, PerdureError) as error:
+        raise ValueError(f"rule {number}: {error}") from None
+
+
+def _span(value: Any) -> float:
+    """Return the seconds of a time: a number of them, or a text such as ``7d``."""
+    if isinstance(value, str):
+        return duration_us(value) / 1_000_000
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a time is a number of seconds, or a text such as 90m, 12h or 7d")
+    return float(value)
+
+
+QUESTIONS = ValueKind(
+    'a list of rules, such as [{ tool = "send_mail", within = "1d", default = "reject" }]',
+    json.loads,
+    _questions,
 )
 
 
@@ -205,6 +255,7 @@ _LISTED = [
     _setting("http.a2a_shared_contexts", FLAG, False),
     _setting("http.webhook_hosts", HOSTS, ()),
     _setting("http.webhook_secrets", SECRETS, (), secret=True),
+    _setting("http.signal_secrets", SECRETS, (), secret=True),
     _setting("http.page", FLAG, False, flag="--page", derived="`true` in development, else `false`"),
     _setting("http.inspector", FLAG, False, derived="`true` in development, else `false`"),
     _setting("http.cors.allow_origins", ORIGINS, (), langgraph=True),
@@ -237,6 +288,7 @@ _LISTED = [
     _setting("conversation.system", TEXT, langgraph=True),
     _setting("conversation.key", TEXT, "messages", langgraph=True),
     _setting("conversation.graphs", CONVERSATIONS, langgraph=True),
+    _setting("questions", QUESTIONS, langgraph=True),
     _setting("memory.enabled", FLAG, False, langgraph=True),
     _setting(
         "memory.extract",

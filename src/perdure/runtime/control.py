@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.engine.queue import inbox, outbox, runs, scheduled
+from perdure.engine.queue import inbox, outbox, runs, scheduled, waits
 from perdure.engine.retention import expiry, queue_retention, removal
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Reply, Run
@@ -92,6 +92,9 @@ class Control:
         """Remove the records of a run that has ended; with ``rollback`` also what it stored in the thread."""
         if rollback:
             await self._database.take_back(partition, run.id)
+            # A question that it had gone past is the latest state again, with what its deadline has left.
+            now = await self._context.clock.now()
+            await self._database.arun(waits.look_again(partition, now, self._database.fresh()))
         await self._database.arun(queue_retention.remove(partition, run, self._database.limits.ops))
 
     def serves(self, partition: Partition) -> bool:

@@ -225,6 +225,13 @@ class Metrics:
         self._unavailable = Counter(
             "perdure_database_unavailable", "Times that the database did not answer a worker.", registry=to
         )
+        self._waits = Counter(
+            "perdure_waits",
+            "What ended or moved waits: wait.expired, question.reminded, signal.delivered, signal.kept and "
+            "signal.duplicate.",
+            ("outcome",),
+            registry=to,
+        )
         self._errors = Counter("perdure_worker_errors", "Errors that no worker expects.", registry=to)
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
@@ -238,6 +245,8 @@ class Metrics:
             case ["conversation" | "memory" | "state", _]:
                 if name in self._by_event:
                     self._by_event[name].labels(self._graph(fields)).inc()
+            case ["wait" | "question" | "signal", _]:
+                self._waits.labels(name).inc()
             case ["checkpoint", "stored"]:
                 graph = self._graph(fields)
                 for channel, size in fields["channels"].items():

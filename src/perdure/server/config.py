@@ -59,10 +59,11 @@ class Http:
     the same authentication as the API's, inside of its middleware, which is what ``middleware_order`` can
     express. ``configurable_headers`` are patterns of the header names that runs can read, and of those
     that they cannot. ``webhook_hosts`` may be called at the end of runs although they are not public;
-    ``webhook_secrets`` sign what is sent. With ``a2a_needs_context`` a message of A2A without a
-    ``contextId`` is refused; with ``a2a_shared_contexts`` all agents use the one thread of a context. With
-    ``page`` there is a chat page at ``/chat``, with ``inspector``
-    the inspector at ``/inspect``, which shows costs by ``prices``. Port 0 takes a free one.
+    ``webhook_secrets`` sign what is sent, ``signal_secrets`` the signals of callers without a
+    token. With ``a2a_needs_context`` a message of A2A without a ``contextId`` is refused; with
+    ``a2a_shared_contexts`` all agents use the one thread of a context. With ``page`` there is a chat page at
+    ``/chat``, with ``inspector`` the inspector at ``/inspect``, which shows costs by ``prices``. Port 0 takes
+    a free one.
     """
 
     host: str = "127.0.0.1"
@@ -85,6 +86,7 @@ class Http:
     disable_mcp: bool = False
     webhook_hosts: tuple[str, ...] = ()
     webhook_secrets: tuple[str, ...] = field(default=(), repr=False)
+    signal_secrets: tuple[str, ...] = field(default=(), repr=False)
     page: bool = False
     inspector: bool = False
     prices: Prices = NO_PRICES

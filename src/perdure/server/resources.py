@@ -49,7 +49,8 @@ LOOPBACK = "perdure.loopback"
 
 _TEXT_MAX = 256
 
-_CALLER = "perdure.caller"
+CALLER = "perdure.caller"
+"""Key in the scope of a request whose user is known already."""
 RAW = "perdure.raw_path"
 """Key in the scope of a request whose path is matched before it is decoded."""
 
@@ -57,7 +58,8 @@ RAW = "perdure.raw_path"
 @dataclass(eq=False)
 class ServerState:
     """The open resources of a server, one object for all of its requests, at ``app.state.perdure``.
-    ``webhooks`` is the policy for webhooks, None if they are disabled; ``chats`` are the chat channels,
+    ``webhooks`` is the policy for webhooks, None if they are disabled; ``signal_secrets`` sign
+    signals; ``chats`` are the chat channels,
     ``sweeps`` the process's sweeps of threads."""
 
     runtime: Runtime
@@ -66,6 +68,7 @@ class ServerState:
     limits: RequestLimits = field(default_factory=RequestLimits)
     webhooks: OutboundPolicy | None = None
     headers: Headers = NO_HEADERS
+    signal_secrets: Sequence[str] = field(default=(), repr=False)
     chats: Sequence[ChatChannel] = ()
     sweeps: RetentionLoop | None = None
     closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -252,7 +255,7 @@ async def caller_of(connection: HTTPConnection) -> Caller:
 
 
 async def _caller(request: Request) -> Caller:
-    known: Caller | None = request.scope.get(_CALLER)
+    known: Caller | None = request.scope.get(CALLER)
     return known or await caller_of(request)
 
 
@@ -274,7 +277,7 @@ class GatedRoute(APIRoute):
             return handle
 
         async def authenticate_first(request: Request) -> Response:
-            request.scope[_CALLER] = await caller_of(request)
+            request.scope[CALLER] = await caller_of(request)
             return await handle(request)
 
         return authenticate_first

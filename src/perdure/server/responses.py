@@ -25,6 +25,7 @@ from perdure.model.runs.messages import (
 )
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.runs.queue import INTERRUPT
+from perdure.model.runs.waits import read_waits
 from perdure.runtime import Standing, json_encoding
 from perdure.runtime.events.outgoing import reference_of
 from perdure.runtime.json_encoding import encoded
@@ -133,11 +134,30 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
         "interrupts": {} if state is None else interrupts_by_task(state),
         "error": None if row.run is None or row.run.state != FAILED else run_error(row.run),
     }
+    with_waits(body, row)
     if fault is not None:
         body["error"] = unreadable(row.thread_id, fault)
     elif body["error"] is None and state is not None and (refused := refusals(state)):
         body["error"] = {name: refused[0][name] for name in ("error", "message")}
     return body
+
+
+def with_waits(shown: dict[str, Any], row: ThreadRow) -> dict[str, Any]:
+    """Add to the interrupts of a thread or a state, as it is shown, what ends their waits, and when."""
+    note = {} if row.run is None or row.run.state != WAITING else row.run.note
+    waits = read_waits(note)
+    by_task = shown.get("interrupts", ())
+    lists = list(by_task.values()) if isinstance(by_task, dict) else [by_task]
+    lists += [task["interrupts"] for task in shown.get("tasks", ()) if isinstance(task, dict)]
+    for asked in lists if waits else ():
+        for one in asked:
+            if (wait := waits.get(one["id"])) is not None:
+                one["wait"] = {
+                    "kind": wait.kind,
+                    "until": None if wait.until is None else when(wait.until),
+                    **({"signal": wait.name} if wait.name else {}),
+                }
+    return shown
 
 
 def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:

@@ -62,7 +62,7 @@ function shown(question, mayAnswer) {
   const card = make("section.channel.question", { "aria-label": `Question of ${name}` });
   const head = [
     make("h2", {}, make("a", { href: address("thread", { id: question.thread_id }) }, name)),
-    facts([["Asked", time(question.since)], ["Until", question.until ? time(question.until) : null], ["User", question.user], ["Graph", question.graph]]),
+    facts([["Asked", time(question.since)], ["Deadline", question.deadline ? time(question.deadline) : null], ["Until", question.until ? time(question.until) : null], ["User", question.user], ["Graph", question.graph]]),
     question.fault ? make("p.problem", {}, question.fault) : null,
     make("pre.asked", {}, question.text),
   ];

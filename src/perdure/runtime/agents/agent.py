@@ -21,6 +21,7 @@ from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import COMMAND, INPUT, MESSAGE, RESUME
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.nodes.model_calls import Price
+from perdure.runtime.nodes.waiting import Question
 from perdure.schema.schema import Schema
 
 ToInput = Callable[[Sequence[Message]], Any]
@@ -127,6 +128,8 @@ class Agent:
         prices: Prices of models by their names, for the cost of calls in events and metrics.
         conversation: Policy under which the messages of the graph's state are repaired, kept within a limit
             and summarised as part of a run's input, for graphs that send a model all that they hold.
+        questions: Rules by which questions of nodes and tools have deadlines, defaults and reminders; the
+            first that fits counts.
         record: Record the calls of models and tools with their steps, for ``perdure.replay``.
         steer_before: Names of the nodes before which messages that steer an open run are taken up; by default
             any, unless the last message of the state is an answer; none with ``()``, for a graph whose nodes
@@ -154,6 +157,7 @@ class Agent:
     memory: MemoryPolicy | None = None
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     record: bool = False
+    questions: Sequence[Question] = ()
 
     def __post_init__(self) -> None:
         reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]

@@ -77,7 +77,7 @@ class Question:
         """Return True if it is the rule of a question that these nodes and tools ask."""
         return (self.node is None or self.node in nodes) and (self.tool is None or self.tool in tools)
 
-    def wait(self, value: Any, actions: int) -> Wait:
+    def wait(self, actions: int) -> Wait:
         """Return the wait of a question; ``actions`` is how many the middleware asks for, 0 for another
         question."""
         default = self.default

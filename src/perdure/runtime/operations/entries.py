@@ -62,12 +62,18 @@ def rerun_entry(rerun: Rerun) -> dict[str, Any]:
     return rerun._asdict()
 
 
+def _wait_text(question: AskedQuestion) -> str:
+    return "It sleeps." if question.signal is None else f"It waits for the signal {question.signal!r}."
+
+
 def question_entry(question: AskedQuestion) -> dict[str, Any]:
     """Return an open question with its text and the form that answers it. What is longer than 64 kB is cut,
     and takes an answer as text or JSON only."""
     entry = question._asdict()
     value = plain(entry.pop("value"))
-    if question.interrupt_id is None:
+    if question.kind != "question":
+        text, form = _wait_text(question), {"kind": "none"}
+    elif question.interrupt_id is None:
         text, form = "It stopped before its next step.", {"kind": "pause"}
     else:
         text, form = text_of(value), form_of(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -13,6 +14,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.decoding import read_each
 from perdure.engine.queue.inbox import Accept
+from perdure.engine.queue.signals import Signal, signal_key
 from perdure.engine.retention.expiry import read_at_rest
 from perdure.errors import Corrupt
 from perdure.langgraph.reading import open_interrupts
@@ -20,17 +22,19 @@ from perdure.model.checkpoint_times import time_of
 from perdure.model.ops import Fetch, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, LANE, RUN, Partition
-from perdure.model.runs.messages import Message, Run
+from perdure.model.runs.messages import Message, Run, plain_copy
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, Debounce, Lane
+from perdure.model.runs.waits import Kind, Wait, read_waits
 from perdure.runtime.nodes.interrupt_answers import is_by_name
+from perdure.runtime.nodes.waiting import require_name
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.thread_walk import ThreadWalk
 from perdure.runtime.options import Options
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.users import title_in, user_in
-from perdure.runtime.tickets import message_of
+from perdure.runtime.tickets import SignalReceipt, message_of
 
 
 class AskedQuestion(NamedTuple):
@@ -48,6 +52,9 @@ class AskedQuestion(NamedTuple):
         until: the time at which its thread expires if nothing happens, ``None`` if it does not as far as this
             process knows the retention policies.
         fault: why it cannot be read, if it cannot.
+        kind: ``sleep`` and ``signal`` are waits that no person answers; they have no ``value``.
+        deadline: the time at which it is answered by its default or expires, ``None`` if it does not.
+        signal: the name of the signal that it waits for.
     """
 
     thread_id: str
@@ -60,6 +67,9 @@ class AskedQuestion(NamedTuple):
     since: int
     until: int | None
     fault: str | None = None
+    kind: Kind = "question"
+    deadline: int | None = None
+    signal: str | None = None
 
 
 class QuestionStep(NamedTuple):
@@ -70,7 +80,12 @@ class QuestionStep(NamedTuple):
 
 
 async def search(
-    walk: ThreadWalk, *, user: str | None = None, asked_before: int | None = None, cursor: str = ""
+    walk: ThreadWalk,
+    *,
+    user: str | None = None,
+    asked_before: int | None = None,
+    cursor: str = "",
+    with_waits: bool = False,
 ) -> AsyncGenerator[QuestionStep, None]:
     """Yield the open questions, thread by thread, the oldest first where threads come by time.
 
@@ -79,21 +94,26 @@ async def search(
         user: the user of the threads, ``None`` for any.
         asked_before: latest time at which they were asked, in microseconds since 1970.
         cursor: where to go on, empty for the beginning.
+        with_waits: include sleeps, and waits for signals.
     """
     walk = walk._replace(status="interrupted", is_oldest_first=True)
     async with aclosing(walk.steps(cursor)) as steps:
         async for step in steps:
             found: tuple[AskedQuestion, ...] = ()
             if step.row is not None and user in (None, user_in(step.row.metadata)):
-                found = await walk.database.arun(of_thread(walk.database, walk.tenant, step.row))
+                program = of_thread(walk.database, walk.tenant, step.row, with_waits=with_waits)
+                found = await walk.database.arun(program)
             yield QuestionStep(
                 step.cursor,
                 tuple(each for each in found if asked_before is None or each.since <= asked_before),
             )
 
 
-def of_thread(database: DatabaseHandle, tenant: str, row: ThreadRow) -> Program[tuple[AskedQuestion, ...]]:
-    """Return the open questions of a thread; none while a run is open or a message waits."""
+def of_thread(
+    database: DatabaseHandle, tenant: str, row: ThreadRow, *, with_waits: bool = False
+) -> Program[tuple[AskedQuestion, ...]]:
+    """Return the open questions of a thread; none while a run is open or a message waits. ``with_waits``
+    includes sleeps, and waits for signals."""
     partition = Partition(tenant, row.thread_id)
     (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
     lane = Lane.read(IN, lanes)
@@ -127,7 +147,17 @@ def of_thread(database: DatabaseHandle, tenant: str, row: ThreadRow) -> Program[
         return ()
     if not values:
         return (common,)
-    return tuple(common._replace(interrupt_id=name, value=value) for name, value in values.items())
+    waits = {} if run is None else read_waits(run.note)
+    asked = (_asked(common, name, value, waits.get(name)) for name, value in values.items())
+    return tuple(each for each in asked if with_waits or each.kind == "question")
+
+
+def _asked(common: AskedQuestion, interrupt_id: str, value: Any, wait: Wait | None) -> AskedQuestion:
+    asked = common._replace(interrupt_id=interrupt_id, value=value)
+    if wait is None:
+        return asked
+    value = value if wait.kind == "question" else None
+    return asked._replace(value=value, kind=wait.kind, deadline=wait.until, signal=wait.name or None)
 
 
 def _expiry(database: DatabaseHandle, partition: Partition) -> Program[int | None]:
@@ -194,3 +224,33 @@ async def answer(
     accepted = await handle.arun(accept.store(None))
     Notifications(handle, None).due(partition)
     return accepted.id
+
+
+async def give_signal(
+    database: Database | SyncDatabase,
+    partition: Partition,
+    name: str,
+    value: Any,
+    *,
+    key: str | None = None,
+    to_all: bool = True,
+) -> SignalReceipt:
+    """Give a signal to a thread, for a worker in another process to go on; arguments and errors as of
+    ``Runtime.signal``."""
+    handle = handle_of(database)
+    signal = Signal(
+        partition,
+        require_name(name),
+        plain_copy(value, "signal"),
+        b"" if key is None else signal_key(name, key),
+        to_all,
+        str(uuid.uuid4()),
+        await handle.arun(ask(Now())),
+        handle.fresh(),
+        partial(database.checkpointer(tenant=partition.tenant).read_asked, partition),
+    )
+    found = await handle.arun(signal.store())
+    if found.accepted is not None and not found.is_duplicate:
+        Notifications(handle, None).due(partition)
+    run_id = None if found.accepted is None else found.accepted.id
+    return SignalReceipt(partition.thread, name, run_id, found.is_duplicate)

@@ -34,6 +34,7 @@ from perdure.runtime.agents.run_context import context_of, mirrored
 from perdure.runtime.agents.run_user import USER, USER_ID, GraphUser, user_of
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
+from perdure.runtime.nodes.asking_places import AskingPlaces
 from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, still_to_give
@@ -117,7 +118,8 @@ async def _attempt(
 ) -> Ending:
     journal, options = how_to
     context = context_of(graph, options.context, options.config.get("configurable") or {})
-    config = now = config_of(agent, held, journal, options, views, context)
+    places = AskingPlaces(agent.questions)
+    config = now = places.watched(config_of(agent, held, journal, options, views, context))
     begun_at = await _begun_at(graph, now, held)
     has_begun = begun_at is not None
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
@@ -162,6 +164,7 @@ async def _attempt(
     if interrupts or (snapshot is not None and snapshot.next):
         note = {"interrupts": [_shown(interrupt) for interrupt in interrupts]}
         waits = journal.waits
+        places.apply(interrupts, waits)
         asked = [_asked(i) for i in interrupts if i.id not in waits or waits[i.id].kind == "question"]
         return Ending(WAITING, note, asked if is_answered else (), others)
     if agent.conversation is not None:

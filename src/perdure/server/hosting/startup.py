@@ -165,6 +165,7 @@ async def _running(
         configs=config.assistants,
         headers=headers,
     )
+    host.signal_secrets = config.http.signal_secrets
     CronStarter(host).serve()
     await stack.enter_async_context(runtime)
     stack.push_async_callback(host.close)

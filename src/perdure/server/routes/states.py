@@ -31,7 +31,9 @@ async def _show(
     asked = config.get("configurable", {}).get("checkpoint_id")
     if found.created_at is None and asked is not None:
         raise NoCheckpoint(row.thread_id, asked)
-    return Json(responses.state(found, select))
+    is_latest = asked is None and not config.get("configurable", {}).get("checkpoint_ns")
+    shown = responses.state(found, select)
+    return Json(responses.with_waits(shown, row) if is_latest else shown)
 
 
 @router.get("/threads/{thread_id}/state")

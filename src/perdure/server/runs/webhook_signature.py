@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import base64
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perdure.config.webhook_secrets import key_of
+
+ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
+"""Headers of a signature."""
+
+_AGE_MAX_S = 300
 
 
 def signed(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> dict[str, str]:
@@ -26,10 +31,28 @@ def signed(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> dict
     """
     if not secrets:
         return {}
+    return {ID: notice_id, TIMESTAMP: str(at), SIGNATURE: " ".join(_digests(secrets, notice_id, at, body))}
+
+
+def is_signed(secrets: Sequence[str], headers: Mapping[str, str], now: float, body: bytes) -> bool:
+    """Return True if a request that was received is signed with one of the secrets, and is not older than 5
+    minutes.
+
+    Args:
+        secrets: the secrets.
+        headers: the headers of the request.
+        now: the time of its receipt, in seconds since 1970.
+        body: the body as it was received.
+    """
+    notice_id, at = headers.get(ID, ""), headers.get(TIMESTAMP, "")
+    if not notice_id or not at.isdecimal() or len(at) > len("1" * 12) or abs(now - int(at)) > _AGE_MAX_S:
+        return False
+    given = headers.get(SIGNATURE, "").encode().split()
+    known = [digest.encode() for digest in _digests(secrets, notice_id, int(at), body)]
+    return any(hmac.compare_digest(one, digest) for one in given for digest in known)
+
+
+def _digests(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> list[str]:
     content = b".".join((notice_id.encode(), str(at).encode(), body))
     digests = (hmac.digest(key_of(secret), content, "sha256") for secret in secrets)
-    return {
-        "webhook-id": notice_id,
-        "webhook-timestamp": str(at),
-        "webhook-signature": " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests),
-    }
+    return [f"v1,{base64.b64encode(digest).decode()}" for digest in digests]

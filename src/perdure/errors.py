@@ -33,6 +33,8 @@
     ├── SummaryRefused      what was made of a conversation is not a summary
     ├── ExtractionRefused   what an extractor found is not a list of facts
     ├── QueueFull           a queue is full
+    ├── LimitReached        a limit over all processes leaves no room for a call
+    │   └── LimitPending    the run that makes the call is put off until there may be room
     ├── SubscriberTooSlow   a run emits more events than its subscriber takes
     ├── Unavailable         the database does not answer or takes no writes
     │   └── DatabaseReplaced  the database is not the one that was opened
@@ -203,6 +205,25 @@ class ExtractionRefused(PerdureError):
 
 class QueueFull(PerdureError):
     """A queue is full; nothing of the message was stored. Send it again later."""
+
+
+class LimitReached(PerdureError):
+    """A limit leaves no room for a call now.
+
+    Attributes:
+        limit: Name of the limit.
+        retry_after: Seconds after which there may be room.
+    """
+
+    def __init__(self, message: str, limit: str = "", retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after = retry_after
+
+
+class LimitPending(LimitReached):
+    """A limit leaves no room for a call now. The run that makes it is put off, and goes on from its last
+    step."""
 
 
 class SubscriberTooSlow(PerdureError):

@@ -56,6 +56,8 @@ TOLD = (
     errors.SchemaTooNew,
     errors.ThreadPinned,
     errors.MigrationFailed,
+    errors.LimitPending,
+    errors.LimitReached,
     errors.QueueFull,
     errors.SubscriberTooSlow,
     errors.Unserialisable,

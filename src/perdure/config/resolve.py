@@ -21,6 +21,7 @@ from perdure.config.settings import RUNTIME, SETTINGS
 from perdure.config.sources import LANGGRAPH, OWN, GivenValue, Layer
 from perdure.config.store_index import OFFLINE, StoreIndex
 from perdure.errors import BadSetting
+from perdure.model.model_calls import Prices
 from perdure.runtime.agents.loading import named
 from perdure.runtime.agents.module_files import names_file
 from perdure.runtime.settings import Settings
@@ -153,6 +154,8 @@ class ResolvedConfig:
             BadSetting: A value is out of range.
         """
         given = self.given("runtime.")
+        if given.get("limits"):
+            given["prices"] = Prices(self["prices.models"] or {}, self["prices.currency"])
         try:
             runtime_settings(given)
         except ValueError as error:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -22,6 +23,7 @@ from perdure.config.value_kinds import (
     HOST_NAMES,
     HOSTS,
     KEYS_URL,
+    LIMITS,
     NAMES,
     ORIGINS,
     PATTERN,
@@ -161,8 +163,9 @@ def _runtime() -> list[Setting]:
     """Return the settings of ``perdure.runtime.Settings``, which checks their ranges itself."""
     hints = get_type_hints(Settings)
     return [
-        _setting(f"runtime.{field.name}", _kind_of(hints[field.name]), RUNTIME.get(field.name, field.default))
+        _setting(f"runtime.{field.name}", _kind_of(hints[field.name]), _default_of(field))
         for field in fields(Settings)
+        if field.name != "prices"
     ]
 
 
@@ -171,9 +174,17 @@ RUNTIME = {"shared_threads": True}
 server may run another graph on a thread."""
 
 
+def _default_of(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return RUNTIME.get(field.name, field.default)
+
+
 def _kind_of(hint: Any) -> ValueKind:
     if get_origin(hint) is Literal:
         return one_of(*get_args(hint))
+    if get_origin(hint) is Mapping:
+        return LIMITS
     (bare,) = {*(get_args(hint) or (hint,))} - {NoneType}
     any_number = ValueKind("a number", float, lambda value: number(value, -math.inf))
     return {float: any_number, int: whole(0), bool: FLAG, str: TEXT}[bare]

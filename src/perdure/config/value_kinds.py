@@ -10,11 +10,13 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from perdure.config.hosts import host_name, hosts
 from perdure.config.webhook_secrets import key_of
+from perdure.model.limits import SharedLimit
 from perdure.model.model_calls import ModelPrice
 from perdure.model.retention_policy import Retention, duration_us
 
@@ -249,6 +251,22 @@ def _price(name: str, table: Any) -> ModelPrice:
         raise ValueError(f"the prices of {name} have to be numbers from 0 on, for a million tokens") from None
 
 
+def _limits(value: Any) -> dict[str, SharedLimit]:
+    if not isinstance(value, dict):
+        raise ValueError
+    out: dict[str, SharedLimit] = {}
+    for name, table in value.items():
+        if not isinstance(table, dict):
+            raise ValueError(f"the limit {name!r} has to be a table, e.g. {{ rate = 600 }}")
+        if unknown := sorted(set(table) - {field.name for field in fields(SharedLimit)}):
+            raise ValueError(f"the limit {name!r} has {unknown[0]!r}, which is not a field of a limit")
+        try:
+            out[_text(name)] = SharedLimit(**table)
+        except ValueError as error:
+            raise ValueError(f"the limit {name!r}: {error}") from None
+    return out
+
+
 def _names(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise ValueError
@@ -288,6 +306,11 @@ PRICES = ValueKind(
     "a table of models' names, each with its prices for a million tokens, e.g. { input = 2.5, output = 10 }",
     json.loads,
     _prices,
+)
+LIMITS = ValueKind(
+    "a table of names, each with the fields of a limit, e.g. { rate = 600, concurrency = 4 }",
+    json.loads,
+    _limits,
 )
 NAMES = ValueKind("a table of names, each with a policy's name", json.loads, _names)
 SHARE = ValueKind(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 from perdure.engine.retention import removal
@@ -35,6 +35,13 @@ from perdure.storage.port import (
 R = TypeVar("R")
 
 
+class Closeable(Protocol):
+    """Part of a process that uses a database until it is closed."""
+
+    def close(self) -> None:
+        """End its use; repeatable."""
+
+
 class DatabaseHandle:
     """An open driver with its tenant and digests; it can be shared between threads and event loops.
 
@@ -43,6 +50,9 @@ class DatabaseHandle:
         tenant: The tenant of threads unless a call names another.
         digest: Names chunks of stored values.
         retention: What is kept of the threads; everything by default.
+
+    Attributes:
+        closed_first: What ``close`` closes while the database still answers.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class DatabaseHandle:
         self.retention = retention or RetentionRules()
         self._stores: WeakSet[PerdureStore] = WeakSet()
         self._large_channels: dict[int, LargeChannels] = {}
+        self.closed_first: list[Closeable] = []
 
     def large_channels(self, warn_bytes: int) -> LargeChannels:
         """Return the warnings from a size on, which checkpointers share: some programs make one for each
@@ -184,8 +195,8 @@ class DatabaseHandle:
 
     def close(self) -> None:
         """Finish accepted writes and close; repeatable."""
-        for store in list(self._stores):
-            store.close()
+        for each in (*self.closed_first, *self._stores):
+            each.close()
         self.driver.close()
 
     async def aclose(self) -> None:

@@ -57,6 +57,7 @@ _LEVELS = {
     "worker.error": logging.ERROR,
     "worker.failing": logging.WARNING,
     "worker.left_behind": logging.WARNING,
+    "limit.unpriced": logging.WARNING,
     "worker.unavailable": logging.WARNING,
     "worker.unserved": logging.WARNING,
 }

@@ -32,6 +32,7 @@ from perdure.runtime.agents.agent import Agent, agents
 from perdure.runtime.agents.graphs import StoreOptions
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events.subscription import Subscriptions
+from perdure.runtime.limits.limiter import limiter_of
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.observers import Logs, Observer, Observers
 from perdure.runtime.on_demand import OnDemand
@@ -92,6 +93,8 @@ class Runtime(OnDemand, TenantRuntime):
     ) -> None:
         settings = settings or Settings()
         _check_channels(channels or {}, settings)
+        if settings.limits:
+            limiter_of(handle_of(database)).declare(settings.limits)
         tenant = None if all_tenants else database.tenant
         handle = handle_of(database)
         clock = DatabaseClock(lambda: handle.arun(ask(Now())))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from perdure.engine.retention.queue_retention import BATCH_MAX
+from perdure.errors import LimitPending
+from perdure.model.limits import SharedLimit
+from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.runs.queue import Debounce
 
 LONGEST_WAIT_S = 100 * 366 * 86400
@@ -44,6 +48,8 @@ class Settings:
             all graphs run on all threads, each on the state that the last one left.
         warn_bytes: The size in bytes from which a channel of a graph's state is reported as large.
         task_times: True stores with a task's result when the task ran.
+        limits: Limits over all processes by their names, on calls of models and tools within nodes.
+        prices: Prices of models, by which budgets are counted.
 
     Raises:
         ValueError: A setting is out of range; the message has the valid range.
@@ -69,8 +75,11 @@ class Settings:
     warn_bytes: int = 50 * 1024
     shared_threads: bool = False
     task_times: bool = True
+    limits: Mapping[str, SharedLimit] = field(default_factory=dict[str, SharedLimit])
+    prices: Prices = NO_PRICES
 
     def __post_init__(self) -> None:
+        self._require_prices()
         for name in (
             "lease",
             "backoff",
@@ -107,6 +116,14 @@ class Settings:
         if self.deadline is not None and self.deadline <= 0:
             raise ValueError(f"deadline is {self.deadline} s; it has to be more than 0, or None for none")
 
+    def _require_prices(self) -> None:
+        budgets = sorted(name for name, limit in self.limits.items() if limit.budget is not None)
+        if budgets and not self.prices.models:
+            raise ValueError(
+                f"limits has the budget {budgets[0]!r}, and no model has a price: set prices=…, or "
+                "[prices.models] in perdure.toml"
+            )
+
     @property
     def lease_us(self) -> int:
         """Return the duration of a lease in microseconds."""
@@ -123,9 +140,11 @@ class Settings:
         wait, longest = span_us("debounce", debounce), span_us("max_wait", most)
         return Debounce(wait, max(wait, longest))
 
-    def pause_us(self, attempt: int, spread: float) -> int:
+    def pause_us(self, attempt: int, spread: float, error: BaseException | None = None) -> int:
         """Return the pause in microseconds after a failed attempt, counted from 1. ``spread``, from 0 to 1,
-        is the jitter that separates runs that failed together."""
+        is the jitter that separates runs that failed together. What waits for a limit is told how long."""
+        if isinstance(error, LimitPending):
+            return round(error.retry_after * 1_000_000)
         pause = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 40))
         return round(pause * (0.5 + 0.5 * spread) * 1_000_000)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from traceback import walk_tb
 from typing import Any
 
@@ -16,6 +17,7 @@ from perdure.errors import (
     Conflict,
     Corrupt,
     EmbeddingFailed,
+    LimitReached,
     NotAllowed,
     NotFound,
     PerdureError,
@@ -37,6 +39,7 @@ _AGAIN_S = "1"
 _FOR_CLIENTS = (
     Conflict,
     NotFound,
+    LimitReached,
     NotAllowed,
     QueueFull,
     SubscriberTooSlow,
@@ -100,7 +103,7 @@ def status_of(error: PerdureError) -> int:
     match error:
         case NotFound():
             return 404
-        case QueueFull():
+        case QueueFull() | LimitReached():
             return 429
         case TooLarge():
             return 413
@@ -225,9 +228,10 @@ async def _perdure(request: Request, error: Exception) -> JSONResponse:
     status = status_of(error)
     if not isinstance(error, _FOR_CLIENTS):
         _note(logging.ERROR if status == 500 else logging.WARNING, request, error)
-    return error_response(
-        status, sentence(error), {"Retry-After": _AGAIN_S} if status in (429, 503) else None
-    )
+    again = _AGAIN_S
+    if isinstance(error, LimitReached):
+        again = str(max(1, math.ceil(error.retry_after)))
+    return error_response(status, sentence(error), {"Retry-After": again} if status in (429, 503) else None)
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:

@@ -49,7 +49,11 @@ class _Open:
 
 class ModelCalls(BaseCallbackHandler):
     """Reports the calls of models of one attempt at a run. ``emit`` gets the fields of each event;
-    ``answers`` is called with the first token of any of them, or its whole answer if it does not stream."""
+    ``answers`` is called with the first token of any of them, or its whole answer if it does not stream.
+
+    Attributes:
+        waited: Returns the seconds for which a call waited for a limit, which are not its own.
+    """
 
     run_inline = True
 
@@ -63,6 +67,7 @@ class ModelCalls(BaseCallbackHandler):
         self._emit, self._prices, self._user = emit, prices, user
         self._answers: Callable[[], object] | None = answers
         self._open: dict[UUID, _Open] = {}
+        self.waited: Callable[[UUID], float] | None = None
 
     @property
     def ignore_chain(self) -> bool:
@@ -127,10 +132,7 @@ class ModelCalls(BaseCallbackHandler):
     ) -> None:
         about = metadata or {}
         hop = str(about.get("langgraph_checkpoint_ns") or about.get("langgraph_node") or "").partition(":")[0]
-        asked = kwargs.get("invocation_params") or {}
-        named = about.get("ls_model_name") or asked.get("model") or asked.get("model_name")
-        named = named or (serialized or {}).get("name") or kwargs.get("name") or UNKNOWN
-        self._open[run_id] = _Open(hop, str(named), time.perf_counter())
+        self._open[run_id] = _Open(hop, model_name(serialized, about, kwargs), time.perf_counter())
 
     def _end(self, run_id: UUID, response: LLMResult | None, error: BaseException | None = None) -> None:
         call = self._open.pop(run_id, None)
@@ -138,11 +140,12 @@ class ModelCalls(BaseCallbackHandler):
             return
         input_tokens, output_tokens = (0, 0) if response is None else _tokens(response)
         price = self._prices.get(call.model)
+        took = time.perf_counter() - call.began - (self.waited(run_id) if self.waited is not None else 0.0)
         fields: dict[str, Any] = {
             "hop": call.hop,
             "model": call.model,
             "user": self._user,
-            "took": round((time.perf_counter() - call.began) * 1_000_000),
+            "took": round(took * 1_000_000),
             "input_tokens": input_tokens,
             "output_tokens": output_tokens,
         }
@@ -151,6 +154,15 @@ class ModelCalls(BaseCallbackHandler):
         if error is not None:
             fields["error"] = type(error).__name__
         self._emit(fields)
+
+
+def model_name(
+    serialized: Mapping[str, Any] | None, metadata: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> str:
+    """Return the name of the model that a callback reports the start of a call of."""
+    asked = kwargs.get("invocation_params") or {}
+    named = metadata.get("ls_model_name") or asked.get("model") or asked.get("model_name")
+    return str(named or (serialized or {}).get("name") or kwargs.get("name") or UNKNOWN)
 
 
 def _tokens(response: LLMResult) -> tuple[int, int]:

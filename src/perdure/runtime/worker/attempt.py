@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.constants import END
@@ -34,6 +35,7 @@ from perdure.runtime.agents.run_context import context_of, mirrored
 from perdure.runtime.agents.run_user import USER, USER_ID, GraphUser, user_of
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
+from perdure.runtime.limits.call_limits import CALLER, CallLimits
 from perdure.runtime.nodes.asking_places import AskingPlaces
 from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
@@ -49,13 +51,14 @@ TENANT: ContextVar[str] = ContextVar("tenant")
 
 class Views(NamedTuple):
     """Views of a run's graph: of conversations, of its users, of the calls of models that it reports and of
-    their first token, and of the messages that it takes up while it goes on."""
+    their first token, of the messages that it takes up while it goes on, and of the limits of its calls."""
 
     conversations: Conversations
     memories: Memories
     called: Emit
     answers: Callable[[], object]
     steering: Steering
+    limits: CallLimits | None = None
 
 
 async def attempt(
@@ -100,10 +103,14 @@ async def attempt(
         context=options.context,
     )
     within, steered = TENANT.set(tenant), STEERING.set(views.steering)
+    caller = CALLER.set("" if views.limits is None else views.limits.user)
     try:
         async with making as graph:
             return await _attempt(agent, graph, views, held, (journal, options), buffer)
     finally:
+        if views.limits is not None:
+            views.limits.close()
+        CALLER.reset(caller)
         STEERING.reset(steered)
         TENANT.reset(within)
 
@@ -419,7 +426,12 @@ def config_of(
     verified = configurable.get(USER)
     user = configurable.get(USER_ID) or (verified.identity if isinstance(verified, GraphUser) else "")
     calls = ModelCalls(views.called, agent.prices, str(user), views.answers)
-    return with_places({**config, "callbacks": with_handlers(config.get("callbacks"), calls)})
+    handlers: list[BaseCallbackHandler] = [calls]
+    if views.limits is not None:
+        # What a call waited for its turn is not time of its model.
+        calls.waited = views.limits.waited
+        handlers += views.limits.handlers
+    return with_places({**config, "callbacks": with_handlers(config.get("callbacks"), *handlers)})
 
 
 async def _ended(cancelled: asyncio.CancelledError) -> None:

@@ -10,12 +10,43 @@ import asyncio
 
 from perdure.engine.queue import runs
 from perdure.engine.queue.runs import HeldRun
-from perdure.errors import PerdureError, Unavailable
+from perdure.engine.threads.steering import TakenBack
+from perdure.errors import (
+    KeyMissing,
+    LimitPending,
+    LimitReached,
+    NotAllowed,
+    NoWindow,
+    OtherGraph,
+    PerdureError,
+    QuestionExpired,
+    SchemaTooNew,
+    ThreadPinned,
+    TooLarge,
+    Unavailable,
+    Unreadable,
+    Unserialisable,
+)
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.leases import fields_of
 
 _TRIED_S = 300.0
 """Seconds for which a database that is away is asked again; after that the attempt counts."""
+
+NO_FAULT = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing, LimitPending)
+"""Errors of attempts that do not count: in a rolling deploy a worker of the other version, or with the new
+key, goes on, and a user may withdraw a message while a node holds it. Waiting for a limit is none."""
+PERMANENT = (
+    LimitReached,
+    NotAllowed,
+    NoWindow,
+    OtherGraph,
+    QuestionExpired,
+    Unreadable,
+    Unserialisable,
+    TooLarge,
+)
+"""Errors that another attempt would meet again."""
 
 
 class Excuses:

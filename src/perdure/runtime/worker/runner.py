@@ -16,23 +16,7 @@ from perdure.engine.queue import events, questions, runs
 from perdure.engine.queue.events import Event
 from perdure.engine.queue.runs import Claim, Ending, Followed, HeldRun, Unserved
 from perdure.engine.retention import queue_retention
-from perdure.engine.threads.steering import TakenBack
-from perdure.errors import (
-    CannotTakeBack,
-    Corrupt,
-    Fenced,
-    KeyMissing,
-    NotAllowed,
-    NoWindow,
-    OtherGraph,
-    QuestionExpired,
-    SchemaTooNew,
-    ThreadPinned,
-    TooLarge,
-    Unavailable,
-    Unreadable,
-    Unserialisable,
-)
+from perdure.errors import CannotTakeBack, Corrupt, Fenced, Unavailable
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Put
@@ -51,6 +35,7 @@ from perdure.runtime.events.publisher import Ended, EventBuffer
 from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import failure_note
 from perdure.runtime.jitter import spread
+from perdure.runtime.limits.call_limits import limits_of
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.options import WEBHOOK, Options, StreamOptions
@@ -60,7 +45,7 @@ from perdure.runtime.worker.attempt import Views, attempt, noticed
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.delivery import Channel, Indicate
 from perdure.runtime.worker.dispatch import Dispatch
-from perdure.runtime.worker.excuses import Excuses
+from perdure.runtime.worker.excuses import NO_FAULT, PERMANENT, Excuses
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 
 _LAST_MOST = 4096
@@ -71,11 +56,6 @@ CANCEL_WAIT_S = 5.0
 
 DELETED = "deleted"
 """Cancellation reason of a run whose thread was deleted: no record of it is left to end."""
-
-_NO_FAULT = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing)
-"""Errors of attempts that do not count: in a rolling deploy a worker of the other version, or with the new
-key, goes on, and a user may withdraw a message while a node holds it."""
-_PERMANENT = (NotAllowed, NoWindow, OtherGraph, QuestionExpired, Unreadable, Unserialisable, TooLarge)
 
 
 class Runner:
@@ -117,8 +97,9 @@ class Runner:
             shares_threads=context.settings.shared_threads,
             task_times=context.settings.task_times,
         )
-        has_index = context.store.index is not None
-        self.memories = Memories(context.observers, self.graphs.store, has_index=has_index)
+        self.memories = Memories(
+            context.observers, self.graphs.store, has_index=context.store.index is not None
+        )
 
     def ended(self, partition: Partition, message_id: str) -> Run | None:
         """Return the run of a message if it is the latest of its thread that ended in this process."""
@@ -297,6 +278,7 @@ class Runner:
                     lambda call: self._emit("model.called", held, **call),
                     partial(self.activity.answers, held.run.id),
                     steering,
+                    limits_of(held, self._database, self._settings, partial(self._emit, held=held)),
                 ),
                 held,
                 journal,
@@ -356,7 +338,7 @@ class Runner:
             # It finished before it was stopped, so its result counts.
             try:
                 return await self._finish(held, task.result())
-            except _PERMANENT as refused:
+            except PERMANENT as refused:
                 return await self._give_up(held, failure_note(refused))
         if how == DELETED:
             return False
@@ -530,11 +512,11 @@ class Runner:
             # An unavailable database is not the graph's fault: its run is retried, as after a crash.
             most = min(asked, most)
         is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
-        is_no_fault = is_excused or isinstance(error, _NO_FAULT)
-        if not is_no_fault and (runs.counted_attempts(held.run) >= most or isinstance(error, _PERMANENT)):
+        is_no_fault = is_excused or isinstance(error, NO_FAULT)
+        if not is_no_fault and (runs.counted_attempts(held.run) >= most or isinstance(error, PERMANENT)):
             return await self._give_up(held, note)
         now = await self._clock.now()
-        until = now + self._settings.pause_us(held.run.attempts, spread())
+        until = now + self._settings.pause_us(held.run.attempts, spread(), error)
         put_off = runs.put_off(held, until, note, now, counts=is_excused or not is_no_fault)
         after = await self._database.arun(put_off)
         self._dispatch.schedule(held.partition, after.lane, now)

@@ -1,0 +1,492 @@
+"""Rules of limits that processes share: what a process may use of a limit, given what all others hold of it.
+
+A limit has one state for each of its keys, e.g. for each user. It is changed as a whole, by compare-and-set.
+A process asks for a share ahead of its calls and hands it out by itself:
+
+- of a rate, a span of the time axis on which each permit has its moment. A permit may be used from its moment
+  on, for as long as the burst allows, and lapses then: so nothing has to be given back, a process that dies
+  loses at most its span, and in no window more is used than the burst and what the rate gives for the window;
+- of a concurrency, places with a lease;
+- of a budget, an amount that is charged until it is settled. What a process held that died is spent.
+
+Times are microseconds of the database's clock, amounts of money millionths of the currency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
+
+HORIZON_US = 1_000_000
+"""How far ahead permits of a rate are given out."""
+LEASE_US = 3_000_000
+"""Duration of a process's lease on places and money; its demand counts as long."""
+SKEW_US = 20_000
+"""Time by which a permit lapses early, as two processes know the database's time only that well."""
+MONEY = 1_000_000
+_MINUTE_US = 60_000_000
+_CHUNK_CALLS, _CHUNK_PART = 8, 16
+"""Most that a process holds of a budget: so many calls, and this part of what is left."""
+
+Target = Literal["model", "tool"]
+AtEnd = Literal["refuse", "wait"]
+BY = ("user", "model", "tool", "graph")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLimit:
+    """SharedLimit on calls of models or tools, or on runs, over all processes that use a database.
+
+    Args:
+        of: What is limited: calls within nodes, of a ``"model"`` or a ``"tool"``.
+        names: Patterns of the names of models or tools; every one by default.
+        by: What has an amount of its own, of ``"user"``, ``"model"``, ``"tool"`` and ``"graph"``; by default
+            all share one.
+        concurrency: The number that may be under way at once.
+        rate: The number a minute that may begin.
+        burst: The number that may begin at once after a pause; by default that of 5 seconds, at least 2.
+        tokens: Tokens of models a minute. A call begins if as many are free as calls take on average; what it
+            took is counted when it ends.
+        budget: Money a day, in the currency of the prices. At most one call begins when what is left is less
+            than a call costs.
+        timezone: The time zone in which a day of the budget begins.
+        at_end: What happens when a budget is used up: ``"refuse"`` fails the call and its run,
+            ``"wait"`` puts the run off until the next day.
+        wait: Seconds for which a call within a node waits for its turn; then its run is put off, and
+            goes on from its last step.
+
+    Raises:
+        ValueError: A field is out of range; the message has the valid range.
+    """
+
+    of: Target = "model"
+    names: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    concurrency: int | None = None
+    rate: float | None = None
+    burst: int | None = None
+    tokens: float | None = None
+    budget: float | None = None
+    timezone: str = "UTC"
+    at_end: AtEnd = "refuse"
+    wait: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("names", "by"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
+                raise ValueError(f"{name} is a list of names, e.g. [{str(value)!r}], not {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        if self.of not in ("model", "tool"):
+            raise ValueError(f"of is 'model' or 'tool', not {self.of!r}")
+        if unknown := [each for each in self.by if each not in BY]:
+            raise ValueError(f"by is of {', '.join(BY)}, not {unknown[0]!r}")
+        other = "tool" if self.of == "model" else "model"
+        if other in self.by:
+            raise ValueError(f"a limit of {self.of!r} has no {other!r} to be counted by")
+        self._require_amounts()
+        try:
+            ZoneInfo(self.timezone)
+        except (ValueError, KeyError, OSError):
+            raise ValueError(f"timezone is a name such as 'Europe/Berlin', not {self.timezone!r}") from None
+        if self.at_end not in ("refuse", "wait"):
+            raise ValueError(f"at_end is 'refuse' or 'wait', not {self.at_end!r}")
+
+    def _require_amounts(self) -> None:
+        amounts = ("concurrency", "rate", "tokens", "budget")
+        if all(getattr(self, name) is None for name in amounts):
+            raise ValueError(f"a limit sets one of {', '.join(amounts)}")
+        for name in ("concurrency", "burst"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 1 <= value <= 1_000_000):
+                raise ValueError(f"{name} is a whole number from 1 to 1,000,000, not {value!r}")
+        for name in ("rate", "tokens", "budget", "wait"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if type(value) not in (int, float) or not math.isfinite(value) or value <= 0 or value > 1e12:
+                raise ValueError(f"{name} is a number above 0, not {value!r}")
+        if self.of == "tool" and (self.tokens is not None or self.budget is not None):
+            raise ValueError("calls of tools have no tokens and no price; limit their rate or concurrency")
+        if self.burst is not None and self.rate is None:
+            raise ValueError("burst is of a rate; set the rate, too")
+
+    def with_amounts(self, amounts: Mapping[str, Any]) -> SharedLimit:
+        """Return the limit with other amounts; raises ``ValueError`` as the class does, ``TypeError`` for a
+        field that does not exist."""
+        return replace(self, **amounts) if amounts else self
+
+    @property
+    def interval_us(self) -> float:
+        """Time between two permits."""
+        return _MINUTE_US / (self.rate or 1)
+
+    @property
+    def burst_size(self) -> int:
+        """Number of calls that may begin at once."""
+        return self.burst or max(2, math.ceil((self.rate or 1) / 12))
+
+    @property
+    def token_interval_us(self) -> float:
+        """Time between two tokens."""
+        return _MINUTE_US / (self.tokens or 1)
+
+    @property
+    def token_burst(self) -> int:
+        """Number of tokens that may be used at once."""
+        return max(2, math.ceil((self.tokens or 1) / 12))
+
+
+class LimitPart(NamedTuple):
+    """What one process holds of a limit, and what it would use.
+
+    Attributes:
+        until: Time at which its lease ends.
+        places: Places of the concurrency that it holds.
+        wants: Places that it would use.
+        turn: Time by which processes take turns where there are fewer places than processes.
+        calls: Calls that it would begin within the horizon.
+        tokens: Tokens that it would use within the horizon.
+        users: Users who wait in it.
+        money: Amount of the budget that it holds.
+    """
+
+    until: int
+    places: int = 0
+    wants: int = 0
+    turn: int = 0
+    calls: float = 0.0
+    tokens: float = 0.0
+    users: int = 0
+    money: int = 0
+
+
+class LimitState(NamedTuple):
+    """LimitState of a limit for one key.
+
+    Attributes:
+        at: Time of the last change.
+        next_call: Moment of the next permit of the rate.
+        next_token: Moment of the next token.
+        day: Day of the budget, ``""`` before the first.
+        spent: Amount that was spent on that day.
+        dearest: Highest cost of a call, 0 if none is known.
+        mean_tokens: Average number of tokens of a call, 0 if none is known.
+        parts: Parts of the processes by their names.
+    """
+
+    at: int = 0
+    next_call: int = 0
+    next_token: int = 0
+    day: str = ""
+    spent: int = 0
+    dearest: int = 0
+    mean_tokens: float = 0.0
+    parts: Mapping[str, LimitPart] = {}
+
+    def to_body(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {**self._asdict(), "parts": {name: list(part) for name, part in self.parts.items()}}
+
+    @classmethod
+    def of_body(cls, body: Mapping[str, Any]) -> LimitState:
+        """Return the state of plain data."""
+        fields = {name: body[name] for name in cls._fields}
+        return cls(**{**fields, "parts": {name: LimitPart(*part) for name, part in body["parts"].items()}})
+
+
+class Demand(NamedTuple):
+    """What a process asks for.
+
+    Attributes:
+        owner: Name of the process.
+        in_use: Places in use.
+        wants: Places that it would use, those in use included.
+        calls: Permits of the rate to be given now.
+        tokens: Tokens to be given now.
+        calls_ahead: Calls that it would begin within the horizon; ``calls_ahead`` may exceed what it asks for
+            now, as it may have some.
+        tokens_ahead: The same of tokens.
+        users: Users who wait in it.
+        paid: Money that was spent since it asked the last time.
+        reserved: Money of calls that are under way.
+        needs_money: True if calls wait for it.
+        dearest: Highest cost of its calls.
+        mean_tokens: Average number of tokens of its calls, 0 if it had none.
+    """
+
+    owner: str
+    in_use: int = 0
+    wants: int = 0
+    calls: int = 0
+    tokens: int = 0
+    calls_ahead: float = 0.0
+    tokens_ahead: float = 0.0
+    users: int = 0
+    paid: int = 0
+    reserved: int = 0
+    needs_money: bool = False
+    dearest: int = 0
+    mean_tokens: float = 0.0
+
+
+class PermitSpan(NamedTuple):
+    """Permits with their moments: ``size`` of them, the first at ``start``."""
+
+    start: int
+    size: int
+
+
+class Share(NamedTuple):
+    """What a process was given.
+
+    Attributes:
+        calls: Permits of the rate.
+        tokens: Tokens.
+        places: Places that it holds until the lease ends.
+        allotted: Places that it may fill while others wait, at most ``places``.
+        money: Amount of the budget that it holds.
+        dearest: Amount that a call takes of it; 0 if unknown: then one call at a time may begin.
+        until: Time at which places and money are lost.
+        again: Time at which there may be more of what it did not get, ``None`` if it got all.
+        day_ends: Time at which a used up budget begins anew, ``None`` if it is not used up.
+    """
+
+    calls: PermitSpan
+    tokens: PermitSpan
+    places: int
+    allotted: int
+    money: int
+    dearest: int
+    mean_tokens: float
+    until: int
+    again: int | None
+    day_ends: int | None
+
+
+def fair_share(capacity: float, demands: Mapping[str, tuple[float, float]], name: str) -> float:
+    """Return the share of one of those who divide a capacity: each has a demand and a weight. Who needs less
+    than its share leaves the rest to the others."""
+    left, others = capacity, dict(demands)
+    while others:
+        unit = max(0.0, left) / sum(weight for _, weight in others.values())
+        met = [each for each, (demand, weight) in others.items() if demand <= unit * weight]
+        if not met:
+            return unit * others[name][1]
+        for each in met:
+            demand, _ = others.pop(each)
+            left -= demand
+            if each == name:
+                return demand
+    return 0.0
+
+
+def day_of(timezone: str, now: int) -> tuple[str, int]:
+    """Return the name of the day in a time zone, and the time at which it ends."""
+    zone = ZoneInfo(timezone)
+    local = datetime.fromtimestamp(now / 1_000_000, zone)
+    following = local.date() + timedelta(days=1)
+    ends = datetime(following.year, following.month, following.day, tzinfo=zone)
+    return local.date().isoformat(), round(ends.timestamp() * 1_000_000)
+
+
+def is_blank(limit: SharedLimit, state: LimitState, now: int) -> bool:
+    """Return True if a state says nothing more than its absence would."""
+    is_paid = limit.budget is not None and state.spent > 0 and day_of(limit.timezone, now)[0] == state.day
+    is_early = state.next_call > _earliest(now, limit.interval_us, limit.burst_size)
+    is_early |= state.next_token > _earliest(now, limit.token_interval_us, limit.token_burst)
+    return not state.parts and not is_paid and not is_early
+
+
+def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tuple[LimitState, Share]:
+    """Return the state after a process has taken what it may of what it asks for, and its share."""
+    state = _settled(limit, state, now)
+    if limit.concurrency is not None:
+        demand = demand._replace(wants=min(demand.wants, max(limit.concurrency, demand.in_use)))
+    parts = dict(state.parts)
+    mine = parts.pop(demand.owner, LimitPart(0))
+    ask = LimitPart(
+        now + LEASE_US,
+        wants=demand.wants,
+        calls=demand.calls_ahead,
+        tokens=demand.tokens_ahead,
+        users=demand.users,
+    )
+    asks = {**parts, demand.owner: ask}
+    again: list[int] = []
+    next_call, calls = state.next_call, PermitSpan(0, 0)
+    if limit.rate is not None and demand.calls > 0:
+        loads = {name: (part.calls, max(1, part.users)) for name, part in asks.items()}
+        how = limit.interval_us, limit.burst_size
+        next_call, calls, later = _spaced(state.next_call, how, demand.calls, loads, demand.owner, now)
+        again += later
+    next_token, tokens = state.next_token, PermitSpan(0, 0)
+    if limit.tokens is not None and demand.tokens > 0:
+        loads = {name: (part.tokens, max(1, part.users)) for name, part in asks.items()}
+        how = limit.token_interval_us, limit.token_burst
+        next_token, tokens, later = _spaced(state.next_token, how, demand.tokens, loads, demand.owner, now)
+        again += later
+    places = allotted = turn = 0
+    if limit.concurrency is not None:
+        places, allotted, turn = _places(limit.concurrency, parts, mine, demand, now)
+        if (not places and demand.wants) or places < min(allotted, demand.wants):
+            again.append(now + _LOOK_US)
+    spent, dearest = state.spent + demand.paid, max(state.dearest, demand.dearest)
+    money, day_ends, until = 0, None, now + LEASE_US
+    if limit.budget is not None:
+        until = min(until, day_of(limit.timezone, now)[1])
+        held = sum(part.money for part in parts.values())
+        left = round(limit.budget * MONEY) - spent - held
+        money = _money(left, held, demand, dearest)
+        if demand.needs_money and money <= demand.reserved:
+            if left + held <= 0:
+                day_ends = day_of(limit.timezone, now)[1]
+            else:
+                again.append(now + _LOOK_US)
+    part = ask._replace(places=places, turn=turn, money=money)
+    if is_unchanged(mine, part, now) and not (calls.size or tokens.size or demand.paid):
+        # It waits, as before.
+        until = min(until, mine.until)
+        mean = state.mean_tokens
+        return state, Share(
+            calls, tokens, places, allotted, money, dearest, mean, until, _first(again), day_ends
+        )
+    is_idle = not (demand.wants or demand.calls_ahead or demand.tokens_ahead or money or demand.users)
+    after = state._replace(
+        at=now,
+        next_call=next_call,
+        next_token=next_token,
+        spent=spent,
+        dearest=dearest,
+        mean_tokens=demand.mean_tokens or state.mean_tokens,
+        parts=parts if is_idle else {**parts, demand.owner: part},
+    )
+    share = Share(
+        calls,
+        tokens,
+        places,
+        allotted,
+        money,
+        dearest,
+        after.mean_tokens,
+        until,
+        _first(again),
+        day_ends,
+    )
+    return after, share
+
+
+def is_unchanged(before: LimitPart, after: LimitPart, now: int) -> bool:
+    """Return True if a process holds what it held before, under a lease that need not be renewed yet."""
+    is_fresh = before.until > now + LEASE_US // 2
+    return is_fresh and before[1:4] == after[1:4] and before.money == after.money
+
+
+def _first(times: list[int]) -> int | None:
+    return min(times, default=None)
+
+
+_LOOK_US = 200_000
+"""Time after which a process looks again for a place that others may have given back."""
+
+
+def _settled(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
+    """Return a state without what is over: leases, the day, and moments that a clock set back left behind."""
+    live = {
+        name: part._replace(until=min(part.until, now + LEASE_US))
+        for name, part in state.parts.items()
+        if now < part.until
+    }
+    dead = sum(part.money for name, part in state.parts.items() if name not in live)
+    state = state._replace(parts=live, spent=state.spent + dead)
+    if limit.budget is not None and (day := day_of(limit.timezone, now)[0]) != state.day:
+        live = {name: part._replace(money=0) for name, part in live.items()}
+        state = state._replace(day=day, spent=0, parts=live)
+    # Nothing is given further ahead than the horizon and a span behind it.
+    furthest = now + 2 * HORIZON_US
+    return state._replace(
+        next_call=min(state.next_call, furthest + math.ceil(limit.interval_us)),
+        next_token=min(
+            state.next_token, furthest + math.ceil(limit.token_interval_us * (limit.token_burst + 1))
+        ),
+    )
+
+
+_USABLE_US = 200_000
+"""Time for which a permit can be used at least when it is given."""
+
+
+def _earliest(now: int, interval: float, burst: int) -> int:
+    """Return the earliest moment of a permit that is given now: what gathers in a pause is a burst."""
+    lasts = math.floor((burst - 1) * interval)
+    return now - lasts + min(_USABLE_US, lasts // 2)
+
+
+def _spaced(
+    moment: int,
+    how: tuple[float, int],
+    wanted: int,
+    loads: Mapping[str, tuple[float, float]],
+    owner: str,
+    now: int,
+) -> tuple[int, PermitSpan, list[int]]:
+    """Give permits of a rate. Return the next moment, the permits, and when there are more if these are not
+    all that were wanted."""
+    interval, burst = how
+    start = max(moment, _earliest(now, interval, burst))
+    if start > now + HORIZON_US:
+        return moment, PermitSpan(0, 0), [start - HORIZON_US]
+    # What has gathered in a pause is divided, too.
+    capacity = (HORIZON_US + max(0, now - start)) / interval
+    share = max(1, math.ceil(fair_share(capacity, loads, owner)))
+    count = min(wanted, share)
+    after = start + math.ceil(count * interval)
+    return after, PermitSpan(start, count), [max(now, after - HORIZON_US)] if count < wanted else []
+
+
+def _places(
+    most: int, parts: Mapping[str, LimitPart], mine: LimitPart, demand: Demand, now: int
+) -> tuple[int, int, int]:
+    """Return the places that a process holds from now on, how many it may fill, and its turn."""
+    free = most - sum(part.places for part in parts.values())
+    turn = mine.turn if mine.wants else now
+    asks = {name: part for name, part in parts.items() if part.wants}
+    asks[demand.owner] = mine._replace(wants=demand.wants, turn=turn, users=demand.users)
+    loads = {name: (float(part.wants), float(max(1, part.users))) for name, part in asks.items()}
+    shares = {name: math.floor(fair_share(most, loads, name) + 1e-9) for name in asks}
+    over = most - sum(shares.values())
+
+    def order(name: str) -> tuple[int, int]:
+        part = asks[name]
+        return (1 if not part.places else 0 if now < part.turn else 2), part.turn
+
+    # Who has just got a place keeps it for a while, then those who have waited longest come.
+    for name in sorted(asks, key=order):
+        if over > 0 and asks[name].wants > shares[name]:
+            shares[name] += 1
+            over -= 1
+    allotted = shares[demand.owner]
+    places = max(demand.in_use, min(demand.wants, allotted, free))
+    if places and not mine.places:
+        turn = now + LEASE_US
+    elif mine.places and not places:
+        turn = now
+    return places, allotted, turn
+
+
+def _money(left: int, held: int, demand: Demand, dearest: int) -> int:
+    """Return the amount that a process holds from now on. ``left`` is what no other holds, ``held`` what
+    others hold."""
+    if not (demand.needs_money or demand.reserved):
+        return 0
+    if dearest and left >= demand.reserved + dearest:
+        chunk = max(dearest, min(left // _CHUNK_PART, dearest * _CHUNK_CALLS))
+        return min(left, demand.reserved + chunk)
+    if left > 0 and held == 0 and not demand.reserved:
+        # The only call that may exceed what is left. Of an unknown cost nothing can be set aside.
+        return min(left, dearest or 1)
+    return min(max(0, left), demand.reserved) if demand.reserved else 0

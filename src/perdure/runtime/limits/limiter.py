@@ -1,0 +1,261 @@
+"""Limits of a process: the shares of its keys, in an event loop of their own.
+
+Calls wait from any thread and any event loop, and a node that blocks its loop keeps no lease from being
+renewed. The loop begins with the first call that is limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine import limits as stored
+from perdure.errors import BadSetting, PerdureError
+from perdure.model.limits import SharedLimit
+from perdure.model.ops import Now
+from perdure.model.program import ask
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.limits.shares import KeyShare, Permit
+
+_log = logging.getLogger("perdure.limits")
+_REFRESH_S = 10.0
+_SHARES_MAX = 10_000
+"""Number of keys from which those that are idle are forgotten."""
+_CLOSE_S = 5.0
+
+R = TypeVar("R")
+
+
+class CallTurn:
+    """Turn of one call or run, to be given back at its end.
+
+    Args:
+        keys: For each limit its name, its key and who takes turns.
+    """
+
+    def __init__(self, keys: Iterable[tuple[str, Mapping[str, str], str]]) -> None:
+        self._permits = [(name, key, Permit(user)) for name, key, user in keys]
+        self._shares: list[KeyShare | None] = [None] * len(self._permits)
+        self._limiter: Limiter | None = None
+        self.is_over = False
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which it waited."""
+        return sum(permit.waited for *_, permit in self._permits)
+
+    @property
+    def limits(self) -> list[str]:
+        """Names of its limits."""
+        return [name for name, *_ in self._permits]
+
+    async def take(self, limiter: Limiter, tenant: str, within: float | None) -> None:
+        """Wait for it, in the loop of the limits; a limit after the other, in their order."""
+        self._limiter = limiter
+        for number, (name, key, permit) in enumerate(self._permits):
+            share = await limiter.share(tenant, name, key)
+            self._shares[number] = share
+            if self.is_over:
+                permit.is_dropped = True
+            try:
+                most = share.limit.wait if within is None else within
+                await share.acquire(permit, None if most == math.inf else most)
+            except BaseException:
+                self.end()
+                raise
+
+    def end(self, tokens: int | None = None, cost: int | None = None) -> None:
+        """Give it back, in the loop of the limits."""
+        self.is_over = True
+        for share, (*_, permit) in zip(self._shares, self._permits, strict=True):
+            if share is not None and permit.is_given:
+                share.give_back(permit, tokens, cost)
+            elif share is not None:
+                share.drop(permit)
+
+
+class Limiter:
+    """Limits of this process on one database. ``of`` returns the one of a database."""
+
+    def __init__(self, handle: DatabaseHandle) -> None:
+        if not handle.driver.capabilities.has_threads:
+            raise BadSetting(
+                "limits over all processes need a thread of their own, which this place does not have; leave "
+                "limits out of the configuration here"
+            )
+        self._handle = handle
+        self._limits: dict[str, SharedLimit] = {}
+        self._lock = threading.Lock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self.owner = f"{socket.gethostname()}:{self._pid}:{secrets.token_hex(3)}"
+        self._shares: dict[tuple[str, str, tuple[tuple[str, str], ...]], KeyShare] = {}
+        self._amounts: dict[str, tuple[float, dict[str, Mapping[str, Any]]]] = {}
+        self._reading: dict[str, asyncio.Lock] = {}
+        self._clock = DatabaseClock(lambda: self._handle.arun(ask(Now())))
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def declare(self, limits: Mapping[str, SharedLimit]) -> None:
+        """Add limits by their names.
+
+        Raises:
+            BadSetting: A name has another limit already.
+        """
+        for name, limit in limits.items():
+            if self._limits.setdefault(name, limit) != limit:
+                raise BadSetting(f"limit {name!r} is declared twice, with different amounts; declare it once")
+
+    def declared(self, name: str) -> SharedLimit | None:
+        """Return the limit of a name as it was declared."""
+        return self._limits.get(name)
+
+    def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
+        """Run a coroutine in the loop of the limits."""
+        return asyncio.run_coroutine_threadsafe(work, self._running())
+
+    def soon(self, call: Callable[..., object], *args: Any) -> None:
+        """Call a function in the loop of the limits."""
+        self._running().call_soon_threadsafe(call, *args)
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._pid != os.getpid():
+                # A fork has no threads of its parent, and other shares.
+                self._reset()
+            if self._loop is None:
+                self._loop = loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=(loop,), name="perdure-limits", daemon=True).start()
+            return self._loop
+
+    async def acquire(self, turn: CallTurn, tenant: str, within: float | None = None) -> None:
+        """Wait for a turn in the caller's event loop.
+
+        Args:
+            turn: A new turn.
+            tenant: The tenant.
+            within: Seconds to wait at most for each limit, by default the limit's own; 0 asks once,
+                infinity waits as long as it takes.
+
+        Raises:
+            LimitReached: It did not come within that time, or a budget is used up.
+            Unavailable: The database is away.
+        """
+        waiting = self.submit(turn.take(self, tenant, within))
+        try:
+            await asyncio.wrap_future(waiting)
+        except BaseException:
+            self.soon(turn.end)
+            raise
+
+    def acquire_blocking(self, turn: CallTurn, tenant: str, within: float | None = None) -> None:
+        """Wait as ``acquire`` does, in a thread."""
+        waiting = self.submit(turn.take(self, tenant, within))
+        try:
+            waiting.result()
+        except BaseException:
+            self.soon(turn.end)
+            raise
+
+    def end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
+        """Give a turn back, from any thread; see ``KeyShare.give_back``."""
+        self.soon(turn.end, tokens, cost)
+
+    async def share(self, tenant: str, name: str, key: Mapping[str, str]) -> KeyShare:
+        """Return this process's share in a limit for a key."""
+        limit = await self._current(tenant, name)
+        place = tenant, name, tuple(sorted(key.items()))
+        share = self._shares.get(place)
+        if share is None:
+            if len(self._shares) >= _SHARES_MAX:
+                self._shares = {each: one for each, one in self._shares.items() if not one.is_idle}
+            alias = self._handle.alias("limit", name, *(part for pair in place[2] for part in pair))
+            at = stored.place(tenant, alias, name, key)
+            share = self._shares[place] = KeyShare(
+                at, limit, self.owner, self._handle.arun, self._clock, self._handle.fresh
+            )
+        share.change(limit)
+        return share
+
+    async def _current(self, tenant: str, name: str) -> SharedLimit:
+        """Return a limit with the amounts that were set for it, which are read now and then."""
+        async with self._reading.setdefault(tenant, asyncio.Lock()):
+            read_at, amounts = self._amounts.get(tenant, (-_REFRESH_S, {}))
+            now = asyncio.get_running_loop().time()
+            if now - read_at >= _REFRESH_S:
+                try:
+                    amounts = await self._handle.arun(stored.read_amounts(tenant))
+                except PerdureError:
+                    if tenant not in self._amounts:
+                        raise
+                self._amounts[tenant] = now, amounts
+        return self.with_amounts(name, amounts.get(name, {}))
+
+    def with_amounts(self, name: str, amounts: Mapping[str, Any]) -> SharedLimit:
+        """Return the limit of a name with amounts that were set for it.
+
+        Raises:
+            BadSetting: No such limit is declared, and none was set.
+        """
+        limit = self._limits.get(name)
+        try:
+            if limit is not None:
+                return limit.with_amounts(amounts)
+            if amounts:
+                return SharedLimit(**amounts)
+        except (TypeError, ValueError) as error:
+            if limit is not None:
+                _log.warning("limit %r: what was set for it is ignored: %s", name, error)
+                return limit
+        raise BadSetting(
+            f"there is no limit {name!r}; declare it with Settings(limits=…) or under "
+            f"[runtime.limits] in perdure.toml"
+        )
+
+    def close(self) -> None:
+        """Give back what this process holds and does not use, and end the loop."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is None or self._pid != os.getpid():
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self._close(), loop).result(_CLOSE_S)
+        except TimeoutError:
+            _log.warning("limits were not given back within %s s; their leases end by themselves", _CLOSE_S)
+        loop.call_soon_threadsafe(loop.stop)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(share.close() for share in list(self._shares.values())))
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+_guard = threading.Lock()
+
+
+def limiter_of(handle: DatabaseHandle) -> Limiter:
+    """Return the limits of this process on a database; the same for all who ask.
+
+    Raises:
+        BadSetting: There are no threads here.
+    """
+    with _guard:
+        found = next((each for each in handle.closed_first if isinstance(each, Limiter)), None)
+        if found is None:
+            handle.closed_first.append(found := Limiter(handle))
+        return found

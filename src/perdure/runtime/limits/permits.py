@@ -1,0 +1,67 @@
+"""Permits of a rate that a process was given, each with its moment on the process's own clock."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+
+class Permits:
+    """Permits in order of their moments; all times are seconds of the event loop's clock.
+
+    A permit may be used from its moment on, until it lapses.
+
+    Args:
+        interval: Time between two permits.
+        lasts: Time for which a permit lasts.
+    """
+
+    def __init__(self, interval: float, lasts: float) -> None:
+        self._interval = interval
+        self._lasts = lasts
+        self._spans: deque[tuple[float, int]] = deque()
+
+    def add(self, first: float, count: int) -> None:
+        """Add permits, the first with this moment."""
+        if count:
+            self._spans.append((first, count))
+
+    def lapse(self, now: float) -> None:
+        """Remove what has lapsed."""
+        while self._spans:
+            first, count = self._spans[0]
+            gone = min(count, math.ceil((now - self._lasts - first) / self._interval))
+            if gone <= 0:
+                return
+            self._spans.popleft()
+            if gone < count:
+                self._spans.appendleft((first + gone * self._interval, count - gone))
+                return
+
+    def __len__(self) -> int:
+        return sum(count for _, count in self._spans)
+
+    def moment(self, number: int = 1) -> float | None:
+        """Return the moment from which so many permits can be used, ``None`` if there are fewer."""
+        for first, count in self._spans:
+            if number <= count:
+                return first + (number - 1) * self._interval
+            number -= count
+        return None
+
+    @property
+    def ends(self) -> float:
+        """Moment of the last permit, minus infinity if there is none."""
+        if not self._spans:
+            return -math.inf
+        first, count = self._spans[-1]
+        return first + (count - 1) * self._interval
+
+    def use(self, number: int = 1) -> None:
+        """Remove the first permits, of which there have to be so many."""
+        while number:
+            first, count = self._spans.popleft()
+            used = min(number, count)
+            number -= used
+            if used < count:
+                self._spans.appendleft((first + used * self._interval, count - used))

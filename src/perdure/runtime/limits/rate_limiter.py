@@ -1,0 +1,89 @@
+"""LangChain's rate limiter over all processes that use a database."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from langchain_core.rate_limiters import BaseRateLimiter
+
+from perdure.database.asynchronous import Database
+from perdure.database.base import handle_of
+from perdure.database.blocking import SyncDatabase
+from perdure.errors import LimitReached
+from perdure.model.limits import SharedLimit
+from perdure.runtime.limits.call_limits import CALLER
+from perdure.runtime.limits.limiter import CallTurn, limiter_of
+
+
+class RateLimiter(BaseRateLimiter):
+    """Rate limiter for LangChain's models: ``init_chat_model(…, rate_limiter=RateLimiter(db, "openai"))``.
+
+    All rate limiters of one name on one database share the limit, in any number of processes, threads and
+    event loops. Users take turns.
+
+    Args:
+        database: The database, which stays open as long as the models are used.
+        name: Name of the limit.
+        limit: The limit; by default the one that was declared under the name.
+        user: Who takes turns with others, or a function that returns it; by default the user of the run.
+        timeout: Seconds to wait at most; ``None`` waits as long as it takes.
+
+    Raises:
+        ValueError: The limit has no rate, or also something that needs the end of a call: a rate limiter
+            learns only of its start. ``Settings(limits=…)`` has all of them.
+    """
+
+    def __init__(
+        self,
+        database: Database | SyncDatabase,
+        name: str,
+        limit: SharedLimit | None = None,
+        *,
+        user: str | Callable[[], str] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if limit is not None and (
+            limit.rate is None or (limit.concurrency, limit.tokens, limit.budget) != (None, None, None)
+        ):
+            raise ValueError(
+                f"limit {name!r}: a rate limiter learns when a call begins, not when it ends, so it has a "
+                "rate and nothing else; declare concurrency, tokens and budgets with Settings(limits=…)"
+            )
+        if limit is not None and limit.by:
+            raise ValueError(f"limit {name!r}: name a rate limiter for each key instead of by={limit.by}")
+        handle = handle_of(database)
+        self._tenant, self._name, self._user = database.tenant, name, user
+        self._timeout = math.inf if timeout is None else timeout
+        self._limiter = limiter_of(handle)
+        if limit is not None:
+            self._limiter.declare({name: limit})
+
+    def _turn(self) -> CallTurn:
+        user = CALLER.get() if self._user is None else self._user
+        return CallTurn([(self._name, {}, user() if callable(user) else user)])
+
+    def acquire(self, *, blocking: bool = True) -> bool:
+        """Wait for the turn of a call in a thread. Return ``False`` if it is not there at once and
+        ``blocking`` is false; raises ``LimitReached`` after the timeout."""
+        turn = self._turn()
+        try:
+            self._limiter.acquire_blocking(turn, self._tenant, self._timeout if blocking else 0)
+        except LimitReached:
+            if blocking:
+                raise
+            return False
+        self._limiter.end(turn)
+        return True
+
+    async def aacquire(self, *, blocking: bool = True) -> bool:
+        """Wait as ``acquire`` does, in an event loop."""
+        turn = self._turn()
+        try:
+            await self._limiter.acquire(turn, self._tenant, self._timeout if blocking else 0)
+        except LimitReached:
+            if blocking:
+                raise
+            return False
+        self._limiter.end(turn)
+        return True

@@ -1,0 +1,543 @@
+"""Share of a process in a limit, for one key: who waits for it, and what it has to give them.
+
+It lives in one event loop. The database is asked for more before what is there runs out, and not for each
+call; users who wait take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from perdure.engine.documents import Document
+from perdure.engine.limits import LimitPlace, Taken, take_share
+from perdure.errors import Contention, LimitPending, LimitReached, PerdureError, Unavailable
+from perdure.model.limits import HORIZON_US, LEASE_US, SKEW_US, Demand, SharedLimit
+from perdure.model.program import Program
+from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.jitter import spread
+from perdure.runtime.limits.permits import Permits
+
+_LEASE_S = LEASE_US / 1_000_000
+_RENEW_S = _LEASE_S / 3
+_HORIZON_S = HORIZON_US / 1_000_000
+_MARGIN_S = 0.25
+"""Seconds before its end from which a lease is not used any more."""
+_LEAD_S = 0.1
+"""Seconds before the last permit is used at which more are asked for."""
+_SKEW_S = SKEW_US / 1_000_000
+_DISAGREE_US = 500_000
+_UNAVAILABLE_S = 10.0
+"""Seconds for which a database that is away is asked again before those who wait are told."""
+_PAUSE_S = 0.02
+"""Seconds between two requests at least."""
+_FIRST_TOKENS = 1000
+_WEIGHT = 0.2
+
+Perform = Callable[[Program[Taken]], Awaitable[Taken]]
+
+
+@dataclass(eq=False, slots=True)
+class Permit:
+    """Turn of one call or run.
+
+    Attributes:
+        user: Who takes turns with others.
+        is_given: True from its turn until it is given back.
+        is_dropped: True if nobody waits for it any more.
+    """
+
+    user: str = ""
+    is_given: bool = False
+    is_dropped: bool = False
+    turn: asyncio.Future[None] | None = None
+    tokens: int = 0
+    money: int = 0
+    began: float = 0.0
+    waited: float = 0.0
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Number of calls that began, and how many a second that is of late."""
+
+    at: float = 0.0
+    speed: float = 0.0
+    since: int = 0
+
+    def note(self, now: float) -> None:
+        self.since += 1
+        self.advance(now)
+
+    def advance(self, now: float) -> float:
+        if now - self.at >= _HORIZON_S:
+            speed = self.since / (now - self.at) if self.at else 0.0
+            self.speed = max(speed, self.speed * 0.5)
+            self.at, self.since = now, 0
+        return self.speed
+
+
+@dataclass(slots=True)
+class _Held:
+    """What the last answer of the database gave."""
+
+    places: int = 0
+    asked: int = 0
+    allotted: int = 0
+    money: int = 0
+    may_exceed: bool = False
+    until: float = 0.0
+    renew_at: float = math.inf
+    again: float = 0.0
+    mean_tokens: float = 0.0
+    dearest: int = 0
+    known: tuple[Document | None] | None = None
+    last_at: int = 0
+
+
+@dataclass(slots=True)
+class _Use:
+    """What is in use, and was used since the database was asked."""
+
+    places: int = 0
+    peak: int = 0
+    reserved: int = 0
+    paid: int = 0
+    debt: float = 0.0
+    calls: _Counts = field(default_factory=_Counts)
+
+
+class KeyShare:
+    """Share of this process in a limit for one key.
+
+    Args:
+        at: Where the limit's state is stored.
+        limit: The limit.
+        owner: Name of this process.
+        perform: Runs a program on the database.
+        clock: Clock of the database.
+        fresh: Returns a number that was never used before.
+    """
+
+    def __init__(
+        self,
+        at: LimitPlace,
+        limit: SharedLimit,
+        owner: str,
+        perform: Perform,
+        clock: DatabaseClock,
+        fresh: Callable[[], int],
+    ) -> None:
+        self.at, self.limit = at, limit
+        self._owner, self._perform, self._clock, self._fresh = owner, perform, clock, fresh
+        self._waiting: OrderedDict[str, deque[Permit]] = OrderedDict()
+        self._held, self._use = _Held(), _Use()
+        self._calls = self._permits(limit.interval_us, limit.burst_size)
+        self._tokens = self._permits(limit.token_interval_us, limit.token_burst)
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failing_since: float | None = None
+        self._asking = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+
+    @staticmethod
+    def _permits(interval_us: float, burst: int) -> Permits:
+        interval = interval_us / 1_000_000
+        lasts = (burst - 1) * interval
+        return Permits(interval, lasts - min(_SKEW_S, lasts / 4))
+
+    def change(self, limit: SharedLimit) -> None:
+        """Follow other amounts from now on."""
+        if limit == self.limit:
+            return
+        self.limit = limit
+        self._calls = self._permits(limit.interval_us, limit.burst_size)
+        self._tokens = self._permits(limit.token_interval_us, limit.token_burst)
+        self._held.again = 0.0
+        self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nobody waits, and this process holds nothing."""
+        return self._task is None
+
+    @property
+    def waiting(self) -> int:
+        """Number of those who wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def in_use(self) -> int:
+        """Number of permits that were given and are not given back."""
+        return self._use.places
+
+    async def acquire(self, permit: Permit, within: float | None) -> None:
+        """Wait for the turn of a permit.
+
+        Args:
+            permit: A new permit.
+            within: Seconds to wait at most; ``None`` waits as long as it takes, 0 asks the database once.
+
+        Raises:
+            LimitReached: There was no turn within the time, or the budget is used up.
+            Unavailable: The database is away.
+        """
+        permit.turn = self._loop.create_future()
+        permit.began = self._loop.time()
+        self._waiting.setdefault(permit.user, deque()).append(permit)
+        self._start()
+        try:
+            if within == 0:
+                await self._once(permit)
+            async with asyncio.timeout(within or None):
+                await permit.turn
+        except TimeoutError:
+            self._leave(permit)
+            if not permit.is_given:
+                raise self.refusal(permit) from None
+        except BaseException:
+            self._leave(permit)
+            if permit.is_given:
+                self.give_back(permit)
+            raise
+        permit.waited = self._loop.time() - permit.began
+        if permit.is_dropped:
+            self.give_back(permit)
+
+    async def _once(self, permit: Permit) -> None:
+        """Let the database be asked, and fail a permit that has no turn then."""
+        self._give()
+        if permit.turn is not None and not permit.turn.done() and self._held.again <= self._loop.time():
+            async with self._asking:
+                if self._held.again <= self._loop.time():
+                    await self._ask()
+            self._give()
+        if permit.turn is not None and not permit.turn.done():
+            raise TimeoutError
+
+    def refusal(self, permit: Permit | None = None) -> LimitReached:
+        """Return the error of one who does not wait any longer."""
+        after = max(0.05, self._held.again - self._loop.time())
+        text = f"limit {self.at.limit!r}{self._of()}: there is no room now; try again in {after:.1f} s"
+        return LimitPending(text, self.at.limit, after)
+
+    def _of(self) -> str:
+        return "".join(f" of {what} {name!r}" for what, name in self.at.key.items())
+
+    def drop(self, permit: Permit) -> None:
+        """Give a permit back, or leave the queue with it."""
+        permit.is_dropped = True
+        if permit.is_given:
+            self.give_back(permit)
+        elif permit.turn is not None and not permit.turn.done():
+            permit.turn.cancel()
+
+    def give_back(self, permit: Permit, tokens: int | None = None, cost: int | None = None) -> None:
+        """Give a permit back at the end of its call.
+
+        Args:
+            permit: A permit whose turn came; one that was given back is left alone.
+            tokens: Tokens that the call took, ``None`` if that is unknown.
+            cost: Money that it cost, in millionths.
+        """
+        if not permit.is_given:
+            return
+        permit.is_given = False
+        use, held = self._use, self._held
+        use.places -= 1
+        use.reserved -= permit.money
+        if cost:
+            use.paid += cost
+            held.money -= cost
+            held.dearest = max(held.dearest, cost)
+        if tokens is not None and self.limit.tokens is not None:
+            # What was not used may be used later, no more than a burst of it.
+            use.debt = max(use.debt + tokens - permit.tokens, -float(self.limit.token_burst))
+            mean = held.mean_tokens
+            held.mean_tokens = tokens if not mean else mean + _WEIGHT * (tokens - mean)
+        self._start()
+        self._wake.set()
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = self._loop.create_task(self._serve())
+        self._wake.set()
+
+    def _leave(self, permit: Permit) -> None:
+        queue = self._waiting.get(permit.user)
+        if queue is not None and permit in queue:
+            queue.remove(permit)
+            if not queue:
+                del self._waiting[permit.user]
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                self._wake.clear()
+                self._give()
+                now = self._loop.time()
+                if self._has_to_ask(now):
+                    await self._ask_again()
+                    continue
+                if self._is_over():
+                    return
+                try:
+                    async with asyncio.timeout_at(self._next(now)):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        except Exception as error:
+            # Nobody may wait for what will not come.
+            self._fail(error)
+        finally:
+            self._task = None
+            if self._waiting:
+                self._start()
+
+    def _is_over(self) -> bool:
+        held, use = self._held, self._use
+        return not (self._waiting or use.places or use.paid or held.places or held.money)
+
+    # What is given
+
+    def _give(self) -> None:
+        """Give turns as long as there is something to give, users in turn."""
+        while self._waiting and (found := self._first()) is not None:
+            user, permit = found
+            if not self._begin(permit):
+                return
+            queue = self._waiting[user]
+            queue.popleft()
+            self._waiting.move_to_end(user)
+            if not queue:
+                del self._waiting[user]
+            if permit.turn is not None and not permit.turn.done():
+                permit.turn.set_result(None)
+
+    def _first(self) -> tuple[str, Permit] | None:
+        for user, queue in list(self._waiting.items()):
+            while queue and queue[0].turn is not None and queue[0].turn.done():
+                queue.popleft()
+            if queue:
+                return user, queue[0]
+            del self._waiting[user]
+        return None
+
+    def _begin(self, permit: Permit) -> bool:
+        limit, held, use, now = self.limit, self._held, self._use, self._loop.time()
+        tokens = 0
+        if limit.rate is not None and not self._is_ready(self._calls, 1, now):
+            return False
+        if limit.tokens is not None:
+            tokens = self._estimate()
+            owed = max(0, math.ceil(min(tokens + use.debt, limit.token_burst)))
+            if owed and not self._is_ready(self._tokens, owed, now):
+                return False
+        if limit.concurrency is not None and not self._has_place(now):
+            return False
+        money = 0
+        if limit.budget is not None:
+            found = self._money(now)
+            if found is None:
+                return False
+            money = found
+            held.may_exceed = False
+        if limit.rate is not None:
+            self._calls.use()
+        if limit.tokens is not None:
+            self._tokens.use(owed)
+            use.debt += tokens - owed
+        use.places += 1
+        use.peak = max(use.peak, use.places)
+        use.reserved += money
+        use.calls.note(now)
+        permit.is_given, permit.tokens, permit.money = True, tokens, money
+        return True
+
+    @staticmethod
+    def _is_ready(permits: Permits, number: int, now: float) -> bool:
+        permits.lapse(now)
+        moment = permits.moment(number)
+        return moment is not None and moment <= now
+
+    def _estimate(self) -> int:
+        mean = self._held.mean_tokens or _FIRST_TOKENS
+        return max(1, min(round(mean), self.limit.token_burst))
+
+    def _has_place(self, now: float) -> bool:
+        held = self._held
+        return self._use.places < min(held.places, held.allotted) and now < held.until - _MARGIN_S
+
+    def _money(self, now: float) -> int | None:
+        """Return the amount that a call takes, ``None`` if there is too little."""
+        held, use = self._held, self._use
+        if now >= held.until - _MARGIN_S:
+            return None
+        if held.dearest and held.money - use.reserved >= held.dearest:
+            return held.dearest
+        if held.may_exceed and held.money > 0 and not use.reserved:
+            return held.money
+        return None
+
+    # What is asked for
+
+    def _has_to_ask(self, now: float) -> bool:
+        held, use, limit = self._held, self._use, self.limit
+        if now >= held.renew_at and (held.places or held.money or use.paid):
+            return True
+        if limit.concurrency is not None and use.places < held.places and held.places > held.allotted:
+            return True
+        if not self._waiting or now < held.again:
+            return False
+        if limit.rate is not None and self._runs_out(self._calls, self._wanted(now), now):
+            return True
+        if limit.tokens is not None and self._runs_out(self._tokens, self._wanted_tokens(now), now):
+            return True
+        if limit.concurrency is not None and not self._has_place(now) and self._wants_more():
+            return True
+        return limit.budget is not None and self._money(now) is None
+
+    def _wants_more(self) -> bool:
+        """Return True if it would use more places than it had asked for."""
+        held, most = self._held, self.limit.concurrency or 0
+        return not held.places or held.asked < min(most, self._use.places + self.waiting)
+
+    @staticmethod
+    def _runs_out(permits: Permits, wanted: int, now: float) -> bool:
+        permits.lapse(now)
+        return len(permits) < wanted and permits.ends < now + _LEAD_S
+
+    def _wanted(self, now: float) -> int:
+        return math.ceil(max(self.waiting, self._use.calls.advance(now) * _HORIZON_S))
+
+    def _wanted_tokens(self, now: float) -> int:
+        wanted = self._wanted(now) * self._estimate() + self._use.debt
+        return max(1, math.ceil(wanted))
+
+    def _next(self, now: float) -> float | None:
+        """Return the time at which there may be something to give or to ask for."""
+        held, limit = self._held, self.limit
+        times = [held.renew_at] if held.places or held.money or self._use.paid else []
+        if self._waiting:
+            if held.again > now:
+                times.append(held.again)
+            if limit.rate is not None:
+                times += self._times(self._calls, 1, now)
+            if limit.tokens is not None:
+                owed = max(1, math.ceil(min(self._estimate() + self._use.debt, limit.token_burst)))
+                times += self._times(self._tokens, owed, now)
+        soonest = min((each for each in times if each < math.inf), default=None)
+        return None if soonest is None else max(soonest, now + 0.001)
+
+    @staticmethod
+    def _times(permits: Permits, number: int, now: float) -> list[float]:
+        moment = permits.moment(number)
+        times = [permits.ends - _LEAD_S] if permits.ends - _LEAD_S > now else []
+        return [*times, moment] if moment is not None and moment > now else times
+
+    def _demand(self, now: float) -> Demand:
+        limit, held, use = self.limit, self._held, self._use
+        wanted = self._wanted(now) if limit.rate is not None else 0
+        tokens = self._wanted_tokens(now) if limit.tokens is not None and self._waiting else 0
+        return Demand(
+            self._owner,
+            in_use=use.places if limit.concurrency is not None else 0,
+            wants=max(use.peak, use.places + self.waiting) if limit.concurrency is not None else 0,
+            calls=max(0, wanted - len(self._calls)) if self._waiting else 0,
+            tokens=max(0, tokens - len(self._tokens)),
+            calls_ahead=float(wanted),
+            tokens_ahead=float(tokens),
+            users=len(self._waiting),
+            paid=use.paid,
+            reserved=use.reserved,
+            needs_money=limit.budget is not None and bool(self._waiting),
+            dearest=held.dearest,
+            mean_tokens=held.mean_tokens,
+        )
+
+    async def _ask_again(self) -> None:
+        """Ask the database; while it is away those who wait go on to wait, for a while."""
+        try:
+            async with self._asking:
+                if self._has_to_ask(self._loop.time()):
+                    await self._ask()
+        except (Unavailable, Contention) as error:
+            now = self._loop.time()
+            since = self._failing_since = self._failing_since or now
+            if now - since > _UNAVAILABLE_S:
+                self._fail(error)
+            pause = min(2.0, 0.1 + (now - since) / 2) * (0.5 + spread())
+            self._held.again = now + pause
+            self._held.renew_at = now + pause
+            await asyncio.sleep(pause)
+        else:
+            self._failing_since = None
+
+    async def _ask(self) -> None:
+        now = await self._clock.now()
+        asked = self._loop.time()
+        demand = self._demand(asked)
+        known = self._held.known
+        fresh = self._fresh()
+        taken = await self._perform(take_share(self.at, self.limit, demand, now, fresh, known))
+        if abs(taken.before - now) > _DISAGREE_US and (
+            taken.before > now or taken.before < self._held.last_at
+        ):
+            # Two processes do not agree on the time: the clock of the database was set.
+            self._clock.forget()
+        self._take(taken, demand, now, asked)
+
+    def _take(self, taken: Taken, demand: Demand, now: int, asked: float) -> None:
+        held, use, share = self._held, self._use, taken.share
+        held.known = (taken.document,) if taken.is_first and taken.document is not None else None
+        held.last_at = now
+        use.paid -= demand.paid
+        held.places, held.allotted, held.asked = share.places, share.allotted, demand.wants
+        held.dearest = max(share.dearest, held.dearest)
+        held.mean_tokens = held.mean_tokens or share.mean_tokens
+        is_short = not share.dearest or share.money < demand.reserved + share.dearest
+        held.may_exceed = share.money > 0 and not demand.reserved and is_short
+        held.money = share.money - use.paid
+        held.until = asked + (share.until - now) / 1_000_000
+        held.renew_at = min(asked + _RENEW_S, max(asked + 0.05, held.until - 2 * _MARGIN_S))
+        pause = 0.0 if share.again is None else (share.again - now) / 1_000_000
+        held.again = asked + max(_PAUSE_S, pause)
+        use.peak = use.places
+        for permits, span in ((self._calls, share.calls), (self._tokens, share.tokens)):
+            permits.add(asked + (span.start - now) / 1_000_000, span.size)
+        if share.day_ends is not None:
+            after = (share.day_ends - now) / 1_000_000
+            held.again = asked + min(after, 60.0)
+            self._fail(self._used_up(after))
+
+    def _used_up(self, after: float) -> LimitReached:
+        text = (
+            f"limit {self.at.limit!r}{self._of()}: the budget of {self.limit.budget:g} for a day is used up; "
+            f"it begins anew in {after:.0f} s"
+        )
+        kind = LimitPending if self.limit.at_end == "wait" else LimitReached
+        return kind(text, self.at.limit, after)
+
+    def _fail(self, error: Exception) -> None:
+        """Fail all that wait."""
+        for queue in self._waiting.values():
+            for permit in queue:
+                if permit.turn is not None and not permit.turn.done():
+                    permit.turn.set_exception(error)
+        self._waiting.clear()
+
+    async def close(self) -> None:
+        """Give back what this process holds and does not use."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._use.peak = self._use.places
+        if self._held.places or self._held.money or self._use.paid:
+            try:
+                await self._ask()
+            except PerdureError:
+                # The lease ends by itself.
+                return

@@ -1,0 +1,186 @@
+"""Rules of limits: processes together never get more than a limit, whoever dies and whatever a clock does."""
+
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.model.limits import (
+    HORIZON_US,
+    LEASE_US,
+    MONEY,
+    Demand,
+    LimitState,
+    SharedLimit,
+    day_of,
+    fair_share,
+    is_blank,
+    take,
+)
+
+NOW = 1_800_000_000_000_000
+steps = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 2_000_000), st.integers(0, 30), st.integers(1, 4)),
+    max_size=60,
+)
+
+
+@given(steps, st.sampled_from([6.0, 60.0, 1200.0]), st.integers(2, 20))
+def test_permits_never_exceed_burst_and_rate(
+    taken: list[tuple[int, int, int, int]], rate: float, burst: int
+) -> None:
+    limit = SharedLimit(rate=rate, burst=burst)
+    state, now = LimitState(), NOW
+    moments: list[float] = []
+    for owner, pause, wanted, users in taken:
+        now += pause
+        demand = Demand(f"p{owner}", calls=wanted, calls_ahead=wanted, users=users)
+        state, share = take(limit, state, demand, now)
+        assert share.calls.size <= wanted
+        assert share.calls.size or share.again is not None or not wanted
+        moments += [share.calls.start + i * limit.interval_us for i in range(share.calls.size)]
+    # Each permit has a moment of its own, and may be used as long as the burst allows.
+    spaces = [after - before for before, after in pairwise(moments)]
+    assert all(space >= limit.interval_us - 1 for space in spaces)
+
+
+@given(steps, st.integers(1, 6))
+def test_places_never_exceed_the_concurrency(taken: list[tuple[int, int, int, int]], most: int) -> None:
+    limit = SharedLimit(concurrency=most)
+    state, now = LimitState(), NOW
+    held: dict[str, tuple[int, int, int]] = {}
+    for owner, pause, wanted, users in taken:
+        now += pause
+        name = f"p{owner}"
+        places, until, in_use = held.get(name, (0, 0, 0))
+        in_use = min(in_use, places) if now < until else 0
+        demand = Demand(name, in_use=in_use, wants=max(in_use, wanted), users=users)
+        state, share = take(limit, state, demand, now)
+        held[name] = share.places, share.until, min(share.places, share.allotted, wanted)
+        assert sum(places for places, until, _ in held.values() if now < until) <= most
+
+
+def test_places_of_a_process_that_died_come_back_with_its_lease() -> None:
+    limit = SharedLimit(concurrency=2)
+    state, share = take(limit, LimitState(), Demand("dead", wants=2, users=1), NOW)
+    assert share.places == 2
+    state, share = take(limit, state, Demand("alive", wants=2, users=1), NOW + LEASE_US - 1)
+    assert share.places == 0
+    assert share.again is not None
+    _, share = take(limit, state, Demand("alive", wants=2, users=1), NOW + LEASE_US)
+    assert share.places == 2
+
+
+def test_processes_take_turns_where_there_are_more_of_them_than_places() -> None:
+    limit = SharedLimit(concurrency=1)
+    state, now, had = LimitState(), NOW, {"a": 0, "b": 0, "c": 0}
+    in_use = dict.fromkeys(had, 0)
+    for _ in range(300):
+        for name in had:
+            now += 50_000
+            state, share = take(limit, state, Demand(name, wants=1, users=1), now)
+            had[name] += share.places
+            in_use[name] = share.places
+            assert sum(in_use.values()) <= 1
+    assert min(had.values()) > 0.2 * sum(had.values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2_000_000)), min_size=1, max_size=80))
+def test_a_budget_is_exceeded_by_at_most_one_call(taken: list[tuple[int, int]]) -> None:
+    limit, cost = SharedLimit(budget=1.0), 70_000
+    state, now, spent = LimitState(), datetime(2030, 5, 5, 1, tzinfo=UTC), 0
+    at = round(now.timestamp() * 1_000_000)
+    under_way: dict[str, int] = {}
+    for owner, pause in taken:
+        at += pause
+        name = f"p{owner}"
+        reserved = under_way.pop(name, 0)
+        paid = cost if reserved else 0
+        dearest = cost if reserved else 0
+        spent += paid
+        state, share = take(
+            limit, state, Demand(name, paid=paid, needs_money=True, users=1, dearest=dearest), at
+        )
+        if share.money > 0:
+            under_way[name] = min(share.money, cost)
+    assert spent <= MONEY + cost
+
+
+def test_what_a_process_that_died_held_of_a_budget_is_spent() -> None:
+    limit = SharedLimit(budget=1.0)
+    state, share = take(limit, LimitState(dearest=100_000), Demand("dead", needs_money=True, users=1), NOW)
+    assert share.money == 100_000
+    state, _ = take(limit, state, Demand("alive", needs_money=True, users=1), NOW + LEASE_US)
+    assert state.spent == 100_000
+
+
+def test_a_budget_begins_anew_with_the_day_of_its_time_zone() -> None:
+    at = round(datetime(2030, 3, 31, 21, 30, tzinfo=UTC).timestamp() * 1_000_000)
+    assert day_of("UTC", at)[0] == "2030-03-31"
+    name, ends = day_of("Europe/Berlin", at)
+    assert (name, ends - at) == ("2030-03-31", 30 * 60 * 1_000_000)
+    limit = SharedLimit(budget=1.0, timezone="Europe/Berlin")
+    spent = LimitState(day=name, spent=2 * MONEY, dearest=1000)
+    _, share = take(limit, spent, Demand("a", needs_money=True, users=1), at)
+    assert share.day_ends == ends
+    assert share.money == 0
+    _, share = take(limit, spent, Demand("a", needs_money=True, users=1), ends)
+    assert share.day_ends is None
+    assert share.money > 0
+
+
+def test_a_clock_that_was_set_back_blocks_nobody_for_long() -> None:
+    limit = SharedLimit(rate=60)
+    state, _ = take(limit, LimitState(), Demand("a", calls=5, calls_ahead=5, users=1), NOW)
+    back = NOW - 3600 * 1_000_000
+    state, share = take(limit, state, Demand("a", calls=5, calls_ahead=5, users=1), back)
+    assert share.calls.size or (share.again is not None and share.again - back <= 3 * HORIZON_US)
+    assert share.again is not None
+    _, share = take(limit, state, Demand("a", calls=5, calls_ahead=5, users=1), share.again)
+    assert share.calls.size
+
+
+@given(
+    st.floats(0, 100),
+    st.dictionaries(st.sampled_from("abcd"), st.tuples(st.floats(0, 100), st.floats(1, 9)), min_size=1),
+)
+def test_shares_are_fair_and_leave_nothing_that_is_wanted(
+    capacity: float, demands: dict[str, tuple[float, float]]
+) -> None:
+    shares = {name: fair_share(capacity, demands, name) for name in demands}
+    assert all(shares[name] <= demand + 1e-6 for name, (demand, _) in demands.items())
+    wanted = sum(demand for demand, _ in demands.values())
+    assert sum(shares.values()) == pytest.approx(min(capacity, wanted), abs=1e-6)
+
+
+def test_a_state_that_says_nothing_is_blank() -> None:
+    limit = SharedLimit(concurrency=1)
+    state, _ = take(limit, LimitState(), Demand("a", wants=1), NOW)
+    assert not is_blank(limit, state, NOW)
+    state, _ = take(limit, state, Demand("a"), NOW)
+    assert is_blank(limit, state, NOW)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "sets one of concurrency, rate, tokens, budget"),
+        ({"rate": 0}, "rate is a number above 0"),
+        ({"rate": True}, "rate is a number above 0"),
+        ({"rate": float("nan")}, "rate is a number above 0"),
+        ({"concurrency": 0}, "concurrency is a whole number from 1"),
+        ({"rate": 1, "by": "user"}, "by is a list of names"),
+        ({"rate": 1, "by": ["owner"]}, "by is of user, model, tool, graph"),
+        ({"rate": 1, "of": "tool", "by": ["model"]}, "has no 'model' to be counted by"),
+        ({"of": "tool", "tokens": 5}, "calls of tools have no tokens"),
+        ({"budget": 5, "timezone": "Mars/North"}, "timezone is a name"),
+        ({"budget": 5, "at_end": "stop"}, "at_end is 'refuse' or 'wait'"),
+        ({"concurrency": 5, "burst": 2}, "burst is of a rate"),
+        ({"of": "node", "rate": 1}, "of is 'model' or 'tool'"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SharedLimit(**fields)  # type: ignore[arg-type]

@@ -1,0 +1,133 @@
+"""Limits of calls within nodes, of models that are awaited and of models that block, and of tools."""
+
+import asyncio
+import time
+from typing import Any, TypedDict
+
+import pytest
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, StateGraph
+from pydantic import Field
+
+import perdure
+from perdure.limits import SharedLimit
+from perdure.model.model_calls import ModelPrice, Prices
+from perdure.runtime import Runtime, Settings
+
+PRICES = Prices({"fake*": ModelPrice(1000.0, 1000.0)})
+"""A call of 10 tokens costs 0.01."""
+
+
+class State(TypedDict, total=False):
+    said: str
+
+
+class Model(GenericFakeChatModel):
+    """A model that knows its name, and how many calls of it are under way."""
+
+    under_way: list[int] = Field(default_factory=list)
+    begun: list[float] = Field(default_factory=list)
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+        return {"ls_model_name": "fake-1", "ls_provider": "fake", "ls_model_type": "chat"}
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        self.begun.append(time.monotonic())
+        self.under_way.append(1)
+        most.append(len(self.under_way))
+        time.sleep(0.05)
+        self.under_way.pop()
+        return super()._generate(*args, **kwargs)
+
+
+most: list[int] = []
+
+
+def answers() -> Any:
+    while True:
+        yield AIMessage("yes", usage_metadata={"input_tokens": 6, "output_tokens": 4, "total_tokens": 10})
+
+
+def model() -> Model:
+    most.clear()
+    return Model(messages=answers(), under_way=[], begun=[])
+
+
+def graph(model: Model, *, blocks: bool) -> Any:
+    async def awaits(state: State) -> State:
+        return {"said": (await model.ainvoke("?")).text}
+
+    def blocking(state: State) -> State:
+        return {"said": model.invoke("?").text}
+
+    builder = StateGraph(State)
+    builder.add_node("say", blocking if blocks else awaits)
+    builder.add_edge(START, "say")
+    return builder.compile()
+
+
+def settings(**limits: SharedLimit) -> Settings:
+    return Settings(limits=limits, prices=PRICES, poll=0.05, attempts=2)
+
+
+async def outcomes(runtime: Runtime, number: int, **options: Any) -> list[Any]:
+    tickets = [
+        await runtime.submit(f"t{i}", {"said": ""}, config={"configurable": {"user_id": "ada"}}, **options)
+        for i in range(number)
+    ]
+    return [await runtime.wait(ticket, timeout=30) for ticket in tickets]
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_no_more_calls_are_under_way_than_the_limit(blocks: bool) -> None:
+    async def main() -> None:
+        fake = model()
+        async with (
+            perdure.connect("memory://") as db,
+            Runtime(
+                db, graph(fake, blocks=blocks), settings=settings(calls=SharedLimit(concurrency=2))
+            ) as runtime,
+        ):
+            runs = await outcomes(runtime, 8)
+        assert [run.state for run in runs] == ["done"] * 8
+        assert max(most) == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_calls_wait_for_the_rate(blocks: bool) -> None:
+    async def main() -> None:
+        fake = model()
+        async with (
+            perdure.connect("memory://") as db,
+            Runtime(
+                db, graph(fake, blocks=blocks), settings=settings(calls=SharedLimit(rate=600, burst=2))
+            ) as runtime,
+        ):
+            began = time.monotonic()
+            await outcomes(runtime, 10)
+        assert len(fake.begun) == 10
+        assert time.monotonic() - began >= 0.8 - 0.05
+
+    asyncio.run(main())
+
+
+def test_a_budget_stops_at_most_one_call_late() -> None:
+    async def main() -> None:
+        fake = model()
+        limit = SharedLimit(budget=0.035, by=("user",))
+        async with (
+            perdure.connect("memory://") as db,
+            Runtime(db, graph(fake, blocks=False), settings=settings(money=limit)) as runtime,
+        ):
+            runs = await outcomes(runtime, 8)
+        states = sorted(run.state for run in runs)
+        assert states == ["done"] * 4 + ["failed"] * 4
+        refused = next(run for run in runs if run.state == "failed")
+        assert refused.note["kind"] == "LimitReached"
+        assert "budget" in refused.note["error"]
+        assert "ada" in refused.note["error"]
+
+    asyncio.run(main())

@@ -101,6 +101,7 @@ def test_a_source_of_no_known_kind_names_all_of_them(tmp_path: Path) -> None:
             detect_kind(where)
     with pytest.raises(BadUrl, match=r"none\.db is not a file"):
         detect_kind(f"{tmp_path}/none.db")
+    assert detect_kind("https://agents.example/v1") is SourceKind.LANGGRAPH_SERVER
     with pytest.raises(BadUrl, match=r"mysql://me@host/app cannot be imported; pass a file, or postgresql"):
         detect_kind("mysql://me:secret@host/app")
 

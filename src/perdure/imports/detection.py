@@ -23,6 +23,7 @@ from perdure.storage.url import redacted
 
 _POSTGRES = ("postgresql://", "postgres://")
 _REDIS = ("redis://", "rediss://")
+_HTTP = ("http://", "https://")
 _HEAD = 1 << 16
 """Bytes of a text file that are looked at first."""
 
@@ -48,14 +49,16 @@ def detect_kind(where: str) -> SourceKind:
         return _only(redacted(where), kinds, _is_own(tables))
     if where.startswith(_REDIS):
         return SourceKind.LANGGRAPH_REDIS
+    if where.startswith(_HTTP):
+        return SourceKind.LANGGRAPH_SERVER
     if where.startswith("dynamodb://"):
         return _of_dynamodb(where)
     if where.startswith("d1://"):
         return SourceKind.PLAIN
     if "://" in where and not where.startswith("sqlite:///"):
         raise BadUrl(
-            f"{redacted(where)} cannot be imported; pass a file, or postgresql://…, redis://…, dynamodb://… "
-            "or d1://…"
+            f"{redacted(where)} cannot be imported; pass a file, or postgresql://…, redis://…, dynamodb://…, "
+            "d1://…, or http://… of a LangGraph server"
         )
     path = Path(where.removeprefix("sqlite:///"))
     if not path.is_file():

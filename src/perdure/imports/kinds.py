@@ -21,6 +21,7 @@ class SourceKind(StrEnum):
     LANGGRAPH_SQLITE = "langgraph-sqlite"
     LANGGRAPH_POSTGRES = "langgraph-postgres"
     LANGGRAPH_REDIS = "langgraph-redis"
+    LANGGRAPH_SERVER = "langgraph-server"
     AWS_DYNAMODB = "aws-dynamodb"
     PLAIN = "plain"
     HISTORY = "history"
@@ -62,6 +63,13 @@ def _redis(where: str) -> Source:
     return RedisSource(where)
 
 
+def _server(where: str) -> Source:
+    from perdure.imports.langgraph_server.api import ServerApi
+    from perdure.imports.langgraph_server.source import ServerSource
+
+    return ServerSource(ServerApi(where))
+
+
 def _dynamodb(where: str) -> Source:
     with needing("dynamodb"):
         from perdure.imports.dynamodb import DynamoSource
@@ -101,6 +109,7 @@ _OPENERS: dict[SourceKind, Callable[[str], Source]] = {
     SourceKind.LANGGRAPH_SQLITE: _sqlite,
     SourceKind.LANGGRAPH_POSTGRES: _postgres,
     SourceKind.LANGGRAPH_REDIS: _redis,
+    SourceKind.LANGGRAPH_SERVER: _server,
     SourceKind.AWS_DYNAMODB: _dynamodb,
     SourceKind.PLAIN: _plain,
     SourceKind.HISTORY: _history,

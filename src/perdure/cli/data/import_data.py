@@ -26,6 +26,15 @@ from perdure.cli.app import (
 )
 from perdure.cli.data.copy import INTERRUPTED
 from perdure.cli.data.export import ArchiveOptions, import_archive
+from perdure.cli.data.import_server import (
+    Authorization,
+    Headers,
+    RecordCounts,
+    RecordTarget,
+    ServerOptions,
+    import_records,
+    open_server,
+)
 from perdure.cli.data.sessions import SessionOptions, import_sessions
 from perdure.errors import NotAllowed, NotFound, Unavailable
 from perdure.imports.kinds import SourceKind, open_source
@@ -80,6 +89,16 @@ def import_(
             help="Sessions: the column of its messages; else history or messages",
         ),
     ] = None,
+    graphs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--graph",
+            metavar="[NAME=]PLACE",
+            help="Server: a graph of its threads, e.g. agent=./agent.py:graph; may be repeated",
+        ),
+    ] = None,
+    headers: Headers = None,
+    authorization: Authorization = None,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
@@ -92,7 +111,8 @@ def import_(
     The kind of the source is detected by its first bytes or its tables, and printed. Where that is
     not possible, pass --from KIND.
 
-    KIND is archive, langgraph-sqlite, langgraph-postgres, langgraph-redis, aws-dynamodb, plain (the simple
+    KIND is archive, langgraph-sqlite, langgraph-postgres, langgraph-redis, langgraph-server (http://… of
+    `langgraph dev`, Aegra or another server with LangGraph's API), aws-dynamodb, plain (the simple
     tables of home-made savers, on SQLite, PostgreSQL or D1), history (messages as JSON, which become threads)
     or sessions (histories without checkpoints, out of a file of `perdure export --as sessions`, or of a table
     on SQLite, PostgreSQL or DynamoDB with a history of {role, content} for each session_id).
@@ -102,6 +122,10 @@ def import_(
     Each thread is read back and compared with what the source's own saver returns (its package must be
     installed; otherwise with what was read), and only then it becomes visible.
 
+    From a server come assistants with their versions, and crons, too. JSON carries messages, text and
+    numbers; with --graph all values get the types of the graph's state again, and threads that wait in the
+    middle of a Send, or of a step of which one task has finished, can go on. Without it these are skipped.
+
     Stop the command at any time and run it again. Run it again later, too: threads that went on at the source
     are brought up to date, all others are left as they are. A thread that went on in both places is skipped.
 
@@ -110,6 +134,8 @@ def import_(
     names = (table, key, column)
     if kind is None:
         kind = _kind_of(source, is_of_sessions=names != _SESSION_NAMES)
+    if kind is not SourceKind.LANGGRAPH_SERVER and (graphs or headers):
+        raise NotAllowed("--graph and --header belong to --from langgraph-server")
     if kind is SourceKind.ARCHIVE:
         import_archive(
             source,
@@ -130,8 +156,11 @@ def import_(
         raise NotAllowed("--replace belongs to --from archive and --from sessions")
     from perdure.imports.importer import ImportCounts, Importer, ImportOptions
 
-    opened_source = open_source(kind, source)
-    counts, items = ImportCounts(), None
+    server = None
+    if kind is SourceKind.LANGGRAPH_SERVER:
+        server = open_server(source, ServerOptions(headers or [], authorization, graphs or []))
+    opened_source = server or open_source(kind, source)
+    counts, items, records = ImportCounts(), None, None
     try:
         with opened(db, tenant, key_of(key_file)) as database:
             try:
@@ -141,6 +170,9 @@ def import_(
                     _threads(Importer(opened_source, database, options), threads, counts, progress)
                 if store and not threads:
                     items = _items(opened_source, database, options)
+                if server is not None and not threads:
+                    target = RecordTarget(url_of(db), tenant, key_of(key_file), dry_run)
+                    records = import_records(server.api, target, {each.thread for each in counts.skipped})
             except KeyboardInterrupt:
                 err.print(f"Stopped. At the target: {_text(counts)}. {_AGAIN}", soft_wrap=True)
                 raise typer.Exit(INTERRUPTED) from None
@@ -149,12 +181,14 @@ def import_(
                 raise
     finally:
         opened_source.close()
-    result = _Result(opened_source.name, redacted(url_of(db)), opened_source.verifier, counts, items, dry_run)
+    result = _Result(
+        opened_source.name, redacted(url_of(db)), opened_source.verifier, counts, items, dry_run, records
+    )
     if as_json:
         result.print_json()
     else:
         result.print()
-    if counts.skipped or (items and items.skipped):
+    if counts.skipped or (items and items.skipped) or (records and records.skipped):
         raise typer.Exit(1)
 
 
@@ -220,9 +254,12 @@ class _Result:
     counts: ImportCounts
     items: ItemCounts | None
     dry_run: bool
+    records: RecordCounts | None
 
     def print_json(self) -> None:
         counts, items = self.counts, self.items
+        for why in self.records.skipped if self.records else ():
+            print_json({"record_skipped": why})
         for skipped in counts.skipped:
             print_json({"thread_id": skipped.thread, "skipped": skipped.why})
         for why in items.skipped if items else ():
@@ -236,6 +273,7 @@ class _Result:
                 "writes": counts.writes,
                 "verified": counts.verified,
                 "items": items.written if items else 0,
+                **(self.records.written() if self.records else {}),
             }
         )
 
@@ -243,7 +281,7 @@ class _Result:
         counts, items = self.counts, self.items
         for skipped in counts.skipped:
             err.print(escape(f"thread {skipped.thread!r} was skipped: {skipped.why}"), soft_wrap=True)
-        for why in items.skipped if items else ():
+        for why in (*(items.skipped if items else ()), *(self.records.skipped if self.records else ())):
             err.print(escape(f"skipped: {why}"), soft_wrap=True)
         verb = "To import" if self.dry_run else "Imported"
         out.print(escape(f"{verb} from {self.source} to {self.target}: {_text(counts)}"), soft_wrap=True)
@@ -256,6 +294,10 @@ class _Result:
                 f"{items.expired:,} had expired",
                 soft_wrap=True,
             )
+        if self.records is not None:
+            of = self.records
+            text = f"{several(of.assistants, 'assistant')}, {several(of.crons, 'cron')}"
+            out.print(f"server: {text}, {several(of.threads, 'record')} of threads", soft_wrap=True)
 
 
 def _text(counts: ImportCounts) -> str:

@@ -1,0 +1,227 @@
+"""The threads and the store of a LangGraph server, read over its HTTP API, as a source of an import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from tempfile import TemporaryFile
+from typing import Any
+
+import orjson
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.pregel import Pregel
+from langgraph_sdk.errors import NotFoundError
+
+from perdure.errors import Contention
+from perdure.imports.expected_tuples import as_tuple
+from perdure.imports.langgraph_server.api import ServerApi
+from perdure.imports.langgraph_server.states import (
+    Built,
+    NamespaceStates,
+    check,
+    entry_of,
+    namespaces_in,
+)
+from perdure.imports.langgraph_server.steps import GraphSteps
+from perdure.imports.order import missing
+from perdure.imports.payloads import SERDE
+from perdure.imports.source import (
+    DAMAGED,
+    CheckpointEntry,
+    DamagedItem,
+    Outline,
+    SourceCheckpoint,
+    SourceItem,
+    SourceWrite,
+    WriteSlot,
+)
+from perdure.langgraph.values.serde import Serde
+
+Key = tuple[str, str]
+
+
+class ServerSource:
+    """A LangGraph server. The states of the thread that is being imported are kept in a temporary file.
+
+    Args:
+        api: The server.
+        graphs: The graphs of its threads by their names at the server, or under ``""`` for all.
+    """
+
+    def __init__(
+        self, api: ServerApi, graphs: Mapping[str, Pregel[Any, Any, Any, Any]] | None = None
+    ) -> None:
+        self.api = api
+        self.name = self.verifier = api.name
+        self._steps = {name: GraphSteps(graph) for name, graph in (graphs or {}).items()}
+        # A graph may make any of its own types; without one there are messages alone.
+        self._serde = Serde("imported") if graphs else Serde("listed")
+        self._file = TemporaryFile()  # noqa: SIM115 - as long as the source
+        self._places: dict[Key, tuple[int, int]] = {}
+        self._thread: str | None = None
+
+    def count(self) -> int | None:
+        """Return the number of threads."""
+        return self.api.count()
+
+    def threads(self) -> Iterator[str]:
+        """Yield the ids of the threads, each once."""
+        seen: set[str] = set()
+        for thread in self.api.threads():
+            if (name := str(thread["thread_id"])) not in seen:
+                seen.add(name)
+                yield name
+
+    def outline(self, thread: str) -> Outline:
+        """Read the states of a thread, and return what there is of it."""
+        self._thread = thread
+        self._places.clear()
+        self._file.seek(0)
+        self._file.truncate()
+        outline = Outline()
+        waiting, known = [""], {""}
+        graph: GraphSteps | None = None
+        while waiting:
+            namespace = waiting.pop(0)
+            raw = self._spool(thread, namespace)
+            if not raw:
+                continue
+            if namespace == "":
+                graph = self._graph_of(next(iter(raw)), raw)
+            steps = self._steps_in(graph, namespace)
+            for built in self._built(raw, steps):
+                outline.checkpoints.append(built.entry)
+                outline.writes += [write.slot for write in built.writes]
+                self._keep(built)
+            for entry in raw:
+                for inner in namespaces_in(self._raw(raw[entry])):
+                    if inner not in known:
+                        known.add(inner)
+                        waiting.append(inner)
+        outline.checkpoints.sort(key=lambda entry: entry.id)
+        return outline
+
+    def _graph_of(
+        self, newest: CheckpointEntry, raw: Mapping[CheckpointEntry, tuple[int, int]]
+    ) -> GraphSteps | None:
+        name = (self._raw(raw[newest]).get("metadata") or {}).get("graph_id")
+        return self._steps.get(str(name)) or self._steps.get("")
+
+    def _steps_in(self, graph: GraphSteps | None, namespace: str) -> GraphSteps | None:
+        if graph is None or namespace == "":
+            return graph
+        inner = graph.subgraph(namespace)
+        return None if inner is None else GraphSteps(inner)
+
+    def _spool(self, thread: str, namespace: str) -> dict[CheckpointEntry, tuple[int, int]]:
+        """Write the states of a namespace to the file; return their places there, the newest first."""
+        found: dict[CheckpointEntry, tuple[int, int]] = {}
+        try:
+            for state in self.api.states(thread, namespace):
+                check(state)
+                entry = entry_of(state)
+                if entry.namespace == namespace:
+                    found[entry] = self._append(orjson.dumps(state))
+        except NotFoundError:
+            return {}
+        return found
+
+    def _built(
+        self, raw: Mapping[CheckpointEntry, tuple[int, int]], steps: GraphSteps | None
+    ) -> Iterator[Built]:
+        states = NamespaceStates(steps)
+        parents = {
+            entry.parent_id
+            for entry, place in raw.items()
+            if (self._raw(place).get("metadata") or {}).get("source") == "loop"
+        }
+        for entry in missing(raw, {}):
+            yield states.build(self._raw(raw[entry]), is_leaf=entry.id not in parents)
+
+    def _keep(self, built: Built) -> None:
+        body = {
+            "checkpoint": built.checkpoint,
+            "metadata": built.metadata,
+            "writes": [
+                [list(write.slot), write.task_path, write.channel, *self._serde.payload(write.value)]
+                for write in built.writes
+            ],
+        }
+        self._places[built.entry[:2]] = self._append(self._serde.pack(body))
+
+    def _append(self, body: bytes) -> tuple[int, int]:
+        place = self._file.seek(0, 2)
+        self._file.write(body)
+        return place, len(body)
+
+    def _read(self, place: tuple[int, int]) -> bytes:
+        self._file.seek(place[0])
+        return self._file.read(place[1])
+
+    def _raw(self, place: tuple[int, int]) -> Any:
+        return orjson.loads(self._read(place))
+
+    def _kept(self, thread: str, key: Key) -> Any:
+        if thread != self._thread:
+            self.outline(thread)
+        if key not in self._places:
+            raise Contention(f"checkpoint {key[1]} is gone from {self.name}")
+        return SERDE.plain(self._read(self._places[key]))
+
+    def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
+        """Yield checkpoints in the given order."""
+        for entry in wanted:
+            held = self._kept(thread, entry[:2])
+            yield SourceCheckpoint(entry, held["checkpoint"], held["metadata"])
+
+    def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
+        """Yield pending writes in the given order."""
+        key: Key | None = None
+        held: dict[WriteSlot, SourceWrite] = {}
+        for slot in wanted:
+            if slot[:2] != key:
+                key = slot[:2]
+                held = {write.slot: write for write in self._writes(thread, key)}
+            yield held[slot]
+
+    def _writes(self, thread: str, key: Key) -> Iterator[SourceWrite]:
+        for slot, *rest in self._kept(thread, key)["writes"]:
+            yield SourceWrite(WriteSlot(*slot), *rest)
+
+    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints as they were made of the states."""
+        for found in self.checkpoints(thread, wanted):
+            yield as_tuple(thread, found, self._writes(thread, found.entry[:2]), SERDE)
+
+    def latest(self, thread: str, namespace: str, outline: Outline) -> str:
+        """Return the checkpoint that the server shows as the latest."""
+        entries = {entry.id for entry in outline.checkpoints if entry.namespace == namespace}
+        if namespace == "":
+            shown = (self.api.latest(thread).get("checkpoint") or {}).get("checkpoint_id")
+            if shown not in entries:
+                raise Contention(f"the thread went on at {self.name} while it was read")
+            return str(shown)
+        return max(entries)
+
+    def items(self) -> Iterator[SourceItem | DamagedItem]:
+        """Yield the items of the store."""
+        for item in self.api.items():
+            try:
+                yield SourceItem(
+                    tuple(item["namespace"]),
+                    item["key"],
+                    item["value"],
+                    _microseconds(item["created_at"]),
+                    _microseconds(item["updated_at"]),
+                )
+            except DAMAGED as error:
+                yield DamagedItem(f"an item of {self.name} cannot be read ({type(error).__name__})")
+
+    def close(self) -> None:
+        """Remove the temporary file, and close the connections."""
+        self._file.close()
+        self.api.close()
+
+
+def _microseconds(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1_000_000)

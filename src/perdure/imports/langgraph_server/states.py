@@ -1,0 +1,257 @@
+"""Makes checkpoints of the states that a server shows: their channels, their next tasks, and the writes.
+
+A state has the values, and the names of the next tasks, but not the channels that start them. Each node of a
+graph has a channel ``branch:to:NODE``, which starts it; so the names are enough, unless a task is a ``Send``,
+or has finished while others of its step wait. What those hold the server does not show: the graph makes it
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import orjson
+from langgraph.checkpoint.base import WRITES_IDX_MAP
+from langgraph.pregel._algo import task_path_str
+from langgraph.types import Interrupt
+
+from perdure.errors import Corrupt, Unserialisable
+from perdure.imports.langgraph_server.json_values import revived
+from perdure.imports.langgraph_server.steps import GraphSteps
+from perdure.imports.source import CheckpointEntry, WriteSlot
+
+BRANCH = "branch:to:"
+"""Prefix of the channels that start the nodes of a graph."""
+
+START, ROOT, SENDS = "__start__", "__root__", "__pregel_tasks"
+ERROR, INTERRUPT = "__error__", "__interrupt__"
+_PUSH = "__pregel_push"
+
+
+class Write(NamedTuple):
+    """A pending write with its value."""
+
+    slot: WriteSlot
+    task_path: str
+    channel: str
+    value: Any
+
+
+@dataclass(slots=True)
+class Built:
+    """A checkpoint made of a state, and its pending writes."""
+
+    entry: CheckpointEntry
+    checkpoint: dict[str, Any]
+    metadata: dict[str, Any]
+    writes: list[Write]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is kept of a checkpoint for those that follow it."""
+
+    versions: dict[str, int]
+    digests: dict[str, bytes]
+    depth: int
+    following: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def entry_of(state: Mapping[str, Any]) -> CheckpointEntry:
+    """Return the place of a state in its thread's tree."""
+    place, parent = state["checkpoint"], state.get("parent_checkpoint")
+    return CheckpointEntry(
+        place.get("checkpoint_ns") or "",
+        str(place["checkpoint_id"]),
+        str(parent["checkpoint_id"]) if parent else None,
+    )
+
+
+def namespaces_in(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the namespaces of the subgraphs that the next tasks of a state run."""
+    for task in state.get("tasks") or ():
+        if place := task.get("checkpoint"):
+            yield place.get("checkpoint_ns") or ""
+
+
+class NamespaceStates:
+    """The states of one namespace of a thread, made to checkpoints, parents before children.
+
+    Args:
+        steps: The graph of the namespace; without it a state that needs it is refused.
+    """
+
+    def __init__(self, steps: GraphSteps | None) -> None:
+        self._steps = steps
+        self._known: dict[str, _Known] = {}
+
+    def build(self, state: Mapping[str, Any], *, is_leaf: bool) -> Built:
+        """Return the checkpoint of a state.
+
+        Args:
+            state: The state.
+            is_leaf: No run has gone on from it.
+
+        Raises:
+            Unserialisable: The server does not show what is needed to go on from the state.
+        """
+        entry = entry_of(state)
+        parent = self._known.get(entry.parent_id or "")
+        metadata: dict[str, Any] = dict(state.get("metadata") or {})
+        tasks: Sequence[Mapping[str, Any]] = state.get("tasks") or ()
+        values = self._values(state.get("values"))
+        if self._steps is not None:
+            values = self._steps.coerced(values)
+        is_loop = metadata.get("source") == "loop"
+        hidden = self._hidden(entry, tasks, parent.following if parent is not None and is_loop else {})
+        channels = {**values, **hidden}
+        known = self._versioned(channels, parent)
+        checkpoint: dict[str, Any] = {
+            "v": 4,
+            "ts": state.get("created_at") or "",
+            "id": entry.id,
+            "channel_values": channels,
+            "channel_versions": known.versions,
+            "versions_seen": {},
+        }
+        writes = self._writes(entry, tasks, known, checkpoint, is_leaf=is_leaf)
+        self._known[entry.id] = known
+        return Built(entry, checkpoint, metadata, writes)
+
+    def _values(self, values: Any) -> dict[str, Any]:
+        made = revived(values)
+        if isinstance(made, dict):
+            return made
+        if made is None:
+            return {}
+        return {self._steps.output if self._steps is not None else ROOT: made}
+
+    def _hidden(
+        self, entry: CheckpointEntry, tasks: Sequence[Mapping[str, Any]], following: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the channels that start the next tasks, and those in which a graph waits for several."""
+        hidden = {name: value for name, value in following.items() if not name.startswith(BRANCH)}
+        sends = list(hidden.pop(SENDS, ()))
+        pushed = [task["name"] for task in tasks if _path(task)[:1] == (_PUSH,)]
+        for task in tasks:
+            name = task["name"]
+            if _path(task)[:1] == (_PUSH,):
+                continue
+            if name == START:
+                if task.get("result") is None:
+                    raise Unserialisable(
+                        f"the input of checkpoint {entry.id} was never run, and the server does not show it; "
+                        "let the thread's run end first"
+                    )
+                hidden[START] = revived(task["result"])
+                continue
+            channel = BRANCH + name
+            hidden[channel] = following.get(channel)
+            if channel not in following and self._steps is not None:
+                hidden[channel] = self._steps.started(channel)
+        if pushed:
+            if [getattr(send, "node", None) for send in sends] != pushed:
+                raise Unserialisable(
+                    f"the next step of checkpoint {entry.id} was sent to {', '.join(sorted(set(pushed)))} "
+                    "with Send, and a server does not show what was sent; "
+                    + (
+                        "the graph of --graph does not send it there from its parent"
+                        if self._steps is not None
+                        else "pass the graph with --graph"
+                    )
+                )
+            hidden[SENDS] = sends
+        return hidden
+
+    def _versioned(self, channels: Mapping[str, Any], parent: _Known | None) -> _Known:
+        """Count the versions: a value that did not change from the parent's keeps its own."""
+        depth = parent.depth + 1 if parent is not None else 1
+        versions: dict[str, int] = {}
+        digests: dict[str, bytes] = {}
+        for channel, value in channels.items():
+            digests[channel] = _digest(value)
+            is_same = parent is not None and parent.digests.get(channel) == digests[channel]
+            # What starts a task is always new.
+            if is_same and parent is not None and not channel.startswith((BRANCH, START, SENDS)):
+                versions[channel] = parent.versions[channel]
+            else:
+                versions[channel] = depth
+        return _Known(versions, digests, depth)
+
+    def _writes(
+        self,
+        entry: CheckpointEntry,
+        tasks: Sequence[Mapping[str, Any]],
+        known: _Known,
+        checkpoint: dict[str, Any],
+        *,
+        is_leaf: bool,
+    ) -> list[Write]:
+        finished = [task for task in tasks if task.get("result") is not None]
+        by_task: Mapping[str, list[tuple[str, Any]]] = {}
+        if self._steps is not None and tasks and not (is_leaf and not finished):
+            # A task without writes has no result either: it is known to have run by what followed.
+            ran = (
+                finished
+                if is_leaf
+                else [task for task in tasks if not task.get("interrupts") or task in finished]
+            )
+            step = self._steps.after(
+                checkpoint, [(t["id"], t["name"], revived(t.get("result"))) for t in ran]
+            )
+            if step is not None:
+                by_task = step.writes
+                known.following = step.channels if len(ran) == len(tasks) else {}
+        elif finished and is_leaf:
+            raise Unserialisable(
+                f"task {finished[0]['name']!r} of checkpoint {entry.id} has finished while others wait, and "
+                "a server does not show where it leads; pass the graph with --graph"
+            )
+        return [write for task in tasks for write in _writes_of(entry, task, by_task.get(task["id"]))]
+
+
+def _writes_of(
+    entry: CheckpointEntry, task: Mapping[str, Any], known: list[tuple[str, Any]] | None
+) -> Iterator[Write]:
+    name, path = str(task["id"]), task_path_str(_path(task))
+    result = task.get("result")
+    pairs = known
+    if pairs is None and result is not None:
+        made = revived(result)
+        pairs = list(made.items()) if isinstance(made, dict) else [(ROOT, made)]
+    for idx, (channel, value) in enumerate(pairs or ()):
+        yield Write(WriteSlot(entry.namespace, entry.id, name, idx), path, channel, value)
+    if task.get("error") is not None:
+        slot = WriteSlot(entry.namespace, entry.id, name, WRITES_IDX_MAP[ERROR])
+        yield Write(slot, path, ERROR, task["error"])
+    if task.get("interrupts"):
+        asked = [_interrupt(one) for one in task["interrupts"]]
+        slot = WriteSlot(entry.namespace, entry.id, name, WRITES_IDX_MAP[INTERRUPT])
+        yield Write(slot, path, INTERRUPT, asked)
+
+
+def _interrupt(shown: Mapping[str, Any]) -> Interrupt:
+    name = shown.get("id") or shown.get("interrupt_id")
+    if not isinstance(name, str):
+        raise Unserialisable(
+            "a question has no id, as of LangGraph before 0.4; it cannot be answered elsewhere"
+        )
+    return Interrupt(value=revived(shown.get("value")), id=name)
+
+
+def _path(task: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(task.get("path") or ())
+
+
+def _digest(value: Any) -> bytes:
+    text = orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS)
+    return blake2b(text, digest_size=16).digest()
+
+
+def check(state: Any) -> None:
+    """Raise ``Corrupt`` for what is not a state."""
+    if not isinstance(state, dict) or not isinstance(state.get("checkpoint"), dict):
+        raise Corrupt("the server sends something else than states; check its URL")

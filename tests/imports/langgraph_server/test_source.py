@@ -162,6 +162,7 @@ def test_a_thread_that_went_on_at_the_server_is_brought_up_to_date(
         filled.client.threads.delete(thread)
 
 
+@pytest.mark.timeout(900)
 def test_killed_at_any_write_the_import_goes_on(filled: Filled, tmp_path: Path) -> None:
     target = f"sqlite:///{tmp_path / 'killed.db'}"
     with perdure.connect_sync(target, migrate=True):

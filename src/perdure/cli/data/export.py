@@ -23,6 +23,8 @@ from perdure.cli.app import (
     print_json,
     printable,
 )
+from perdure.cli.data.export_to import TargetOptions, export_to
+from perdure.cli.data.import_server import Authorization, Headers, ServerOptions
 from perdure.cli.data.sessions import export_sessions
 from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
@@ -61,6 +63,24 @@ def export(
         ExportForm,
         typer.Option("--as", help="What is printed without --output: everything, the messages, or sessions"),
     ] = ExportForm.JSON,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="URL",
+            help="A LangGraph server, http://…, or a saver of LangGraph's, sqlite:///FILE or postgresql://…",
+        ),
+    ] = None,
+    graphs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--graph",
+            metavar="[NAME=]PLACE",
+            help="Server: a graph of the threads, by its name there; may be repeated",
+        ),
+    ] = None,
+    headers: Headers = None,
+    authorization: Authorization = None,
     db: Db = None,
     tenant: Tenant = "",
     key_file: KeyFile = None,
@@ -75,6 +95,11 @@ def export(
     of its name, and only its owner can read it. From an encrypted database it is encrypted with the same key,
     which the import needs; --clear writes it unencrypted.
 
+    --to writes threads to another place, compares what is there afterwards, and can be repeated. A saver of
+    LangGraph's gets them whole: the same graph, compiled with it, goes on. A server gets the steps that led
+    to each latest state, whose checkpoints have other ids there, and with --all the items of the store; this
+    needs the graph.
+
     --as history prints the messages of a thread's latest state as neutral JSON, `[{role, content, …}]`; for
     several threads, or --all, a line each. `perdure import --from history` reads both.
 
@@ -86,17 +111,18 @@ def export(
     from perdure.model.program import ask
 
     key = key_of(key_file)
+    if to is not None and (output is not None or form is not ExportForm.JSON):
+        raise NotAllowed("--to is a place of its own; leave out --output and --as")
+    server = ServerOptions(headers or [], authorization, graphs or [])
+    server.require(is_used=to is not None)
     if form is not ExportForm.JSON and (output is not None or clear):
         raise NotAllowed(f"--as {form} is printed; redirect it to a file instead of --output")
     with opened(db, tenant, key) as database:
-        if form is ExportForm.SESSIONS:
-            export_sessions(database, thread_ids, everything)
-            return
-        if form is ExportForm.HISTORY:
-            _export_history(database, tenant, thread_ids, everything)
+        if to is not None:
+            export_to(to, database, tenant, TargetOptions(thread_ids or [], everything, server))
             return
         if output is None:
-            _export_json(database, thread_ids, everything)
+            _print_threads(database, tenant, thread_ids, everything, form)
             return
         if output.exists() and not force:
             raise NotAllowed(f"{output} exists; pass --force to write over it")
@@ -132,6 +158,18 @@ def export(
     if left_out:
         _say_left_out(left_out)
         raise typer.Exit(1)
+
+
+def _print_threads(
+    database: SyncDatabase, tenant: str, thread_ids: list[str] | None, everything: bool, form: ExportForm
+) -> None:
+    match form:
+        case ExportForm.SESSIONS:
+            export_sessions(database, thread_ids, everything)
+        case ExportForm.HISTORY:
+            _export_history(database, tenant, thread_ids, everything)
+        case ExportForm.JSON:
+            _export_json(database, thread_ids, everything)
 
 
 def _say_left_out(left_out: dict[str, PerdureError]) -> None:

@@ -134,8 +134,8 @@ def import_(
     names = (table, key, column)
     if kind is None:
         kind = _kind_of(source, is_of_sessions=names != _SESSION_NAMES)
-    if kind is not SourceKind.LANGGRAPH_SERVER and (graphs or headers):
-        raise NotAllowed("--graph and --header belong to --from langgraph-server")
+    options_of_server = ServerOptions(headers or [], authorization, graphs or [])
+    options_of_server.require(is_used=kind is SourceKind.LANGGRAPH_SERVER)
     if kind is SourceKind.ARCHIVE:
         import_archive(
             source,
@@ -158,7 +158,7 @@ def import_(
 
     server = None
     if kind is SourceKind.LANGGRAPH_SERVER:
-        server = open_server(source, ServerOptions(headers or [], authorization, graphs or []))
+        server = open_server(source, options_of_server)
     opened_source = server or open_source(kind, source)
     counts, items, records = ImportCounts(), None, None
     try:

@@ -43,6 +43,11 @@ class ServerOptions:
     authorization: str | None
     graphs: list[str]
 
+    def require(self, *, is_used: bool) -> None:
+        """Raise ``BadSetting`` if options were passed that are not used."""
+        if not is_used and (self.headers or self.graphs):
+            raise BadSetting("--graph and --header are for a LangGraph server; leave them out")
+
     def named_headers(self) -> dict[str, str]:
         """Return the headers. ``BadSetting`` for one without a name or a value."""
         headers: dict[str, str] = {}
@@ -62,11 +67,11 @@ def open_server(url: str, options: ServerOptions) -> ServerSource:
     from perdure.imports.langgraph_server.source import ServerSource
 
     headers = options.named_headers()
-    graphs = awaited(_graphs(options.graphs)) if options.graphs else {}
+    graphs = awaited(load_graphs(options.graphs)) if options.graphs else {}
     return ServerSource(ServerApi(url, headers), graphs)
 
 
-async def _graphs(words: list[str]) -> dict[str, Pregel[Any, Any, Any, Any]]:
+async def load_graphs(words: list[str]) -> dict[str, Pregel[Any, Any, Any, Any]]:
     """Load graphs, by the names that they have at the server; one without a name is for all threads."""
     import os
 

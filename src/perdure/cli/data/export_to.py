@@ -1,0 +1,153 @@
+"""Export of threads to a saver of LangGraph's, or to a server with LangGraph's API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import awaited, err, handle_in, out, printable, several
+from perdure.cli.data.import_server import ServerOptions, load_graphs
+from perdure.errors import BadSetting, NotFound, PerdureError, Unavailable
+from perdure.model.missing_thread import missing_thread
+from perdure.model.records import THREADS, Partition
+from perdure.storage.url import redacted
+
+if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """What is exported: threads by name, or everything; and the options of a server."""
+
+    threads: list[str]
+    everything: bool
+    server: ServerOptions
+
+
+def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOptions) -> None:
+    """Export threads to a place, and print what was written.
+
+    A thread that cannot be exported is named, and the exit code is 1.
+
+    Raises:
+        NotFound: There is no such thread, or none was named.
+        Unavailable: The target does not answer; what was written there stays, and the export can be repeated.
+    """
+    from perdure import admin
+
+    there = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
+    wanted = there if options.everything else list(dict.fromkeys(options.threads))
+    if not wanted:
+        raise NotFound("which thread? Name one or more, or pass --all")
+    for name in wanted:
+        if name not in there:
+            raise missing_thread(Partition(tenant, name))
+    if url.startswith(("http://", "https://")):
+        _to_server(url, database, tenant, wanted, options)
+        return
+    from perdure.imports.stock_target import depart, open_stock_saver
+
+    with open_stock_saver(url) as saver:
+        handle = handle_in(database)
+        written = _Written(redacted(url))
+        for name in wanted:
+            with written.of(f"thread {name!r}") as note:
+                count = depart(handle, Partition(tenant, name), saver)
+                note(f"{printable(name)}: {several(count.checkpoints, 'checkpoint')}")
+    written.end("thread")
+
+
+def _to_server(
+    url: str, database: SyncDatabase, tenant: str, wanted: list[str], options: TargetOptions
+) -> None:
+    from perdure.imports.langgraph_server.api import ServerApi
+    from perdure.imports.langgraph_server.target import ServerTarget
+    from perdure.runtime.threads.rows import look
+
+    if not options.server.graphs:
+        raise BadSetting(
+            f"{redacted(url)} gets the steps of a graph: name it with --graph agent=./agent.py:graph"
+        )
+    loaded = awaited(load_graphs(options.server.graphs))
+    api = ServerApi(url, options.server.named_headers())
+    try:
+        target, handle, written = ServerTarget(api), handle_in(database), _Written(redacted(url))
+        graphs = {
+            name: graph.copy(update={"checkpointer": database.checkpointer()})
+            for name, graph in loaded.items()
+        }
+        for name in wanted:
+            row = handle.run(look(Partition(tenant, name)))
+            metadata: dict[str, Any] = dict(row.metadata) if row is not None else {}
+            chosen = metadata.get("graph_id") or next(iter(graphs))
+            with written.of(f"thread {name!r}") as note:
+                if chosen not in graphs:
+                    raise NotFound(f"it is of the graph {chosen!r}; name it with --graph {chosen}=PLACE")
+                outcome = target.thread(graphs[chosen], name, {**metadata, "graph_id": chosen})
+                note(f"{printable(name)}: {outcome}")
+        if options.everything:
+            for namespace, key, value in _items(database):
+                with written.of(f"item {key!r}"):
+                    target.item(namespace, key, value)
+    finally:
+        api.close()
+    written.end("thread")
+
+
+def _items(database: SyncDatabase) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any]]]:
+    store, offset = database.store(), 0
+    while page := store.search((), limit=_PAGE, offset=offset):
+        for item in page:
+            yield item.namespace, item.key, item.value
+        offset += len(page)
+
+
+_PAGE = 100
+
+
+class _Written:
+    """What was written, and what was not, with the reason."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._count = 0
+        self._failed = 0
+
+    def of(self, what: str) -> _Attempt:
+        """Return a block that may fail alone."""
+        return _Attempt(self, what)
+
+    def note(self, text: str) -> None:
+        """Print what was written."""
+        self._count += 1
+        out.print(escape(text), soft_wrap=True)
+
+    def fail(self, what: str, error: PerdureError) -> None:
+        """Print what was not written."""
+        self._failed += 1
+        err.print(escape(f"{what} was not exported: {error}"), soft_wrap=True)
+
+    def end(self, what: str) -> None:
+        """Print the sum. The exit code is 1 if something failed."""
+        err.print(escape(f"{several(self._count, what)} at {self._name}"), soft_wrap=True)
+        if self._failed:
+            raise typer.Exit(1)
+
+
+class _Attempt:
+    def __init__(self, written: _Written, what: str) -> None:
+        self._written, self._what = written, what
+
+    def __enter__(self) -> Callable[[str], None]:
+        return self._written.note
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, PerdureError) or isinstance(error, Unavailable):
+            return False
+        self._written.fail(self._what, error)
+        return True

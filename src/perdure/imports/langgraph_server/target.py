@@ -1,0 +1,205 @@
+"""Writes threads and items to a LangGraph server, as far as its API allows.
+
+A thread is created with the steps that led to its latest state: each input, then what each task wrote. So
+its values and next tasks are the same; its checkpoints have ids and times of their own. What is there is
+compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import orjson
+from langchain_core.messages import BaseMessage, convert_to_messages
+from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
+from langgraph_sdk.errors import NotFoundError
+
+from perdure.errors import Conflict, NotAllowed, NotFound, Unserialisable
+from perdure.imports.langgraph_server.api import ServerApi
+
+Outcome = Literal["written", "unchanged"]
+_INPUT = "__input__"
+_START = "__start__"
+
+
+class ServerTarget:
+    """A LangGraph server that gets threads and items."""
+
+    def __init__(self, api: ServerApi) -> None:
+        self._api = api
+        self._client = api.client
+
+    def thread(
+        self,
+        graph: Pregel[Any, Any, Any, Any],
+        thread: str,
+        metadata: Mapping[str, Any],
+    ) -> Outcome:
+        """Create a thread with the history of its latest state.
+
+        Args:
+            graph: The graph of the thread, with the checkpointer that has it.
+            thread: The thread's id.
+            metadata: Its metadata, with its ``graph_id`` at the server.
+
+        Raises:
+            NotFound: The thread has no state.
+            NotAllowed: Its history has a change that the API cannot repeat.
+            Conflict: The server has another thread of this id, or makes another state of the steps.
+            Unserialisable: A value has no form in JSON.
+        """
+        config: Any = {"configurable": {"thread_id": thread}}
+        states = {_id(state): state for state in graph.get_state_history(config)}
+        head = graph.get_state(config)
+        if head.created_at is None:
+            raise NotFound(f"thread {thread!r} has no state to export")
+        wanted = _shown(states.get(_id(head), head))
+        there: Mapping[str, Any] | None = None
+        with suppress(NotFoundError):
+            there = self._api.call(lambda: self._client.threads.get_state(thread))
+        if there is not None and there.get("checkpoint"):
+            self._compare(thread, wanted, there)
+            return "unchanged"
+        if there is not None:
+            # What was created and got no state: an export that was stopped left it.
+            self._api.call(lambda: self._client.threads.delete(thread))
+        steps = _steps(thread, states, _id(head))
+        self._api.call(
+            lambda: self._client.threads.create(thread_id=thread, metadata=dict(metadata), supersteps=steps)
+        )
+        self._compare(thread, wanted, self._api.call(lambda: self._client.threads.get_state(thread)))
+        return "written"
+
+    def _compare(self, thread: str, wanted: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+        found = {"values": there["values"], "next": sorted(there["next"])}
+        for part, value in wanted.items():
+            if _ordered(value) != _ordered(found[part]):
+                raise Conflict(
+                    f"thread {thread!r} is another one at {self._api.name}: its {part} differ; what is there "
+                    "stays"
+                )
+
+    def item(self, namespace: Sequence[str], key: str, value: Mapping[str, Any]) -> Outcome:
+        """Write an item of the store. ``Conflict`` if the server has another one under this name."""
+        there: Mapping[str, Any] | None = None
+        with suppress(NotFoundError):
+            there = self._api.call(lambda: self._client.store.get_item(namespace, key))
+        if there is not None:
+            if there["value"] != _json(value):
+                raise Conflict(f"item {key!r} of {list(namespace)!r} is another one at {self._api.name}")
+            return "unchanged"
+        self._api.call(lambda: self._client.store.put_item(namespace, key, dict(value), index=None))
+        return "written"
+
+
+def _id(state: StateSnapshot) -> str:
+    return str(state.config["configurable"]["checkpoint_id"])
+
+
+def _shown(state: StateSnapshot) -> dict[str, Any]:
+    return {"values": _json(state.values), "next": sorted(state.next)}
+
+
+def _steps(thread: str, states: Mapping[str, StateSnapshot], head: str) -> list[dict[str, Any]]:
+    """Return the steps from the first input to a state."""
+    way: list[StateSnapshot] = []
+    at: str | None = head
+    while at is not None and at in states:
+        way.append(states[at])
+        parent = states[at].parent_config
+        at = None if parent is None else str(parent["configurable"]["checkpoint_id"])
+    way.reverse()
+    steps: list[dict[str, Any]] = []
+    before: StateSnapshot | None = None
+    for state in way:
+        source = (state.metadata or {}).get("source")
+        if source == "input":
+            after = _after(states, state)
+            inputs = [_with_ids(task.result, after) for task in state.tasks if task.name == _START]
+            updates = [{"as_node": _INPUT, "values": _json(each)} for each in inputs]
+        elif source == "loop" and before is not None:
+            updates = [
+                {"as_node": task.name, "values": _json(_with_ids(task.result, state.values))}
+                for task in before.tasks
+            ]
+        else:
+            raise NotAllowed(
+                f"thread {thread!r} was changed by update_state or imported as a conversation (checkpoint "
+                f"{_id(state)}), and LangGraph's API cannot repeat that; export it to a stock saver, or with "
+                "--as history"
+            )
+        if updates:
+            steps.append({"updates": updates})
+        before = state
+    return steps
+
+
+def _after(states: Mapping[str, StateSnapshot], state: StateSnapshot) -> Any:
+    """Return the values of the state that follows one, by the first of its children."""
+    for each in states.values():
+        parent = each.parent_config
+        if parent is not None and str(parent["configurable"]["checkpoint_id"]) == _id(state):
+            return each.values
+    return {}
+
+
+def _with_ids(result: Any, after: Any) -> Any:
+    """Return what was written with the ids that its messages got when they were added to the state."""
+    if not isinstance(result, dict) or not isinstance(after, dict):
+        return result
+    return {channel: _named(value, after.get(channel)) for channel, value in result.items()}
+
+
+def _named(value: Any, after: Any) -> Any:
+    said = convert_to_messages(value) if _is_said(value) else None
+    if said is None or not isinstance(after, list) or len(after) < len(said):
+        return value
+    added = after[len(after) - len(said) :]
+    same = all(
+        isinstance(there, BaseMessage) and here.id in (None, there.id) and here.content == there.content
+        for here, there in zip(said, added, strict=True)
+    )
+    return added if same else value
+
+
+def _is_said(value: Any) -> bool:
+    """Return True for a list of messages in one of the forms in which an input has them."""
+
+    def is_message(each: Any) -> bool:
+        if isinstance(each, list | tuple):
+            return len(each) == 2 and all(isinstance(part, str) for part in each)
+        return isinstance(each, BaseMessage) or (
+            isinstance(each, dict) and "content" in each and "role" in each
+        )
+
+    return isinstance(value, list) and bool(value) and all(map(is_message, value))
+
+
+def _json(value: Any) -> Any:
+    """Return a value as it is in JSON."""
+    try:
+        return orjson.loads(orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS))
+    except (TypeError, ValueError) as error:
+        raise Unserialisable(f"a value has no form in JSON ({type(error).__name__})") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseMessage):
+        # A server takes a field that it does not know of for one of the provider's, also if it is empty.
+        dumped = value.model_dump(mode="json")
+        return {key: each for key, each in dumped.items() if key == "content" or each not in (None, [], {})}
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    raise TypeError(type(value).__name__)
+
+
+def _ordered(value: Any) -> Any:
+    """Return a value without what JSON does not keep: the order of sets, and empty fields of messages."""
+    if isinstance(value, dict):
+        return {key: _ordered(each) for key, each in value.items() if each not in (None, [], {})}
+    return [_ordered(each) for each in value] if isinstance(value, list) else value

@@ -15,11 +15,13 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 import perdure
 from perdure.database.base import handle_of
 from perdure.errors import BadUrl, Conflict, NotFound
+from perdure.imports.postgres import PostgresSource
 from perdure.imports.sqlite import SqliteSource
 from perdure.imports.stock_target import depart, open_stock_saver
 from perdure.model.records import Partition
 from tests.imports import parity, threads
 from tests.imports.langgraph_server import agent, servers
+from tests.imports.stocks import postgres_url
 
 
 @pytest.fixture
@@ -81,6 +83,19 @@ def test_questions_are_answered_and_turns_go_on_at_the_stock_saver(tmp_path: Pat
                 before, after = ours.invoke(given, config), theirs.invoke(given, config)
                 assert [m.content for m in before["messages"]] == [m.content for m in after["messages"]]
                 assert before["notes"] == after["notes"]
+
+
+def test_postgres_gets_every_checkpoint_as_the_threads_have_it(db: perdure.SyncDatabase) -> None:
+    url = postgres_url()
+    with open_stock_saver(url) as saver:
+        counts = [depart(handle_of(db), Partition("", name), saver) for name in names(db)]
+    with perdure.connect_sync("memory://") as back:
+        source = PostgresSource(url)
+        try:
+            reports = parity.imported(source, back)
+        finally:
+            source.close()
+        assert sum(report.checkpoints for report in reports) == sum(c.checkpoints for c in counts) > 10
 
 
 def test_another_thread_of_the_same_name_is_left_alone(db: perdure.SyncDatabase, tmp_path: Path) -> None:

@@ -60,11 +60,9 @@ def open_stock_saver(url: str) -> Iterator[StockSaver]:
     if not url.startswith(("postgresql://", "postgres://")):
         raise BadUrl("a stock saver is sqlite:///FILE or postgresql://…, a LangGraph server http://…")
     with _needing("postgres"):
-        import psycopg
         from langgraph.checkpoint.postgres import PostgresSaver
-        from psycopg.rows import dict_row
-    with psycopg.connect(url, autocommit=True, prepare_threshold=0, row_factory=dict_row) as opened:
-        saver = PostgresSaver(opened, serde=serde)
+    with PostgresSaver.from_conn_string(url) as saver:
+        saver.serde = serde
         saver.setup()
         yield saver
 

@@ -79,7 +79,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def said(word: str) -> dict[str, Any]:
+def said(word: str) -> Any:
     """Return an input."""
     return {"messages": [{"role": "user", "content": word}]}
 

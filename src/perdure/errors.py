@@ -23,6 +23,7 @@
     │   └── MigrationFailed a declared step cannot be applied to the thread
     ├── UndeclaredKey       an input or an update has a key that the graph's state does not declare
     ├── UnrecordedCall      a replay would have called something outside
+    ├── StatementRefused    the database refused a statement on the application's own tables
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit
     ├── EmbeddingFailed     the embedding model raised an error
@@ -155,6 +156,11 @@ class MigrationFailed(Unreadable):
 
 class UnrecordedCall(PerdureError, RuntimeError):
     """A replay met a call that the thread has no record of; it was not made. The message names the call."""
+
+
+class StatementRefused(PerdureError):
+    """The database refused a statement that a node gave for its step's commit, and nothing of that step was
+    stored. The driver's own error is the cause."""
 
 
 class Unserialisable(PerdureError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from perdure.errors import Contention, TooLarge
-from perdure.model.ops import Check, Commit, Committed, Expect, Op, Put, Refused, Stage
+from perdure.model.ops import ApplicationStatement, Check, Commit, Committed, Expect, Op, Put, Refused, Stage
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, Partition
 
@@ -36,9 +36,14 @@ class Budget:
 
 
 def commit_with_chunks(
-    partition: Partition, ops: Sequence[Op], chunks: Sequence[Put], budget: Budget
+    partition: Partition,
+    ops: Sequence[Op],
+    chunks: Sequence[Put],
+    budget: Budget,
+    statements: tuple[ApplicationStatement, ...] = (),
 ) -> Program[Committed | Refused]:
-    """Commit with the chunks inside if they fit; otherwise stage the chunks first.
+    """Commit with the chunks inside if they fit; otherwise stage the chunks first. ``statements`` go with the
+    operations.
 
     Raises:
         TooLarge: ``ops`` alone exceed the budget.
@@ -49,13 +54,17 @@ def commit_with_chunks(
             f"{budget.ops} at once; write fewer values in one step"
         )
     if budget.holds(whole := (*ops, *chunks)):
-        outcome: Committed | Refused = yield Commit(partition, whole)
+        outcome: Committed | Refused = yield Commit(partition, whole, statements)
         return outcome
-    return (yield from _staged_commit(partition, ops, chunks, budget))
+    return (yield from _staged_commit(partition, ops, chunks, budget, statements))
 
 
 def _staged_commit(
-    partition: Partition, ops: Sequence[Op], chunks: Sequence[Put], budget: Budget
+    partition: Partition,
+    ops: Sequence[Op],
+    chunks: Sequence[Put],
+    budget: Budget,
+    statements: tuple[ApplicationStatement, ...],
 ) -> Program[Committed | Refused]:
     # A thread without a generation is given one before anything is staged: a drop in between takes both, and
     # the commit is refused instead of referring to what is gone.
@@ -79,7 +88,7 @@ def _staged_commit(
         held += len(put.body)
     if batch:
         yield from ask(Stage(partition, tuple(batch)))
-    return (yield from ask(Commit(partition, tuple(ops))))
+    return (yield from ask(Commit(partition, tuple(ops), statements)))
 
 
 def retrying(

@@ -3,8 +3,8 @@ a write or a collection came between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -19,13 +19,14 @@ from perdure.langgraph.cache.encoding import Encoding, Frozen
 from perdure.langgraph.cache.known_chunks import Reuse, WriteBasis
 from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.call_records import slot_of
+from perdure.langgraph.given_statements import GivenStatements
 from perdure.langgraph.loop_state import Loop
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.values import value_errors
 from perdure.langgraph.values.serde import Serde
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite, TaskSpan
 from perdure.model.heads import ROOT, UNVERSIONED
-from perdure.model.ops import Check, Expect, Fetch, Get
+from perdure.model.ops import ApplicationStatement, Check, Expect, Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, WRITE, Partition
 from perdure.model.values.chunks import Digester
@@ -279,7 +280,8 @@ class CheckpointPlan:
 class WritesPlan:
     """The plan for storing a task's writes on a checkpoint. ``bare`` is the nonce of writes that no load
     preceded. ``span`` is the time in which the task ran, if it is to be stored. ``beside`` is the checkpoint,
-    if both are to be stored by one commit."""
+    if both are to be stored by one commit. ``statements`` are made by that commit; ``given`` learns if they
+    were."""
 
     encoder: Encoder
     loop: Loop | None
@@ -292,7 +294,21 @@ class WritesPlan:
     span: TaskSpan | None = None
     refused: TypeNotAllowed | None = None
     beside: CheckpointRecord | None = None
+    statements: tuple[ApplicationStatement, ...] = ()
+    given: Sequence[GivenStatements] = ()
     _last: tuple[PendingWrite, ...] = ()
+
+    @contextmanager
+    def noting_outcome(self) -> Iterator[None]:
+        """Tell those who wait for the statements if they were made."""
+        try:
+            yield
+        except BaseException as error:
+            for each in self.given:
+                each.end(error)
+            raise
+        for each in self.given:
+            each.end()
 
     def freeze(self) -> None:
         """Keep the values as they are now: a node may change them in place while the thread is read."""

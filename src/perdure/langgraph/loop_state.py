@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, TypedDict, Unpack
+from weakref import WeakSet
 
 from yaml.representer import Representer, SafeRepresenter
 
 from perdure.engine.threads.steering import Taking
 from perdure.errors import PerdureError
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
+from perdure.langgraph.given_statements import GivenStatements
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite, TaskSpan
 from perdure.model.checkpoint_times import time_of
@@ -43,7 +46,8 @@ class Loop:
     the one that it put, or tried to put, on what it loaded. ``written`` has the channels of the tasks' writes
     that it loaded or stored, and the keys of their records, by checkpoint, for the latest few checkpoints.
     ``began_at`` is the time of its load in microseconds since 1970, ``None`` if the times of tasks are not
-    stored.
+    stored. ``given`` has the statements that tasks gave which began with a checkpoint, by its id: the next
+    one may be stored when they are made.
     """
 
     nonce: str
@@ -57,6 +61,7 @@ class Loop:
     lost: PerdureError | None = None
     written: dict[str, list[tuple[Key, str]]] = field(default_factory=dict)
     began_at: int | None = None
+    given: dict[str, WeakSet[GivenStatements]] = field(default_factory=dict[str, WeakSet[GivenStatements]])
 
     def span(self, checkpoint_id: str, now: int) -> TaskSpan | None:
         """Return the time in which a task ran that ends now on a checkpoint, ``None`` if it is not known."""
@@ -74,6 +79,17 @@ class Loop:
         if len(self.written) > _WRITTEN_MAX:
             for older in list(self.written)[:-_WRITTEN_MAX]:
                 self.written.pop(older, None)
+
+    def give_statements(self, checkpoint_id: str) -> GivenStatements:
+        """Return what takes the statements of a task that began with a checkpoint."""
+        given = GivenStatements()
+        self.given.setdefault(checkpoint_id, WeakSet()).add(given)
+        return given
+
+    def take_outcomes(self, checkpoint_id: str) -> list[Future[None]]:
+        """Return the outcomes of the statements of the tasks that began with a checkpoint. The one that
+        follows holds what those tasks wrote, so it must not be stored unless they are made."""
+        return [given.outcome for given in self.given.pop(checkpoint_id, ())] if self.given else []
 
     def refuse_if_lost(self) -> None:
         """Raise the error with which this loop lost a race, if it lost one."""

@@ -6,6 +6,7 @@ async method awaits it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -201,6 +202,8 @@ class PerdureSaver(SaverPrograms):
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
         try:
+            for outcome in self._outcomes(at):
+                outcome.result()
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
             run(self._store(put, plan), self._driver)
         except Exception as error:
@@ -222,6 +225,8 @@ class PerdureSaver(SaverPrograms):
         at = self._address(config)
         step = self._steps.begin(at, checkpoint["id"])
         try:
+            for outcome in self._outcomes(at):
+                await asyncio.wrap_future(outcome)
             seqs = await self._aput(at, step, config, checkpoint, metadata, new_versions)
             await _confirm(at)
         except Exception as error:
@@ -282,7 +287,10 @@ class PerdureSaver(SaverPrograms):
         at = self._address(config)
         try:
             plan = self._plan_writes(at, writes, task_id, task_path)
-            run(self._store_writes(at, plan), self._driver)
+            with plan.noting_outcome():
+                for given in plan.given:
+                    given.wait_for_parent()
+                run(self._store_writes(at, plan), self._driver)
             plan.raise_refused()
         except Exception as error:
             _report(at, error)
@@ -304,9 +312,12 @@ class PerdureSaver(SaverPrograms):
             raise
 
     async def _aput_writes(self, at: Address, plan: WritesPlan) -> None:
-        await self._steps.store_writes(
-            at, partial(self._store_writes, at, plan), may_wait=self._may_be_held(at, plan)
-        )
+        with plan.noting_outcome():
+            for given in plan.given:
+                await given.await_parent()
+            await self._steps.store_writes(
+                at, partial(self._store_writes, at, plan), may_wait=self._may_be_held(at, plan)
+            )
         plan.raise_refused()
 
     # Removing and copying

@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ from perdure.langgraph.call_records import CallRecord, CallRecorder, channel_of,
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, Encoder, WritesPlan
 from perdure.langgraph.early_loads import EarlyLoads
+from perdure.langgraph.given_statements import GivenStatements, statements_of, take
 from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, leased, plain
 from perdure.langgraph.migration.schema_migration import Migration
@@ -60,7 +62,7 @@ from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import joined
 from perdure.model.write_records import NULL_TASK, RESUME
 from perdure.schema.schema import Schema
-from perdure.storage.port import Answers, Driver
+from perdure.storage.port import Answers, Driver, MakesStatements
 
 OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
@@ -424,13 +426,44 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         loop = self._loops.of(at.partition, namespace, at.configurable)
         encoder = self._encoder(at.partition)
         bare = loop_name("", None, self._migration.schema.version)
+        writes, given = take(writes)
         if self.recorder is not None:
             writes = self._with_calls(self.recorder, writes, task_id)
         now = self._now()
         span = None if loop is None or now is None or not task_path else loop.span(at.checkpoint_id, now)
         plan = WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path, bare, span)
+        plan.given, plan.statements = given, statements_of(writes, given)
         plan.freeze()
         return plan
+
+    def give_statements(self, config: RunnableConfig) -> GivenStatements:
+        """Return what the statements of a task are added to that are made by the commit of its writes. The
+        caller adds it to the task's writes, in the channel ``given_statements.NOTHING``.
+
+        Args:
+            config: The config that ``put_writes`` will have.
+
+        Raises:
+            NotAllowed: No load by this saver preceded.
+        """
+        at = self._address(config)
+        loop = self._loops.of(at.partition, at.namespace or "", at.configurable)
+        if loop is None or at.checkpoint_id is None:
+            raise NotAllowed(
+                f"thread {at.partition.thread!r}: this checkpointer did not load the thread of this "
+                "node, or too many threads have begun since; run it again"
+            )
+        return loop.give_statements(at.checkpoint_id)
+
+    def _outcomes(self, at: Address) -> list[Future[None]]:
+        """Return the outcomes of statements without which a checkpoint must not be stored on its parent."""
+        loop = self._loops.of(at.partition, at.namespace or "", at.configurable)
+        return [] if loop is None or at.checkpoint_id is None else loop.take_outcomes(at.checkpoint_id)
+
+    @property
+    def statements(self) -> MakesStatements | str:
+        """What makes statements for the database's commits, or the name of a database that takes none."""
+        return self._driver.capabilities.statements
 
     def _may_be_carried(self, at: Address, put: checkpoints.CheckpointPut) -> bool:
         """Return True if another write may carry a put: a run's input on the root namespace, whose caller did
@@ -485,6 +518,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             on_older=self._report_older,
             taking=_taken_with(at, plan),
             consumed=_find_consumed(at, plan),
+            statements=plan.statements,
+            at=(namespace, plan.checkpoint_id),
         )
         try:
             yield from put.store(known)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from perdure.engine.threads.checkpoints import CheckpointPut
 from perdure.engine.threads.thread_state import View
 from perdure.engine.transact import Budget
-from perdure.errors import TooLarge, Unavailable, Unserialisable
+from perdure.errors import StatementRefused, TooLarge, Unavailable, Unserialisable
 from perdure.langgraph.translate import Address
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.merged_commits import merged
@@ -250,7 +250,7 @@ class StepCommits:
             return False
         try:
             return isinstance(await self._driver.aperform(commit), Committed)
-        except (TooLarge, Unserialisable):
+        except (TooLarge, Unserialisable, StatementRefused):
             return False  # whichever of them it is, the others may be stored
         except Exception as error:
             for part in parts:

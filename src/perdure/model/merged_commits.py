@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perdure.model.ops import Check, Commit, Delete, Expect, Op, Put
+from perdure.model.ops import ApplicationStatement, Check, Commit, Delete, Expect, Op, Put
 from perdure.model.records import Key, Kind
 
 
@@ -15,11 +15,13 @@ def merged(commits: Iterable[Commit]) -> Commit | None:
     ``None`` if they touch one record in ways for which there is no such commit, or none worth the effort.
     """
     ops: dict[tuple[Kind, Key], Op] = {}
+    statements: list[ApplicationStatement] = []
     partition = None
     for commit in commits:
         if partition is not None and commit.partition != partition:
             raise ValueError("commits of different partitions cannot be one")
         partition = commit.partition
+        statements += commit.statements
         for op in commit.ops:
             at = op[:2]
             before = ops.get(at)
@@ -27,7 +29,7 @@ def merged(commits: Iterable[Commit]) -> Commit | None:
             if both is None:
                 return None
             ops[at] = both
-    return None if partition is None else Commit(partition, tuple(ops.values()))
+    return None if partition is None else Commit(partition, tuple(ops.values()), tuple(statements))
 
 
 def _both(first: Op, second: Op) -> Op | None:

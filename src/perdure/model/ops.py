@@ -88,6 +88,28 @@ class Check(NamedTuple):
 
 Op = Put | Delete | Check
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationStatement:
+    """A statement on the application's own tables, as the driver executes it that made it.
+
+    Attributes:
+        text: The text that the application gave, for errors; it has no values of parameters.
+        sql: The text that is executed.
+        values: The values of its parameters.
+        types: Numbers of their types, where the driver sends them.
+        formats: Numbers of their formats, likewise.
+        size: Bytes of text and values.
+    """
+
+    text: str
+    sql: str
+    values: Any = field(repr=False)
+    types: tuple[int, ...] = ()
+    formats: tuple[int, ...] = ()
+    size: int
+
+
 _place = itemgetter(0, 1)
 """Kind and key of an operation."""
 
@@ -124,10 +146,17 @@ class Stage(Effect[None]):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Effect[Committed | Refused]):
-    """Write to one partition, all or nothing, durable before the answer. One operation for each key."""
+    """Write to one partition, all or nothing, durable before the answer. One operation for each key.
+
+    ``statements`` are executed after the operations, in order and in the same transaction, by a driver with
+    ``Capabilities.statements``; if the expectations do not hold they are not. An error of one of them raises
+    ``StatementRefused``, and nothing of the commit was done. The operations of a commit with statements have
+    to be refused if it was applied before.
+    """
 
     partition: Partition
     ops: tuple[Op, ...]
+    statements: tuple[ApplicationStatement, ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(map(_place, self.ops))) != len(self.ops):

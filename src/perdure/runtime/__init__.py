@@ -9,6 +9,7 @@ from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
 from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
 from perdure.runtime.nodes.model_calls import Price
 from perdure.runtime.nodes.steering import steered, steered_sync
+from perdure.runtime.nodes.transactions import Transaction, transaction
 from perdure.runtime.nodes.waiting import Question, ask, sleep, sleep_sync, wait_for, wait_for_sync
 from perdure.runtime.observers import Logs, Observer
 from perdure.runtime.options import Options, StreamOptions
@@ -35,6 +36,7 @@ __all__ = [
     "Standing",
     "StreamOptions",
     "Ticket",
+    "Transaction",
     "Undeliverable",
     "ask",
     "effect",
@@ -46,6 +48,7 @@ __all__ = [
     "sleep_sync",
     "steered",
     "steered_sync",
+    "transaction",
     "wait_for",
     "wait_for_sync",
 ]

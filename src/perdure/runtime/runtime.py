@@ -16,6 +16,7 @@ from langgraph.store.base import IndexConfig, TTLConfig
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
+from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
 from perdure.engine.queue import ended_leases
 from perdure.engine.queue.crons import Cron
@@ -71,8 +72,9 @@ class Runtime(OnDemand, TenantRuntime):
         thread_ttl: The time to live of threads that clients create without one.
 
     Raises:
-        ValueError: There is no graph, a channel has no name or a timeout longer than the lease, or the
-            memories of one agent lie within those of another.
+        ValueError: There is no graph, a channel has no name or a timeout longer than the lease, the
+            memories of one agent lie within those of another, or an agent uses ``transaction`` and the
+            database is neither PostgreSQL nor SQLite.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Runtime(OnDemand, TenantRuntime):
         observing = Observers((Logs(),) if observers is None else observers)
         named, index = agents(graphs), index_of(store_index)
         _check_roots(named)
+        _check_transactions(named, handle)
         notifications = Notifications(handle, tenant)
         context = RuntimeContext(
             database=handle,
@@ -214,6 +217,15 @@ def process_name(pid: int, token: str) -> str:
     """Return the name of a process of this machine as the holder of runs. ``token`` sets it apart from others
     with its process id."""
     return f"{socket.gethostname()}:{pid}:{token}"
+
+
+def _check_transactions(named: Mapping[str, Agent], database: DatabaseHandle) -> None:
+    makes = database.driver.capabilities.statements
+    if using := [name for name, agent in named.items() if agent.transactions and isinstance(makes, str)]:
+        raise ValueError(
+            f"the agents {using} give statements by transaction(), which a commit on {makes} cannot include; "
+            "use PostgreSQL or SQLite for their threads"
+        )
 
 
 def _check_roots(named: Mapping[str, Agent]) -> None:

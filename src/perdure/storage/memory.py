@@ -46,7 +46,7 @@ class MemoryDriver:
     items one by one in their place is tested on this driver.
     """
 
-    capabilities = Capabilities(is_kept=False, is_local=True, keeps_fields=True)
+    capabilities = Capabilities(is_kept=False, is_local=True, keeps_fields=True, statements="memory://")
 
     def __init__(self, limits: CommitLimits | None = None) -> None:
         self._limits = limits or CommitLimits(ops=100_000, bytes=1 << 30)

@@ -7,11 +7,11 @@ client's exceptions in one place and holds no policy: writes, fences and retenti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from perdure.model.ops import Commit, Committed, Fetch, Refused
+from perdure.model.ops import ApplicationStatement, Commit, Committed, Fetch, Refused
 from perdure.model.program import Effect, Program, ProgramResult, advance
 from perdure.model.records import Partition, Record
 
@@ -75,6 +75,27 @@ class Examines(Protocol):
         ...
 
 
+class MakesStatements(Protocol):
+    """Statements on the application's own tables in a driver's commits.
+
+    Attributes:
+        dialect: SQLAlchemy's name of the database.
+    """
+
+    @property
+    def dialect(self) -> str: ...
+
+    def make(self, text: str, parameters: Mapping[str, object]) -> ApplicationStatement:
+        """Return a statement for a commit, given its text with a parameter as ``:name``. Nothing is sent.
+
+        Raises:
+            TypeError: The value of a parameter has a type that the database does not take.
+            ValueError: The parameters are not those of the text, or the text begins no statement that may
+                stand in a transaction.
+        """
+        ...
+
+
 NOT_LATEST = "records are missing, or are not the ones that were written last"
 """What ``examine`` returns of a partition whose records are sound one by one; ``settle`` ends it."""
 
@@ -100,6 +121,8 @@ class Capabilities:
         bell: notifications between the processes on the database.
         vectors: comparison of vectors; a reason if they are compared in this process, or ``None``.
         examiner: the backend's check of its own storage.
+        statements: statements on the application's own tables, which its commits execute; the name of
+            a database of which they do not.
     """
 
     has_listing: bool = False
@@ -115,6 +138,7 @@ class Capabilities:
     bell: Notifier | None = None
     vectors: ComparesVectors | str | None = None
     examiner: Examines | None = None
+    statements: MakesStatements | str = "this database"
 
     def vector_dims(self) -> int:
         """Return the length up to which the driver compares vectors itself, 0 if it does not."""

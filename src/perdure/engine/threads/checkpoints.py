@@ -25,7 +25,20 @@ from perdure.engine.transact import Budget, commit_with_chunks, retrying
 from perdure.errors import Conflict, Corrupt, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range, Refused
+from perdure.model.ops import (
+    ApplicationStatement,
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Expect,
+    Fetch,
+    Get,
+    Op,
+    Put,
+    Range,
+    Refused,
+)
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, Record
@@ -111,9 +124,15 @@ class StepPut(ABC, Generic[R]):
         born = Put(GC, (), expect=Expect.ABSENT, version=self.first_version)
         return (fence, born, transfer_claim.UNCLAIMED), self.first_version
 
-    def _commit(self, view: View, ops: Sequence[Op], chunks: Sequence[Put]) -> Program[Committed | Refused]:
+    def _commit(
+        self,
+        view: View,
+        ops: Sequence[Op],
+        chunks: Sequence[Put],
+        statements: tuple[ApplicationStatement, ...] = (),
+    ) -> Program[Committed | Refused]:
         """Commit; if a thread's first write is refused, remove what an arrival left at its name."""
-        outcome = yield from commit_with_chunks(self.partition, ops, chunks, self.budget)
+        outcome = yield from commit_with_chunks(self.partition, ops, chunks, self.budget, statements)
         if not view.generation and not isinstance(outcome, Committed):
             yield from arrival_leftovers.clear(self.partition, self.first_version, self.budget)
         return outcome
@@ -302,11 +321,17 @@ class WritesPut(StepPut[bool]):
         claim: demands that the head is as it was loaded or claimed, or has moved to the loop's own next one.
         consumed: answers without an interrupt's id that the task has taken with these writes, by their keys:
             they are removed, as the next interrupt would take them again.
+        statements: statements on the application's own tables that the task gave. They are made if its
+            checkpoint is stored, as its step is done again otherwise. A result that is stored already was
+            stored with those that were given with it, so these are left out then.
+        at: namespace and id of the checkpoint that the writes belong to.
     """
 
     plan: WriteDrafts
     seen: Mapping[tuple[str, int], int] | None
     consumed: Sequence[Key] = ()
+    statements: tuple[ApplicationStatement, ...] = ()
+    at: tuple[str, str]
 
     def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
         claim = self.claim
@@ -331,18 +356,21 @@ class WritesPut(StepPut[bool]):
                 raise outrun(partition, claim.checkpoint_id)
         draft = self.plan.draft(view, generation)
         before = self.plan.before() if claim is None else None
-        is_there = () if before is None else (Check(CHECKPOINT, before, Expect.PRESENT),)
+        needed = {key for key in (before, self.at if self.statements else None) if key is not None}
+        is_there = tuple(Check(CHECKPOINT, key, Expect.PRESENT) for key in sorted(needed))
         checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
         if self.taking is not None:
             checks = (*checks, *(yield from self.taking.ops()))
         checks = (*checks, *(Delete(WRITE, key) for key in self.consumed))
         ops: list[Op] = [*checks, *new_puts(draft.writes, Expect.ABSENT)]
         chunks = chunk_puts(draft.chunks, generation)
-        outcome = yield from self._commit(view, ops, chunks)
+        outcome = yield from self._commit(view, ops, chunks, self.statements)
         if isinstance(outcome, Committed):
             return True
         if before is not None and outcome == Refused(CHECKPOINT, before) and self.plan.before() == before:
             raise removed(partition, before[1])
+        if self.statements and outcome == Refused(CHECKPOINT, self.at):
+            raise removed(partition, self.at[1])
         if outcome.kind is not WRITE:
             if _misses(outcome, draft.checks):
                 self.on_older(partition)
@@ -351,7 +379,9 @@ class WritesPut(StepPut[bool]):
         answers = yield from ask(Fetch(partition, tuple(Range(WRITE, task) for task in tasks)))
         records = [record for answer in answers for record in answer]
         ops = self._over(draft.writes, records, checks, generation)
-        outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget)
+        filled = {write.key for write in read_writes(records) if write.idx >= 0}
+        statements = () if any(write.key in filled for write in draft.writes) else self.statements
+        outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget, statements)
         return True if isinstance(outcome, Committed) else None
 
     def _over(

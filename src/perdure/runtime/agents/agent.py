@@ -134,6 +134,8 @@ class Agent:
         steer_before: Names of the nodes before which messages that steer an open run are taken up; by default
             any, unless the last message of the state is an answer; none with ``()``, for a graph whose nodes
             ask for them with ``steered``.
+        transactions: Its nodes use ``transaction``: a runtime on a database that cannot make their statements
+            does not start.
         memory: Policy under which a new thread begins with what is known of its user, and each turn adds to
             it.
 
@@ -158,6 +160,7 @@ class Agent:
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     record: bool = False
     questions: Sequence[Question] = ()
+    transactions: bool = False
 
     def __post_init__(self) -> None:
         reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]

@@ -53,7 +53,9 @@ class D1Driver:
         self._name = name
         self._sleep = sleep
         self._outage = Outage(patience_s)
-        self.capabilities = Capabilities(has_listing=True, searches_items=True, has_threads=has_threads)
+        self.capabilities = Capabilities(
+            has_listing=True, searches_items=True, has_threads=has_threads, statements="D1"
+        )
         self._limits = CommitLimits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
         self._batcher: Batcher | InlineBatcher

@@ -32,7 +32,7 @@ _FAN_OUT = 16
 class DynamoDriver:
     """One table. Creating the driver neither creates nor checks it."""
 
-    capabilities = Capabilities(removes_expired=True, reads_heads_first=True)
+    capabilities = Capabilities(removes_expired=True, reads_heads_first=True, statements="DynamoDB")
 
     def __init__(self, client: Client) -> None:
         # A transaction takes 100 actions and 4 MB; one action is the root's, and keys and fields count too.

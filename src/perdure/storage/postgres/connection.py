@@ -16,9 +16,20 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import psycopg
 from psycopg import errors, pq
 
-from perdure.errors import BadUrl, Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable
+from perdure.errors import (
+    BadUrl,
+    Corrupt,
+    MigrationRequired,
+    PerdureError,
+    StatementRefused,
+    TooLarge,
+    Unavailable,
+)
+from perdure.model.ops import ApplicationStatement
+from perdure.model.statement_texts import refusal
 from perdure.storage.credentials import PasswordSource
 from perdure.storage.outage import Outage
+from perdure.storage.postgres.application_statements import BEGIN, COMMIT, ROLLBACK, TIME_S, refused_by
 from perdure.storage.postgres.functions import NOW, TOO_LATE
 from perdure.storage.postgres.liveness import SILENT, LivenessCheck
 from perdure.storage.postgres.statements import Statement
@@ -215,6 +226,80 @@ class ServerConnection:
         except Exception:
             # The first one is done; a caller that sends the second by itself gets the error.
             return answer, None
+
+    def transact(self, call: StatementCall[R], then: Callable[[R], Sequence[ApplicationStatement]]) -> R:
+        """Send a statement and, in the same transaction, the application's statements that ``then`` returns
+        for its answer; return that answer when the transaction is committed.
+
+        Raises:
+            StatementRefused: One of the application's statements was refused, and nothing was done.
+            ConnectionLost: As ``ask`` does; also the others.
+        """
+        connection = self.connected()
+        pgconn = connection.pgconn
+        until = time.monotonic() + TIME_S
+        try:
+            begun = self._query(pgconn, BEGIN)
+            if begun.status not in _DONE:
+                self._query(pgconn, ROLLBACK)
+                return self._unpack(connection, begun, call.unpack)
+            result = self._roundtrip(pgconn, call.statement, call.values)
+            if result.status not in _DONE:
+                self._roll_back(pgconn)
+                return self._unpack(connection, result, call.unpack)
+            answer = call.unpack(result)
+            for statement in then(answer):
+                if time.monotonic() > until:
+                    self._roll_back(pgconn)
+                    took = f"all of its step took more than {TIME_S} seconds"
+                    raise StatementRefused(refusal(statement.text, None, took))
+                deadline = time.monotonic() + ANSWER_TIMEOUT_S
+                pgconn.send_query_params(
+                    statement.sql.encode(), statement.values, statement.types, statement.formats
+                )
+                found = self._result(pgconn, deadline)
+                if found.status not in _DONE:
+                    self._roll_back(pgconn)
+                    raise self._refusal(connection, found, statement)
+            ended = self._query(pgconn, COMMIT)
+            if ended.status not in _DONE:
+                raise self._refusal(connection, ended, None)
+            if ended.command_status != COMMIT:
+                raise ConnectionLost
+        except psycopg.OperationalError as broken:
+            self.lose()
+            raise ConnectionLost from broken
+        except (PerdureError, StatementRolledBack):
+            raise
+        except BaseException:
+            # Nothing of an open transaction may be left for the next request.
+            self.lose()
+            raise
+        return answer
+
+    def _query(self, pgconn: pq.abc.PGconn, text: bytes) -> pq.abc.PGresult:
+        pgconn.send_query(text)
+        return self._result(pgconn, time.monotonic() + ANSWER_TIMEOUT_S)
+
+    def _roll_back(self, pgconn: pq.abc.PGconn) -> None:
+        """End a transaction of which a statement was refused; a connection that is lost has ended it."""
+        if pgconn.status == pq.ConnStatus.OK:
+            self._query(pgconn, ROLLBACK)
+
+    def _refusal(
+        self,
+        connection: psycopg.Connection,
+        result: pq.abc.PGresult,
+        statement: ApplicationStatement | None,
+    ) -> Exception:
+        """Return the error for a refused statement of the application, or for the end of its transaction."""
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        if connection.pgconn.status != pq.ConnStatus.OK or state.startswith(("08", "57P")):
+            self.lose()
+            return ConnectionLost()
+        if state in ("40001", "40P01"):
+            return StatementRolledBack()
+        return refused_by(result, statement)
 
     def _unpack(
         self, connection: psycopg.Connection, result: pq.abc.PGresult, unpack: Callable[[pq.abc.PGresult], R]

@@ -37,6 +37,7 @@ from perdure.storage.notify import ServerNotifier
 from perdure.storage.outage import Outage
 from perdure.storage.port import Answers, Capabilities, CommitLimits
 from perdure.storage.postgres import codec
+from perdure.storage.postgres.application_statements import PostgresStatements
 from perdure.storage.postgres.connection import (
     HAS_PIPELINES,
     ConnectionLost,
@@ -84,6 +85,7 @@ class PostgresDriver:
         self._has_lost_vectors = has_lost_vectors
         self._vectors = vectors
         self._sql = Statements(place)
+        self._statements = PostgresStatements()
         self._stop = threading.Event()
         self._outage = Outage(place.patience)
         self._liveness = LivenessCheck(place, self._outage)
@@ -112,6 +114,7 @@ class PostgresDriver:
             bell=self._bell,
             vectors=self._vectors or (_LOST_VECTORS if self._has_lost_vectors else _NO_VECTORS),
             examiner=self._vectors,
+            statements=self._statements,
         )
 
     def perform(self, effect: Effect[R]) -> R:
@@ -218,6 +221,8 @@ class PostgresDriver:
         readers: Sequence[PendingRequest] = (),
     ) -> list[Any]:
         fetches = [cast(Fetch, reader.then) for reader in readers]
+        # Such a commit is alone, see ``portions``: what is read after it is left to its caller.
+        statements = [each for write in writes if isinstance(write, Commit) for each in write.statements]
 
         def once() -> list[int]:
             link = self._connected()
@@ -225,6 +230,8 @@ class PostgresDriver:
             write = StatementCall(
                 statement, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")
             )
+            if statements:
+                return link.transact(write, lambda refusals: () if any(refusals) else statements)
             if not fetches:
                 return link.ask(write.statement, write.values, write.unpack)
             outcomes, answers = link.ask_both(write, self._fetch_call(fetches))

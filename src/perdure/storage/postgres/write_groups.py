@@ -40,7 +40,8 @@ def outcome(write: codec.Write, refused: int) -> Committed | Refused | None:
 
 
 def portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
-    """Yield the group in parts that fit one round trip; a drop is a part of its own, in its place."""
+    """Yield the group in parts that fit one round trip; a drop is a part of its own, in its place. So is a
+    commit with statements of the application: others would wait for the locks that these wait for."""
     held: list[PendingRequest] = []
     size = 0
     for job in group:
@@ -48,10 +49,13 @@ def portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
             job.error = TypeError(f"not a storage request: {type(job.effect).__name__}")
             continue
         grown = 0 if isinstance(job.effect, Drop) else codec.weight([job.effect])
-        if held and (isinstance(job.effect, Drop) or size + grown > _GROUP_BYTES):
+        is_alone = isinstance(job.effect, Drop) or (
+            isinstance(job.effect, Commit) and bool(job.effect.statements)
+        )
+        if held and (is_alone or size + grown > _GROUP_BYTES):
             yield held
             held, size = [], 0
-        if isinstance(job.effect, Drop):
+        if is_alone:
             yield [job]
         else:
             held.append(job)

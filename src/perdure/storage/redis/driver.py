@@ -64,7 +64,7 @@ class RedisDriver:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(bell=self._bell)
+        return Capabilities(bell=self._bell, statements="Redis")
 
     def perform(self, effect: Effect[R]) -> R:
         return self._batcher.perform(effect)

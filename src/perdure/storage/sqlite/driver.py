@@ -44,6 +44,7 @@ from perdure.storage.port import Capabilities, CommitLimits
 from perdure.storage.sql import checksums, migrations, schema
 from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
+from perdure.storage.sqlite.application_statements import SqliteStatements, execute_all
 from perdure.storage.sqlite.errors import translated
 from perdure.storage.sqlite.file_identity import FileWatch
 from perdure.storage.sqlite.file_names import refuse_other_names
@@ -84,6 +85,7 @@ class SqliteDriver:
                 raise
         self._limits = CommitLimits(ops=1_000_000, bytes=256 << 20)
         self._closed = False
+        self._statements = SqliteStatements()
         self._written: dict[int, int] = {}
         self._readers: list[apsw.Connection] = []
         self._reading = threading.Lock()
@@ -97,7 +99,12 @@ class SqliteDriver:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            has_listing=True, is_local=True, searches_items=True, keeps_fields=True, examiner=self
+            has_listing=True,
+            is_local=True,
+            searches_items=True,
+            keeps_fields=True,
+            examiner=self,
+            statements=self._statements,
         )
 
     def perform(self, effect: Effect[R]) -> R:
@@ -224,6 +231,8 @@ class SqliteDriver:
         if thread is None:
             thread = rows.new_thread(writer, partition)
         self._write(thread, partition, ops, known)
+        if isinstance(effect, Commit) and effect.statements:
+            execute_all(writer, effect.statements)
         return Committed() if isinstance(effect, Commit) else None
 
     def _write(

@@ -1,0 +1,65 @@
+"""Statements on the application's own tables, which a commit on PostgreSQL executes beside its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from psycopg import ProgrammingError, errors, pq
+from psycopg.adapt import PyFormat, Transformer
+
+from perdure.errors import StatementRefused
+from perdure.model.ops import ApplicationStatement
+from perdure.model.statement_texts import check_statement, refusal, replace_names, shortened
+
+TIME_S = 5
+"""Seconds that the statements of one commit may take together, and wait for locks; the thread's row is locked
+for as long."""
+
+BEGIN = (
+    "BEGIN; "
+    f"SET LOCAL statement_timeout = '{TIME_S}s'; SET LOCAL lock_timeout = '{TIME_S}s'; "
+    f"SET LOCAL idle_in_transaction_session_timeout = '{2 * TIME_S}s'"
+).encode()
+"""A process that stops in the middle must not keep its locks."""
+
+COMMIT, ROLLBACK = b"COMMIT", b"ROLLBACK"
+
+
+class PostgresStatements:
+    """See ``port.MakesStatements``. Values are adapted as psycopg does it."""
+
+    dialect = "postgresql"
+
+    def make(self, text: str, parameters: Mapping[str, object]) -> ApplicationStatement:
+        names = check_statement(text, parameters)
+        numbers = {name: number for number, name in enumerate(names, 1)}
+        values: list[bytes | None] = []
+        types: list[int] = []
+        formats: list[int] = []
+        adapting = Transformer()
+        for name in names:
+            try:
+                (value,) = adapting.dump_sequence([parameters[name]], [PyFormat.AUTO])
+            except ProgrammingError as error:
+                raise TypeError(f"parameter {name!r}: {error}: {shortened(text)!r}") from error
+            values.append(None if value is None else bytes(value))
+            types += adapting.types or (0,)
+            formats += adapting.formats or (pq.Format.TEXT,)
+        return ApplicationStatement(
+            text=text,
+            sql=replace_names(text, lambda name: f"${numbers[name]}"),
+            values=tuple(values),
+            types=tuple(types),
+            formats=tuple(map(int, formats)),
+            size=len(text) + sum(len(value or b"") for value in values),
+        )
+
+
+def refused_by(result: pq.abc.PGresult, statement: ApplicationStatement | None) -> StatementRefused:
+    """Return the error for a statement with this result; without one, for a constraint that is checked when
+    the transaction ends."""
+    error = errors.error_from_result(result)
+    text = "COMMIT, which checks the deferred constraints" if statement is None else statement.text
+    new = StatementRefused(refusal(text, error))
+    new.__cause__ = error
+    return new

@@ -28,6 +28,7 @@ from perdure.errors import PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.channel_versions import next_version
 from perdure.langgraph.commit_plans import WritesPlan
+from perdure.langgraph.given_statements import take
 from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.step_commits import UnfinishedStep
 from perdure.langgraph.translate import Address
@@ -293,6 +294,8 @@ class PerdureSaver(SaverPrograms):
                 run(self._store_writes(at, plan), self._driver)
             plan.raise_refused()
         except Exception as error:
+            for given in take(writes)[1]:
+                given.end(error)
             _report(at, error)
             raise
 
@@ -308,6 +311,8 @@ class PerdureSaver(SaverPrograms):
         try:
             await self._aput_writes(at, self._plan_writes(at, writes, task_id, task_path))
         except Exception as error:
+            for given in take(writes)[1]:
+                given.end(error)
             _report(at, error)
             raise
 

@@ -31,6 +31,7 @@ from perdure.cli.data.diff import checkpoint_id, diff
 from perdure.cli.questions import signal
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.cli.suggestions import Group
+from perdure.cli.thread_files import files
 from perdure.cli.thread_listing import list_threads, top
 from perdure.cli.thread_way import print_way, read_way
 from perdure.errors import Corrupt
@@ -45,7 +46,7 @@ threads = typer.Typer(
 )
 Namespace = Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")]
 add_listing(threads, list_threads)
-for command in (top, diff, inbox, runs, outbox, dead, retry, stuck, signal):
+for command in (top, diff, files, inbox, runs, outbox, dead, retry, stuck, signal):
     threads.command()(command)
 
 

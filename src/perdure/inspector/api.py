@@ -9,6 +9,7 @@ from perdure.errors import BadSetting, NotFound
 from perdure.inspector import (
     actions,
     audit_log,
+    files,
     listing,
     overview,
     questions,
@@ -51,6 +52,8 @@ VIEWS: Mapping[str, View] = {
     "usage": steps.usage,
     "conversation": steps.conversation,
     "picture": steps.picture,
+    "files": files.files,
+    "file": files.file,
     "branches": timeline.branches,
     "checkpoint": states.checkpoint,
     "channel": states.channel,

@@ -142,7 +142,12 @@ def _written(channel: str, value: Any) -> Any:
 
 
 def _channel(view: ChannelView) -> dict[str, Any]:
-    about = {"name": view.name, "bytes": view.size, "length": view.length}
+    about = {
+        "name": view.name,
+        "bytes": view.size,
+        "length": view.length,
+        "is_replayed": view.is_replayed,
+    }
     if isinstance(view.value, list):
         return {**about, **_items(view.value, None)}
     return {**about, **_value(plain(view.value))}

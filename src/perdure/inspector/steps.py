@@ -77,12 +77,16 @@ async def conversation(access: Access, asked: Mapping[str, str]) -> dict[str, An
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread; ``cursor`` of the page before.
+        asked: ``id`` of the thread; ``namespace``, the root by default; ``cursor`` of the page before.
     """
-    name = needed(asked, "id")
+    name, namespace = needed(asked, "id"), asked.get("namespace") or ""
     row = await access.thread(name)
     program = load_messages(
-        Partition(access.tenant, name), access.handle.digest, access.prices, asked.get("cursor") or ""
+        Partition(access.tenant, name),
+        access.handle.digest,
+        access.prices,
+        asked.get("cursor") or "",
+        namespace=namespace,
     )
     page = await access.handle.arun(program)
     shown = page._asdict()

@@ -66,7 +66,7 @@ function state(found, where) {
   return make("div", {}, folded(Object.keys(byName), (name) => {
     const channel = byName[name];
     const large = channel.bytes > found.alert_bytes;
-    const title = make("summary", {}, make("b", {}, channel.name), " ", make(`span.${large ? "problem" : "quiet"}`, {}, bytes(channel.bytes), large ? `, above the alert line of ${bytes(found.alert_bytes)}` : "", channel.length === null ? "" : `, ${number(channel.length)} items`));
+    const title = make("summary", {}, make("b", {}, channel.name), " ", make(`span.${large ? "problem" : "quiet"}`, {}, bytes(channel.bytes), large ? `, above the alert line of ${bytes(found.alert_bytes)}` : "", channel.length === null ? "" : `, ${number(channel.length)} items`, channel.is_replayed ? ", put together from its updates" : ""));
     return make("details.channel", { open: true }, title, "items" in channel ? list(channel, where) : valueShown(channel));
   }));
 }

@@ -9,14 +9,14 @@ const LINE = 80;
 
 const json = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
 
-export async function conversation(id) {
+export async function conversation(id, namespace = "") {
   const place = make("div.conversation");
   const older = make("button", { type: "button", hidden: true }, "Earlier messages");
   const list = make("ol", { "aria-label": "Conversation" });
   place.append(older, list);
   let cursor = null;
   const load = async () => {
-    const page = await get("conversation", { id, cursor });
+    const page = await get("conversation", { id, namespace, cursor });
     list.prepend(...page.messages.map((each) => bubble(each)));
     cursor = page.cursor;
     older.hidden = cursor === null;

@@ -6,11 +6,12 @@ import { address } from "./address.js";
 import { actions } from "./actions.js";
 import { showCheckpoint } from "./checkpoint.js";
 import { conversation } from "./conversation.js";
+import { files } from "./files.js";
 import { messages } from "./messages.js";
 import { picture } from "./picture.js";
 import { showSteps } from "./steps.js";
 
-const VIEWS = [["steps", "Steps"], ["conversation", "Conversation"], ["graph", "Graph"], ["timeline", "Checkpoints"], ["branches", "Branches"], ["messages", "Inbox"]];
+const VIEWS = [["steps", "Steps"], ["conversation", "Conversation"], ["files", "Files"], ["graph", "Graph"], ["timeline", "Checkpoints"], ["branches", "Branches"], ["messages", "Inbox"]];
 
 export async function showThread(main, asked) {
   const id = asked.id || "";
@@ -47,7 +48,7 @@ export async function showThread(main, asked) {
   const compact = make("input", { type: "checkbox", checked: localStorage.getItem("perdure.compact") === "yes" });
   const views = make("div.tabs", { role: "group", "aria-label": "History as" }, VIEWS.map(([name, text]) => make("button", { type: "button", "data-view": name, onclick: () => turnTo(name) }, text)));
   const ofSubgraphs = field("Subgraph", namespace);
-  ofSubgraphs.dataset.of = "steps timeline branches";
+  ofSubgraphs.dataset.of = "steps conversation files timeline branches";
   const controls = make("div.row", {}, views, make("label.check", { "data-of": "timeline" }, compact, " runs only"), namespaces.length > 1 ? ofSubgraphs : null);
   fill(left, controls, list);
   compact.addEventListener("change", () => {
@@ -83,7 +84,8 @@ export async function showThread(main, asked) {
     try {
       if (name === "branches") await branches(place);
       else if (name === "messages") fill(place, await messages(id));
-      else if (name === "conversation") fill(place, await conversation(id));
+      else if (name === "conversation") fill(place, await conversation(id, selected.namespace));
+      else if (name === "files") fill(place, await files({ id, namespace: selected.namespace, checkpoint: selected.checkpoint }));
       else if (name === "graph") fill(place, await picture(id));
       else if (name === "steps") found = await showSteps(place, about, selected, mark);
       else found = await timeline(place);
@@ -92,7 +94,7 @@ export async function showThread(main, asked) {
     }
     if (mine !== turn) return found?.disconnect();
     watcher = found;
-    fill(list, name === "messages" || name === "branches" || name === "graph" ? null : waiting(about), place);
+    fill(list, name === "messages" || name === "branches" || name === "files" || name === "graph" ? null : waiting(about), place);
     mark();
   }
 
@@ -151,7 +153,9 @@ export async function showThread(main, asked) {
     const before = selected;
     selected = event.detail;
     const next = VIEWS.some(([name]) => name === selected.view) ? selected.view : view;
-    if (next !== view || (before.namespace || "") !== (selected.namespace || "")) await choose(next);
+    const isElsewhere = (before.namespace || "") !== (selected.namespace || "");
+    const isEarlier = next === "files" && (before.checkpoint || "") !== (selected.checkpoint || "");
+    if (next !== view || isElsewhere || isEarlier) await choose(next);
     await select();
     if (selected.checkpoint && selected.checkpoint !== before.checkpoint) detail.querySelector("h2")?.focus({ preventScroll: !isNarrow() });
     else if (!selected.checkpoint && before.checkpoint) list.querySelector(`a[data-checkpoint="${CSS.escape(before.checkpoint)}"]`)?.focus();

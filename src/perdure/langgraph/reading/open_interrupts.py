@@ -15,7 +15,7 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 from perdure.engine.queue.questions import Asked
 from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.undisturbed import undisturbed
-from perdure.langgraph.reading.plain_reading import PlainSerde
+from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.model.heads import ROOT
 from perdure.model.ops import Fetch, Get, Range

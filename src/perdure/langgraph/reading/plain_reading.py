@@ -6,13 +6,10 @@ exported by a program that has none of its types.
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-import ormsgpack
 
 from perdure.engine.threads import checkpoint_loading, history, tags
 from perdure.engine.threads.chunk_reads import resolve
@@ -20,7 +17,8 @@ from perdure.engine.threads.thread_state import load_view
 from perdure.engine.threads.undisturbed import undisturbed
 from perdure.errors import NotFound, TooLarge
 from perdure.langgraph.call_records import visible
-from perdure.langgraph.values.serde import Serde
+from perdure.langgraph.reading.delta_values import load_deltas, whole
+from perdure.langgraph.reading.plain_serde import PlainSerde, text_of
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.missing_thread import missing_thread
 from perdure.model.program import Program
@@ -33,35 +31,19 @@ from perdure.model.values.tree import EncodedDict, EncodedList, Tree
 EXPORT_FORMAT = "perdure.thread/1"
 
 
-class PlainSerde(Serde):
-    """Unpacks every typed value into plain data: ``{"type": "module.Name", "value": …}``."""
-
-    def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
-        def hook(code: int, data: bytes) -> Any:
-            if code == 64:
-                return data.decode("utf-8", "surrogateescape")
-            inner = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
-            if code == 65:
-                held = inner[1]
-                return {"type": inner[0], "value": _text(held) if isinstance(held, bytes) else held}
-            if isinstance(inner, list) and len(inner) >= 3 and code < 6:
-                return {"type": f"{inner[0]}.{inner[1]}", "value": inner[2]}
-            return {
-                "type": {6: "numpy.ndarray", 7: "snapshot"}.get(code, f"extension {code}"),
-                "value": inner,
-            }
-
-        return hook
-
-
 @dataclass(frozen=True, slots=True)
 class ChannelView:
-    """A channel's value in plain data, with its size in bytes and, for lists and dicts, its length."""
+    """A channel's value in plain data, with its size in bytes and, for lists and dicts, its length.
+
+    Attributes:
+        is_replayed: The value is one of a DeltaChannel, put together from updates without its reducer.
+    """
 
     name: str
     value: Any
     size: int
     length: int | None
+    is_replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +86,10 @@ def _load(
     if found.checkpoint is None:
         raise missing_thread(partition)
     names = yield from _tag_names(partition)
-    return (yield from _full(partition, found.checkpoint, visible(found.writes), names, digest))
+    view = yield from _full(partition, found.checkpoint, visible(found.writes), names, digest)
+    deltas = yield from load_deltas(partition, found.checkpoint, digest)
+    replayed = (replace(_channel(name, tree), is_replayed=True) for name, tree in deltas.items())
+    return replace(view, channels=(*view.channels, *replayed))
 
 
 def tagged(partition: Partition, namespace: str = "") -> Program[dict[str, str]]:
@@ -218,22 +203,18 @@ def _full(
 
 
 def _channel(name: str, tree: Tree) -> ChannelView:
+    tree = whole(tree)
     value, size = _plain(tree)
-    return ChannelView(
-        name, value, size, len(tree.items) if isinstance(tree, EncodedList | EncodedDict) else None
-    )
+    length = len(tree.items) if isinstance(tree, EncodedList | EncodedDict) else None
+    return ChannelView(name, value, size, length)
 
 
 def _plain(tree: Tree) -> tuple[Any, int]:
     kind, body = joined(tree)
     value: Any = _serde.value(kind, body)
     if kind in (refs.BYTES, refs.BYTEARRAY):
-        value = {"type": "bytes", "value": _text(body)}
+        value = {"type": "bytes", "value": text_of(body)}
     return value, len(body)
-
-
-def _text(body: bytes) -> str:
-    return base64.b64encode(body).decode()
 
 
 def _view(

@@ -10,7 +10,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 from langgraph.constants import START
 
 from perdure.langgraph.migration.schema_task_ids import PULL, PUSH, SENDS, TaskPlace
-from perdure.langgraph.reading.plain_reading import PlainSerde
+from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.model_calls import ModelCall, calls_in
 from perdure.model.values.joined_values import joined, packed

@@ -13,7 +13,8 @@ from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.history import find
 from perdure.engine.threads.undisturbed import undisturbed
 from perdure.errors import BadSetting
-from perdure.langgraph.reading.plain_reading import PlainSerde
+from perdure.langgraph.reading.delta_values import load_deltas, message_fields, whole
+from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.langgraph.reading.step_authors import WrittenMessage
 from perdure.langgraph.reading.thread_steps import load_steps
 from perdure.model.model_calls import Prices, calls_in, show_call
@@ -60,7 +61,12 @@ class MessagesPage(NamedTuple):
 
 
 def load_messages(
-    partition: Partition, digest: Digester, prices: Prices, cursor: str = "", limit: int = MESSAGES
+    partition: Partition,
+    digest: Digester,
+    prices: Prices,
+    cursor: str = "",
+    limit: int = MESSAGES,
+    namespace: str = "",
 ) -> Program[MessagesPage]:
     """Return a page of the conversation, from its end on.
 
@@ -70,6 +76,7 @@ def load_messages(
         prices: The prices of models.
         cursor: The cursor of the page before, nothing for the last messages.
         limit: The most messages to return.
+        namespace: The namespace of the graph or subgraph whose conversation it is.
 
     Raises:
         BadSetting: The cursor is none.
@@ -77,30 +84,30 @@ def load_messages(
     place = _place(cursor)
 
     def read() -> Program[MessagesPage]:
-        return (yield from _load(partition, digest, prices, place, limit))
+        return (yield from _load(partition, digest, prices, place, limit, namespace))
 
     return (yield from undisturbed(partition, read))
 
 
 def _load(
-    partition: Partition, digest: Digester, prices: Prices, at: _Place, limit: int
+    partition: Partition, digest: Digester, prices: Prices, at: _Place, limit: int, namespace: str
 ) -> Program[MessagesPage]:
     before, below, skip = at
-    channel, tree = yield from _conversation(partition, digest)
+    channel, tree = yield from _conversation(partition, digest, namespace)
     if tree is None:
         return MessagesPage(None, [], 0, 0, "", None)
     count = len(tree.items)
     end = count if before is None else min(before, count)
     start = max(0, end - limit)
-    found = [_fields(_plain(item)) for item in tree.items[start:end]]
-    first = _fields(_plain(tree.items[0])) if count else {}
+    found = [message_fields(_plain(item)) for item in tree.items[start:end]]
+    first = message_fields(_plain(tree.items[0])) if count else {}
     new, named = list[_Written](), dict[str, int]()
     pages: list[tuple[int, int | None]] = []
     times: dict[str, int] = {}
     place = skip
     for _ in range(_STEP_PAGES):
         pages.append((len(new), below))
-        page = yield from load_steps(partition, digest, before=below)
+        page = yield from load_steps(partition, digest, namespace, before=below)
         for time, some in page.written:
             named.update({each.id: time for each in some if each.id is not None})
             if len(some) == 1 or not _is_whole(some, first):
@@ -163,22 +170,26 @@ def _times(
 def load_title(partition: Partition, digest: Digester) -> Program[str]:
     """Return the beginning of the first message of a thread, ``""`` if that is not text."""
     _, tree = yield from _conversation(partition, digest)
-    return "" if tree is None or not tree.items else _title(_fields(_plain(tree.items[0])))
+    return "" if tree is None or not tree.items else _title(message_fields(_plain(tree.items[0])))
 
 
-def _conversation(partition: Partition, digest: Digester) -> Program[tuple[str | None, EncodedList | None]]:
+def _conversation(
+    partition: Partition, digest: Digester, namespace: str = ""
+) -> Program[tuple[str | None, EncodedList | None]]:
     """Return the channel of the latest state that has the conversation, and its list."""
-    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, ("",)),)))
+    (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
     record = None
     if heads:
-        record = yield from find(partition, "", heads[0].fields["checkpoint_id"])
+        record = yield from find(partition, namespace, heads[0].fields["checkpoint_id"])
     if record is None:
         return None, None
     own = {name: ref for name, ref in record.refs.items() if not name.startswith((BRANCH, "join:", "__"))}
     usual = {name: ref for name, ref in own.items() if name == _USUAL}
     for refs in (usual, own):
         trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
-        for name, tree in trees.items():
+        deltas = yield from load_deltas(partition, record, digest, [_USUAL] if refs is usual else None)
+        for name, found in {**trees, **deltas}.items():
+            tree = whole(found)
             if isinstance(tree, EncodedList) and tree.items and _is_message(_plain(tree.items[-1])):
                 return name, tree
     return None, None
@@ -189,17 +200,8 @@ def _plain(tree: Tree) -> Any:
 
 
 def _is_message(value: object) -> bool:
-    fields = _fields(value)
+    fields = message_fields(value)
     return "content" in fields and ("type" in fields or "role" in fields)
-
-
-def _fields(value: object) -> Mapping[str, Any]:
-    """Return the fields of a message, whatever type it was stored with."""
-    if not isinstance(value, dict):
-        return {}
-    held = cast("dict[str, Any]", value)
-    inner = held.get("value")
-    return cast("dict[str, Any]", inner) if isinstance(inner, dict) and "content" not in held else held
 
 
 def _show(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices) -> dict[str, Any]:

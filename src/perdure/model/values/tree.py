@@ -20,8 +20,9 @@ from zlib import crc32
 
 from perdure.errors import Corrupt
 from perdure.model.values import refs
-from perdure.model.values.chunks import CHUNK_MAX, Digester
+from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import Place
+from perdure.model.values.pieces import cut
 
 _LEAF_TARGET = 256
 _NODE_MIN = 2
@@ -85,12 +86,11 @@ class Builder:
 
     def payload(self, payload_type: int, body: bytes) -> bytes:
         """Return the reference of one value that is not split: inline, a chunk, or several pieces."""
-        size = len(body)
-        if size <= refs.INLINE_MAX:
+        if len(body) <= refs.INLINE_MAX:
             return refs.inline(payload_type, body)
-        if size <= CHUNK_MAX:
-            return refs.chunk(payload_type, self.chunk(body))
-        pieces = [self.chunk(body[at : at + CHUNK_MAX]) for at in range(0, size, CHUNK_MAX)]
+        pieces = [self.chunk(piece) for piece in cut(body)]
+        if len(pieces) == 1:
+            return refs.chunk(payload_type, pieces[0])
         return self._bound(refs.big(payload_type, pieces))
 
     def list_of(self, elements: list[bytes]) -> bytes:

@@ -1,0 +1,59 @@
+"""The files that an agent keeps in the state of its thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.inspector.access import Access
+from perdure.inspector.timeline import needed, number
+from perdure.langgraph.reading.thread_files import load_file, load_files
+from perdure.model.records import Partition
+from perdure.runtime.json_encoding import plain
+
+
+async def files(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of the files at a checkpoint, in the order of their paths.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``id`` of the thread; ``checkpoint``, the latest without it; ``namespace``; ``after``, the
+            cursor of the page before.
+    """
+    name = needed(asked, "id")
+    await access.thread(name)
+    program = load_files(
+        Partition(access.tenant, name),
+        access.handle.digest,
+        namespace=asked.get("namespace") or "",
+        checkpoint_id=asked.get("checkpoint") or None,
+        after=asked.get("after") or "",
+    )
+    page = await access.handle.arun(program)
+    return {**page._asdict(), "files": [each._asdict() for each in page.files]}
+
+
+async def file(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return a part of a file's text.
+
+    Args:
+        access: The viewer's rights.
+        asked: as for ``files``, with the ``path``, and ``start``, the first character.
+    """
+    name, path = needed(asked, "id"), needed(asked, "path")
+    await access.thread(name)
+    program = load_file(
+        Partition(access.tenant, name),
+        access.handle.digest,
+        path,
+        namespace=asked.get("namespace") or "",
+        checkpoint_id=asked.get("checkpoint") or None,
+        start=number(asked, "start") or 0,
+    )
+    found = await access.handle.arun(program)
+    return {
+        **found._asdict(),
+        "file": found.file._asdict(),
+        "text": await asyncio.to_thread(plain, found.text),
+    }

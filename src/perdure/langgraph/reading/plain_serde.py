@@ -1,0 +1,37 @@
+"""Unpacks stored values into plain data: no type is built."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import ormsgpack
+
+from perdure.langgraph.values.serde import Serde
+
+
+class PlainSerde(Serde):
+    """Unpacks every typed value into plain data: ``{"type": "module.Name", "value": …}``."""
+
+    def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
+        def hook(code: int, data: bytes) -> Any:
+            if code == 64:
+                return data.decode("utf-8", "surrogateescape")
+            inner = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
+            if code == 65:
+                held = inner[1]
+                return {"type": inner[0], "value": text_of(held) if isinstance(held, bytes) else held}
+            if isinstance(inner, list) and len(inner) >= 3 and code < 6:
+                return {"type": f"{inner[0]}.{inner[1]}", "value": inner[2]}
+            return {
+                "type": {6: "numpy.ndarray", 7: "snapshot"}.get(code, f"extension {code}"),
+                "value": inner,
+            }
+
+        return hook
+
+
+def text_of(body: bytes) -> str:
+    """Return bytes as text, in base64."""
+    return base64.b64encode(body).decode()

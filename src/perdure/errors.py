@@ -33,6 +33,7 @@
     │   └── MessageTooLong  a message that has to be sent exceeds the limit
     ├── SummaryRefused      what was made of a conversation is not a summary
     ├── ExtractionRefused   what an extractor found is not a list of facts
+    ├── QuestionExpired     a question, or a wait for a signal, ended without an answer
     ├── QueueFull           a queue is full
     ├── LimitReached        a limit over all processes leaves no room for a call
     │   └── LimitPending    the run that makes the call is put off until there may be room

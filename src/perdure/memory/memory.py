@@ -12,7 +12,7 @@ from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchOp
 from perdure.memory import programs
 from perdure.memory.facts import Fact, Remembered, ThreadSummary, aware
 from perdure.memory.new_fact import NewFact
-from perdure.memory.programs import Question
+from perdure.memory.programs import FactQuery
 from perdure.memory.steps import FactChange, Place, Steps
 from perdure.memory.users import ROOT, namespace_of, user_id, user_of_namespace
 from perdure.model.program import ProgramResult, advance
@@ -297,8 +297,8 @@ def _users(found: Sequence[tuple[str, ...]], root: Sequence[str]) -> list[str]:
     return sorted(user_of_namespace(each, root) for each in found)
 
 
-def _question(query: str | None, k: int, offset: int, filter: Mapping[str, Any] | None) -> Question:  # noqa: A002
-    return Question(query=query, most=k, offset=offset, fields=filter)
+def _question(query: str | None, k: int, offset: int, filter: Mapping[str, Any] | None) -> FactQuery:  # noqa: A002
+    return FactQuery(query=query, most=k, offset=offset, fields=filter)
 
 
 def _chosen(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) -> list[Fact]:

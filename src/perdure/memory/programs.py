@@ -189,7 +189,7 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class FactQuery:
     """Request for items to recall: those nearest to a query, or without one the newest, with some fields."""
 
     query: str | None
@@ -198,7 +198,7 @@ class Question:
     fields: Mapping[str, Any] | None = None
 
 
-def recall(place: Place, question: Question) -> Steps[list[Remembered]]:
+def recall(place: Place, question: FactQuery) -> Steps[list[Remembered]]:
     """Return current facts and summaries: the nearest to a query first, or without one, or on a store that
     cannot compare it, the newest.
 

@@ -36,7 +36,7 @@ _SOON_S = 0.02
 _LATEST_S = 0.25
 
 
-class Signal:
+class Wakeup:
     """A notification that is awaited, set once; for one event loop. Cheaper than an event with a timeout: a
     stream waits for each of its tokens."""
 
@@ -79,7 +79,7 @@ class Notifications:
 
     def __init__(self, database: DatabaseHandle, tenant: str | None) -> None:
         self._database = database
-        self._expected: WeakValueDictionary[str, Signal] = WeakValueDictionary()
+        self._expected: WeakValueDictionary[str, Wakeup] = WeakValueDictionary()
         self._later: dict[Partition, asyncio.TimerHandle] = {}
         self._due: Callable[[], None] = _ignore
         self._asked: Callable[[Callable[[Partition], bool]], None] = _ignore
@@ -148,7 +148,7 @@ class Notifications:
         self._due, self._asked, self._followed = due, asked, followed
         self.listen()
 
-    def expect(self, kind: str, partition: Partition) -> Signal:
+    def expect(self, kind: str, partition: Partition) -> Wakeup:
         """Return a signal that the next notification of a kind, ``ENDED`` or ``STORED``, about a thread sets.
         Get it first, then read the database, then wait for it, so that none is missed; and with a timeout, as
         notifications can be lost."""
@@ -156,7 +156,7 @@ class Notifications:
         word = self._of(kind, partition)
         signal = self._expected.get(word)
         if signal is None:
-            signal = self._expected[word] = Signal()
+            signal = self._expected[word] = Wakeup()
         return signal
 
     def close(self) -> None:

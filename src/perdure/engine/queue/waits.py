@@ -120,7 +120,7 @@ _NEWEST = Range(RUN, by="first", reverse=True, limit=_LOOKED_BACK)
 # What stands
 
 
-class Standing(NamedTuple):
+class StandingWaits(NamedTuple):
     """The waits of a thread that count now: the run that asked, the options for its continuation, the waits
     by interrupt, and the check that they still are the same."""
 
@@ -136,7 +136,9 @@ class Standing(NamedTuple):
         return Message(message_id, payload, run.graph, run.channel, "answer", options, dedupe=dedupe)
 
 
-def standing(partition: Partition, inbox: Lane, read_asked: questions.ReadAsked) -> Program[Standing | None]:
+def standing(
+    partition: Partition, inbox: Lane, read_asked: questions.ReadAsked
+) -> Program[StandingWaits | None]:
     """Return the waits of a thread that is not busy, ``None`` if it has none."""
     asked = yield from read_asked()
     if not asked.interrupts:
@@ -150,7 +152,7 @@ def standing(partition: Partition, inbox: Lane, read_asked: questions.ReadAsked)
         if waits:
             options = yield from _options(partition, run)
             head = Expect.ABSENT if asked.head is None else asked.head
-            return Standing(run, options, waits, Check(HEAD, (ROOT,), head))
+            return StandingWaits(run, options, waits, Check(HEAD, (ROOT,), head))
     return None
 
 
@@ -249,7 +251,7 @@ class Wake:
     def _answer(
         self,
         seen: _Seen,
-        found: Standing,
+        found: StandingWaits,
         message: Message,
         ops: Sequence[Op],
         after: Waits,
@@ -261,7 +263,7 @@ class Wake:
         woken = woken._replace(message=message, inbox=inbox.stored(self.fresh))
         return (yield from self._commit((*ops_of, *ops, *timer, found.unchanged), woken))
 
-    def _remind(self, seen: _Seen, found: Standing, unchanged: Check) -> Program[Woken | None]:
+    def _remind(self, seen: _Seen, found: StandingWaits, unchanged: Check) -> Program[Woken | None]:
         """Send the reminders that are due, as many as one commit takes; the rest stays due."""
         room = self.budget.ops - _CHECKS
         due: dict[str, Wait] = {}
@@ -312,7 +314,7 @@ def accepted(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane,
     return inbox, [inbox.put(fresh), stored.put(), *dedupe]
 
 
-def _noted(found: Standing, after: Waits) -> Put:
+def _noted(found: StandingWaits, after: Waits) -> Put:
     """Return the operation that stores waits with their run; those that do not count now stay as they are."""
     waits = {**read_waits(found.run.note), **after}
     return replace(found.run, note=with_waits(found.run.note, waits)).put()

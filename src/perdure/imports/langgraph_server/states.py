@@ -31,7 +31,7 @@ ERROR, INTERRUPT = "__error__", "__interrupt__"
 _PUSH = "__pregel_push"
 
 
-class Write(NamedTuple):
+class ServerWrite(NamedTuple):
     """A pending write with its value."""
 
     slot: WriteSlot
@@ -47,7 +47,7 @@ class Built:
     entry: CheckpointEntry
     checkpoint: dict[str, Any]
     metadata: dict[str, Any]
-    writes: list[Write]
+    writes: list[ServerWrite]
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class NamespaceStates:
         checkpoint: dict[str, Any],
         *,
         is_leaf: bool,
-    ) -> list[Write]:
+    ) -> list[ServerWrite]:
         finished = [task for task in tasks if task.get("result") is not None]
         by_task: Mapping[str, list[tuple[str, Any]]] = {}
         if self._steps is not None and tasks and not (is_leaf and not finished):
@@ -215,7 +215,7 @@ class NamespaceStates:
 
 def _writes_of(
     entry: CheckpointEntry, task: Mapping[str, Any], known: list[tuple[str, Any]] | None
-) -> Iterator[Write]:
+) -> Iterator[ServerWrite]:
     name, path = str(task["id"]), task_path_str(_path(task))
     result = task.get("result")
     pairs = known
@@ -223,14 +223,14 @@ def _writes_of(
         made = revived(result)
         pairs = list(made.items()) if isinstance(made, dict) else [(ROOT, made)]
     for idx, (channel, value) in enumerate(pairs or ()):
-        yield Write(WriteSlot(entry.namespace, entry.id, name, idx), path, channel, value)
+        yield ServerWrite(WriteSlot(entry.namespace, entry.id, name, idx), path, channel, value)
     if task.get("error") is not None:
         slot = WriteSlot(entry.namespace, entry.id, name, WRITES_IDX_MAP[ERROR])
-        yield Write(slot, path, ERROR, task["error"])
+        yield ServerWrite(slot, path, ERROR, task["error"])
     if task.get("interrupts"):
         asked = [_interrupt(one) for one in task["interrupts"]]
         slot = WriteSlot(entry.namespace, entry.id, name, WRITES_IDX_MAP[INTERRUPT])
-        yield Write(slot, path, INTERRUPT, asked)
+        yield ServerWrite(slot, path, INTERRUPT, asked)
 
 
 def _interrupt(shown: Mapping[str, Any]) -> Interrupt:

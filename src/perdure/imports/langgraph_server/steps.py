@@ -20,7 +20,7 @@ from perdure.imports.langgraph_server.json_values import coerced
 _START, _SENDS, _JOIN = "__start__", "__pregel_tasks", "join:"
 
 
-class Step(NamedTuple):
+class RebuiltStep(NamedTuple):
     """A step that was applied: the channels after it that hold no state, and the writes of each task."""
 
     channels: dict[str, Any]
@@ -65,7 +65,7 @@ class GraphSteps:
         made.finish()
         return made.checkpoint()
 
-    def after(self, checkpoint: Mapping[str, Any], ran: Sequence[tuple[str, str, Any]]) -> Step | None:
+    def after(self, checkpoint: Mapping[str, Any], ran: Sequence[tuple[str, str, Any]]) -> RebuiltStep | None:
         """Apply the results of a step's tasks, each with its id and node.
 
         Returns:
@@ -119,7 +119,9 @@ class GraphSteps:
             if channel == _SENDS:
                 writes.setdefault(task, []).append((channel, value))
         channels = made.checkpoint["channel_values"]
-        return Step({name: value for name, value in channels.items() if name not in self._shown}, writes)
+        return RebuiltStep(
+            {name: value for name, value in channels.items() if name not in self._shown}, writes
+        )
 
     def _input(self, result: Any) -> Any:
         if isinstance(result, dict):

@@ -75,10 +75,12 @@ NO_LOOK = {
     "declare",
     "forget_thread",
     "get_next_version",
+    "give_statements",
     "is_older",
     "load_of",
     "loaded",
     "read_asked",
+    "statements",
     "stored_writes",
     "with_allowlist",
 }

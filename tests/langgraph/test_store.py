@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -28,7 +29,7 @@ from perdure.langgraph.search.index import NOTHING
 from perdure.langgraph.store import PerdureStore, _side_by_side
 from perdure.model.ops import Commit
 from perdure.storage.memory import MemoryDriver
-from perdure.storage.port import Capabilities, CommitLimits, Driver
+from perdure.storage.port import Capabilities, CommitLimits, Driver, arun
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.store_operations import HOME, keys, there
 from tests.backends import BACKENDS, fresh
@@ -423,7 +424,7 @@ def test_a_batch_that_is_cancelled_begins_nothing_more_and_leaves_nothing_half_d
         (stage,) = [
             stage for stage in store._stages(ops, store._puts(ops), [], NOTHING) if len(stage) == len(ops)
         ]
-        batch = asyncio.create_task(_side_by_side(stage, store._driver))
+        batch = asyncio.create_task(_side_by_side(stage, partial(arun, driver=store._driver)))
         while gates[0].begun < 32 and not batch.done():  # noqa: ASYNC110 - the driver tells nobody
             await asyncio.sleep(0)
         for _ in range(100):
@@ -468,7 +469,9 @@ def test_a_batch_of_which_one_fails_ends_what_is_under_way_and_begins_nothing_mo
         def program(n: int) -> Any:
             yield n
 
-        batch = asyncio.create_task(_side_by_side([program(n) for n in range(100)], Failing()))
+        batch = asyncio.create_task(
+            _side_by_side([program(n) for n in range(100)], partial(arun, driver=Failing()))
+        )
         for _ in range(20):
             await asyncio.sleep(0)
         assert not batch.done(), "its error came before what was under way had ended"

@@ -15,8 +15,7 @@ from langgraph.prebuilt import ToolNode
 
 import perdure
 from perdure.errors import NotAllowed
-from perdure.runtime import effect
-from perdure.runtime.nodes import effects
+from perdure.runtime import effect, effects
 from tests.runtime.nodes.test_effects import graph, working
 
 

@@ -12,6 +12,7 @@ import random
 import time
 import tracemalloc
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,6 +40,10 @@ THREADS = 1000 if FULL else 60
 SLEEPING = 50_000 if FULL else 2000
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+def is_idle(runtime: Runtime) -> bool:
+    return not runtime._worker.dispatch._serving
 
 
 async def asks_for_a_day(state: Noted) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def test_each_deadline_reminder_and_wake_up_of_days_comes_once(backend: str) -> 
                     await runtime.submit(thread, {})
                 for thread in signalled:
                     await runtime.signal(thread, "paid", "paid", key=thread)
-                await eventually(lambda runtime=runtime: not runtime._worker.dispatch._serving)
+                await eventually(partial(is_idle, runtime))
             elif life < 40:
                 line.die_at(drawn.randrange(1, 2 * THREADS), drawn.choice(["before", "after"]))
             # The clock goes on by hours, and is sometimes set back.

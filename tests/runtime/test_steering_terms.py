@@ -11,7 +11,6 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.types import StateSnapshot
-from tests.runtime.test_steering import Tools, wanted
 from typing_extensions import TypedDict
 
 from perdure.conversation import Conversation
@@ -20,6 +19,7 @@ from perdure.model.runs.messages import Message
 from perdure.runtime import Agent, Options
 from perdure.runtime.nodes import steering
 from tests.runtime.graphs import Storage, eventually, go, spoken, values, working
+from tests.runtime.nodes.test_steering import Tools, wanted
 
 
 def given(text: str) -> dict[str, Any]:

@@ -41,8 +41,9 @@ async def file(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: as for ``files``, with the ``path``, and ``start``, the first character.
     """
-    name, path = needed(asked, "id"), needed(asked, "path")
+    name = needed(asked, "id")
     await access.thread(name)
+    path = needed(asked, "path")
     program = load_file(
         Partition(access.tenant, name),
         access.handle.digest,

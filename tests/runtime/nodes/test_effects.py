@@ -34,10 +34,10 @@ from perdure.runtime import (
     Ticket,
     effect,
     effect_key,
+    effects,
     effects_sync,
     isolated_subgraph,
 )
-from perdure.runtime.nodes import effects
 from perdure.storage.memory import MemoryDriver
 from perdure.testing.conformance.backend import AT, Backend
 from tests.backends import BACKENDS, fresh

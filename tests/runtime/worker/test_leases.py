@@ -15,15 +15,13 @@ from typing import Any
 
 import pytest
 from langgraph.graph import START, StateGraph
-from tests.runtime.test_steering import Tools
 from typing_extensions import TypedDict
 
 from perdure.model.ops import Commit, Drop, Fetch, Put
 from perdure.model.program import Effect
 from perdure.model.records import HEAD, LANE
 from perdure.model.runs.messages import INTERRUPTED
-from perdure.runtime import Options, Runtime, StreamOptions, Ticket, effects_sync
-from perdure.runtime.nodes import effects
+from perdure.runtime import Options, Runtime, StreamOptions, Ticket, effects, effects_sync
 from tests.runtime.graphs import (
     Heard,
     Line,
@@ -36,6 +34,7 @@ from tests.runtime.graphs import (
     vanish,
     working,
 )
+from tests.runtime.nodes.test_steering import Tools
 
 LONG = settings(lease=600.0)
 """No renewal of a lease helps within the time of a test."""

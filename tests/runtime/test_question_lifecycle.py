@@ -16,7 +16,7 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 from perdure.errors import Conflict, NotWaiting
-from perdure.model.records import RUN
+from perdure.model.records import CHECKPOINT, RUN
 from perdure.model.runs.messages import Run
 from perdure.runtime import Options, Runtime
 from tests.runtime.graphs import Storage, eventually, go, settings, working
@@ -170,6 +170,7 @@ def test_a_question_is_open_again_after_what_was_to_close_it_was_cancelled(
     async def main() -> None:
         async with working(near.database(), _slow(gate)) as runtime:
             await said(runtime, {"log": []})
+            stored = len(near.rows("ada", CHECKPOINT))
             if by == "answer":
                 ticket = await runtime.answer("ada", "wait")
             elif by == "empty":
@@ -179,6 +180,9 @@ def test_a_question_is_open_again_after_what_was_to_close_it_was_cancelled(
                 ticket = await runtime.submit("ada", {"log": ["new"]}, debounce=late)
             if by in ("answer", "message"):
                 await eventually(lambda: len(near.rows("ada", RUN)) == 2)
+            if by == "message":
+                # Its input goes past the question once it is stored.
+                await eventually(lambda: len(near.rows("ada", CHECKPOINT)) > stored)
             if by != "empty":
                 with pytest.raises(NotWaiting):
                     await runtime.answer("ada", "too early")

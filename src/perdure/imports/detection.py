@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from perdure.errors import BadUrl
-from perdure.imports.histories.session_tables import COLUMNS, KEY, SQLITE_MAGIC, SessionTable
+from perdure.imports.histories.session_sources import SQLITE_MAGIC
+from perdure.imports.histories.session_tables import COLUMNS, KEY, SessionTable
 from perdure.imports.kinds import SourceKind, needing
 from perdure.imports.plain_tables import CHECKPOINT_COLUMNS
 from perdure.imports.sqlite import STOCK_TABLES

@@ -23,7 +23,8 @@ import pytest
 import perdure
 from perdure.errors import BadUrl
 from perdure.history.histories import TaskBudget
-from perdure.imports.histories.session_tables import SessionTable, open_sessions
+from perdure.imports.histories.session_sources import open_sessions
+from perdure.imports.histories.session_tables import SessionTable
 from perdure.imports.histories.sessions import SessionImporter, SessionReport
 from tests.backends import EMPTY
 from tests.cli.data.test_import_data import run  # noqa: F401 - a fixture

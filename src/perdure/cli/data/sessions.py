@@ -47,7 +47,7 @@ class SessionOptions:
 
 def import_sessions(where: str, options: SessionOptions) -> None:
     """Import sessions, and print what became of them."""
-    from perdure.imports.histories.session_tables import open_sessions
+    from perdure.imports.histories.session_sources import open_sessions
     from perdure.imports.histories.sessions import SessionCounts, SessionImporter
 
     source = open_sessions(where, options.names)

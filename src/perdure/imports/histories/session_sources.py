@@ -1,0 +1,46 @@
+"""Sources of sessions by their place: a file, or a table of SQLite, PostgreSQL or DynamoDB."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from perdure.errors import BadUrl
+from perdure.imports.histories.session_tables import FileSessions, SessionTable, SqliteSessions
+from perdure.imports.histories.sessions import SessionSource
+from perdure.imports.kinds import needing
+
+SQLITE_MAGIC = b"SQLite format 3\0"
+"""First bytes of a SQLite file."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
+
+
+def open_sessions(where: str, names: SessionTable) -> SessionSource:
+    """Open a source for reading; the caller closes it.
+
+    Args:
+        where: A file of lines or of SQLite, or the URL of a PostgreSQL database or a DynamoDB table.
+        names: The names of the table; that of a DynamoDB table is in its URL.
+
+    Raises:
+        BadUrl: There is no such source, or it has another form.
+        MissingExtra: The client library of the source is not installed.
+        Unavailable: It does not answer.
+    """
+    for name in (*names.table.split("."), names.key, *([names.column] if names.column else [])):
+        if not _NAME.fullmatch(name):
+            raise BadUrl(f"{name!r} is not a name of a table or a column")
+    if where.startswith("dynamodb://"):
+        with needing("dynamodb"):
+            from perdure.imports.histories.session_dynamodb import DynamoSessions
+        return DynamoSessions(where, names)
+    if where.startswith(("postgresql://", "postgres://")):
+        with needing("postgres"):
+            from perdure.imports.histories.session_postgres import PostgresSessions
+        return PostgresSessions(where, names)
+    path = Path(where.removeprefix("sqlite:///"))
+    if not path.is_file():
+        raise BadUrl(f"{path} is not a file; pass one, or postgresql://… or dynamodb://…")
+    with path.open("rb") as file:
+        is_sqlite = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+    return SqliteSessions(path, names) if is_sqlite else FileSessions(path)

@@ -80,7 +80,6 @@ NO_LOOK = {
     "load_of",
     "loaded",
     "read_asked",
-    "statements",
     "stored_writes",
     "with_allowlist",
 }

@@ -118,8 +118,9 @@ def _questions(value: Any) -> tuple[tuple[str | None, Question], ...]:
 
 
 def _question_rule(number: int, table: Any) -> tuple[str | None, Question]:
-    if not isinstance(table, dict) or (unknown := sorted(table.keys() - set(_RULE))):
-        what = f"has {unknown[0]!r}" if isinstance(table, dict) else "is not a table"
+    unknown = sorted(table.keys() - set(_RULE)) if isinstance(table, dict) else []
+    if unknown or not isinstance(table, dict):
+        what = f"has {unknown[0]!r}" if unknown else "is not a table"
         raise ValueError(f"rule {number} {what}; a rule has {', '.join(_RULE)}")
     given = dict(table)
     for name in ("graph", "node", "tool"):

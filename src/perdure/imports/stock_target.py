@@ -93,7 +93,7 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
     ids = {name for _, name in found.checkpoints}
     thread: Any = {"configurable": {"thread_id": partition.thread}}
     for held in saver.list(thread):
-        name = held.config["configurable"]["checkpoint_id"]
+        name = held.config.get("configurable", {})["checkpoint_id"]
         if name not in ids:
             raise Conflict(
                 f"the target has another thread {partition.thread!r}, with the checkpoint {name}; delete it "
@@ -116,7 +116,7 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
 
 
 def _put(saver: StockSaver, held: CheckpointTuple) -> int:
-    config: dict[str, Any] = held.config["configurable"]
+    config: dict[str, Any] = held.config.get("configurable", {})
     parent = (held.parent_config or {}).get("configurable", {}).get("checkpoint_id")
     place: dict[str, Any] = {
         "thread_id": config["thread_id"],

@@ -195,8 +195,9 @@ class LimitState(NamedTuple):
     @classmethod
     def of_body(cls, body: Mapping[str, Any]) -> LimitState:
         """Return the state of plain data."""
-        fields = {name: body[name] for name in cls._fields}
-        return cls(**{**fields, "parts": {name: LimitPart(*part) for name, part in body["parts"].items()}})
+        fields: dict[str, Any] = {name: body[name] for name in cls._fields}
+        fields["parts"] = {name: LimitPart(*part) for name, part in body["parts"].items()}
+        return cls(**fields)
 
 
 class Demand(NamedTuple):

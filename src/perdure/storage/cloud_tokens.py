@@ -114,7 +114,7 @@ def _aws(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, 
         # ElastiCache demands the name in lower case.
         request = AWSRequest("GET", f"https://{host.lower()}/", params=query)
         SigV4QueryAuth(found.get_frozen_credentials(), service, region, _AWS_LIFE_S).add_auth(request)
-        return request.url.partition("://")[2], signed_at + _AWS_LIFE_S
+        return str(request.url).partition("://")[2], signed_at + _AWS_LIFE_S
 
     return token, "see that the process has credentials of AWS (a role, a profile or AWS_ACCESS_KEY_ID)"
 

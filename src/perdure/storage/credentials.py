@@ -215,21 +215,22 @@ def source_of(password: Password | None, endpoint: Endpoint) -> PasswordSource |
             f"{endpoint.shown}: password= is {type(password).__name__}; pass a text, or a function without "
             "arguments that returns one"
         )
-    named = password if hasattr(password, "__qualname__") else type(password)
-    return PasswordSource(provider, f"{named.__module__}.{named.__qualname__}", endpoint)
+    named: Any = password if hasattr(password, "__qualname__") else type(password)
+    return PasswordSource(cast("Any", provider), f"{named.__module__}.{named.__qualname__}", endpoint)
 
 
 def _token_of(answer: Any) -> Token:
     if inspect.isawaitable(answer):
         answer = asyncio.run(_awaited(answer))
-    value, end = answer, None
+    value: Any = answer
+    end: Any = None
     if isinstance(answer, tuple) and len(answer) == 2:
         # A provider of redis-py returns the user's name and the password.
         value, end = (answer[1], None) if isinstance(answer[1], str) else answer
     elif isinstance(answer, tuple) and len(answer) == 1:
         (value,) = answer
-    elif hasattr(answer, "token"):
-        value, end = answer.token, getattr(answer, "expires_on", None)
+    elif hasattr(value, "token"):
+        value, end = value.token, getattr(value, "expires_on", None)
     if not isinstance(value, str) or not value or "\0" in value or len(value) > _SIZE_MOST:
         raise TypeError("not a password: a text that is not empty is needed")
     now = time.monotonic()

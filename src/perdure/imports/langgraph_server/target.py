@@ -96,7 +96,7 @@ class ServerTarget:
 
 
 def _id(state: StateSnapshot) -> str:
-    return str(state.config["configurable"]["checkpoint_id"])
+    return str(state.config.get("configurable", {})["checkpoint_id"])
 
 
 def _shown(state: StateSnapshot) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _steps(thread: str, states: Mapping[str, StateSnapshot], head: str) -> list[
     while at is not None and at in states:
         way.append(states[at])
         parent = states[at].parent_config
-        at = None if parent is None else str(parent["configurable"]["checkpoint_id"])
+        at = None if parent is None else str(parent.get("configurable", {})["checkpoint_id"])
     way.reverse()
     steps: list[dict[str, Any]] = []
     before: StateSnapshot | None = None
@@ -141,7 +141,7 @@ def _after(states: Mapping[str, StateSnapshot], state: StateSnapshot) -> Any:
     """Return the values of the state that follows one, by the first of its children."""
     for each in states.values():
         parent = each.parent_config
-        if parent is not None and str(parent["configurable"]["checkpoint_id"]) == _id(state):
+        if parent is not None and str(parent.get("configurable", {})["checkpoint_id"]) == _id(state):
             return each.values
     return {}
 

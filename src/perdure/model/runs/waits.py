@@ -100,8 +100,10 @@ class Wait:
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Wait:
         """Return a stored wait."""
-        lists = {name: tuple(stored.get(name, ())) for name in ("default", "remind", "replies")}
-        return cls(**{**stored, **lists})
+        fields: dict[str, Any] = dict(stored)
+        for name in ("default", "remind", "replies"):
+            fields[name] = tuple(stored.get(name, ()))
+        return cls(**fields)
 
 
 Waits = Mapping[str, Wait]

@@ -328,7 +328,7 @@ class KeyShare:
 
     def _begin(self, permit: Permit) -> bool:
         limit, held, use, now = self.limit, self._held, self._use, self._loop.time()
-        tokens = 0
+        tokens = owed = 0
         if limit.rate is not None and not self._is_ready(self._calls, 1, now):
             return False
         if limit.tokens is not None:

@@ -137,10 +137,10 @@ def require_statements(saver: PerdureSaver) -> MakesStatements:
 def _config_of_writes(loop: PregelLoop) -> RunnableConfig:
     """Return the config with which the loop will store the writes of its tasks."""
     own = {
-        "checkpoint_ns": loop.config["configurable"].get("checkpoint_ns", ""),
+        "checkpoint_ns": loop.config.get("configurable", {}).get("checkpoint_ns", ""),
         "checkpoint_id": loop.checkpoint["id"],
     }
-    return {"configurable": {**loop.checkpoint_config["configurable"], **own}}
+    return {"configurable": {**loop.checkpoint_config.get("configurable", {}), **own}}
 
 
 def _loop_of(configurable: Mapping[str, Any]) -> PregelLoop | None:

@@ -187,7 +187,7 @@ def wait_of(
     return Wait(kind, until, () if default is ... else (default,), times, name=name)
 
 
-def _seconds(span: Span) -> float:
+def _seconds(span: Any) -> float:
     if isinstance(span, timedelta):
         return span.total_seconds()
     if isinstance(span, bool) or not isinstance(span, int | float):

@@ -44,9 +44,10 @@ def token(url: str) -> str:
 def test_a_token_of_rds_is_the_one_that_botocore_makes(aws: None) -> None:
     import boto3
 
-    client: Any = boto3.client("rds", region_name="eu-central-1")
+    # The default session keeps the credentials of whoever used it first.
+    client: Any = boto3.Session().client("rds", region_name="eu-central-1")
     expected = made = ""
-    for _ in range(50):  # both in the same second
+    for _ in range(5):  # both in the same second
         made, expected = token(f"{PG}aws-iam"), client.generate_db_auth_token("db.example.com", 5433, "app")
         if parse_qs(made)["X-Amz-Date"] == parse_qs(expected)["X-Amz-Date"]:
             break

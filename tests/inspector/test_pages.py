@@ -97,6 +97,7 @@ def test_a_thread_is_found_and_read(page: Page, address: str) -> None:
 def test_what_a_thread_did_and_said_is_shown(page: Page, address: str) -> None:
     page.goto(f"{address}#/thread?id=answered")
     page.get_by_role("heading", name="send the minutes", exact=True, level=1).wait_for()
+    page.locator(".way").first.wait_for()
     assert page.locator(".way").all_inner_texts() == ["plan → send"]
     assert page.locator(".waterfall .name").all_inner_texts() == ["input", "plan", "send"]
     page.get_by_text("No tokens were counted").wait_for()

@@ -6,6 +6,7 @@ operations inside a commit are plain data. A driver executes them and holds no p
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -252,16 +253,16 @@ class FindListed(Find):
     skip: int = 0
 
 
-class FindRecords(Find):
+class FindRecords(Find, ABC):
     """Base of the finds of records of a kind by the field that it has indexed, in its order."""
 
     __slots__ = ()
     kind: ClassVar[Kind]
 
     @property
+    @abstractmethod
     def span(self) -> tuple[Any, Any]:
         """The lowest value of the field, ``None`` for no such limit, and the highest."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

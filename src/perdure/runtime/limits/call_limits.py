@@ -186,11 +186,9 @@ def _tool_name(serialized: Mapping[str, Any] | None, kwargs: Mapping[str, Any]) 
     return str((serialized or {}).get("name") or kwargs.get("name") or UNKNOWN)
 
 
-class _InLoop(BaseCallbackHandler):
-    """Lets calls that are awaited wait in their event loop."""
+class _CallHandler(BaseCallbackHandler):
+    """Handler of the calls that limits are on."""
 
-    # Inline, its error would leave the coroutines of other handlers behind, which nobody awaits.
-    run_inline = False
     raise_error = True
 
     def __init__(self, limits: CallLimits) -> None:
@@ -205,6 +203,13 @@ class _InLoop(BaseCallbackHandler):
     def ignore_retriever(self) -> bool:
         """True: nor are retrievers."""
         return True
+
+
+class _InLoop(_CallHandler):
+    """Lets calls that are awaited wait in their event loop."""
+
+    # Inline, its error would leave the coroutines of other handlers behind, which nobody awaits.
+    run_inline = False
 
     async def on_chat_model_start(
         self,
@@ -237,24 +242,10 @@ class _InLoop(BaseCallbackHandler):
         await self._limits.begin(run_id, "tool", _tool_name(serialized, kwargs))
 
 
-class _InThread(BaseCallbackHandler):
+class _InThread(_CallHandler):
     """Lets calls that block wait in their thread, and ends all calls."""
 
     run_inline = True
-    raise_error = True
-
-    def __init__(self, limits: CallLimits) -> None:
-        self._limits = limits
-
-    @property
-    def ignore_chain(self) -> bool:
-        """True: nodes and graphs are not calls."""
-        return True
-
-    @property
-    def ignore_retriever(self) -> bool:
-        """True: nor are retrievers."""
-        return True
 
     def _begin(self, run_id: UUID, of: Target, name: str) -> None:
         try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from langgraph.checkpoint.base import ChannelVersions, Checkpoint
+from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine.threads.drafts import CheckpointDraft, WritesDraft
@@ -19,7 +19,7 @@ from perdure.langgraph.cache.encoding import Encoding, Frozen
 from perdure.langgraph.cache.known_chunks import Reuse, WriteBasis
 from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.call_records import slot_of
-from perdure.langgraph.given_statements import GivenStatements
+from perdure.langgraph.given_statements import GivenStatements, Writes
 from perdure.langgraph.loop_state import Loop
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.values import value_errors
@@ -31,6 +31,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, WRITE, Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import Runs
+from perdure.model.write_records import ERROR_SOURCE
 
 R = TypeVar("R")
 _FOLDED_MAX = 48
@@ -40,6 +41,19 @@ _OPS = 12
 
 _ENDS = (ERROR, INTERRUPT)
 """Reserved channels with whose write a task ends."""
+
+
+def drop_partial_output(writes: Writes) -> Writes:
+    """Return the writes of a task without the output of one that failed or was cancelled before its end.
+
+    A node writes its result and then asks its conditional edges. If one of them fails, LangGraph stores the
+    result beside the error, takes the task for finished when it goes on, and ends without the nodes that were
+    to follow. Without its output the task runs again. A task whose error a handler takes over keeps it.
+    """
+    channels = {channel for channel, _ in writes}
+    if ERROR not in channels or ERROR_SOURCE in channels:
+        return writes
+    return [write for write in writes if write[0] in WRITES_IDX_MAP]
 
 
 @dataclass(slots=True, eq=False)

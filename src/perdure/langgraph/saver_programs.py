@@ -39,7 +39,7 @@ from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
 from perdure.langgraph.call_records import CallRecord, CallRecorder, channel_of, visible
 from perdure.langgraph.codecs import Codec
-from perdure.langgraph.commit_plans import CheckpointPlan, Encoder, WritesPlan
+from perdure.langgraph.commit_plans import CheckpointPlan, Encoder, WritesPlan, drop_partial_output
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.given_statements import GivenStatements, statements_of, take
 from perdure.langgraph.listing import CheckpointListing, WholeListing
@@ -427,6 +427,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         encoder = self._encoder(at.partition)
         bare = loop_name("", None, self._migration.schema.version)
         writes, given = take(writes)
+        writes = drop_partial_output(writes)
         if self.recorder is not None:
             writes = self._with_calls(self.recorder, writes, task_id)
         now = self._now()

@@ -129,9 +129,17 @@ class Lineage:
         saver = backend.saver()
         put(saver, at(), "c1")
         for n in (1, 2):
-            saver.put_writes(at("c1"), [("x", n), (ERROR, f"error {n}")], "task")
+            saver.put_writes(at("c1"), [("x", n)], "task")
+            saver.put_writes(at("c1"), [(ERROR, f"error {n}")], "task")
         writes = load(backend.saver()).pending_writes or []
         assert sorted(writes, key=lambda w: w[1]) == [("task", ERROR, "error 2"), ("task", "x", 1)]
+
+    def test_a_task_that_failed_has_no_output(self, backend: Backend) -> None:
+        """Its conditional edge failed after it had a result: LangGraph would take it for finished."""
+        saver = backend.saver()
+        put(saver, at(), "c1")
+        saver.put_writes(at("c1"), [("x", 1), (ERROR, "error")], "task")
+        assert load(backend.saver()).pending_writes == [("task", ERROR, "error")]
 
     def test_writes_come_in_the_order_of_their_tasks(self, backend: Backend) -> None:
         saver = backend.saver()

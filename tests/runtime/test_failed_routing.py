@@ -54,7 +54,9 @@ async def straight(_: State) -> str:
 def routed(before: Route, after: Route) -> Graph:
     """Return a graph of two nodes with a conditional edge ahead of each."""
     builder = StateGraph(State)
-    builder.add_node("first", lambda _: {"log": ["first"]}).add_node("second", lambda _: {"log": ["second"]})
+    builder.add_node("first", lambda state: {"log": ["first"]}).add_node(
+        "second", lambda state: {"log": ["second"]}
+    )
     builder.add_conditional_edges(START, before, {"next": "first"})
     builder.add_conditional_edges("first", after, {"next": "second"})
     return builder.compile()
@@ -131,8 +133,9 @@ def test_a_node_whose_error_has_a_handler_keeps_its_result(near: Storage) -> Non
     handled = list[str]()
 
     async def main() -> None:
-        builder = StateGraph(State).add_node("first", lambda _: {"log": ["first"]}, error_handler=handle)
-        builder.add_node("second", lambda _: {"log": ["second"]})
+        handler: Any = handle
+        builder = StateGraph(State).add_node("first", lambda state: {"log": ["first"]}, error_handler=handler)
+        builder.add_node("second", lambda state: {"log": ["second"]})
         builder.add_edge(START, "first").add_conditional_edges("first", failing(9), {"next": "second"})
         graph = builder.compile().copy({"checkpointer": near.database().checkpointer()})
         with pytest.raises(RuntimeError, match="fails once"):

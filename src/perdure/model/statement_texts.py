@@ -26,6 +26,10 @@ _MAY_BEGIN = (
 )
 
 
+DEFERRED = "COMMIT, which checks the deferred constraints"
+"""Text in the place of a statement's, for a constraint that is checked when the transaction ends."""
+
+
 def names_in(text: str) -> list[str]:
     """Return the names of the parameters of a text, in the order in which they first occur."""
     return list(dict.fromkeys(found["name"] for found in _PARTS.finditer(text) if found["name"]))

@@ -15,11 +15,15 @@ import inspect
 from collections.abc import Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from traceback import walk_tb
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import WRITES_IDX_MAP
 from langgraph.config import get_config
+from langgraph.errors import ParentCommand
 from langgraph.pregel._loop import PregelLoop
 
 from perdure.errors import NotAllowed
@@ -35,9 +39,16 @@ _CALL = "__pregel_call"
 _SEND = "__pregel_send"
 _RUNTIME = "__pregel_runtime"
 _SCRATCHPAD = "__pregel_scratchpad"
+_TASK = "__pregel_task_id"
 _ISOLATED = "__perdure_isolated"
+_OVER = (
+    "this attempt of the node is over; call transaction() in the node itself, and pass what it returns to "
+    "threads and tasks that end before it"
+)
 
 _given: WeakKeyDictionary[Any, tuple[int, ref[GivenStatements]]] = WeakKeyDictionary()
+_subgraphs: WeakSet[PregelLoop] = WeakSet()
+"""Loops of subgraphs in which statements were given."""
 _given_lock = Lock()
 
 
@@ -63,7 +74,7 @@ class Transaction:
         """
         given = self._given()
         if given is None:
-            raise NotAllowed("this attempt of the node is over; call transaction() in the node again")
+            raise NotAllowed(_OVER)
         values = dict(parameters or {})
         if isinstance(statement, str):
             text = statement
@@ -92,7 +103,11 @@ def transaction() -> Transaction:
         config = get_config()
     except RuntimeError as error:
         raise NotAllowed("transaction() belongs to the step of a node; call it inside a node") from error
-    configurable = config.get("configurable", {})
+    return Transaction(*_statements_of(config.get("configurable", {})))
+
+
+def _statements_of(configurable: Mapping[str, Any]) -> tuple[GivenStatements, MakesStatements]:
+    """Return what takes the statements of the task with these values, and what makes them."""
     loop = _loop_of(configurable)
     saver = None if loop is None else loop.checkpointer
     if loop is None or _ISOLATED in configurable or not isinstance(saver, PerdureSaver):
@@ -109,14 +124,66 @@ def transaction() -> Transaction:
     task = configurable[_SCRATCHPAD].get_null_resume  # an object of the task, which lives as long
     attempt: int = configurable[_RUNTIME].execution_info.node_attempt
     with _given_lock:
-        known = _given.get(task)
-        given = known[1]() if known is not None and known[0] == attempt else None
+        latest, known = _given.get(task, (0, None))
+        given = None if known is None or latest != attempt else known()
+        if latest > attempt or (latest == attempt and given is None) or _is_over(loop, configurable[_TASK]):
+            raise NotAllowed(_OVER)
         if given is None:
             given = saver.give_statements(_config_of_writes(loop))
             given.parent = getattr(loop, "_put_checkpoint_fut", None)
             _given[task] = attempt, ref(given)
             configurable[_SEND]([(NOTHING, given)])
-    return Transaction(given, maker)
+            if _is_over(loop, configurable[_TASK], given):
+                given.end()
+                raise NotAllowed(_OVER)
+            if loop.is_nested and loop not in _subgraphs:
+                _subgraphs.add(loop)
+                cast("Any", loop).stack.push(partial(_pass_to_caller, loop))
+    return given, maker
+
+
+def _is_over(loop: PregelLoop, task_id: str, given: GivenStatements | None = None) -> bool:
+    """Return True if what a task wrote was passed on to be stored, and ``given`` was not among it."""
+    if task_id not in loop.tasks:
+        return True
+    passed = [write for write in loop.checkpoint_pending_writes if write[0] == task_id]
+    return any(channel not in WRITES_IDX_MAP for _, channel, _ in passed) and not any(
+        value is given for _, _, value in passed
+    )
+
+
+def _pass_to_caller(
+    loop: PregelLoop,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    """Give what a task of a subgraph gave, which leaves it by a command to the graph above, to the task that
+    called the subgraph: the command becomes that one's result, and the task itself has no writes."""
+    if not isinstance(error, ParentCommand):
+        return
+    left = {
+        task.id: [value for _, value in task.writes if isinstance(value, GivenStatements)]
+        for task in loop.tasks.values()
+    }
+    passed = _tasks_that_raised(error) & left.keys()
+    if not passed and any(left.values()):
+        raise NotAllowed(
+            "statements were given in a subgraph that was left by Command(graph=Command.PARENT), by one of "
+            "its nodes, which is not known; give them in the node of the graph above to which it goes"
+        )
+    for given in (each for task in passed for each in left[task]):
+        above, _ = _statements_of(loop.config.get("configurable", {}))
+        for statement in given.close():
+            above.add(statement)
+        given.end()
+
+
+def _tasks_that_raised(error: BaseException) -> set[str]:
+    """Return the ids of the tasks through which an error came: frames of LangGraph have their configs."""
+    configs = (frame.f_locals.get("config") for frame, _ in walk_tb(error.__traceback__))
+    values = (config.get("configurable") for config in configs if isinstance(config, dict))
+    return {value[_TASK] for value in values if isinstance(value, dict) and isinstance(value.get(_TASK), str)}
 
 
 def require_statements(saver: PerdureSaver) -> MakesStatements:

@@ -9,7 +9,7 @@ from psycopg.adapt import PyFormat, Transformer
 
 from perdure.errors import StatementRefused
 from perdure.model.ops import ApplicationStatement
-from perdure.model.statement_texts import check_statement, refusal, replace_names, shortened
+from perdure.model.statement_texts import DEFERRED, check_statement, refusal, replace_names, shortened
 
 TIME_S = 5
 """Seconds that the statements of one commit may take together, and wait for locks; the thread's row is locked
@@ -59,7 +59,7 @@ def refused_by(result: pq.abc.PGresult, statement: ApplicationStatement | None) 
     """Return the error for a statement with this result; without one, for a constraint that is checked when
     the transaction ends."""
     error = errors.error_from_result(result)
-    text = "COMMIT, which checks the deferred constraints" if statement is None else statement.text
+    text = DEFERRED if statement is None else statement.text
     new = StatementRefused(refusal(text, error))
     new.__cause__ = error
     return new

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import apsw
 
 from perdure.errors import StatementRefused
 from perdure.model.ops import ApplicationStatement
-from perdure.model.statement_texts import check_statement, refusal, shortened
+from perdure.model.statement_texts import DEFERRED, check_statement, refusal, shortened
 from perdure.storage.sql.schema import PREFIX
 
 TIME_S = 5.0
@@ -70,6 +71,16 @@ class SqliteStatements:
         return ApplicationStatement(text=text, sql=text, values=values, size=size)
 
 
+@contextmanager
+def enforcing_foreign_keys(writer: apsw.Connection) -> Iterator[None]:
+    """Enforce foreign keys in the transactions of a block, as PostgreSQL does; Perdure's tables have none."""
+    writer.execute("PRAGMA foreign_keys = ON")
+    try:
+        yield
+    finally:
+        writer.execute("PRAGMA foreign_keys = OFF")
+
+
 def execute_all(writer: apsw.Connection, statements: Sequence[ApplicationStatement]) -> None:
     """Execute statements in the open transaction.
 
@@ -87,6 +98,8 @@ def execute_all(writer: apsw.Connection, statements: Sequence[ApplicationStateme
                     pass
             except _REFUSALS as error:
                 raise StatementRefused(refusal(statement.text, error)) from error
+        if writer.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
+            raise StatementRefused(refusal(DEFERRED, None, "a foreign key"))
     finally:
         writer.set_progress_handler(None)
         writer.set_authorizer(None)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -44,7 +44,11 @@ from perdure.storage.port import Capabilities, CommitLimits
 from perdure.storage.sql import checksums, migrations, schema
 from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
-from perdure.storage.sqlite.application_statements import SqliteStatements, execute_all
+from perdure.storage.sqlite.application_statements import (
+    SqliteStatements,
+    enforcing_foreign_keys,
+    execute_all,
+)
 from perdure.storage.sqlite.errors import translated
 from perdure.storage.sqlite.file_identity import FileWatch
 from perdure.storage.sqlite.file_names import refuse_other_names
@@ -185,6 +189,13 @@ class SqliteDriver:
         the writes one by one."""
         writer = self._writer
         self._watch.before_commit()
+        has_statements = any(isinstance(job.effect, Commit) and job.effect.statements for job in group)
+        with enforcing_foreign_keys(writer) if has_statements else nullcontext():
+            self._transact_all(writer, group, trusting=trusting)
+
+    def _transact_all(
+        self, writer: apsw.Connection, group: Sequence[PendingRequest], *, trusting: bool
+    ) -> None:
         writer.execute("BEGIN IMMEDIATE")
         try:
             migrations.check_again(writer, self._path)

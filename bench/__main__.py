@@ -125,10 +125,10 @@ def bench(
     if render:
         _write(json.loads((RESULTS / "latest.json").read_text()), RESULTS, DOCS)
         return
-    workloads = _chosen(
+    workloads = _choose(
         ",".join(",".join(GROUPS.get(name, [name])) for name in _names(only)), list(WORKLOADS)
     )
-    names = _chosen(savers, list(CANDIDATES))
+    names = _choose(savers, list(CANDIDATES))
     if compare:
         _compare(compare, quick, only, savers, scratch)
         return
@@ -137,7 +137,7 @@ def bench(
     if out is not None:
         _write(results, out, out)
     elif not quick and names == list(CANDIDATES) and not results["failed"]:
-        _write(merged(_latest(), results), RESULTS, DOCS)
+        _write(merge(_latest(), results), RESULTS, DOCS)
     else:
         _keep(results, RESULTS / "trial.partial.json")
     console.print(Markdown(report.page(results, [], "")))
@@ -150,12 +150,12 @@ def bench(
 def _compare(commit: str, quick: bool, only: str, savers: str, scratch: Path | None) -> None:
     known = [name for name in WORKLOADS if name not in NOT_COMPARED]
     wanted = [name for each in _names(only) for name in GROUPS.get(each, [each])]
-    workloads = _chosen(",".join(wanted), known)
+    workloads = _choose(",".join(wanted), known)
     ours = [name for name, each in CANDIDATES.items() if each.ours or name == comparison.YARDSTICK]
-    names = _chosen(savers, list(CANDIDATES)) if savers else ours
+    names = _choose(savers, list(CANDIDATES)) if savers else ours
     with tempfile.TemporaryDirectory(prefix="perdure-bench-", dir=scratch) as folder:
         try:
-            with comparison.checked_out(commit, Path(folder)) as (short, tree):
+            with comparison.check_out(commit, Path(folder)) as (short, tree):
                 sides = comparison.sides(names, CANDIDATES, short, tree)
                 CANDIDATES.update(sides)
                 results = _measure(quick, workloads, list(sides), scratch)
@@ -175,7 +175,7 @@ def _compare(commit: str, quick: bool, only: str, savers: str, scratch: Path | N
         sys.exit(1)
 
 
-def merged(old: Results, new: Results) -> Results:
+def merge(old: Results, new: Results) -> Results:
     """The new run's sections, and the old ones of those that it left out."""
     both = {**old, **new}
     for name in ("seconds", "versions"):
@@ -194,7 +194,7 @@ def _names(wanted: str) -> list[str]:
     return [name.strip() for name in wanted.split(",") if name.strip()]
 
 
-def _chosen(wanted: str, known: list[str]) -> list[str]:
+def _choose(wanted: str, known: list[str]) -> list[str]:
     names = _names(wanted)
     if unknown := [name for name in names if name not in known]:
         raise typer.BadParameter(f"nothing is called {', '.join(unknown)}; there are {', '.join(known)}")

@@ -44,7 +44,7 @@ class Meter:
         client: Any = importlib.import_module("botocore.client")
         call = client.BaseClient._make_api_call
 
-        def counted(client: Any, name: str, params: dict[str, Any]) -> Any:
+        def call_counted(client: Any, name: str, params: dict[str, Any]) -> Any:
             if client.meta.service_model.service_name != "dynamodb":
                 return call(client, name, params)
             self._learn(client, name, params, call)
@@ -62,7 +62,7 @@ class Meter:
                 self._units.write += write
             return answer
 
-        client.BaseClient._make_api_call = counted
+        client.BaseClient._make_api_call = call_counted
 
     def units(self) -> dict[str, float]:
         with self._lock:
@@ -70,7 +70,7 @@ class Meter:
 
     def _learn(self, client: Any, name: str, params: Mapping[str, Any], call: Callable[..., Any]) -> None:
         """Before the first write to a table, which indexes it has."""
-        for table in _written(name, params) - self._indexes.keys():
+        for table in _find_written(name, params) - self._indexes.keys():
             described = call(client, "DescribeTable", {"TableName": table})["Table"]
             self._indexes[table] = described.get("GlobalSecondaryIndexes", [])
 
@@ -110,12 +110,12 @@ class Meter:
         if put is None:
             return 2
         table = put["TableName"]
-        return 2 * _write_units(item_bytes(put["Item"])) + self._indexed(table, put["Item"])
+        return 2 * _write_units(item_bytes(put["Item"])) + self._count_indexed(table, put["Item"])
 
     def _put(self, table: str, item: Mapping[str, Any]) -> float:
-        return _write_units(item_bytes(item)) + self._indexed(table, item)
+        return _write_units(item_bytes(item)) + self._count_indexed(table, item)
 
-    def _indexed(self, table: str, item: Mapping[str, Any]) -> float:
+    def _count_indexed(self, table: str, item: Mapping[str, Any]) -> float:
         total = 0.0
         for index in self._indexes.get(table, ()):
             keys = [each["AttributeName"] for each in index["KeySchema"]]
@@ -125,7 +125,7 @@ class Meter:
         return total
 
 
-def _written(name: str, asked: Mapping[str, Any]) -> set[str]:
+def _find_written(name: str, asked: Mapping[str, Any]) -> set[str]:
     if name == "PutItem":
         return {asked["TableName"]}
     if name == "BatchWriteItem":

@@ -86,7 +86,7 @@ class Client:
         config = config_of(thread)
         return self.saver.get_tuple(config) if self._sync else await self.saver.aget_tuple(config)
 
-    async def listed(self, thread: str, limit: int | None) -> Sequence[CheckpointTuple]:
+    async def list_checkpoints(self, thread: str, limit: int | None) -> Sequence[CheckpointTuple]:
         config = config_of(thread)
         if self._sync:
             return list(self.saver.list(config, limit=limit))

@@ -40,7 +40,7 @@ class Change(NamedTuple):
 
 
 @contextmanager
-def checked_out(commit: str, folder: Path) -> Iterator[tuple[str, Path]]:
+def check_out(commit: str, folder: Path) -> Iterator[tuple[str, Path]]:
     """The short name of a commit, and a folder with its files until the end of the context."""
     try:
         name = _git("rev-parse", "--short", "--verify", "--end-of-options", f"{commit}^{{commit}}")

@@ -28,7 +28,7 @@ class Folded:
     complete: bool
 
 
-def written_by_this_process() -> int | None:
+def count_written() -> int | None:
     """None where the operating system keeps no such account."""
     import psutil
 
@@ -54,7 +54,7 @@ def fold(folder: Path, *, compact: bool = False) -> Folded:
 
 
 def _fold_here(folder: Path, *, compact: bool) -> Folded:
-    before = written_by_this_process() or 0
+    before = count_written() or 0
     complete = True
     for database in sorted(folder.glob("*.db")):
         connection = sqlite3.connect(database, timeout=10)
@@ -67,7 +67,7 @@ def _fold_here(folder: Path, *, compact: bool) -> Folded:
             complete = False
         finally:
             connection.close()
-    after = written_by_this_process() or 0
+    after = count_written() or 0
     return Folded(_size(folder, with_log=not complete), after - before, complete)
 
 

@@ -107,7 +107,7 @@ class Scenario:
     def graph(self, *, sync: bool, delta: bool = False, pause: float = 0.0) -> StateGraph[Any]:
         schema = self.delta_schema if delta and self.delta_schema is not None else self.schema
         builder: StateGraph[Any] = StateGraph(schema)
-        act: Any = _blocking(self.node, pause) if sync else _awaiting(self.node, pause)
+        act: Any = _make_blocking(self.node, pause) if sync else _make_awaiting(self.node, pause)
         builder.add_node("respond", act)
         builder.add_edge(START, "respond")
         builder.add_edge("respond", END)
@@ -122,7 +122,7 @@ class Scenario:
         return payloads
 
 
-def _blocking(node: Node, pause: float) -> Node:
+def _make_blocking(node: Node, pause: float) -> Node:
     def respond(state: Any) -> Payload:
         if pause:
             time.sleep(pause)
@@ -131,7 +131,7 @@ def _blocking(node: Node, pause: float) -> Node:
     return respond
 
 
-def _awaiting(node: Node, pause: float) -> Callable[[Any], Awaitable[Payload]]:
+def _make_awaiting(node: Node, pause: float) -> Callable[[Any], Awaitable[Payload]]:
     async def respond(state: Any) -> Payload:
         if pause:
             await asyncio.sleep(pause)

@@ -116,13 +116,13 @@ class Ways:
 
     def __init__(self, url: str) -> None:
         self._drivers: list[Counting] = []
-        self._database = open_database(url, migrate=True, wrap=self._counted)
+        self._database = open_database(url, migrate=True, wrap=self._count_calls)
         self._graph = builder().compile(checkpointer=self._database.checkpointer())
         self._runtime: Runtime | None = None
         self._said: Counter[str] = Counter()
         self._crowds = 0
 
-    def _counted(self, driver: Driver) -> Driver:
+    def _count_calls(self, driver: Driver) -> Driver:
         self._drivers.append(Counting(driver))
         return self._drivers[0]
 

@@ -44,18 +44,16 @@ def draw(results: Results, folder: Path) -> list[str]:
         drawn: list[str] = []
         if growth := results.get("growth"):
             drawn.append(
-                _lines(
-                    growth, folder / "growth-stored.svg", _scaled("stored", _MB), "Stored", "MB", real=True
-                )
+                _lines(growth, folder / "growth-stored.svg", _scale("stored", _MB), "Stored", "MB", real=True)
             )
             drawn.append(
-                _lines(growth, folder / "growth-latency.svg", _scaled("p50", 1), "A turn, median", "ms")
+                _lines(growth, folder / "growth-latency.svg", _scale("p50", 1), "A turn, median", "ms")
             )
             drawn.append(
                 _lines(
                     growth,
                     folder / "growth-written.svg",
-                    _scaled("written_per_turn", _KB),
+                    _scale("written_per_turn", _KB),
                     "Written a turn",
                     "kB",
                 )
@@ -69,7 +67,7 @@ def draw(results: Results, folder: Path) -> list[str]:
     return drawn
 
 
-def _scaled(key: str, unit: float) -> Point:
+def _scale(key: str, unit: float) -> Point:
     return lambda seen: None if seen.get(key) is None else seen[key] / unit
 
 

@@ -21,7 +21,7 @@ from bench.candidate import Candidate, Saver
 from bench.capacity import METER
 from bench.client import Client, State
 from bench.corpus import text
-from bench.disk import fold, written_by_this_process
+from bench.disk import count_written, fold
 from bench.graphs import MESSAGE_BYTES, Scenario
 
 Reply = dict[str, Any]
@@ -74,14 +74,14 @@ class Probe:
         """Stored, real and written bytes; written grows from the start of the process, folding included."""
         complete = True
         if isinstance(self._saver, InMemorySaver):
-            stored: int | None = _held_in_memory(self._saver)
+            stored: int | None = _count_bytes(self._saver)
         elif self._candidate.on_disk:
             folded = fold(self._folder)
             self._folded_bytes += folded.written
             stored, complete = folded.stored, folded.complete
         else:
             stored = None
-        written = written_by_this_process()
+        written = count_written()
         real = self._last.get(self._scenario.channel)
         return {
             "stored": stored,
@@ -124,16 +124,16 @@ class Probe:
             if name == "put":
                 elapsed, found = await self._put(_present(found), number)
             else:
-                elapsed = await self._timed(name)
+                elapsed = await self._time_call(name)
             took.append(elapsed)
             if time.perf_counter() - started > budget_s:
                 break
         return {"ms": took}
 
-    async def _timed(self, name: str) -> float:
+    async def _time_call(self, name: str) -> float:
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "get_tuple": lambda: self._client.load(THREAD),
-            "list": lambda: self._client.listed(THREAD, 10),
+            "list": lambda: self._client.list_checkpoints(THREAD, 10),
             "history": lambda: self._client.history(THREAD, 100),
         }
         gc.collect()
@@ -219,7 +219,7 @@ async def _race_once(client: Client, thread: str, totals: Counter[str], errors: 
         *(client.turn(thread, payload) for payload in payloads), return_exceptions=True
     )
     kept = _message_ids(await client.state(thread))
-    totals["forks"] += _forks(await client.listed(thread, None))
+    totals["forks"] += _forks(await client.list_checkpoints(thread, None))
     for name, payload, outcome in zip(names, payloads, outcomes, strict=True):
         if isinstance(outcome, BaseException):
             errors[_kind(outcome)] += 1
@@ -259,7 +259,7 @@ def _kind(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _held_in_memory(saver: InMemorySaver) -> int:
+def _count_bytes(saver: InMemorySaver) -> int:
     total = sum(len(blob) for _, blob in saver.blobs.values())
     for namespaces in saver.storage.values():
         for checkpoints in namespaces.values():

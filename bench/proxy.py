@@ -110,12 +110,12 @@ class Proxy:
         finally:
             self._loop.close()
 
-    def connected(self, transport: asyncio.BaseTransport) -> None:
+    def note_connected(self, transport: asyncio.BaseTransport) -> None:
         self._sockets.add(transport)
         opened = transport.get_extra_info("socket")
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def gone(self, transport: asyncio.BaseTransport | None) -> None:
+    def note_gone(self, transport: asyncio.BaseTransport | None) -> None:
         if transport is not None:
             self._sockets.discard(transport)
 
@@ -190,10 +190,10 @@ class _Side(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.proxy.connected(transport)
+        self.proxy.note_connected(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.proxy.gone(self.transport)
+        self.proxy.note_gone(self.transport)
         if self.outward is not None:
             self.outward.add(None)
 
@@ -214,7 +214,7 @@ class _Near(_Side):
         self.proxy._counts.connections += 1
         self.outward, self.inward = _Lane(self.proxy), _Lane(self.proxy)
         self.outward.source = self.inward.target = self.transport
-        self.inward.on_delivery = self._answered
+        self.inward.on_delivery = self._note_answer
         self._connecting = self.proxy.connect(self)
 
     def data_received(self, data: bytes) -> None:
@@ -227,7 +227,7 @@ class _Near(_Side):
         if self.outward is not None:
             self.outward.add(data)
 
-    def _answered(self) -> None:
+    def _note_answer(self) -> None:
         self._spoke = False
 
 

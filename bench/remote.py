@@ -91,18 +91,18 @@ async def _aws(place: Place) -> AsyncIterator[Saver]:
 
 
 def _needs(module: str, package: str) -> Callable[[], str | None]:
-    def missing() -> str | None:
+    def find_missing() -> str | None:
         try:
             found = importlib.util.find_spec(module) is not None
         except ModuleNotFoundError:
             found = False
         return None if found else f"the package {package} is not installed"
 
-    return missing
+    return find_missing
 
 
 def _driver(module: str, client: str, extra: str) -> Callable[[], str | None]:
-    def missing() -> str | None:
+    def find_missing() -> str | None:
         if (why := perdure_missing()) is not None:
             return why
         try:
@@ -112,7 +112,7 @@ def _driver(module: str, client: str, extra: str) -> Callable[[], str | None]:
             return f"this tree has no {module}"
         return _needs(client, f"perdure[{extra}]")()
 
-    return missing
+    return find_missing
 
 
 def _ours(backend: str, label: str, missing: Callable[[], str | None]) -> Candidate:

@@ -47,17 +47,17 @@ def embed(texts: Sequence[str]) -> list[list[float]]:
     return [[float((hash(word) >> n) & 15) for n in range(DIMS)] for word in texts]
 
 
-def noted(request: ExtractionRequest) -> list[ExtractedFact]:
+def note(request: ExtractionRequest) -> list[ExtractedFact]:
     return [ExtractedFact(line[:60]) for line in request.messages.splitlines()[:1]]
 
 
-def summed(summary: str, messages: Sequence[BaseMessage]) -> str:
+def sum_up(summary: str, messages: Sequence[BaseMessage]) -> str:
     return f"{len(messages)} more messages"
 
 
 def policies() -> dict[str, dict[str, Any]]:
-    memory = MemoryPolicy(extract=noted, summarize=summed, debounce=0.0)
-    window = Conversation(limit=Limit(1_500, summary=200), summarize=summed)
+    memory = MemoryPolicy(extract=note, summarize=sum_up, debounce=0.0)
+    window = Conversation(limit=Limit(1_500, summary=200), summarize=sum_up)
     return {OFF: {}, MEMORY: {"memory": memory}, WHOLE: {"memory": memory, "conversation": window}}
 
 
@@ -95,7 +95,7 @@ class Way:
 
     async def rest(self, replies: int) -> None:
         """Return when what follows the replies is done."""
-        await self.app._worker.runner.conversations.settled()
+        await self.app._worker.runner.conversations.wait_for_summaries()
         while self.remembers:
             turns = await self.app.messages(lane_of(USER))
             await asyncio.sleep(0.02)
@@ -104,7 +104,7 @@ class Way:
 
 
 @asynccontextmanager
-async def opened(url: str, agent: Agent) -> AsyncIterator[Runtime]:
+async def open_runtime(url: str, agent: Agent) -> AsyncIterator[Runtime]:
     async with (
         perdure.connect(url, migrate=True) as db,
         Runtime(
@@ -114,11 +114,13 @@ async def opened(url: str, agent: Agent) -> AsyncIterator[Runtime]:
         yield app
 
 
-async def measured(url_of: Callable[[int], str], model_s: float, threads: int) -> dict[str, Way]:
+async def measure(url_of: Callable[[int], str], model_s: float, threads: int) -> dict[str, Way]:
     async with AsyncExitStack() as stack:
         ways: dict[str, Way] = {}
         for place, (name, policy) in enumerate(policies().items()):
-            app = await stack.enter_async_context(opened(url_of(place), Agent(graph(model_s), **policy)))
+            app = await stack.enter_async_context(
+                open_runtime(url_of(place), Agent(graph(model_s), **policy))
+            )
             memory = Memory(app.store(), USER)
             for fact in range(KNOWN):
                 await memory.aremember(f"Fact {fact} that is known.")
@@ -162,7 +164,7 @@ def main() -> None:
                 return server.empty(f"replies-{place}")
             return f"sqlite:///{Path(folder) / f'{place}.db'}"
 
-        ways = asyncio.run(measured(url_of, given.model_ms / 1e3, given.threads))
+        ways = asyncio.run(measure(url_of, given.model_ms / 1e3, given.threads))
     print(
         f"{given.threads * TURNS} replies each way, a model that takes {given.model_ms:g} ms. For the p50 of"
     )

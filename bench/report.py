@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.figures import median_ratio
-from bench.report_backends import backends, pruned
+from bench.report_backends import backends, write_pruned
 from bench.report_cold import cold
 from bench.report_crowd import crowd
 from bench.report_histories import histories
@@ -23,7 +23,7 @@ Results = dict[str, Any]
 
 def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
     sections = [
-        _opening(results),
+        _write_opening(results),
         *_growth(results, plots, image_folder),
         *_shapes(results),
         *_parts(results),
@@ -43,7 +43,7 @@ def page(results: Results, plots: Sequence[str], image_folder: str) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _opening(results: Results) -> str:
+def _write_opening(results: Results) -> str:
     machine = results["environment"]
     lines = [
         "# Benchmarks",
@@ -101,12 +101,12 @@ def _growth(results: Results, plots: Sequence[str], folder: str) -> list[str]:
             else NONE
         )
 
-    def written_ratio(name: str, seen: Results) -> str:
+    def format_ratio(name: str, seen: Results) -> str:
         ours = savers.get(OURS, {}).get(last, {}).get("written_per_turn")
         theirs = seen.get(last, {}).get("written_per_turn")
         return times(theirs / ours) if ours and theirs and CANDIDATES[name].on_disk else NONE
 
-    def written(seen: Results) -> str:
+    def format_written(seen: Results) -> str:
         value = seen["written_per_turn"]
         return number(None if value is None else value / 1e3)
 
@@ -126,10 +126,10 @@ def _growth(results: Results, plots: Sequence[str], folder: str) -> list[str]:
                 disk=True,
             ),
         ),
-        *pruned(growth, ", after a `VACUUM`"),
+        *write_pruned(growth, ", after a `VACUUM`"),
         *_picture("growth-stored.svg", "Stored megabytes by turns", plots, folder),
         "### Written a turn, kB",
-        table(["turns", *turns, "times Perdure's"], rows(written, written_ratio, disk=True)),
+        table(["turns", *turns, "times Perdure's"], rows(format_written, format_ratio, disk=True)),
         *_picture("growth-written.svg", "Kilobytes written a turn by turns", plots, folder),
         "### Latency of a turn, ms: median (95th percentile)",
         table(

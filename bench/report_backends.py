@@ -29,17 +29,17 @@ def backends(results: Results) -> list[str]:
 
 def _section(backend: Backend, found: Results) -> list[str]:
     if "skipped" in found:
-        return [f"Not measured: {found['skipped']}.", *_listed(found.get("gaps", []))]
+        return [f"Not measured: {found['skipped']}.", *_write_list(found.get("gaps", []))]
     return [
         f"Server: {found['settings']}. {backend.remark}".strip(),
-        *_listed([*found.get("gaps", []), *found.get("notes", [])]),
+        *_write_list([*found.get("gaps", []), *found.get("notes", [])]),
         *_lone(backend, found["lone"]),
         *_crowds(backend, found["crowds"]),
         *_growth(backend, found["growth"]),
     ]
 
 
-def _listed(lines: list[str]) -> list[str]:
+def _write_list(lines: list[str]) -> list[str]:
     return ["\n".join(f"- {line}" for line in lines)] if lines else []
 
 
@@ -121,11 +121,11 @@ def _growth(backend: Backend, growth: Results) -> list[str]:
 
     last = ["of the stock saver's"] if backend.stock else []
     sections = ["### A conversation that grows", _growth_method(backend, growth["window_turns"])]
-    if _known(savers, "stored"):
+    if _has_figure(savers, "stored"):
         header = ["stored, MB, at turns", *turns, "times the size of the messages"]
         sections.append(table(header, rows("stored", 1e6, extra=True)))
         if backend.name in _COMPACTED:
-            sections += pruned(growth, _COMPACTED[backend.name])
+            sections += write_pruned(growth, _COMPACTED[backend.name])
     sections.append(table(["a turn, ms: median, at turns", *turns, *last], latency()))
     for what, title, scale in (
         ("read_units_a_turn", "read units a turn", 1.0),
@@ -135,12 +135,12 @@ def _growth(backend: Backend, growth: Results) -> list[str]:
         ("up_a_turn", "sent to the server a turn, kB", 1e3),
         ("down_a_turn", "received from it a turn, kB", 1e3),
     ):
-        if _known(savers, what):
+        if _has_figure(savers, what):
             sections.append(table([f"{title}, at turns", *turns], rows(what, scale)))
     return sections
 
 
-def pruned(growth: Results, after: str) -> list[str]:
+def write_pruned(growth: Results, after: str) -> list[str]:
     """Return what is stored of the thread once it is pruned; ``after`` adds what was done to see it."""
     savers = growth.get("pruned")
     if not savers:
@@ -156,7 +156,7 @@ def pruned(growth: Results, after: str) -> list[str]:
     ]
 
 
-def _known(savers: Results, what: str) -> bool:
+def _has_figure(savers: Results, what: str) -> bool:
     return any(at.get(what) is not None for seen in savers.values() for at in seen.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.figures import median, median_ratio
-from bench.report_server import client_share, missing, present
+from bench.report_server import client_share, present, write_missing
 from bench.served.hosts import HOSTS, LANGGRAPH
 from bench.tables import NONE, Row, number, table, times
 from bench.workloads.crowd import SHARE, WEIGHINGS
@@ -30,13 +30,13 @@ def crowd(results: Results) -> list[str]:
         f"that was done, the first token is that of the {SHARE * 100:.0f}th percentile, and the next request "
         f"creates a thread when all streams have ended. Medians of {found['repeats']} rounds; ratios are "
         f"those of neighbours.{client_share(shares)}",
-        *missing(found["crowds"]["hosts"]),
+        *write_missing(found["crowds"]["hosts"]),
         *([_crowds(found, crowds)] if crowds else []),
         "### What requests leave behind",
         f"{found['requests']:,} runs without a thread from {found['clients']} clients, each waited for, on a "
         "server that has just started. Memory of its processes after the first eighth and at the end, and "
         "what a request of the second half added:",
-        *missing(found["weights"]),
+        *write_missing(found["weights"]),
         *([_weights(found, weights)] if weights else []),
     ]
 

@@ -9,7 +9,7 @@ from bench.figures import median, median_ratio
 from bench.served.hosts import AEGRA, HOSTS, LANGGRAPH, PERDURE_PG
 from bench.served.tested import VARIANT
 from bench.tables import NONE, Row, number, table, times
-from bench.workloads.server import SHARE, TOO_LATE, doubling
+from bench.workloads.server import SHARE, TOO_LATE, find_doubling
 
 Results = dict[str, Any]
 
@@ -24,9 +24,9 @@ def server(results: Results) -> list[str]:
         "Perdure's server beside `langgraph dev`, the server of LangGraph's command line, and Aegra, an open "
         "one that speaks the same API. The same two graphs of one node, the same requests, each server one "
         "process without authentication. What each has kept when it answers is not the same:",
-        *_kept(found),
+        *_write_kept(found),
         *(_figures(found, hosts) if hosts else []),
-        _closing(found, hosts),
+        _write_closing(found, hosts),
     ]
 
 
@@ -35,7 +35,7 @@ def present(hosts: Results) -> Results:
     return {name: seen for name, seen in hosts.items() if "skipped" not in seen}
 
 
-def missing(hosts: Results) -> list[str]:
+def write_missing(hosts: Results) -> list[str]:
     """A paragraph on those that were not, if there are any."""
     lines = [
         f"- {HOSTS[name].label} was not measured: {seen['skipped']}."
@@ -50,7 +50,7 @@ def client_share(shares: Sequence[float]) -> str:
     return f" The client had {max(shares):.0%} of one processor at most." if shares else ""
 
 
-def _kept(found: Results) -> list[str]:
+def _write_kept(found: Results) -> list[str]:
     rows: list[Row] = []
     for name, seen in present(found["hosts"]).items():
         host = HOSTS[name]
@@ -64,7 +64,7 @@ def _kept(found: Results) -> list[str]:
     ]
     return [
         *(["\n".join(lines)] if rows else []),
-        *missing(found["hosts"]),
+        *write_missing(found["hosts"]),
         *([f"Behind them: {'; '.join(keepers)}. SQLite as it comes with Perdure."] if keepers else []),
     ]
 
@@ -132,7 +132,7 @@ def _streams(found: Results, hosts: Results) -> str:
     for name, seen in hosts.items():
         late = _late(seen, levels)
         there = dict(late)
-        doubled = doubling(late)
+        doubled = find_doubling(late)
         cells = [number(there[level]) if level in there else NONE for level in levels]
         rows.append(
             [HOSTS[name].label, *cells, f"more than {levels[-1]}" if doubled is None else str(doubled)]
@@ -152,7 +152,7 @@ def _idle(hosts: Results) -> str:
     return table(["", "without, MB", "a stream, kB"], rows)
 
 
-def _closing(found: Results, hosts: Results) -> str:
+def _write_closing(found: Results, hosts: Results) -> str:
     shares = [share for seen in hosts.values() for share in seen["shares"]]
     share = client_share(shares)
     pythons = {hosts[name]["python"] for name in (PERDURE_PG, AEGRA) if name in hosts}

@@ -52,13 +52,13 @@ async def _bare(place: Place) -> AsyncIterator[Saver]:
 
 def _perdure(*, encrypted: bool) -> Callable[[Place], Opened]:
     @asynccontextmanager
-    async def opened(place: Place) -> AsyncIterator[Saver]:
+    async def open_saver(place: Place) -> AsyncIterator[Saver]:
         perdure: Any = importlib.import_module("perdure")
         options = {"encryption_key": _KEY} if encrypted else {}
         async with perdure.connect(_url(place), migrate=True, **options) as db:
             yield db.checkpointer()
 
-    return opened
+    return open_saver
 
 
 @asynccontextmanager

@@ -173,7 +173,9 @@ def _put(namespace: tuple[str, ...], number: int) -> PutOp:
 
 
 @asynccontextmanager
-async def opened(name: str, scenario: str, place: Place, vectors: Vectors) -> AsyncIterator[tuple[Any, Any]]:
+async def open_shelf(
+    name: str, scenario: str, place: Place, vectors: Vectors
+) -> AsyncIterator[tuple[Any, Any]]:
     """What is searched, and what prepares it for searches once it is filled."""
     config: Any = {"dims": vectors.dims, "embed": vectors.embed, "fields": ["text"]}
     if name == OURS:
@@ -248,7 +250,7 @@ class Desk:
 async def serve(name: str, scenario: str, place: Place, answers: int) -> None:
     kind, _, dims = scenario.partition("-")
     vectors = Vectors(int(dims))
-    async with opened(name, kind, place, vectors) as (searched, prepare):
+    async with open_shelf(name, kind, place, vectors) as (searched, prepare):
         desk = Desk(searched, prepare, vectors)
         send(answers, {"ready": True})
         for line in iter(sys.stdin.readline, ""):

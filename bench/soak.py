@@ -81,7 +81,7 @@ class Soak:
         return self.minutes[number]
 
     @property
-    def answered(self) -> int:
+    def answer_count(self) -> int:
         return sum(map(len, self.said.values()))
 
     async def begin(self, client: httpx.AsyncClient) -> str:
@@ -106,7 +106,7 @@ class Soak:
         while True:
             start = time.perf_counter()
             try:
-                first = await _followed(client, f"/threads/{thread}/runs/stream", body, text)
+                first = await _follow(client, f"/threads/{thread}/runs/stream", body, text)
             except (httpx.TransportError, ConnectionError):
                 self.now.broken += 1
                 broke = broke or start
@@ -120,7 +120,7 @@ class Soak:
             return
 
 
-async def _followed(client: httpx.AsyncClient, path: str, body: dict[str, Any], key: str) -> float:
+async def _follow(client: httpx.AsyncClient, path: str, body: dict[str, Any], key: str) -> float:
     """Return when the first token came; `ConnectionError` unless the stream came to its end."""
     first: float | None = None
     name = ""
@@ -194,7 +194,7 @@ async def _disturb(soak: Soak, family: Family, every: float) -> None:
     while True:
         await asyncio.sleep(every)
         processes = family.processes()
-        if (count := soak.answered) > answered and processes:
+        if (count := soak.answer_count) > answered and processes:
             answered = count
             min(processes, key=lambda process: process.create_time()).send_signal(signal.SIGKILL)
             soak.now.kills += 1
@@ -252,7 +252,7 @@ class Family:
 
 
 @contextmanager
-def serving(database: str, folder: Path, workers: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def serve(database: str, folder: Path, workers: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A server of several processes, from when it answers until the end."""
     shutil.copy(str(agent.__file__), folder / "agent.py")
     port = free_port()
@@ -282,7 +282,7 @@ def serving(database: str, folder: Path, workers: int) -> Iterator[tuple[str, su
         process.wait()
 
 
-async def soaked(
+async def run_soak(
     url: str, family: Family, arguments: argparse.Namespace
 ) -> tuple[Soak, float, list[str], list[str]]:
     """Return the record, the rate, and what is lost or there twice."""
@@ -336,11 +336,11 @@ def main() -> None:
     with (
         servers.postgres() as server,
         tempfile.TemporaryDirectory() as folder,
-        serving(server.empty("soak"), Path(folder), arguments.workers) as (url, process),
+        serve(server.empty("soak"), Path(folder), arguments.workers) as (url, process),
     ):
-        soak, rate, lost, twice = asyncio.run(soaked(url, Family(process.pid), arguments))
+        soak, rate, lost, twice = asyncio.run(run_soak(url, Family(process.pid), arguments))
     print(soak.minutes[-1].line(len(soak.minutes)))
-    print(f"{soak.answered} messages answered in {len(soak.said)} threads")
+    print(f"{soak.answer_count} messages answered in {len(soak.said)} threads")
     print(f"lost: {len(lost)}, twice: {len(twice)}")
     if arguments.json:
         record = {"rate": rate, "lost": lost, "twice": twice, "minutes": [vars(one) for one in soak.minutes]}

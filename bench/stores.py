@@ -29,7 +29,7 @@ PUTS_AT_ONCE = 8000
 
 
 @asynccontextmanager
-async def opened(name: str, place: Place) -> AsyncIterator[BaseStore]:
+async def open_store(name: str, place: Place) -> AsyncIterator[BaseStore]:
     url = place.url or str(place.file)
     if name == OURS:
         perdure: Any = importlib.import_module("perdure")
@@ -97,7 +97,7 @@ class Shelf:
 
 
 async def serve(name: str, place: Place, answers: int) -> None:
-    async with opened(name, place) as store:
+    async with open_store(name, place) as store:
         shelf = Shelf(store)
         send(answers, {"ready": True})
         for line in iter(sys.stdin.readline, ""):

@@ -142,7 +142,7 @@ class Field:
         for name in names:
             folder = self._root / name
             folder.mkdir()
-            with self._dropping(name):
+            with self._drop_on_failure(name):
                 self.subjects[name] = Subject(name, scenario, Place(folder, (urls or {}).get(name, "")))
 
     def each(self, visit: Callable[[Subject], None]) -> None:
@@ -155,7 +155,7 @@ class Field:
         self._rounds += 1
         for name in order[turn:] + order[:turn]:
             os.sync()
-            with self._dropping(name):
+            with self._drop_on_failure(name):
                 visit(self.subjects[name])
 
     def reopen(self, name: str) -> None:
@@ -164,7 +164,7 @@ class Field:
         self.subjects[name] = Subject(name, self._scenario, self.subjects[name].place)
 
     @contextmanager
-    def _dropping(self, name: str) -> Iterator[None]:
+    def _drop_on_failure(self, name: str) -> Iterator[None]:
         try:
             yield
         except SubjectFailed as error:

@@ -22,4 +22,4 @@ def test_commands_have_their_usage_options_and_examples() -> None:
 
 
 def test_signs_of_markdown_mean_nothing_outside_of_code() -> None:
-    assert write_commands._escaped("a *b* <c> [d] `*e*` f_g") == r"a \*b\* \<c> \[d] `*e*` f_g"
+    assert write_commands._escape("a *b* <c> [d] `*e*` f_g") == r"a \*b\* \<c> \[d] `*e*` f_g"

@@ -122,10 +122,10 @@ def test_what_is_put_beside_a_suite_is_complete() -> None:
 
 def test_a_copy_has_the_suite_and_what_stands_beside_it(tmp_path: Path) -> None:
     suite = next(suite for suite in SUITES if suite.name == "aegra")
-    for held, _ in suite.copied:
+    for held, _ in suite.folders:
         (tmp_path / "aegra" / held).mkdir(parents=True)
         (tmp_path / "aegra" / held / "test_it.py").write_text("pass")
-    folder = sources.copied(suite, sources.checkout(suite, tmp_path, tmp_path), tmp_path / "run")
+    folder = sources.copy_suite(suite, sources.checkout(suite, tmp_path, tmp_path), tmp_path / "run")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert {"tests/e2e/test_it.py", "examples/test_it.py", "web.py", suite.config} <= found
     assert "__init__.py" not in found

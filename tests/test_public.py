@@ -70,7 +70,7 @@ def test_every_error_is_in_one_tree() -> None:
 
 
 def test_the_blocking_database_is_generated_from_the_asynchronous_one() -> None:
-    expected = write_sync.blocking(write_sync.SOURCE.read_text(encoding="utf-8"))
+    expected = write_sync.make_blocking(write_sync.SOURCE.read_text(encoding="utf-8"))
     found = write_sync.TARGET.read_text(encoding="utf-8")
     # Compared without the format: the formatter is not installed with the tests.
     assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(expected)), "run: python -m tools.write_sync"

@@ -206,7 +206,7 @@ def test_the_lines_of_a_run_become_a_table(written: Written) -> None:
 def test_writing_again_changes_the_figures_alone(written: Written) -> None:
     _, page = written(LINES)
     assert written(LINES) == (0, page)
-    assert tool.replaced(page, "new\n") == PAGE.replace("old figures", "new")
+    assert tool.replace_figures(page, "new\n") == PAGE.replace("old figures", "new")
 
 
 def test_a_run_of_some_batteries_changes_their_rows_alone(written: Written) -> None:
@@ -262,12 +262,12 @@ def test_a_run_without_lines_changes_nothing(written: Written) -> None:
 @pytest.mark.parametrize("page", ["", tool.BEGIN, f"{tool.END} {tool.BEGIN}", PAGE + PAGE])
 def test_a_page_without_its_place_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="once each, in this order"):
-        tool.replaced(page, "new\n")
+        tool.replace_figures(page, "new\n")
 
 
 def test_the_page_shows_what_is_kept() -> None:
     page = tool.PAGE.read_text(encoding="utf-8")
-    assert tool.replaced(page, tool.section(tool.read(tool.KEPT.read_text(encoding="utf-8")))) == page
+    assert tool.replace_figures(page, tool.section(tool.read(tool.KEPT.read_text(encoding="utf-8")))) == page
 
 
 def test_every_test_that_the_page_names_is_there() -> None:

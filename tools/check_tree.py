@@ -1,8 +1,9 @@
-"""Checks of the tree that no linter knows: file length, words, and traces of the machine of an author.
+"""Checks of the tree that no linter knows: file length, words, names, and traces of the machine of an author.
 
 Looks at the files git tracks or would add. Prints one line a finding, `path:line: what; mend`, and exits 1.
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -34,17 +35,52 @@ WORDS = re.compile(
 )
 """Ways of saying things that a reader stumbles over."""
 
+NAMED = {"bench", "src", "tools"}
+"""Folders whose functions are named by verbs: ``load`` or ``note_write``, not ``loaded`` or ``written_by``."""
+PARTICIPLE = re.compile(
+    r"(?!(?:a?embed|bleed|bring|exceed|feed|need|ping|proceed|ring|seed|shed|speed|spring|string|succeed)$)"
+    r"(?:\w+(?:ed|ing)|begun|bound|built|chosen|done|drawn|driven|fallen|forgotten|found|frozen|given|gone|heard"
+    r"|held|hidden|kept|known|left|lent|lost|made|meant|met|overtaken|paid|seen|sent|shown|sold|spent|spoken|stuck"
+    r"|swept|taken|taught|thought|told|torn|understood|withdrawn|won|woken|worn|written|wrung)"
+)
+LINKS = set(
+    "after again anew aside away back before beside by first for from here in inside into last near next now of on "
+    "otherwise out over since sync to together under until up upto with within without".split()
+)
+"""A participle before one of these stands where a verb belongs; before a noun it describes a value."""
+PARTICIPLES = {
+    "pending": "what a queue has not taken yet, as everybody calls it",
+    "stuck": "the command of this name",
+}
+"""Names that are participles, and why each may stay."""
+OLD_WORDS = {"put_off": "postpone", "ring": "notify", "settle": "resolve", "take_back": "roll_back"}
+"""Words of this house for what the field has a term for."""
+
 # They record the hosts that packages came from.
 LOCK_FILES = {"poetry.lock", "pylock.toml", "uv.lock"}
 
 
-def listed(root: Path) -> list[Path]:
+def list_files(root: Path) -> list[Path]:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     return sorted(root / name for name in names.split("\0") if name and (root / name).is_file())
 
 
-def findings(path: Path) -> Iterator[tuple[int, str, str]]:
+def misnamed(text: str) -> Iterator[tuple[int, str, str]]:
+    """Functions whose name is not a verb but a participle, or an old word for a standard term."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        name = node.name.strip("_")
+        first, *rest = name.split("_")
+        if name in OLD_WORDS:
+            yield node.lineno, f"the function {node.name!r}", f"the field's term is {OLD_WORDS[name]!r}"
+        elif name not in PARTICIPLES and PARTICIPLE.fullmatch(first) and (not rest or rest[0] in LINKS):
+            mend = "name it by a verb (load, note_write), a value by a noun, a yes or no by is_… or has_…"
+            yield node.lineno, f"the function {node.name!r} is named by a participle", mend
+
+
+def findings(path: Path, folder: str) -> Iterator[tuple[int, str, str]]:
     """Line, what is wrong, how to mend it. A file that is not UTF-8 text is data and has no lines."""
     if path.name in LOCK_FILES:
         yield 1, "a lock file in git", "remove it; the pins stand in pyproject.toml"
@@ -61,13 +97,15 @@ def findings(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield number, f"{what} ({found.group()})", mend
         if path.suffix in {".md", ".py"} and (found := WORDS.search(line)):
             yield number, f"{found.group()!r}", f"write {found.group().replace('no', 'not a', 1)!r}"
+    if path.suffix == ".py" and folder in NAMED:
+        yield from misnamed("\n".join(lines))
 
 
 def main(root: Path) -> int:
-    paths = listed(root)
+    paths = list_files(root)
     count = 0
     for path in paths:
-        for line, what, mend in findings(path):
+        for line, what, mend in findings(path, path.relative_to(root).parts[0]):
             print(f"{path.relative_to(root)}:{line}: {what}; {mend}")
             count += 1
     print(f"{len(paths)} files, {count} findings")

@@ -89,7 +89,7 @@ def _paragraphs(text: str) -> Iterator[str]:
             lines = "\n".join(line.removeprefix("  ") for line in paragraph.splitlines())
             yield f"```sh\n{lines}\n```\n"
         else:
-            yield f"{_escaped(paragraph)}\n"
+            yield f"{_escape(paragraph)}\n"
 
 
 def _row(option: Any) -> tuple[str, str]:
@@ -113,7 +113,7 @@ def _text(param: Any) -> str:
     value = param.default.value if isinstance(param.default, enum.Enum) else param.default
     if isinstance(param.show_default, str):
         value = param.show_default
-    parts = [_escaped(" ".join((param.help or "").split()))]
+    parts = [_escape(" ".join((param.help or "").split()))]
     if value not in (None, "", False, True, (), []):
         parts.append(f"Default: {value}" if isinstance(param.show_default, str) else f"Default: `{value}`")
     if value is True and param.secondary_opts:
@@ -131,7 +131,7 @@ def _table(kind: str, rows: list[tuple[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return a text whose signs mean nothing to Markdown, but for code in backticks."""
     return "".join(
         part if part.startswith("`") else re.sub(r"([<*\[])", r"\\\1", part)

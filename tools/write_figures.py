@@ -50,7 +50,7 @@ def batteries(lines: Lines) -> dict[Battery, list[Line]]:
     return found
 
 
-def merged(kept: Lines, new: Lines) -> list[Line]:
+def merge(kept: Lines, new: Lines) -> list[Line]:
     """What is to be kept, now that there are new lines."""
     found = batteries(kept)
     for battery, lines in batteries(new).items():
@@ -71,7 +71,7 @@ def section(lines: Lines) -> str:
     return f"| what was done | how much | what came of it | when |\n|---|---|---|---|\n{rows}\n"
 
 
-def replaced(page: str, figures: str) -> str:
+def replace_figures(page: str, figures: str) -> str:
     """The page with new figures between its markers."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(END) < page.index(BEGIN):
         raise ValueError(f"the page needs {BEGIN} and {END} once each, in this order")
@@ -123,7 +123,7 @@ def _battery(lines: Lines, backend: str) -> Row:
     )
 
 
-def _steering(lines: Lines, _: str) -> Row:
+def _steering_row(lines: Lines, _: str) -> Row:
     total = _sum(lines)
     return (
         "whole deployments in which messages join open runs, simulated from seeds",
@@ -134,7 +134,7 @@ def _steering(lines: Lines, _: str) -> Row:
     )
 
 
-def _steering_battery(lines: Lines, backend: str) -> Row:
+def _steering_battery_row(lines: Lines, backend: str) -> Row:
     what, much, came = _battery(lines, backend)
     return f"{what}, messages join open runs", much, came
 
@@ -167,7 +167,7 @@ def _models(lines: Lines, _: str) -> Row:
     )
 
 
-def _killed(lines: Lines, _: str) -> Row:
+def _kill_row(lines: Lines, _: str) -> Row:
     total = _sum(lines)
     return (
         "two servers and two workers on PostgreSQL, a process killed in each turn of a conversation",
@@ -189,7 +189,7 @@ def _away(lines: Lines, _: str) -> Row:
     )
 
 
-def _restarted(lines: Lines, _: str) -> Row:
+def _restart_row(lines: Lines, _: str) -> Row:
     total = _sum(lines)
     return (
         "two servers and two workers while each process is restarted in order",
@@ -221,13 +221,13 @@ _ROW: dict[str, Callable[[Lines, str], Row]] = {
     "simulation": _simulation,
     "kill points": _kill_points,
     "battery": _battery,
-    "steering": _steering,
-    "steering battery": _steering_battery,
+    "steering": _steering_row,
+    "steering battery": _steering_battery_row,
     "points": _points,
     "models": _models,
-    "server killed": _killed,
+    "server killed": _kill_row,
     "server without database": _away,
-    "server restarted": _restarted,
+    "server restarted": _restart_row,
     "crons": _crons,
     "break": _breaks,
     "no fence": _no_fence,
@@ -255,8 +255,8 @@ def main(figures: Path, page: Path = PAGE, kept: Path = KEPT, today: date | None
     day = (today or datetime.now(UTC).date()).isoformat()
     size = "full" if os.environ.get("PERDURE_CHAOS") == "full" else "short"
     before = read(kept.read_text(encoding="utf-8")) if kept.exists() else []
-    after = merged(before, [{**line, "day": day, "size": size} for line in lines])
-    written = replaced(page.read_text(encoding="utf-8"), section(after))
+    after = merge(before, [{**line, "day": day, "size": size} for line in lines])
+    written = replace_figures(page.read_text(encoding="utf-8"), section(after))
     kept.write_text("".join(json.dumps(line) + "\n" for line in after), encoding="utf-8")
     page.write_text(written, encoding="utf-8")
     print(f"{page.name} has the figures of {len(after)} lines; {len(lines)} are new")

@@ -18,7 +18,7 @@ MODULES = ("perdure", "perdure.admin", "perdure.errors", "perdure.runtime")
 
 def surface() -> str:
     """Return the public names of all modules, with their signatures."""
-    return "\n".join(_wrapped(line) for name in MODULES for line in _module(import_module(name)))
+    return "\n".join(_wrap(line) for name in MODULES for line in _module(import_module(name)))
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     TARGET.write_text(surface(), encoding="utf-8")
 
 
-def _wrapped(line: str) -> str:
+def _wrap(line: str) -> str:
     """Return a long signature with a line for each keyword argument."""
     if len(line) <= 110:
         return line

@@ -1,7 +1,7 @@
 """Writes ``SyncDatabase`` from the source of ``Database``: ``python -m tools.write_sync``.
 
 Each operation is written once, as a coroutine; its blocking variant has the same name, signature and
-docstring. A test compares the file with the output of ``blocking``.
+docstring. A test compares the file with the output of ``make_blocking``.
 """
 
 import re
@@ -21,7 +21,7 @@ Generated from ``perdure.database.asynchronous`` by ``python -m tools.write_sync
 REPLACEMENTS = [
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
-    (r"\.a(run|examine|settle|close)\(", r".\1("),
+    (r"\.a(run|examine|trust|close)\(", r".\1("),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bclass Database\b", "class SyncDatabase"),
     (r"\bstore_for_event_loops\b", "store"),
@@ -32,7 +32,7 @@ REPLACEMENTS = [
 ]
 
 
-def blocking(source: str) -> str:
+def make_blocking(source: str) -> str:
     """Return the blocking variant of the asynchronous module."""
     _, body = source.split('\n"""\n', 1)
     for pattern, replacement in REPLACEMENTS:
@@ -47,7 +47,7 @@ def _in_order(line: re.Match[str]) -> str:
 
 def main() -> None:
     """Write the module, formatted."""
-    TARGET.write_text(blocking(SOURCE.read_text(encoding="utf-8")), encoding="utf-8")
+    TARGET.write_text(make_blocking(SOURCE.read_text(encoding="utf-8")), encoding="utf-8")
     command = [sys.executable, "-m", "ruff", "format", "--quiet", str(TARGET)]
     subprocess.run(command, check=True)
 

@@ -28,7 +28,7 @@ SPLITS = ("all", "same words", "other words", "names")
 CUT = 5
 
 
-def measured(
+def measure(
     data: Corpus, config: Mapping[str, Any], people: Iterable[str], cut: int = CUT
 ) -> dict[str, float]:
     """Return by split the percentage of questions whose evidence is among the first ``cut`` results."""
@@ -62,7 +62,7 @@ def main() -> None:
     for title, people in (("to choose the weight by", PEOPLE[::2]), ("held out", PEOPLE[1::2])):
         print(f"| {title} | {' | '.join(SPLITS)} |\n|---|{'---|' * len(SPLITS)}")
         for name, config in CONFIGURATIONS.items():
-            shares = measured(data, config, people, given.cut)
+            shares = measure(data, config, people, given.cut)
             print(f"| {name} | {' | '.join(f'{shares[split]:.1f}' for split in SPLITS)} |")
         print()
 

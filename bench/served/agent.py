@@ -50,7 +50,7 @@ async def answer(state: MessagesState) -> dict[str, Any]:
     return {"messages": [AIMessage(f"You said: {state['messages'][-1].content}")]}
 
 
-def _speaking(model: Metronome) -> Callable[[MessagesState], Awaitable[dict[str, Any]]]:
+def _build_speaker(model: Metronome) -> Callable[[MessagesState], Awaitable[dict[str, Any]]]:
     async def speak(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await model.ainvoke(state["messages"])]}
 
@@ -66,5 +66,5 @@ def _of_one(node: Callable[[MessagesState], Awaitable[dict[str, Any]]]) -> Any:
 
 
 chat = _of_one(answer)
-tokens = _of_one(_speaking(Metronome()))
-crowd = _of_one(_speaking(Metronome(tokens=CROWD_TOKENS, pause_s=CROWD_PAUSE_S)))
+tokens = _of_one(_build_speaker(Metronome()))
+crowd = _of_one(_build_speaker(Metronome(tokens=CROWD_TOKENS, pause_s=CROWD_PAUSE_S)))

@@ -49,14 +49,14 @@ class CrowdSeen(Seen):
 def within(patience_s: float, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """The result; ``Refused`` when it takes longer."""
 
-    async def bounded() -> T:
+    async def run_in_time() -> T:
         try:
             async with asyncio.timeout(patience_s):
                 return await work()
         except TimeoutError:
             raise Refused(f"not done after {patience_s:.0f} s") from None
 
-    return asyncio.run(bounded())
+    return asyncio.run(run_in_time())
 
 
 async def threads(port: int, count: int) -> list[str]:
@@ -93,7 +93,7 @@ async def waits(port: int, there: list[str], each: int, budget_s: float) -> Seen
         clients = [(thread, await stack.enter_async_context(Connection(port))) for thread in there]
         await asyncio.gather(*(converse(*client, range(1)) for client in clients))
         seen.ms.clear()
-        await _timed(seen, [converse(*client, range(1, each + 1)) for client in clients])
+        await _time_work(seen, [converse(*client, range(1, each + 1)) for client in clients])
     return seen
 
 
@@ -111,7 +111,7 @@ async def streams(port: int, there: list[str], each: int) -> Seen:
     async with AsyncExitStack() as stack:
         clients = [(thread, await stack.enter_async_context(Connection(port))) for thread in there]
         apart = STREAM_S / len(clients)
-        await _timed(seen, [listen(*client, apart * number) for number, client in enumerate(clients)])
+        await _time_work(seen, [listen(*client, apart * number) for number, client in enumerate(clients)])
     return seen
 
 
@@ -129,7 +129,7 @@ async def lone_runs(port: int, clients: int, count: int) -> Seen:
 
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(Connection(port)) for _ in range(clients)]
-        await _timed(seen, [ask(connection) for connection in connections])
+        await _time_work(seen, [ask(connection) for connection in connections])
     return seen
 
 
@@ -154,7 +154,7 @@ async def crowd(port: int, clients: int, patience_s: float) -> CrowdSeen:
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(Connection(port)) for _ in range(clients)]
         until = asyncio.get_running_loop().time() + patience_s
-        await _timed(seen, [listen(connection) for connection in connections])
+        await _time_work(seen, [listen(connection) for connection in connections])
         start = time.perf_counter()
         await threads(port, 1)
         seen.next_ms = (time.perf_counter() - start) * 1000
@@ -194,7 +194,7 @@ async def _first_token(connection: Connection, path: str, body: dict[str, Any], 
     return first
 
 
-async def _timed(seen: Seen, work: list[Coroutine[Any, Any, None]]) -> None:
+async def _time_work(seen: Seen, work: list[Coroutine[Any, Any, None]]) -> None:
     start, spent = time.perf_counter(), time.process_time()
     await asyncio.gather(*work)
     seen.seconds = time.perf_counter() - start

@@ -26,7 +26,7 @@ KEEPERS: dict[str, servers.Starter] = {"postgres": servers.postgres, "redis": se
 
 
 @contextmanager
-def tested_servers(
+def start_servers(
     desk: Desk, found: Results, names: Sequence[str], figures: Sequence[str]
 ) -> Iterator[TestedServers]:
     """Start servers and the databases behind them. ``found`` gets what is known of both; each server has a
@@ -67,7 +67,7 @@ class TestedServers:
     def add(self, name: str, figures: Sequence[str]) -> None:
         """Install a server where it is not yet, and start it."""
         seen = self._seen[name] = {figure: [] for figure in figures}
-        with self._leaving(name):
+        with self._leave_on_failure(name):
             host = HOSTS[name]
             self._programs[name] = rooms.programs(host)
             python, packages = rooms.versions(host, self._programs[name])
@@ -84,7 +84,7 @@ class TestedServers:
         order = list(self._served)
         first = turn % len(order) if order else 0
         for name in order[first:] + order[:first]:
-            with self._leaving(name):
+            with self._leave_on_failure(name):
                 visit(name, self._served[name], self._seen[name], self)
 
     def leave(self) -> None:
@@ -97,7 +97,7 @@ class TestedServers:
         return keeper.empty(name)
 
     @contextmanager
-    def _leaving(self, name: str) -> Iterator[None]:
+    def _leave_on_failure(self, name: str) -> Iterator[None]:
         """What is missing here is said on the page; a failure is ours to look into and fails the run."""
         try:
             yield

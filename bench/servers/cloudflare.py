@@ -34,7 +34,7 @@ class D1:
 
         return str(self._engine.url(self._taken.enter_context(d1.database())))
 
-    def stored(self, url: str) -> int | None:
+    def measure_stored(self, url: str) -> int | None:
         """The size that the service reports with every answer."""
         import httpx
 
@@ -49,7 +49,7 @@ class D1:
     def compact(self, url: str) -> None:
         """The service refuses `VACUUM`: freed pages stay in the file, for what is written next."""
 
-    def written(self) -> None:
+    def measure_written(self) -> None:
         """The engine keeps no account of it in bytes."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.capacity import item_bytes
-from bench.servers.machine import Missing, Server, free_port, running
+from bench.servers.machine import Missing, Server, free_port, run_server
 
 _REGION = "us-east-1"
 _BILLED_OVERHEAD = 100
@@ -36,7 +36,7 @@ class DynamoDB:
     def empty(self, name: str) -> str:
         return f"dynamodb://{name}?region={_REGION}&endpoint=http://127.0.0.1:{self.port}"
 
-    def stored(self, url: str) -> int:
+    def measure_stored(self, url: str) -> int:
         """What the service would bill: names and values of all items, and its overhead an item."""
         import boto3
 
@@ -57,7 +57,7 @@ class DynamoDB:
     def compact(self, url: str) -> None:
         """What is removed takes no space from then on."""
 
-    def written(self) -> None:
+    def measure_written(self) -> None:
         """The emulator keeps no account of it."""
 
 
@@ -73,5 +73,5 @@ def dynamodb() -> Iterator[Server]:
         port = free_port()
         environment = {**os.environ, "GATEWAY_PORT": str(port), "SERVICES": "dynamodb", "HOME": scratch}
         command = [sys.executable, "-m", "ministack"]
-        with running(command, Path(scratch), port, env=environment):
+        with run_server(command, Path(scratch), port, env=environment):
             yield DynamoDB(port, metadata.version("ministack"))

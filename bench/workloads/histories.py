@@ -31,7 +31,7 @@ def run(desk: Desk) -> Results:
     for number in range(desk.plan.history_repeats):
         for name in (PLAIN, OURS) if number % 2 else (OURS, PLAIN):
             folder = Path(mkdtemp(dir=desk.scratch, prefix=f"history-{name}-"))
-            seen[name].append(_measured(name, folder, desk.plan.history_turns))
+            seen[name].append(_measure(name, folder, desk.plan.history_turns))
             desk.step(f"histories, {name}")
     return {"turns": desk.plan.history_turns, "rounds": seen}
 
@@ -44,7 +44,7 @@ def turn(number: int) -> list[dict[str, str]]:
     ]
 
 
-def _measured(name: str, folder: Path, turns: int) -> Results:
+def _measure(name: str, folder: Path, turns: int) -> Results:
     timed = asyncio.run(_ours(folder, turns)) if name == OURS else _plain(folder, turns)
     stored = sum(file.stat().st_size for file in folder.iterdir() if file.suffix == ".db")
     return {"start": timed[:WINDOW], "end": timed[-WINDOW:], "stored": stored}

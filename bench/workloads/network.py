@@ -248,11 +248,11 @@ def _growth(desk: Desk, backend: Backend, server: Server) -> Results:
             def visit(windows: dict[str, _Window], number: int, subject: Subject) -> None:
                 window = windows[subject.name]
                 if number == plan.rounds // 2:
-                    window.stored = server.stored(wires[subject.name].url)
+                    window.stored = server.measure_stored(wires[subject.name].url)
                     window.real = subject.ask("bytes")["real"]
-                before = server.written()
+                before = server.measure_written()
                 window.rounds.append(_turns(subject, plan.turns_a_round))
-                window.add_written(before, server.written())
+                window.add_written(before, server.measure_written())
                 if number == plan.rounds - 1:
                     window.ends.append(account(subject))
                 desk.step(f"{CANDIDATES[subject.name].label}: window")
@@ -271,7 +271,7 @@ def _growth(desk: Desk, backend: Backend, server: Server) -> Results:
                 url = wires[subject.name].url
                 if left := subject.ask("prune"):
                     server.compact(url)
-                    pruned[subject.name] = {"stored": server.stored(url), "real": left["real"]}
+                    pruned[subject.name] = {"stored": server.measure_stored(url), "real": left["real"]}
                 desk.step(f"{CANDIDATES[subject.name].label}: pruned")
 
             pruned: dict[str, Results] = {}

@@ -16,16 +16,16 @@ _AT_MOST = {"get_tuple": 20, "list": 5, "history": 3, "put": 10}
 
 
 def units(desk: Desk) -> int:
-    return (len(WARM) + 2) * len(_asked(desk))
+    return (len(WARM) + 2) * len(_choose_candidates(desk))
 
 
-def _asked(desk: Desk) -> list[str]:
+def _choose_candidates(desk: Desk) -> list[str]:
     return [name for name in desk.names if CANDIDATES[name].keeps and not CANDIDATES[name].bare]
 
 
 def run(desk: Desk, field: Field, turns: int) -> Results:
     """Reads first, because puts change the thread. A cold read is the first one of a new process."""
-    savers: dict[str, Results] = {name: {} for name in _asked(desk)}
+    savers: dict[str, Results] = {name: {} for name in _choose_candidates(desk)}
 
     def warm(name: str) -> None:
         def visit(subject: Subject) -> None:

@@ -46,7 +46,7 @@ def run(desk: Desk) -> Results:
     try:
         for name, questions in parts.items():
             with _subject(desk, name) as subject:
-                found["steps"][name] = [_asked(desk, subject, questions, name) for _ in range(STEPS)]
+                found["steps"][name] = [_ask_questions(desk, subject, questions, name) for _ in range(STEPS)]
         with _subject(desk, "sends") as subject:
             found["steps"]["sends"] = {OURS: [], MEMORY: []}
             for number in range(SEND_ROUNDS):
@@ -70,7 +70,9 @@ def _subject(desk: Desk, name: str) -> Iterator[Subject]:
         subject.leave()
 
 
-def _asked(desk: Desk, subject: Subject, questions: list[tuple[str, dict[str, int]]], name: str) -> Results:
+def _ask_questions(
+    desk: Desk, subject: Subject, questions: list[tuple[str, dict[str, int]]], name: str
+) -> Results:
     answers: Results = {}
     for question, arguments in questions:
         answer = subject.ask(question, **arguments)

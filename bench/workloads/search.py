@@ -61,7 +61,7 @@ def _backend(desk: Desk, title: str) -> Results:
                 scenario = f"{SCAN if name == SCAN else 'search'}-{desk.plan.search_dims}"
                 subject = Subject(name, scenario, Place(root / name, url), module="bench.searches")
                 stack.callback(subject.leave)
-                found[name] = _measured(desk, title, subject)
+                found[name] = _measure(desk, title, subject)
             return {"seen": found}
     except Missing as missing:
         return {"skipped": str(missing)}
@@ -70,7 +70,7 @@ def _backend(desk: Desk, title: str) -> Results:
         return {"skipped": str(failure)}
 
 
-def _measured(desk: Desk, title: str, subject: Subject) -> Results:
+def _measure(desk: Desk, title: str, subject: Subject) -> Results:
     plan, name = desk.plan, subject.name
     out: Results = {}
 

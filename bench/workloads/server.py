@@ -16,7 +16,7 @@ from bench.served import load
 from bench.served.agent import PAUSE_S, TOKENS
 from bench.served.hosts import CONCURRENCY, HOSTS
 from bench.served.process import Served
-from bench.served.tested import TestedServers, tested_servers
+from bench.served.tested import TestedServers, start_servers
 
 Results = dict[str, Any]
 
@@ -50,7 +50,7 @@ def run(desk: Desk) -> Results:
         "idle_repeats": plan.idle_repeats,
         "repeats": plan.server_repeats,
     }
-    with tested_servers(desk, found, list(HOSTS), _FIGURES) as tested:
+    with start_servers(desk, found, list(HOSTS), _FIGURES) as tested:
         for repeat in range(plan.idle_repeats):
             tested.each(repeat, partial(_weigh, desk, fresh=repeat > 0))
         for repeat in range(plan.server_repeats):
@@ -67,13 +67,13 @@ def _weigh(
     again, and its streams seem to weigh nothing. The first of these is the one that is loaded later."""
     if fresh:
         with tested.start(name) as other:
-            _weighed(desk, other, seen)
+            _weigh_server(desk, other, seen)
     else:
-        _weighed(desk, served, seen)
+        _weigh_server(desk, served, seen)
     desk.step(f"{HOSTS[name].label}: idle streams")
 
 
-def _weighed(desk: Desk, served: Served, seen: Results) -> None:
+def _weigh_server(desk: Desk, served: Served, seen: Results) -> None:
     plan = desk.plan
 
     async def work() -> tuple[int, int]:
@@ -133,7 +133,7 @@ def is_over(ramp: Sequence[float]) -> bool:
     return bool(ramp) and ramp[-1] > TOO_LATE * ramp[0]
 
 
-def doubling(levels: Sequence[tuple[int, float]]) -> int | None:
+def find_doubling(levels: Sequence[tuple[int, float]]) -> int | None:
     """The first level whose first tokens come more than twice as late as those of the first one."""
     single = levels[0][1]
     return next((level for level, late in levels if late > TWICE * single), None)

@@ -17,12 +17,12 @@ _COMPARED = ("sqlite", "perdure")
 _WINDOW = 20
 
 
-def compared(desk: Desk) -> list[str]:
+def choose_compared(desk: Desk) -> list[str]:
     return [name for name in desk.names if name in _COMPARED]
 
 
 def units(desk: Desk) -> int:
-    return 3 * len(SHAPES) * len(compared(desk))
+    return 3 * len(SHAPES) * len(choose_compared(desk))
 
 
 def run(desk: Desk) -> Results:
@@ -31,7 +31,7 @@ def run(desk: Desk) -> Results:
 
 def _shape(desk: Desk, shape: str) -> Results:
     scenario = SCENARIOS[shape]
-    savers: dict[str, Results] = {name: {} for name in compared(desk)}
+    savers: dict[str, Results] = {name: {} for name in choose_compared(desk)}
 
     def window(label: str, subject: Subject) -> None:
         before = subject.ask("bytes")
@@ -54,7 +54,7 @@ def _shape(desk: Desk, shape: str) -> Results:
         subject.ask("turns", count=max(0, desk.plan.shape_turns - 2 * _WINDOW))
         desk.step(f"{CANDIDATES[subject.name].label}, {scenario.title}: on the way")
 
-    with Field(f"shapes ({shape})", shape, compared(desk), desk.scratch, desk.notes) as field:
+    with Field(f"shapes ({shape})", shape, choose_compared(desk), desk.scratch, desk.notes) as field:
         field.each(settle)
         field.each(lambda subject: window("start", subject))
         field.each(between)

@@ -16,7 +16,7 @@ from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from perdure.audit.sample_values import NoSample, Samples, shown, type_name
+from perdure.audit.sample_values import NoSample, Samples, format_value, type_name
 
 
 class Colour(Enum):
@@ -58,7 +58,7 @@ def test_a_sample_is_of_its_type(annotation: Any) -> None:
         value = Samples(str(seed)).make(annotation)
         # pydantic 2.13 takes no deque for one where it is strict.
         TypeAdapter(annotation).validate_python(value, strict=not isinstance(value, collections.deque))
-        assert shown(Samples(str(seed)).make(annotation)) == shown(value)
+        assert format_value(Samples(str(seed)).make(annotation)) == format_value(value)
 
 
 def test_messages_have_ids_that_meet() -> None:
@@ -87,8 +87,11 @@ def test_what_cannot_be_made_is_named() -> None:
 
 
 def test_values_and_types_are_shown_as_they_are_written() -> None:
-    assert shown([HumanMessage("hi", id="m1"), {"a": (1,)}]) == "[HumanMessage('hi', id='m1'), {'a': (1,)}]"
-    assert shown({"b", "a"}) == """set(["'a'", "'b'"])"""
-    assert len(shown("x" * 1000)) == 160
+    assert (
+        format_value([HumanMessage("hi", id="m1"), {"a": (1,)}])
+        == "[HumanMessage('hi', id='m1'), {'a': (1,)}]"
+    )
+    assert format_value({"b", "a"}) == """set(["'a'", "'b'"])"""
+    assert len(format_value("x" * 1000)) == 160
     assert type_name(list[AnyMessage] | None) == "list[AnyMessage] | None"
     assert type_name(dict[str, Any]) == "dict[str, Any]"

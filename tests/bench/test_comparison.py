@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.comparison import Change, NothingCompared, UnknownCommit, changes, checked_out, sides, table
+from bench.comparison import Change, NothingCompared, UnknownCommit, changes, check_out, sides, table
 from bench.savers import CANDIDATES
 
 TREE = Path("/tree")
@@ -40,6 +40,6 @@ def test_a_run_that_compares_nothing_is_no_success() -> None:
 
 
 def test_a_commit_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnknownCommit, match="no commit 'nowhere'"), checked_out("nowhere", tmp_path):
+    with pytest.raises(UnknownCommit, match="no commit 'nowhere'"), check_out("nowhere", tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench import report
-from bench.__main__ import FORMAT, merged
+from bench.__main__ import FORMAT, merge
 
 ENVIRONMENT = {
     "python": "3.12.0",
@@ -75,7 +75,7 @@ def test_a_turn_stands_beside_the_stock_savers() -> None:
 def test_a_run_of_some_sections_leaves_the_others_and_says_how_old_they_are() -> None:
     old = results({"perdure": "1"}, 60, redis={"skipped": "a", "gaps": []}, d1={"skipped": "b", "gaps": []})
     new = results({"perdure": "2"}, 120, d1={"skipped": "c", "gaps": []})
-    both = merged(old, new)
+    both = merge(old, new)
     page = report.page(both, [], "")
     assert "Not measured: a." in page
     assert "Not measured: c." in page

@@ -10,7 +10,7 @@ import pytest
 
 from bench import report
 from bench.candidate import Place
-from bench.searches import BEST, SCAN, Desk, Vectors, exact, home, opened
+from bench.searches import BEST, SCAN, Desk, Vectors, exact, home, open_shelf
 from bench.stores import OURS
 from bench.subject import Subject
 from tests.bench.test_report import results
@@ -22,7 +22,7 @@ ITEMS, QUERIES = 250, 4
 def test_the_best_items_are_found_and_timed_without_their_embedding(name: str, tmp_path: Path) -> None:
     async def measure() -> None:
         vectors = Vectors(16)
-        async with opened(name, name, Place(tmp_path), vectors) as (searched, prepare):
+        async with open_shelf(name, name, Place(tmp_path), vectors) as (searched, prepare):
             desk = Desk(searched, prepare, vectors)
             await desk.fill(ITEMS, QUERIES)
             assert (await desk.first())["seconds"] > 0

@@ -225,7 +225,7 @@ def test_a_python_that_is_too_old_is_missing(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_the_level_at_which_the_first_token_is_twice_as_late(late: list[float], at: int | None) -> None:
     levels = list(zip((1, 2, 4, 8, 16), late, strict=False))
-    assert server.doubling(levels) == at
+    assert server.find_doubling(levels) == at
 
 
 def test_a_ramp_is_over_when_tokens_come_far_too_late() -> None:

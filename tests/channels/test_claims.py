@@ -42,11 +42,11 @@ GIVEN = {
         4,
     ),
     "whatsapp": Given(
-        lambda double: double.text("49001", "hi"), lambda double, body, call: double.signed(body), 9
+        lambda double: double.text("49001", "hi"), lambda double, body, call: double.sign(body), 9
     ),
     "slack": Given(
         lambda double: double.event("D1", "hi"),
-        lambda double, body, call: double.signed(body, "application/json"),
+        lambda double, body, call: double.sign(body, "application/json"),
         3,
     ),
 }

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from perdure.channels.configured import configured
+from perdure.channels.configured import configure_channels
 from perdure.errors import BadSetting
 from perdure.server.config import load
 from perdure.server.hosting.process import application
-from perdure.server.hosting.startup import opened
+from perdure.server.hosting.startup import open_state
 from perdure.testing.channels import TelegramDouble
 from perdure.testing.channels.telegram import SECRET, TOKEN
 from tests.channels.serving import on_port
@@ -42,7 +42,7 @@ def test_a_server_answers_a_chat_by_its_configuration_alone(
             )
             names = ("PERDURE_CHANNELS_TELEGRAM_TOKEN", "PERDURE_CHANNELS_TELEGRAM_SECRET")
             config = load(file=None, environ=dict(zip(names, (TOKEN, SECRET), strict=True)))
-            async with opened(config) as host, application(config, host) as app, on_port(app) as url:
+            async with open_state(config) as host, application(config, host) as app, on_port(app) as url:
                 double.webhook = f"{url}/channels/telegram"
                 await double.say(1, "hello")
                 await double.until_shown(1)
@@ -55,16 +55,16 @@ def test_each_provider_has_its_own_settings() -> None:
     table = {"token": "xoxb-1", "signing_secret": "s", "in_doubt": "hold", "groups": "all"}
     phone = {"phone_id": "1", "token": "t", "app_secret": "s", "verify_token": "v"}
     tables = {"telegram": TELEGRAM, "slack": table, "whatsapp": phone}
-    telegram, slack, whatsapp = configured(tables, ["one"])
+    telegram, slack, whatsapp = configure_channels(tables, ["one"])
     assert (telegram.name, slack.name, whatsapp.name) == ("telegram", "slack", "whatsapp")
     assert slack.options.groups == "all"
     assert slack.channels["slack"].in_doubt == "hold"
 
 
 def test_a_graph_is_named_if_there_are_several() -> None:
-    (bot,) = configured({"telegram": TELEGRAM}, ["one"])
+    (bot,) = configure_channels({"telegram": TELEGRAM}, ["one"])
     assert bot.options.graph is None
-    (bot,) = configured({"telegram": {**TELEGRAM, "graph": "two", "debounce": 1.0}}, ["one", "two"])
+    (bot,) = configure_channels({"telegram": {**TELEGRAM, "graph": "two", "debounce": 1.0}}, ["one", "two"])
     assert (bot.options.graph, bot.options.debounce) == ("two", 1.0)
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_work_is_named_without_the_secret(
     table: dict[str, Any], graphs: list[str], named: str
 ) -> None:
     with pytest.raises(BadSetting, match=named) as refused:
-        configured({"telegram": table}, graphs)
+        configure_channels({"telegram": table}, graphs)
     assert "short" not in str(refused.value)
 
 

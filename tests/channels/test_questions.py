@@ -13,7 +13,7 @@ from perdure.channels.questions import (
     buttons,
     decisions,
     edit_prompt,
-    pressed,
+    parse_button,
     question,
     resume_value,
 )
@@ -38,14 +38,14 @@ def test_buttons_carry_the_interrupt_and_fit_a_provider() -> None:
     shown = buttons(question(ID, requests("pay", amount=1)))
     assert [button.text for button in shown] == ["Approve", "Edit", "Reject"]
     assert all(len(button.data.encode()) <= 64 for button in shown)
-    assert [pressed(button.data) for button in shown] == [(ID, "approve"), (ID, "edit"), (ID, "reject")]
+    assert [parse_button(button.data) for button in shown] == [(ID, "approve"), (ID, "edit"), (ID, "reject")]
     assert buttons({"content": "no question"}) == buttons("text") == buttons(question(ID, "why?")) == []
     assert Button("Approve", f"perdure:a:{ID}") == shown[0]
 
 
 @pytest.mark.parametrize("data", ["", "other:a:1", "perdure:x:1", "perdure:a:", "perdure"])
 def test_other_buttons_are_not_ours(data: str) -> None:
-    assert pressed(data) is None
+    assert parse_button(data) is None
 
 
 @pytest.mark.parametrize(

@@ -80,19 +80,17 @@ def test_a_forged_an_old_a_malformed_and_an_oversized_request_are_refused(
             kind = "application/json"
             assert await double.post(good._replace(headers={"Content-Type": kind})) == 401
             assert await double.post(good._replace(body=good.body + b" ")) == 401
-            assert await double.post(double.signed(good.body, kind, age=301)) == 401
+            assert await double.post(double.sign(good.body, kind, age=301)) == 401
             odd = {**good.headers, "X-Slack-Request-Timestamp": "soon"}
             assert await double.post(good._replace(headers=odd)) == 401
-            assert await double.post(double.signed(b"no json", kind)) == 400
-            assert await double.post(double.signed(b'{"type": "event_callback"}', kind)) == 400
-            assert await double.post(double.signed(b"[1]", kind)) == 400
-            assert await double.post(double.signed(b"[" * 2000, kind)) == 400
-            assert await double.post(double.signed(b"x" * 2001, kind)) == 413
+            assert await double.post(double.sign(b"no json", kind)) == 400
+            assert await double.post(double.sign(b'{"type": "event_callback"}', kind)) == 400
+            assert await double.post(double.sign(b"[1]", kind)) == 400
+            assert await double.post(double.sign(b"[" * 2000, kind)) == 400
+            assert await double.post(double.sign(b"x" * 2001, kind)) == 413
             assert await line.runtime.messages(thread("D1")) == ()
             async with httpx.AsyncClient() as client:
-                asked = double.signed(
-                    json.dumps({"type": "url_verification", "challenge": "c"}).encode(), kind
-                )
+                asked = double.sign(json.dumps({"type": "url_verification", "challenge": "c"}).encode(), kind)
                 answer = await client.post(line.webhook, content=asked.body, headers=dict(asked.headers))
                 assert answer.json() == {"challenge": "c"}
 
@@ -232,7 +230,7 @@ def test_a_command_stops_what_came_before_it_by_slack_s_clock_and_in_channels_sa
             await double.command("D1", "/agent-stop")
             await eventually_stored(is_over)
             form = {"command": "/agent-stop", "team_id": "T1", "channel_id": "C1", "user_id": "U7"}
-            call = double.signed(urlencode(form).encode(), "application/x-www-form-urlencoded")
+            call = double.sign(urlencode(form).encode(), "application/x-www-form-urlencoded")
             async with httpx.AsyncClient() as client:
                 answer = await client.post(line.webhook, content=call.body, headers=dict(call.headers))
             assert answer.json()["text"] == "In a channel, mention me in the thread: @… /stop"

@@ -82,8 +82,8 @@ def test_the_webhook_is_verified_and_forged_requests_are_refused(memory: Storage
             assert await double.post(good._replace(headers={header: "sha256=00"})) == 401
             assert await double.post(good._replace(body=good.body + b" ")) == 401
             for wrong in (b"no json", b"{}", b"[]", b'{"entry": [{"changes": [{}]}]}', b"[" * 2000):
-                assert await double.post(double.signed(wrong)) == 400
-            assert await double.post(double.signed(b"x" * 2001)) == 413
+                assert await double.post(double.sign(wrong)) == 400
+            assert await double.post(double.sign(b"x" * 2001)) == 413
             assert await line.runtime.messages(thread(ADA)) == ()
             async with httpx.AsyncClient() as client:
                 asked = {"hub.mode": "subscribe", "hub.verify_token": VERIFY, "hub.challenge": "42"}

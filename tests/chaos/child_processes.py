@@ -33,7 +33,7 @@ from perdure.database.opening import open_database
 from perdure.engine.queue import runs
 from perdure.engine.queue.inbox import Strategy
 from perdure.errors import PerdureError
-from perdure.langgraph.loop_state import carried
+from perdure.langgraph.loop_state import read_carrier
 from perdure.model.ops import Check, Commit, Committed, Fetch, FindDue, Get, Put, Refused
 from perdure.model.program import Effect, ask
 from perdure.model.records import CHECKPOINT, EPOCH, LANE, WRITE, Partition
@@ -220,7 +220,7 @@ def _is_noted(job: ProcessJob, name: str) -> bool:
 def _ran(journal: JsonLines) -> None:
     """Record the start of a step, by its task, and the epoch."""
     configurable = get_config().get("configurable", {})
-    thread = carried(configurable)
+    thread = read_carrier(configurable)
     if thread is None or thread.epoch is None:
         raise AssertionError("a step of a run does not know under which epoch it runs")
     journal.line("ran", configurable["__pregel_task_id"], thread.epoch)

@@ -21,7 +21,7 @@ from perdure.model.program import ask
 from perdure.model.records import INBOX, LANE, Partition
 from perdure.model.runs.messages import Reply
 from perdure.model.runs.queue import IN, OUT
-from perdure.runtime.jitter import seeded
+from perdure.runtime.jitter import use_seed
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settings import Settings
 from perdure.runtime.tickets import Ticket
@@ -136,7 +136,7 @@ def simulate(
 
     database = over(simulation.driver)
     is_done = partial(_is_done, database, expected, messages)
-    with seeded(seed), simulation:
+    with use_seed(seed), simulation:
         for n in range(workers):
             skew_s = simulation.random.choice((-3600.0, 0.0, 3600.0))
             simulation.spawn(f"worker {n}", worker, skew_s=skew_s)

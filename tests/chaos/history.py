@@ -27,7 +27,7 @@ from perdure.model.records import CHECKPOINT, HEAD, INBOX, LANE, Partition
 from perdure.model.runs.messages import DONE, OPEN, SENT, Message, Run
 from perdure.model.runs.payloads import MESSAGE
 from perdure.model.runs.queue import IN, OUT, Lane
-from perdure.runtime import steered
+from perdure.runtime import take_messages
 from perdure.runtime.agents.agent import Agent
 
 STEPS = 3
@@ -47,7 +47,7 @@ def logging_graph(pause: Pause, asking: Collection[int] = ()) -> Pregel[Any, Any
 
     def step(number: int) -> RunnableLambda[Log, dict[str, list[str]]]:
         async def taken(state: Log) -> dict[str, list[str]]:
-            came = await steered() if number in asking else {}
+            came = await take_messages() if number in asking else {}
             await pause(number)
             return {"log": [*came.get("log", ()), f"s:{number}"]}
 

@@ -22,7 +22,7 @@ from perdure.database.opening import open_database
 from perdure.model.ops import Commit, Committed, Delete, Drop, Fetch, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, Key, Kind, Partition
-from perdure.model.values.compression import stored_body
+from perdure.model.values.compression import compress_body
 from perdure.storage.port import Driver
 from perdure.storage.sqlite.driver import SqliteDriver
 
@@ -236,7 +236,7 @@ def lost(recording: Recording, point: int, image: Path) -> list[str]:
             continue
         for op in effect.ops if isinstance(effect, Commit) else effect.puts:
             if isinstance(op, Put):
-                value = _value(op.kind, op.fields, op.version, stored_body(op))
+                value = _value(op.kind, op.fields, op.version, compress_body(op))
                 changes[effect.partition, op.kind, op.key].append((each, value))
             elif isinstance(op, Delete):
                 changes[effect.partition, op.kind, op.key].append((each, None))

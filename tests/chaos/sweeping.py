@@ -146,7 +146,7 @@ class SweptFleet:
             await _insist(lambda: app.threads.create(thread, {}, {"ttl": TTL_S / 60}))
             before = time.time()
             # As a server does for each run: the time to live starts again.
-            await _insist(lambda: app.threads.touched(thread))
+            await _insist(lambda: app.threads.touch(thread))
             with contextlib.suppress(NotFound):
                 await self._send(app, thread, known, f"{len(known.messages)}", precondition=THERE)
                 text, _, after = known.messages[-1]

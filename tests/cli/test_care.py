@@ -107,16 +107,16 @@ def test_a_process_goes_on_after_threads_and_databases_that_cannot_be_swept(
     def wait(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 1:
-            monkeypatch.setattr(care, "opened", unavailable)
+            monkeypatch.setattr(care, "open_database", unavailable)
         elif len(waits) == 2:
-            monkeypatch.setattr(care, "opened", opened)
+            monkeypatch.setattr(care, "open_database", opened)
         else:
             raise KeyboardInterrupt
 
     def unavailable(*place: object) -> Any:
         raise Unavailable("the database is away")
 
-    opened = care.opened
+    opened = care.open_database
     monkeypatch.setattr(care, "_wait", wait)
     done = shell("care", "run", "--keep-last", "1", "--every", "2h", "--db", url)
     assert waits == [7200, 7200, 7200]
@@ -131,7 +131,7 @@ def test_a_process_does_not_start_where_it_reaches_no_database(
     def unavailable(*place: object) -> Any:
         raise Unavailable("the database is away")
 
-    monkeypatch.setattr(care, "opened", unavailable)
+    monkeypatch.setattr(care, "open_database", unavailable)
     done = shell("care", "run", "--keep-last", "1", "--db", url)
     assert (done.returncode, done.stderr) == (1, "perdure: the database is away\n")
 

@@ -30,7 +30,7 @@ from typer.main import get_command
 import perdure
 from perdure.__main__ import main as entry_point
 from perdure.cli import main
-from perdure.cli.app import app, flowed
+from perdure.cli.app import app, reflow
 
 Shell = Callable[..., "Done"]
 
@@ -269,7 +269,7 @@ def test_help_fills_the_width_and_keeps_examples(shell: Shell) -> None:
     lines = [line.strip() for line in helped.splitlines()]
     assert not any(line.startswith("delivers it once") for line in lines)
     assert "\n   perdure serve ./agent.py:graph --dev" in shell("serve", "--help").stdout
-    assert flowed("One\ntwo.\n\n  perdure x\n  perdure y\n\nThree\nfour.") == (
+    assert reflow("One\ntwo.\n\n  perdure x\n  perdure y\n\nThree\nfour.") == (
         "One two.\n\n  perdure x\n  perdure y\n\nThree four."
     )
 

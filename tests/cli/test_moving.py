@@ -27,7 +27,7 @@ from perdure.database.base import handle_of
 from perdure.model.records import THREADS, Partition
 from perdure.runtime import Runtime
 from perdure.storage.sql.schema import SCHEMA_VERSION
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 from tests.cli.running import run_cli
 from tests.houses import furnish
 from tests.langgraph import graphs
@@ -219,7 +219,7 @@ def test_no_password_is_ever_printed(run: Run, tmp_path: Path, command: str) -> 
     code, out, err = run(*words)
     assert code == 1
     assert "hunter2" not in out + err
-    assert redacted(url) == "mysql://user@host/db"
+    assert redact(url) == "mysql://user@host/db"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_no_password_is_ever_printed(run: Run, tmp_path: Path, command: str) -> 
     ],
 )
 def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
-    assert redacted(url) == shown
+    assert redact(url) == shown
 
 
 def test_migrate_looks_before_it_acts(run: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from langgraph.types import Command
 
 import perdure
-from perdure.replay import recorded
+from perdure.replay import record_calls
 from tests.cli.test_commands import Shell, shell
 from tests.replay.agents import build, parts
 
@@ -20,7 +20,7 @@ __all__ = ["shell"]
 def url(tmp_path: Path) -> str:
     url = f"sqlite:///{tmp_path}/threads.db"
     with perdure.connect_sync(url, migrate=True) as db:
-        graph = recorded(build(parts()).compile(checkpointer=db.checkpointer()))
+        graph = record_calls(build(parts()).compile(checkpointer=db.checkpointer()))
         graph.invoke({"messages": [("user", "look up tea")]}, {"configurable": {"thread_id": "one"}})
         graph.invoke(Command(resume="yes"), {"configurable": {"thread_id": "one"}})
     return url

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import REGISTRY, Gauge
 
 from perdure.model.runs.messages import DONE
-from perdure.runtime.metrics import served
+from perdure.runtime.metrics import serve_metrics
 from tests.cli.processes import WITHIN, Process, Workers
 
 
@@ -62,12 +62,12 @@ def test_a_page_of_metrics_is_there_and_then_is_not() -> None:
     registered = Gauge("perdure_test_gauge", "Of this test alone.")
     others = set(threading.enumerate())
     try:
-        with served("127.0.0.1", 0) as url:
+        with serve_metrics("127.0.0.1", 0) as url:
             assert "perdure_test_gauge 0.0\n" in scraped(url)
         assert not [each for each in threading.enumerate() if each not in others and "serve" in each.name]
         with pytest.raises(urllib.error.URLError):
             scraped(url)
-        with served("127.0.0.1", urlsplit(url).port or 0) as again:
+        with serve_metrics("127.0.0.1", urlsplit(url).port or 0) as again:
             assert again == url
     finally:
         REGISTRY.unregister(registered)
@@ -77,7 +77,7 @@ def test_where_processes_share_a_folder_it_tells_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    with served("127.0.0.1", 0) as url:
+    with serve_metrics("127.0.0.1", 0) as url:
         assert "python_info" not in scraped(url), "it tells what stands in the folder, and that is empty"
 
 

@@ -24,7 +24,7 @@ from perdure.errors import BadSetting, GraphLoadError
 from perdure.runtime.agents.loading import find, load_agent
 from perdure.server.app import create_app
 from perdure.server.config import Config, load
-from perdure.server.hosting.startup import opened
+from perdure.server.hosting.startup import open_state
 from tests.server.acceptance.serving import run
 
 APP = """\
@@ -201,7 +201,7 @@ async def test_runs_over_http_obey_the_policy_and_the_schema(tmp_path: Path) -> 
         before = StateGraph(Before).add_node("n", lambda _: {}).add_edge(START, "n")
         before.compile(checkpointer=db.checkpointer()).invoke({"topic": "tea"}, thread)  # type: ignore[call-overload]
     config = load(file=file, db=url, development=True, environ={})
-    async with opened(config) as host:
+    async with open_state(config) as host:
         app = create_app(None, config.http)
         app.state.perdure = host
         transport = httpx.ASGITransport(app)

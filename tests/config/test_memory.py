@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.config.resolve import ResolvedConfig, settle
+from perdure.config.resolve import ResolvedConfig, resolve_config
 from perdure.config.stores import store_of_environment
 from perdure.config.worker import load as load_worker
 from perdure.errors import BadSetting
 from perdure.memory import Memory, ModelExtractor
 from perdure.memory.policy import verified_user
 from perdure.server.config import load
-from perdure.server.hosting.startup import opened
+from perdure.server.hosting.startup import open_state
 
 APP = """\
 from langchain_core.language_models import FakeListChatModel
@@ -55,7 +55,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def resolved(**environ: str) -> ResolvedConfig:
-    return settle(file=None, flags={}, environ=environ, has_key=False)
+    return resolve_config(file=None, flags={}, environ=environ, has_key=False)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def policies(environ: dict[str, str], *graphs: str) -> dict[str, Any]:
     config = load(file=None, graphs=graphs or ["./memory_app.py:graph"], environ=environ)
 
     async def started() -> dict[str, Any]:
-        async with opened(config) as state:
+        async with open_state(config) as state:
             return {name: agent.memory for name, agent in state.runtime.graphs.items()}
 
     return asyncio.run(started())
@@ -201,7 +201,7 @@ def test_the_store_of_a_server_may_be_another_database(project: Path) -> None:
     assert "store.db" not in repr(config)
 
     async def body() -> None:
-        async with opened(config) as state:
+        async with open_state(config) as state:
             runtime = state.runtime
             await runtime.wait(await runtime.accept("t", "Hello"))
             found = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "t"}})

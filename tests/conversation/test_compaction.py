@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from perdure.conversation import Conversation, Limit, Summary, approximate
-from perdure.conversation.compaction import compacted
+from perdure.conversation.compaction import compact
 from perdure.errors import MessageTooLong
 from tests.conversation.histories import Histories, anthropic_body, each, openai_body
 from tests.conversation.rules import anthropic_faults, openai_faults
@@ -36,18 +36,18 @@ def accounted(messages: Sequence[BaseMessage]) -> list[str]:
 
 
 def test_what_fits_stays_as_it_is() -> None:
-    assert compacted(POLICY, turns(1, 2)) is None
-    assert compacted(Conversation(limit=300), turns(1, 2)) is None
+    assert compact(POLICY, turns(1, 2)) is None
+    assert compact(Conversation(limit=300), turns(1, 2)) is None
 
 
 def test_what_leaves_waits_for_its_summary() -> None:
-    changed = compacted(POLICY, turns(*range(9)))
+    changed = compact(POLICY, turns(*range(9)))
     assert changed is not None
     assert accounted(changed.messages) == [str(message.id) for message in turns(*range(9))]
     summary = Summary.of(changed.messages)
     assert summary is not None
     assert (summary.text, summary.covers, len(summary.pending)) == ("", None, changed.left_out)
-    assert compacted(POLICY, changed.messages) is None
+    assert compact(POLICY, changed.messages) is None
 
 
 def test_a_summary_takes_the_place_of_what_it_covers() -> None:
@@ -55,7 +55,7 @@ def test_a_summary_takes_the_place_of_what_it_covers() -> None:
     leaving = POLICY.to_fold(messages, None)
     assert leaving is not None
     made = asyncio.run(POLICY.fold(None, leaving))
-    changed = compacted(POLICY, messages, made)
+    changed = compact(POLICY, messages, made)
     assert changed is not None
     assert changed.has_new_summary
     assert accounted(changed.messages) == [str(message.id) for message in messages]
@@ -63,11 +63,11 @@ def test_a_summary_takes_the_place_of_what_it_covers() -> None:
 
 
 def test_a_summary_of_another_branch_is_ignored() -> None:
-    assert compacted(POLICY, turns(1, 2), Summary("other", "a9")) is None
+    assert compact(POLICY, turns(1, 2), Summary("other", "a9")) is None
 
 
 def test_without_summaries_what_leaves_is_left_out() -> None:
-    changed = compacted(Conversation(limit=200), turns(*range(9)))
+    changed = compact(Conversation(limit=200), turns(*range(9)))
     assert changed is not None
     assert not any(isinstance(message, SystemMessage) for message in changed.messages)
     assert len(changed.messages) == 18 - changed.left_out
@@ -89,7 +89,7 @@ def test_random_conversations_lose_nothing() -> None:
             if not isinstance(message, HumanMessage):
                 continue
             try:
-                changed = compacted(policy, state, made)
+                changed = compact(policy, state, made)
             except MessageTooLong:
                 return
             if changed is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 
-from perdure.conversation.counting import remembered
+from perdure.conversation.counting import remember_counts
 
 
 class Counted:
@@ -23,14 +23,14 @@ class Counted:
 
 def test_a_message_is_counted_once() -> None:
     counted = Counted()
-    count = remembered(counted)
+    count = remember_counts(counted)
     assert [count([HumanMessage("a")]), count([HumanMessage("a")]), count([HumanMessage("b")])] == [1, 1, 1]
     assert counted.calls == 2
 
 
 def test_what_is_not_sent_does_not_matter_and_bytes_are_counted_each_time() -> None:
     counted = Counted()
-    count = remembered(counted)
+    count = remember_counts(counted)
     for artifact in (object(), object()):
         assert count([ToolMessage("x", tool_call_id="1", artifact=artifact)]) == 1
     assert counted.calls == 1
@@ -41,7 +41,7 @@ def test_what_is_not_sent_does_not_matter_and_bytes_are_counted_each_time() -> N
 
 
 def test_many_threads_share_it() -> None:
-    count = remembered(Counted(), most=3)
+    count = remember_counts(Counted(), most=3)
 
     def work(part: int) -> None:
         for n in range(300):

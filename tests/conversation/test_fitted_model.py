@@ -25,7 +25,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from pydantic import BaseModel, Field, SecretStr
 
-from perdure.conversation import Limit, Window, counter_of, fitted
+from perdure.conversation import Limit, Window, counter_of, fit_model
 from perdure.errors import MessageTooLong
 from tests.conversation.histories import anthropic_client
 from tests.conversation.models import Scripted
@@ -60,17 +60,17 @@ TALK = [*LONG, HumanMessage("last", id="last")]
 
 def test_the_model_is_sent_a_window() -> None:
     model = Scripted()
-    assert fitted(model, 200).invoke(TALK).content == "fine"
+    assert fit_model(model, 200).invoke(TALK).content == "fine"
     assert model.sent[0][-1].id == "last"
     assert 1 < len(model.sent[0]) < len(TALK)
 
 
 def test_async_and_other_forms_of_input() -> None:
     model = Scripted()
-    asyncio.run(fitted(model, 200).ainvoke(TALK))
-    fitted(model, 200).invoke("hello")
+    asyncio.run(fit_model(model, 200).ainvoke(TALK))
+    fit_model(model, 200).invoke("hello")
     (
-        ChatPromptTemplate.from_messages([("system", "Be brief."), ("user", "{q}")]) | fitted(model, 200)
+        ChatPromptTemplate.from_messages([("system", "Be brief."), ("user", "{q}")]) | fit_model(model, 200)
     ).invoke({"q": "hi"})
     assert [len(sent) > 0 for sent in model.sent] == [True] * 3
     assert [message.type for message in model.sent[2]] == ["system", "human"]
@@ -79,14 +79,14 @@ def test_async_and_other_forms_of_input() -> None:
 def test_what_does_not_fit_is_refused_before_the_model_is_called() -> None:
     model = Scripted()
     with pytest.raises(MessageTooLong, match="last"):
-        fitted(model, 50).invoke([HumanMessage("x" * 999, id="last")])
+        fit_model(model, 50).invoke([HumanMessage("x" * 999, id="last")])
     assert model.sent == []
 
 
 def test_tools_are_bound_as_the_model_binds_them_and_count() -> None:
     model = Scripted()
     seen: list[Window] = []
-    fitted(model, 400, on_window=seen.append).bind_tools([look], tool_choice="any").invoke(TALK)
+    fit_model(model, 400, on_window=seen.append).bind_tools([look], tool_choice="any").invoke(TALK)
     assert model.given == [{"tools": [{"name": "look", "about": "Look at something."}], "tool_choice": "any"}]
     assert seen[0].tokens.tools > 5
 
@@ -104,17 +104,17 @@ def test_structured_output_is_the_model_s_own() -> None:
             return self.bind(tools=list(tools))
 
     model = Structured(answers=[AIMessage("", tool_calls=[call])])
-    assert fitted(model, 300).with_structured_output(Place).invoke(TALK) == Place(name="Rhine")
+    assert fit_model(model, 300).with_structured_output(Place).invoke(TALK) == Place(name="Rhine")
     assert 1 < len(model.sent[0]) < len(TALK)
 
 
 def test_streams_come_through() -> None:
     model = Streaming()
-    chunks = [chunk.content for chunk in fitted(model, 200).stream(TALK)]
+    chunks = [chunk.content for chunk in fit_model(model, 200).stream(TALK)]
     assert chunks[:3] == ["a", "b", "c"]
 
     async def collected() -> list[Any]:
-        return [chunk.content async for chunk in fitted(model, 200).astream(TALK)]
+        return [chunk.content async for chunk in fit_model(model, 200).astream(TALK)]
 
     assert asyncio.run(collected())[:3] == ["a", "b", "c"]
     assert all(1 < len(sent) < len(TALK) for sent in model.sent)
@@ -122,7 +122,7 @@ def test_streams_come_through() -> None:
 
 def test_a_model_that_does_not_stream_answers_at_once() -> None:
     call = {"name": "look", "args": {"at": "x"}, "id": "1"}
-    model = fitted(Scripted(answers=[AIMessage("", tool_calls=[call])]), 200)
+    model = fit_model(Scripted(answers=[AIMessage("", tool_calls=[call])]), 200)
     (whole,) = list(model.stream("hi"))
     assert whole.tool_calls[0]["args"] == {"at": "x"}
 
@@ -137,7 +137,7 @@ def test_any_graph_runs_with_it_unchanged() -> None:
     model = Scripted(
         answers=[*(AIMessage("", tool_calls=[{**call, "id": f"c{n}"}]) for n in range(12)), AIMessage("done")]
     )
-    bound = fitted(model, 150).bind_tools([look])
+    bound = fit_model(model, 150).bind_tools([look])
 
     async def think(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await bound.ainvoke([SystemMessage("Be brief."), *state["messages"]])]}
@@ -164,7 +164,7 @@ def test_any_graph_runs_with_it_unchanged() -> None:
 
 def test_the_model_s_own_settings_hold() -> None:
     model = Scripted(tags=["x"], metadata={"a": 1}, disable_streaming=True)
-    wrapped = fitted(model, 100)
+    wrapped = fit_model(model, 100)
     assert (wrapped.tags, wrapped.metadata, wrapped.disable_streaming) == (["x"], model.metadata, True)
     assert wrapped._llm_type == "scripted"
     assert wrapped._get_ls_params() == model._get_ls_params()
@@ -172,7 +172,7 @@ def test_the_model_s_own_settings_hold() -> None:
 
 def test_a_model_with_tools_bound_is_refused() -> None:
     with pytest.raises(TypeError, match=r"fitted\(model, limit\).bind_tools"):
-        fitted(Scripted().bind_tools([look]), 100)  # type: ignore[arg-type]
+        fit_model(Scripted().bind_tools([look]), 100)  # type: ignore[arg-type]
 
 
 def test_the_model_s_own_counter_is_used_on_request_and_once_a_message() -> None:
@@ -184,7 +184,7 @@ def test_the_model_s_own_counter_is_used_on_request_and_once_a_message() -> None
             return 10 * len(messages)
 
     model = Counting()
-    wrapped = fitted(model, Limit(100), counter="model")
+    wrapped = fit_model(model, Limit(100), counter="model")
     wrapped.invoke(TALK)
     assert len(model.sent[0]) <= 10
     first = len(model.asked)
@@ -194,13 +194,13 @@ def test_the_model_s_own_counter_is_used_on_request_and_once_a_message() -> None
 
 def test_a_model_without_a_counter_of_its_own_is_refused() -> None:
     with pytest.raises(ValueError, match="Scripted has no token counter of its own"):
-        fitted(Scripted(), 100, counter="model")
+        fit_model(Scripted(), 100, counter="model")
     client = anthropic_client()
     assert counter_of(client) == client.get_num_tokens_from_messages
 
 
 def test_the_real_clients_take_it() -> None:
-    wrapped = fitted(ChatOpenAI(model="gpt-5", api_key=SecretStr("-")), 1000)
+    wrapped = fit_model(ChatOpenAI(model="gpt-5", api_key=SecretStr("-")), 1000)
     bound = wrapped.bind_tools([look])
     assert bound.kwargs["tools"][0]["function"]["name"] == "look"  # type: ignore[attr-defined]
     assert wrapped._llm_type == "openai-chat"

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from perdure.conversation import Conversation, Limit, fitted, pre_model_hook, summary_node
+from perdure.conversation import Conversation, Limit, fit_model, pre_model_hook, summary_node
 from perdure.conversation.hook import next_summary, next_summary_sync
 from tests.conversation.models import Scripted
 
@@ -151,7 +151,7 @@ def test_a_counter_that_takes_long_does_not_stop_the_event_loop() -> None:
         messages = pairs(40)
         hook = pre_model_hook(policy)
         await hook.ainvoke({"messages": messages})
-        model = fitted(Scripted(answers=[AIMessage("yes")]), Limit(400), counter=slow)
+        model = fit_model(Scripted(answers=[AIMessage("yes")]), Limit(400), counter=slow)
         await model.ainvoke(messages)
         [each async for each in model.astream(messages)]
         await model.bind_tools([]).ainvoke(messages)

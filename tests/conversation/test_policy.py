@@ -8,7 +8,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from perdure.conversation import Conversation, Limit, Summary
-from perdure.conversation.policy import uncovered
+from perdure.conversation.policy import find_uncovered
 from perdure.conversation.summary import Leaving
 
 
@@ -59,11 +59,11 @@ def test_a_summary_has_room_unless_it_is_given_one() -> None:
 
 
 def test_what_follows_a_summary() -> None:
-    assert named(uncovered(turns(1, 2), Summary("x", "a1"))) == ["h2", "a2"]
-    assert named(uncovered(turns(1), Summary("x", "gone"))) == ["h1", "a1"]
-    assert named(uncovered(turns(1), None)) == ["h1", "a1"]
+    assert named(find_uncovered(turns(1, 2), Summary("x", "a1"))) == ["h2", "a2"]
+    assert named(find_uncovered(turns(1), Summary("x", "gone"))) == ["h1", "a1"]
+    assert named(find_uncovered(turns(1), None)) == ["h1", "a1"]
 
 
 def test_the_question_of_a_long_turn_is_summarised_when_it_leaves() -> None:
     summary = Summary("x", "a1", keeps=("h1",))
-    assert named(uncovered(turns(1, 2), summary)) == ["h1", "h2", "a2"]
+    assert named(find_uncovered(turns(1, 2), summary)) == ["h1", "h2", "a2"]

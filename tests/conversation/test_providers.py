@@ -14,7 +14,7 @@ from langchain_core.tools import tool
 
 import perdure
 from perdure import Database, SyncDatabase
-from perdure.conversation import Conversation, Limit, fitted
+from perdure.conversation import Conversation, Limit, fit_model
 from perdure.errors import NoWindow
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.testing.faults import faulty
@@ -49,7 +49,7 @@ def test_the_provider_refuses_what_providers_refuse() -> None:
 @pytest.mark.parametrize("name", CLIENTS)
 def test_windows_of_random_histories_are_accepted(name: str) -> None:
     with providing() as provider:
-        model = fitted(provider.client(name), Limit(300))
+        model = fit_model(provider.client(name), Limit(300))
 
         def check(number: int, histories: Histories) -> None:
             with suppress(NoWindow):

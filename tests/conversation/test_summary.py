@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 
 from perdure.conversation import SUMMARY_PROMPT, ModelSummarizer, Summary
 from perdure.conversation.counting import approximate
-from perdure.conversation.summary import Leaving, folded, folded_sync, transcript
+from perdure.conversation.summary import Leaving, fold_summary, fold_summary_sync, transcript
 from perdure.errors import SummaryRefused
 from tests.conversation.models import Scripted
 
@@ -21,7 +21,7 @@ TALK = [HumanMessage("My name is Ada.", id="h1"), AIMessage("Hello Ada.", id="a1
 
 
 def fold(summarize: Any, summary: Summary | None = None, messages: Sequence[BaseMessage] = TALK) -> Summary:
-    return asyncio.run(folded(summary, Leaving(list(messages)), summarize, most=200))
+    return asyncio.run(fold_summary(summary, Leaving(list(messages)), summarize, most=200))
 
 
 def test_a_summary_survives_in_its_message() -> None:
@@ -89,9 +89,9 @@ def test_a_model_that_never_keeps_to_the_length_is_asked_twice_and_then_cut(is_s
     model = Scripted(answers=[AIMessage(LONG)])
     leaving = Leaving(list(TALK))
     made = (
-        folded_sync(None, leaving, ModelSummarizer(model), most=200)
+        fold_summary_sync(None, leaving, ModelSummarizer(model), most=200)
         if is_sync
-        else asyncio.run(folded(None, leaving, ModelSummarizer(model), most=200))
+        else asyncio.run(fold_summary(None, leaving, ModelSummarizer(model), most=200))
     )
     assert len(model.sent) == 2
     assert made.shortened == "cut"
@@ -108,7 +108,7 @@ def test_what_a_function_made_too_long_is_cut() -> None:
 
 def test_without_room_for_a_word_a_summary_is_refused() -> None:
     with pytest.raises(SummaryRefused, match="none for its text; raise Limit"):
-        asyncio.run(folded(None, Leaving(list(TALK)), lambda summary, messages: "x", most=20))
+        asyncio.run(fold_summary(None, Leaving(list(TALK)), lambda summary, messages: "x", most=20))
 
 
 @pytest.mark.parametrize("nonsense", ["", " \n", None, {"text": "x"}])

@@ -139,7 +139,7 @@ def test_versions_of_a_new_thread_start_anywhere_by_one_draw(monkeypatch: pytest
         return b"\xff" * count
 
     with perdure.connect_sync("memory://", migrate=True) as db:
-        fresh = handle_of(db).fresh
+        fresh = handle_of(db).draw_version
         assert len({fresh() for _ in range(100)}) == 100
         assert all(each > 0 and each % (1 << 24) == 0 for each in (fresh() for _ in range(100)))
         monkeypatch.setattr(random, "_urandom", urandom)

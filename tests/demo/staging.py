@@ -26,7 +26,7 @@ if not IN_CI:
         pytest.importorskip(part, reason='the demo is not installed: pip install "perdure[demo]"')
 
 from perdure.demo.models import OpenModel
-from perdure.demo.running import Demo, started_with
+from perdure.demo.running import Demo, start_demo
 from perdure.demo.web import create_app
 
 
@@ -105,7 +105,7 @@ async def stage(url: str = "memory://", **script: Any) -> AsyncIterator[Stage]:
     model = ScriptedModel(**script)
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(perdure.connect(url, migrate=True))
-        demo = await started_with(stack, db, OpenModel(model, "scripted", 500))
+        demo = await start_demo(stack, db, OpenModel(model, "scripted", 500))
         app = create_app(demo.host, model="scripted", database="memory")
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8765")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.web.listening import listening
+from perdure.web.listening import listen
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -67,7 +67,7 @@ def answering(listener: socket.socket) -> int:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is of POSIX")
 def test_a_killed_child_is_replaced_and_a_stopped_one_is_not(tmp_path: Path) -> None:
-    with listening("127.0.0.1", 0) as listener, parent(tmp_path, listener) as process:
+    with listen("127.0.0.1", 0) as listener, parent(tmp_path, listener) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "first\n"
         first = answering(listener)
@@ -82,7 +82,7 @@ def test_a_killed_child_is_replaced_and_a_stopped_one_is_not(tmp_path: Path) -> 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is of POSIX")
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
-    with listening("127.0.0.1", 0) as listener, parent(tmp_path, listener) as process:
+    with listen("127.0.0.1", 0) as listener, parent(tmp_path, listener) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "first\n"
         answering(listener)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.imports.order import extent, missing, pruned
+from perdure.imports.order import extent, find_missing, find_pruned
 from perdure.imports.source import CheckpointEntry
 
 
@@ -20,7 +20,7 @@ def trees(draw: st.DrawFn) -> list[CheckpointEntry]:
 
 @given(trees())
 def test_parents_come_first_and_nothing_is_lost(tree: list[CheckpointEntry]) -> None:
-    ordered = missing(tree, set())
+    ordered = find_missing(tree, set())
     assert sorted(ordered) == sorted(tree)
     place = {entry.id: n for n, entry in enumerate(ordered)}
     assert all(place[e.parent_id] < place[e.id] for e in tree if e.parent_id in place)
@@ -30,11 +30,11 @@ def test_parents_come_first_and_nothing_is_lost(tree: list[CheckpointEntry]) -> 
 def test_without_skewed_clocks_the_order_is_that_of_the_ids(ids: list[str]) -> None:
     names = sorted(ids)
     tree = [CheckpointEntry("", name, names[n - 1] if n else None) for n, name in enumerate(names)]
-    assert [e.id for e in missing(reversed(tree), set())] == names
+    assert [e.id for e in find_missing(reversed(tree), set())] == names
 
 
 def new(tree: list[CheckpointEntry], known: set[tuple[str, str]], before: bytes = b"") -> list[str]:
-    return [e.id for e in missing(tree, known, pruned(tree, known, before))]
+    return [e.id for e in find_missing(tree, known, find_pruned(tree, known, before))]
 
 
 def test_ancestors_that_were_pruned_at_the_target_stay_away() -> None:
@@ -62,4 +62,4 @@ def test_a_source_that_has_lost_or_got_earlier_ones_is_compared_by_ancestry() ->
 
 
 def test_checkpoints_in_a_circle_are_not_among_them() -> None:
-    assert missing([CheckpointEntry("", "a", "b"), CheckpointEntry("", "b", "a")], set()) == []
+    assert find_missing([CheckpointEntry("", "a", "b"), CheckpointEntry("", "b", "a")], set()) == []

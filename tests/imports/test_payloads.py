@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.errors import Unreadable, Unserialisable
-from perdure.imports.payloads import SERDE, loaded, payload
+from perdure.imports.payloads import SERDE, load, payload
 from perdure.langgraph.values.serde import Serde
 
 STOCK = JsonPlusSerializer()
@@ -44,7 +44,7 @@ def test_a_value_is_read_by_perdure_as_by_the_stock_serialiser(value: Any) -> No
     stored = STOCK.dumps_typed(value)
     kind, body = payload(*stored)
     assert Serde("listed").value(kind, body) == STOCK.loads_typed(stored)
-    assert SERDE.payload(loaded(*stored)) == (kind, body)
+    assert SERDE.payload(load(*stored)) == (kind, body)
 
 
 def test_no_object_is_built() -> None:
@@ -52,7 +52,7 @@ def test_no_object_is_built() -> None:
     mine.number = 13
     stored = STOCK.dumps_typed({"mine": mine})
     kind, body = payload(*stored)
-    assert SERDE.payload(loaded(*stored)) == (kind, body)
+    assert SERDE.payload(load(*stored)) == (kind, body)
     with pytest.raises(Unreadable, match="Mine does not take what is stored of it \\(AssertionError\\)"):
         Serde("imported").value(kind, body)
 
@@ -71,8 +71,8 @@ def test_no_object_is_built() -> None:
 )
 def test_what_cannot_be_imported_is_refused_by_name(kind: str, body: bytes, why: str) -> None:
     with pytest.raises(Unserialisable, match=why):
-        loaded(kind, body)
+        load(kind, body)
 
 
 def test_plain_json_is_read() -> None:
-    assert loaded("json", b'{"a": [1, null]}') == {"a": [1, None]}
+    assert load("json", b'{"a": [1, null]}') == {"a": [1, None]}

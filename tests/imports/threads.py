@@ -14,7 +14,7 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, interrupt
 from typing_extensions import TypedDict
 
-from perdure.imports.channel_versions import translated
+from perdure.imports.channel_versions import translate_versions
 
 RESUME: Command[Any] = Command(resume="yes")
 
@@ -197,7 +197,7 @@ def raw_of(found: Any) -> tuple[Any, ...]:
     return (
         _plain_config(found.parent_config),
         dict(found.metadata),
-        {k: v for k, v in translated(found.checkpoint).items() if v},
+        {k: v for k, v in translate_versions(found.checkpoint).items() if v},
         # DynamoDBSaver has them in the order of its keys' text.
         sorted(found.pending_writes or (), key=repr),
     )

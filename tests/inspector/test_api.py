@@ -200,7 +200,7 @@ def test_each_difference_applied_to_the_parent_gives_the_child(site: Site) -> No
         found = site.get("diff", id="plain", after=each["checkpoint_id"])
         assert found["before"] == each["parent_id"]
         after = state(each["checkpoint_id"])
-        assert diff.changes(diff.applied(state(each["parent_id"]), found["channels"]), after) == {}
+        assert diff.changes(diff.apply(state(each["parent_id"]), found["channels"]), after) == {}
         compared += 1
     assert compared > 10
     by_tag = site.get("diff", id="plain", before="approved")

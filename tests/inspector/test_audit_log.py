@@ -23,7 +23,7 @@ Found = list[dict[str, Any]]
 class Restricted(LocalAccess):
     """Access to the threads of one owner."""
 
-    async def listed(self) -> Sees | None:
+    async def authorize_listing(self) -> Sees | None:
         return lambda metadata: metadata.get("owner") == "me"
 
 
@@ -46,7 +46,7 @@ def in_a_tenant(check: Callable[[LocalAccess, LocalAccess], Coroutine[Any, Any, 
 
 async def record(access: LocalAccess, *threads: str) -> None:
     for number, name in enumerate(threads):
-        async with audit_log.recorded(access, "tag", name, {"name": str(number)}):
+        async with audit_log.record_action(access, "tag", name, {"name": str(number)}):
             pass
 
 

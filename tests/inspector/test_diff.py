@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.inspector import diff
-from perdure.inspector.diff import applied, changes
+from perdure.inspector.diff import apply, changes
 
 
 def message(name: str | None, text: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ states = st.dictionaries(st.sampled_from(["messages", "notes", "facts"]), lists 
 @given(states, states)
 def test_the_changes_lead_to_the_second_state(before: dict[str, Any], after: dict[str, Any]) -> None:
     found = changes(before, after)
-    made = applied(before, found)
+    made = apply(before, found)
     assert changes(made, after) == {}
     assert changes(after, made) == {}
     assert bool(found) == bool(changes(after, before))
@@ -56,7 +56,7 @@ def test_a_reordered_list_is_only_moved(names: list[int], chance: random.Random)
         assert not change["edited"]
         assert change["moved"]
         assert change["kept"] + len(change["moved"]) == len(before)
-    assert applied({"messages": before}, found)["messages"] == after
+    assert apply({"messages": before}, found)["messages"] == after
 
 
 def test_one_moved_message_is_one_change() -> None:
@@ -102,7 +102,7 @@ def test_each_kind_of_change_is_named() -> None:
 @pytest.mark.parametrize("value", ["\ud800", 1 << 70, [{"id": "\udfff"}], True, 1.0])
 def test_values_that_strict_json_refuses_are_compared(value: Any) -> None:
     assert changes({"a": value}, {"a": value}) == {}
-    assert applied({"a": 1}, changes({"a": 1}, {"a": value}))["a"] == value
+    assert apply({"a": 1}, changes({"a": 1}, {"a": value}))["a"] == value
 
 
 def test_each_item_of_long_lists_is_read_a_constant_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:

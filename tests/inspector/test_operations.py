@@ -71,7 +71,7 @@ class Desk:
 class Restricted(LocalAccess):
     """The rights of one user."""
 
-    async def listed(self) -> Sees | None:
+    async def authorize_listing(self) -> Sees | None:
         return lambda metadata: metadata.get("user_id") == "ada"
 
 

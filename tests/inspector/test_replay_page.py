@@ -13,7 +13,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
 from perdure.inspector.access import LocalAccess, LocalReplays
-from perdure.replay import recorded
+from perdure.replay import record_calls
 from perdure.runtime import Agent
 from tests.backends import EMPTY
 from tests.inspector.browsing import findings, served
@@ -39,7 +39,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """The pages over recorded threads that are only read, with an older and a newer graph."""
     with EMPTY[request.param]() as url:
         with perdure.connect_sync(url, migrate=True) as database:
-            graph = recorded(chat("Be kind.").compile(checkpointer=database.checkpointer()))
+            graph = record_calls(chat("Be kind.").compile(checkpointer=database.checkpointer()))
             for name, texts in (("t", ("tides", "cats")), (HOSTILE_ID, (HOSTILE,))):
                 for text in texts:
                     graph.invoke({"messages": [("user", text)]}, {"configurable": {"thread_id": name}})
@@ -123,7 +123,7 @@ def hostile(*, changed: bool = False) -> Any:
 
 def test_hostile_names_errors_and_graphs_are_only_shown(browser: Browser) -> None:
     with perdure.connect_sync("memory://") as database:
-        graph = recorded(hostile().compile(checkpointer=database.checkpointer()))
+        graph = record_calls(hostile().compile(checkpointer=database.checkpointer()))
         graph.invoke({"messages": []}, {"configurable": {"thread_id": HOSTILE_ID}})
         graphs = {HOSTILE: Agent(hostile().compile()), "new": Agent(hostile(changed=True).compile())}
         replays = LocalReplays(database, graphs, "new")

@@ -18,7 +18,7 @@ from perdure.inspector import replaying
 from perdure.inspector.access import LocalAccess, LocalReplays
 from perdure.inspector.web import create_app
 from perdure.model.records import Partition
-from perdure.replay import recorded
+from perdure.replay import record_calls
 from perdure.runtime import Agent
 from tests.inspector.staging import HOSTILE
 from tests.replay.agents import Counted
@@ -44,7 +44,7 @@ def chat(prompt: str, model: Counted | None = None, *, shouts: bool = False) -> 
 @pytest.fixture(scope="module")
 def lived() -> Iterator[perdure.SyncDatabase]:
     with perdure.connect_sync("memory://") as database:
-        graph = recorded(chat("Be kind.").compile(checkpointer=database.checkpointer()))
+        graph = record_calls(chat("Be kind.").compile(checkpointer=database.checkpointer()))
         for text in ("tides", "the moon", "cats"):
             graph.invoke({"messages": [("user", text)]}, {"configurable": {"thread_id": THREAD}})
         yield database
@@ -212,7 +212,7 @@ def test_a_name_that_cannot_be_stored_is_refused(lived: perdure.SyncDatabase, te
 
 def test_a_cursor_of_another_thread_is_none_of_this_one(lived: perdure.SyncDatabase) -> None:
     with perdure.connect_sync("memory://") as database:
-        graph = recorded(chat("Be kind.").compile(checkpointer=database.checkpointer()))
+        graph = record_calls(chat("Be kind.").compile(checkpointer=database.checkpointer()))
         for name in (THREAD, "other"):
             graph.invoke({"messages": [("user", name)]}, {"configurable": {"thread_id": name}})
         (newest, *_) = graph.get_state_history({"configurable": {"thread_id": "other"}})

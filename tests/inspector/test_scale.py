@@ -19,7 +19,7 @@ from perdure.database.handle import DatabaseHandle
 from perdure.database.opening import open_for_reading
 from perdure.inspector import listing
 from perdure.inspector.access import Access, LocalAccess
-from perdure.inspector.audit_log import entries, recorded
+from perdure.inspector.audit_log import entries, record_action
 from perdure.inspector.listing import threads
 from perdure.inspector.queue import queue
 from perdure.inspector.web import create_app
@@ -202,7 +202,7 @@ def test_threads_that_are_shown_together_are_read_together(view: str, tmp_path: 
             for n in range(12):
                 await runtime.threads.create(f"t{n}", {"owner": "me"})
                 await runtime.submit(f"t{n}", {"messages": [("user", "hello")]})
-                async with recorded(access, "tag", f"t{n}", {}):
+                async with record_action(access, "tag", f"t{n}", {}):
                     pass
             access.who = "another"
             counting = handle.driver = Counting(handle.driver)

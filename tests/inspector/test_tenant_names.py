@@ -16,7 +16,7 @@ from perdure.inspector.access import PERMISSIONS, LocalAccess, LocalReplays
 from perdure.inspector.actions import ACTIONS
 from perdure.inspector.api import VIEWS
 from perdure.inspector.web import create_app
-from perdure.replay import recorded
+from perdure.replay import record_calls
 from perdure.runtime import Agent, Runtime
 from tests.backends import BACKENDS, EMPTY
 from tests.inspector import staging
@@ -84,7 +84,7 @@ async def two_tenants() -> AsyncIterator[tuple[perdure.Database, Runtime, LocalR
     async with perdure.connect("memory://") as database:
         for tenant, text in (("", "tides"), ("zeta", SECRET)):
             saver = database.checkpointer(tenant=tenant)
-            graph = recorded(chat("Be kind.").compile(checkpointer=saver))
+            graph = record_calls(chat("Be kind.").compile(checkpointer=saver))
             await graph.ainvoke({"messages": [("user", text)]}, {"configurable": {"thread_id": "t"}})
         agent = Agent(chat("Be kind.").compile())
         async with Runtime(database, {"chat": agent}, all_tenants=True) as runtime:

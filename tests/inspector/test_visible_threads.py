@@ -26,7 +26,7 @@ HIDDEN = [f"t-{number:02}" for number in range(31) if number % 5]
 class Restricted(LocalAccess):
     """Access to the threads of one owner."""
 
-    async def listed(self) -> Sees | None:
+    async def authorize_listing(self) -> Sees | None:
         return lambda metadata: metadata.get("owner") == "me"
 
 
@@ -116,7 +116,7 @@ def test_a_scan_out_of_time_goes_on_and_names_no_hidden_thread(monkeypatch: pyte
 def test_a_walk_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with restricted() as access:
-            sees = await access.listed()
+            sees = await access.authorize_listing()
             steps = [step async for step in walk(access.handle, access.tenant, sees, WalkPlace())]
             for at, step in enumerate(steps):
                 place = WalkPlace.read(step.place.cursor)

@@ -73,7 +73,7 @@ def is_put_off(driver: Driver) -> Thread:
     world = one_waits(driver)
     world.held = world.hold("w")
     world.accept("b")
-    world.run(runs.put_off(world.held, BEFORE + 10, {"error": "x"}, BEFORE))
+    world.run(runs.postpone(world.held, BEFORE + 10, {"error": "x"}, BEFORE))
     world.held = None
     return world
 

@@ -110,7 +110,7 @@ def fork(world: Threads) -> None:
 
 def read(world: Threads) -> Any:
     """Return what readers of both versions see; the ids of new checkpoints differ from time to time."""
-    return [_seen(world, thread) for thread in (THREAD, "copy")], world.run(schema_pin.pinned(world.here))
+    return [_seen(world, thread) for thread in (THREAD, "copy")], world.run(schema_pin.read_pin(world.here))
 
 
 def _seen(world: Threads, thread: str) -> Any:

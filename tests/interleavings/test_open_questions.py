@@ -22,7 +22,7 @@ from perdure.engine.queue.runs import Claim, HeldRun
 from perdure.errors import HeadConflict
 from perdure.model.runs.messages import ANSWERS, FAILED, INTERRUPTED
 from perdure.storage.port import Driver
-from perdure.testing.conformance.backend import holding
+from perdure.testing.conformance.backend import with_lease
 from tests.interleavings import thread_queues
 from tests.interleavings.explorer import Case, check
 from tests.interleavings.queues import OPERATORS, SENDERS, SWEEPS, WORKERS
@@ -74,7 +74,7 @@ class Asking(Thread):
 
     def step(self, held: HeldRun, given: Any) -> None:
         """Run the graph under a lease."""
-        at: Any = {**holding(config("ada"), held.epoch), "metadata": {"run_id": held.run.id}}
+        at: Any = {**with_lease(config("ada"), held.epoch), "metadata": {"run_id": held.run.id}}
         self.graph().invoke(given, at, durability="sync")
 
     def work(self, owner: str) -> Any:

@@ -17,7 +17,7 @@ from perdure.engine.queue.outbox import DeliveryOutcome, Sending, Take
 from perdure.engine.queue.runs import Claim, Ending, Followed, HeldRun, RememberedInbox
 from perdure.engine.retention import queue_retention
 from perdure.engine.threads.steering import TakenBack, Taking
-from perdure.engine.transact import Budget, retrying
+from perdure.engine.transact import Budget, retry_attempt
 from perdure.model.ops import Check, Commit, Committed, Fetch, Get, Put
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, EPOCH, LANE, OF_THREAD
@@ -140,7 +140,7 @@ class Thread(World):
         return self.finish(WAITING, ["really?"], **note)
 
     def put_off(self, *, counts: bool) -> Any:
-        held = self.run(runs.put_off(self._holding(), NOW + 50, {"error": "x"}, self.now, counts=counts))
+        held = self.run(runs.postpone(self._holding(), NOW + 50, {"error": "x"}, self.now, counts=counts))
         return held.run.attempts, held.lane.retry_at
 
     def renew(self) -> Any:
@@ -153,13 +153,13 @@ class Thread(World):
         taking = Taking(self.here, held.run, lambda message: True, MOST)
 
         def load() -> Program[tuple[Message, ...]]:
-            return (yield from taking.waiting())
+            return (yield from taking.load_waiting())
 
         def attempt(waiting: tuple[Message, ...]) -> Program[list[str] | None]:
             if not waiting:
                 return []
             taking.offer("task", waiting)
-            taking.written("task")
+            taking.note_written("task")
             names = [message.id for message in waiting]
             write = Put(DOCUMENT, (STATE, held.run.id), {"updated_at": NOW}, " ".join(names).encode())
             ops = (Check(EPOCH, (), held.epoch), *(yield from taking.ops()), write)
@@ -168,7 +168,7 @@ class Thread(World):
 
         for _ in range(3):
             try:
-                return self.run(retrying(self.here, None, load, attempt))
+                return self.run(retry_attempt(self.here, None, load, attempt))
             except TakenBack:
                 # The runtime repeats the step.
                 continue
@@ -198,7 +198,7 @@ class Thread(World):
     def settle(self, state: str, **outcome: Any) -> Any:
         sending = self._sending()
         settled = DeliveryOutcome(state, **outcome)
-        return told(self.run(outbox.settle(sending, settled, ["post"], self.now, TTL)))
+        return told(self.run(outbox.record_outcome(sending, settled, ["post"], self.now, TTL)))
 
     def send_again(self) -> Any:
         return told(self.run(outbox.send_again(self._sending(), self.now, TTL)))
@@ -246,7 +246,7 @@ def read(world: Thread) -> Any:
     here = world.here
     lanes = world.run(ask(Fetch(here, tuple(Get(LANE, (name,)) for name in QUEUES))))
     standing = world.run(inbox.latest(here, 100))
-    postponed = world.run(scheduled.waiting(here, 100))
+    postponed = world.run(scheduled.list_postponed(here, 100))
     told = world.run(events.read(here, 0))
     state, _ = world.run(ask(Fetch(here, (Get(DOCUMENT, (STATE, "a")), Get(DOCUMENT, OF_THREAD)))))
     return {

@@ -10,7 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 import perdure
-from perdure.langgraph.call_recording import recorded
+from perdure.langgraph.call_recording import record_calls
 from perdure.langgraph.call_records import CHANNEL, CallRecord, digest, prompt_parts, slot_of
 from tests.replay.agents import build, parts
 
@@ -19,7 +19,7 @@ CONFIG: Any = {"configurable": {"thread_id": "one"}}
 
 def test_calls_are_stored_with_the_writes_of_their_task_and_hidden_from_the_graph() -> None:
     with perdure.connect_sync("memory://") as db:
-        graph = recorded(build(parts()).compile(checkpointer=db.checkpointer()))
+        graph = record_calls(build(parts()).compile(checkpointer=db.checkpointer()))
         graph.invoke({"messages": [("user", "look up tea and milk")]}, CONFIG)
         shown = [w[1] for found in db.checkpointer().list(CONFIG) for w in found.pending_writes or ()]
         assert not any(channel.startswith(CHANNEL) for channel in shown)
@@ -39,7 +39,7 @@ def test_calls_are_stored_with_the_writes_of_their_task_and_hidden_from_the_grap
 
 def test_an_interrupted_task_keeps_the_calls_of_each_attempt() -> None:
     with perdure.connect_sync("memory://") as db:
-        graph = recorded(build(parts()).compile(checkpointer=db.checkpointer()))
+        graph = record_calls(build(parts()).compile(checkpointer=db.checkpointer()))
         graph.invoke({"messages": [("user", "hello")]}, CONFIG)
         graph.invoke(Command(resume="yes"), CONFIG)
         kept = {
@@ -86,7 +86,7 @@ def test_a_call_comes_back_as_it_was_stored() -> None:
         CallRecord("tool", "t", {"input": "1"}, object()).without_answer(),
         CallRecord("tool", "t", {"input": "1"}, questions=["Right?"]),
     ):
-        again = CallRecord.read(call.stored())
+        again = CallRecord.read(call.dump())
         assert (again.kind, again.name, again.answer, again.error, again.missing, again.questions) == (
             call.kind, call.name, call.answer, call.error, call.missing, call.questions,
         )  # fmt: skip
@@ -104,4 +104,4 @@ def test_slots_of_records_collide_with_no_other() -> None:
 
 def test_a_graph_with_another_checkpointer_is_refused() -> None:
     with pytest.raises(TypeError, match="checkpointer of Perdure"):
-        recorded(build(parts()).compile(checkpointer=InMemorySaver()))
+        record_calls(build(parts()).compile(checkpointer=InMemorySaver()))

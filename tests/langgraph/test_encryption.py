@@ -140,12 +140,16 @@ def queue(db: perdure.SyncDatabase, thread: str, text: str) -> None:
     message = Message(
         "id", {text: text}, "g", "chat", options={"config": {text: text}}, dedupe=dedupe_digest(text)
     )
-    handle_of(db).run(Accept(at, message, 1, Debounce(), "enqueue", 10, handle_of(db).fresh()).store(None))
-    held = handle_of(db).run(Claim(at, "w", {"g"}, 2, 10, 5, handle_of(db).fresh()).take(None))
+    handle_of(db).run(
+        Accept(at, message, 1, Debounce(), "enqueue", 10, handle_of(db).draw_version()).store(None)
+    )
+    held = handle_of(db).run(Claim(at, "w", {"g"}, 2, 10, 5, handle_of(db).draw_version()).take(None))
     assert isinstance(held, HeldRun)
     handle_of(db).run(journal.note(at, held.run.id, "task:effect", 0, text.encode(), held.epoch))
     handle_of(db).run(
-        finish(held, Ending("failed", {"error": text}, [{"content": text}]), 3, handle_of(db).fresh(), 90)
+        finish(
+            held, Ending("failed", {"error": text}, [{"content": text}]), 3, handle_of(db).draw_version(), 90
+        )
     )
 
 

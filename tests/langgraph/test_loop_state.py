@@ -19,7 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 
 import perdure
-from perdure.langgraph.loop_state import Loop, ThreadId, leased
+from perdure.langgraph.loop_state import Loop, ThreadId, lease_of
 from tests.langgraph.files import THREAD, config, put
 from tests.langgraph.graphs import STATES, asking, chain
 from tests.langgraph.session import config as thread
@@ -229,10 +229,10 @@ def test_the_id_of_a_loop_that_a_listing_begins_has_all_of_its_run_but_the_loop(
         raise NotImplementedError
 
     whole = ThreadId.of("ada", loop=object.__new__(Loop), epoch=3, journal=object(), confirm=confirm)
-    found = leased(whole)
+    found = lease_of(whole)
     assert found is not None
     assert found.loop is None
     assert found.keeper is None
     assert (found.epoch, found.journal, found.confirm) == (3, whole.journal, confirm)
     assert whole.loop is not None
-    assert leased(ThreadId.of("ada")) is None
+    assert lease_of(ThreadId.of("ada")) is None

@@ -371,6 +371,6 @@ def test_a_thread_with_a_part_of_a_newer_step_is_not_pinned_below_it(db: perdure
             handle_of(db).run(schema_pin.pin(Partition("", "t"), earlier, now=1))
         with pytest.raises(Conflict, match="schema version 2; it was not pinned to version 1"):
             handle_of(db).run(schema_pin.pin(Partition("", "t"), 1, now=2))
-        assert handle_of(db).run(schema_pin.pinned(Partition("", "t"))) == earlier
+        assert handle_of(db).run(schema_pin.read_pin(Partition("", "t"))) == earlier
     assert saver.get_tuple(CONFIG) is not None, "the newer version goes on"
     handle_of(db).run(schema_pin.pin(Partition("", "t"), 2, now=3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from perdure.memory.chains import relinked
+from perdure.memory.chains import relink
 from perdure.memory.facts import Fact
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,7 +18,7 @@ CHAIN = [fact("a", by="b"), fact("b", "a", by="c"), fact("c", "b", by="d"), fact
 
 
 def links(facts: list[Fact], gone: set[str]) -> dict[str, tuple[tuple[str, ...], str | None]]:
-    return {each.id: (each.supersedes, each.superseded_by) for each in relinked(facts, gone)}
+    return {each.id: (each.supersedes, each.superseded_by) for each in relink(facts, gone)}
 
 
 def test_what_is_left_of_a_chain_follows_each_other() -> None:

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage
 
 from perdure.errors import ExtractionRefused
 from perdure.memory import ExtractedFact, ExtractionRequest, Fact, ModelExtractor
-from perdure.memory.extraction import extracted, filled, parsed
+from perdure.memory.extraction import extract_facts, fill, parse_facts
 from tests.conversation.models import Scripted
 
 KNOWN = [
@@ -31,7 +31,7 @@ def test_a_model_sees_the_known_facts_and_its_answer_is_read() -> None:
     reply = answer({"text": " Lives in Porto. ", "replaces": [1], "since": "2026-05-01"}, {"text": "Sings."})
     model = Scripted(answers=[AIMessage(reply)])
     request = ExtractionRequest("User: I moved to Porto", KNOWN)
-    found = asyncio.run(extracted(ModelExtractor(model), request))
+    found = asyncio.run(extract_facts(ModelExtractor(model), request))
     assert found == [
         ExtractedFact("Lives in Porto.", ("a",), datetime(2026, 5, 1, tzinfo=UTC)),
         ExtractedFact("Sings."),
@@ -43,8 +43,8 @@ def test_a_model_sees_the_known_facts_and_its_answer_is_read() -> None:
 
 
 def test_an_answer_in_a_block_of_markdown_is_read() -> None:
-    assert parsed(f"```json\n{answer({'text': 'Sings.'})}\n```", []) == [ExtractedFact("Sings.")]
-    assert parsed(answer(), []) == []
+    assert parse_facts(f"```json\n{answer({'text': 'Sings.'})}\n```", []) == [ExtractedFact("Sings.")]
+    assert parse_facts(answer(), []) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_an_answer_in_a_block_of_markdown_is_read() -> None:
 )
 def test_nonsense_is_refused_as_a_whole_and_not_repeated(text: str) -> None:
     with pytest.raises(ExtractionRefused) as refused:
-        parsed(text, KNOWN)
+        parse_facts(text, KNOWN)
     assert "Sings" not in str(refused.value)
     assert "nothing of it was remembered" in str(refused.value)
 
@@ -86,14 +86,14 @@ def test_nonsense_is_refused_as_a_whole_and_not_repeated(text: str) -> None:
 )
 def test_any_json_is_read_or_refused(value: Any) -> None:
     try:
-        found = parsed(json.dumps(value), KNOWN)
+        found = parse_facts(json.dumps(value), KNOWN)
     except ExtractionRefused:
         return
     assert all(0 < len(fact.text) <= 2000 for fact in found)
 
 
 def test_what_is_filled_in_is_not_looked_at_for_slots() -> None:
-    assert filled("{a}-{b}", {"{a}": "{b}", "{b}": "{a}"}) == "{b}-{a}"
+    assert fill("{a}-{b}", {"{a}": "{b}", "{b}": "{a}"}) == "{b}-{a}"
 
 
 def test_a_prompt_without_its_slots_is_refused() -> None:
@@ -103,11 +103,11 @@ def test_a_prompt_without_its_slots_is_refused() -> None:
 
 def test_an_extractor_may_be_a_plain_function_and_has_to_return_facts() -> None:
     request = ExtractionRequest("User: Hello", [])
-    assert asyncio.run(extracted(lambda asked: [ExtractedFact(asked.messages)], request)) == [
+    assert asyncio.run(extract_facts(lambda asked: [ExtractedFact(asked.messages)], request)) == [
         ExtractedFact("User: Hello")
     ]
     with pytest.raises(ExtractionRefused, match="list of ExtractedFact"):
-        asyncio.run(extracted(lambda asked: ["Hello"], request))  # type: ignore[list-item]
+        asyncio.run(extract_facts(lambda asked: ["Hello"], request))  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_one_fact_that_cannot_be_remembered_refuses_all_before_the_first_is_stor
     fact: ExtractedFact,
 ) -> None:
     with pytest.raises(ExtractionRefused, match="nothing was remembered"):
-        asyncio.run(extracted(lambda _: [ExtractedFact("Fine."), fact], ExtractionRequest("", [])))
+        asyncio.run(extract_facts(lambda _: [ExtractedFact("Fine."), fact], ExtractionRequest("", [])))

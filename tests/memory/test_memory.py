@@ -329,7 +329,7 @@ def test_no_fact_is_missed_that_is_written_between_pages(
     steps: Any = programs.facts(Place(memory.namespace, daily()))
     answer = store.batch(next(steps))
     # The oldest one, of the last page, moves to the first one.
-    store.put((*memory.namespace, "facts"), known[0].id, known[0].stored())
+    store.put((*memory.namespace, "facts"), known[0].id, known[0].dump())
     found: list[Fact] = []
     while not found:
         try:

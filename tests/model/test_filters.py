@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from langgraph.store.memory import _compare_values
 
 from perdure.errors import Unserialisable
-from perdure.model.filters import accepts, checked
+from perdure.model.filters import accepts, parse_filter
 
 SCALARS = st.sampled_from([None, True, False, 0, 1, 2, -1, 1.5, 2.0, "", "1", "1.5", "a", "b"])
 NAMES = st.sampled_from(["a", "b"])
@@ -36,7 +36,7 @@ CONDITIONS = st.recursive(
 def test_a_filter_means_what_it_means_in_the_stock_store(
     value: dict[str, Any], conditions: dict[str, Any]
 ) -> None:
-    ours = accepts(checked(conditions), value)
+    ours = accepts(parse_filter(conditions), value)
     # The stock store raises where a value does not read as a number; there we accept nothing or order text.
     with suppress(TypeError, ValueError):
         assert ours == all(_compare_values(value.get(name), wanted) for name, wanted in conditions.items())
@@ -77,13 +77,13 @@ def test_a_filter_means_what_it_means_in_the_stock_store(
     ],
 )
 def test_conditions(stored: Any, condition: Any, accepted: bool) -> None:
-    assert accepts(checked({"x": condition}), {"x": stored}) is accepted
+    assert accepts(parse_filter({"x": condition}), {"x": stored}) is accepted
 
 
 def test_an_absent_field_counts_as_none() -> None:
-    assert accepts(checked({"x": None}), {})
-    assert accepts(checked({"x": {"$ne": 1}}), {})
-    assert not accepts(checked({"x": {"$gte": 0}}), {})
+    assert accepts(parse_filter({"x": None}), {})
+    assert accepts(parse_filter({"x": {"$ne": 1}}), {})
+    assert not accepts(parse_filter({"x": {"$gte": 0}}), {})
 
 
 @pytest.mark.parametrize(
@@ -117,23 +117,23 @@ def test_an_absent_field_counts_as_none() -> None:
 )
 def test_a_wrong_filter_is_refused_though_nothing_is_stored(conditions: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        checked(conditions)
+        parse_filter(conditions)
 
 
 @pytest.mark.parametrize("conditions", ["x", 1, [("x", 1)], [{"x": 1}]])
 def test_a_filter_that_is_no_dict_is_refused(conditions: Any) -> None:
     with pytest.raises(TypeError, match="a filter is a dict of conditions by field"):
-        checked(conditions)
+        parse_filter(conditions)
 
 
 def test_a_filter_with_what_no_item_can_have_is_refused() -> None:
     with pytest.raises(Unserialisable, match=r"filter\['x'\] is a set"):
-        checked({"x": {1}})
+        parse_filter({"x": {1}})
     with pytest.raises(Unserialisable, match=r"filter\['\$or'\]\[0\]\['x'\] is a set"):
-        checked({"$or": [{"x": {1}}]})
+        parse_filter({"$or": [{"x": {1}}]})
 
 
 @pytest.mark.parametrize("condition", ["\ud800", {"$gt": "\ud800"}, ["\ud800"], {"\ud800": 1}])
 def test_text_that_no_item_can_have_is_refused(condition: Any) -> None:
     with pytest.raises(Unserialisable, match="not well-formed Unicode"):
-        checked({"a": condition})
+        parse_filter({"a": condition})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from perdure.model.merged_commits import merged
+from perdure.model.merged_commits import merge
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Get, Op, Put
 from perdure.model.ops import Fetch as Read
 from perdure.model.records import CHUNK, EPOCH, GC, HEAD, Key, Kind, Partition
@@ -70,7 +70,7 @@ def started(there: list[tuple[int, int]]) -> MemoryDriver:
 def test_one_commit_does_what_several_do_or_there_is_none(
     there: list[tuple[int, int]], several: list[Commit]
 ) -> None:
-    one = merged(several)
+    one = merge(several)
     if one is None:
         event("no such commit")
         return
@@ -85,22 +85,22 @@ def test_one_commit_does_what_several_do_or_there_is_none(
 def test_two_steps_of_a_head_are_one() -> None:
     first = Commit(AT, (Put(GC, (), expect=Expect.ABSENT, version=7), put(HEAD, ("",), Expect.ABSENT, 1)))
     second = Commit(AT, (Check(GC, (), 7), put(HEAD, ("",), 1, 2)))
-    assert merged([first, second]) == Commit(
+    assert merge([first, second]) == Commit(
         AT, (Put(GC, (), expect=Expect.ABSENT, version=7), put(HEAD, ("",), Expect.ABSENT, 2))
     )
 
 
 def test_a_second_that_the_first_makes_fail_is_not_merged() -> None:
     first = Commit(AT, (put(HEAD, ("",), Expect.ABSENT, 1),))
-    assert merged([first, Commit(AT, (put(HEAD, ("",), 3, 4),))]) is None
-    assert merged([first, Commit(AT, (put(HEAD, ("",), Expect.ABSENT, 2),))]) is None
+    assert merge([first, Commit(AT, (put(HEAD, ("",), 3, 4),))]) is None
+    assert merge([first, Commit(AT, (put(HEAD, ("",), Expect.ABSENT, 2),))]) is None
 
 
 def test_commits_of_two_threads_are_refused() -> None:
     other = Commit(Partition("", "another"), (Check(GC, (), 1),))
     with pytest.raises(ValueError, match="different partitions"):
-        merged([Commit(AT, ()), other])
+        merge([Commit(AT, ()), other])
 
 
 def test_nothing_is_no_commit() -> None:
-    assert merged([]) is None
+    assert merge([]) is None

@@ -68,12 +68,12 @@ def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], message: str) ->
     ],
 )
 def test_either_rule_keeps_a_checkpoint(policy: Retention, kept: set[str]) -> None:
-    assert policy.kept(ROOTS, NOW) == kept
+    assert policy.find_kept(ROOTS, NOW) == kept
 
 
 def test_a_checkpoint_whose_time_is_unknown_stays_for_its_time() -> None:
     unknown = ROOTS[0]._replace(ts="yesterday")
-    assert Retention(keep_for="1d").kept([unknown], NOW) == {"c1"}
+    assert Retention(keep_for="1d").find_kept([unknown], NOW) == {"c1"}
 
 
 def test_metadata_come_before_the_assistant_and_that_before_the_graph() -> None:

@@ -22,7 +22,7 @@ from perdure.model.store_items import (
     matches,
     name_after,
     name_of,
-    renewed,
+    postpone_expiry,
     span,
 )
 
@@ -108,10 +108,10 @@ def test_an_item_is_over_at_its_end_and_not_before() -> None:
 
 
 def test_reading_moves_the_end_on_and_never_back() -> None:
-    assert renewed(item(5, 10), 8) == 13
-    assert renewed(item(5, 10), 5) is None
-    assert renewed(item(5, 10), 2) is None, "a clock that is behind took time away"
-    assert renewed(item(None, None), 8) is None
+    assert postpone_expiry(item(5, 10), 8) == 13
+    assert postpone_expiry(item(5, 10), 5) is None
+    assert postpone_expiry(item(5, 10), 2) is None, "a clock that is behind took time away"
+    assert postpone_expiry(item(None, None), 8) is None
 
 
 def test_spans_are_minutes_above_none() -> None:

@@ -16,12 +16,12 @@ from perdure.model.records import WRITE, Key, Record
 from perdure.model.values import refs
 from perdure.model.write_records import (
     SHARED,
-    added_puts,
     by_record,
-    held_by_record,
-    kept_put,
     new_puts,
+    plan_partial_removal,
+    plan_puts,
     put_over,
+    read_by_record,
     read_writes,
     record_key,
 )
@@ -114,10 +114,10 @@ def test_a_time_takes_few_bytes_and_the_last_call_counts() -> None:
     first, last = TaskSpan(0, 2_000_000), TaskSpan(3_600_000_000, 900_000)
     (put,) = new_puts([written(0)._replace(span=first)], Expect.ABSENT)
     assert len(put.body) == len(b"\x01w") + 5
-    (more,) = added_puts([written(1)._replace(span=last)], held_by_record(stored([put])))
+    (more,) = plan_puts([written(1)._replace(span=last)], read_by_record(stored([put])))
     assert [write.span for write in read_writes(stored([more]))] == [last, last]
     (kept,) = stored([more])
-    rest = kept_put(held_by_record([kept])[kept.key], [written(0)])
+    rest = plan_partial_removal(read_by_record([kept])[kept.key], [written(0)])
     assert rest is not None
     assert [(write.idx, write.span) for write in read_writes(stored([rest]))] == [(1, last)]
 
@@ -134,7 +134,7 @@ def test_any_order_of_calls_and_removals_leaves_what_records_of_their_own_would(
         there = {write.key: write for write in store.writes()}
         if step == "add":
             free = [write for write in writes if write.key not in there]
-            store.put(added_puts(free, held_by_record(store.records.values())))
+            store.put(plan_puts(free, read_by_record(store.records.values())))
             slots.update({write.key: write for write in free})
         elif step == "over":
             for write in [write for write in writes if write.idx < 0 and write.key in there]:
@@ -143,7 +143,7 @@ def test_any_order_of_calls_and_removals_leaves_what_records_of_their_own_would(
         else:
             gone = [write for write in there.values() if random.random() < 0.5]
             for key, some in by_record(gone).items():
-                kept = kept_put(by_record(there.values())[key], some)
+                kept = plan_partial_removal(by_record(there.values())[key], some)
                 if kept is None:
                     del store.records[key]
                 else:

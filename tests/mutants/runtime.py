@@ -70,7 +70,7 @@ BREAKS = [
         "who takes over is told apart from who held",
         rewritten(
             runs.Claim,
-            "_planned",
+            "_plan",
             "epoch = successor(seen.epoch, self.owner, self.fresh) if seen.epoch",
             "epoch = seen.epoch if seen.epoch",
         ),
@@ -87,7 +87,7 @@ BREAKS = [
         "a message is not claimed as it is accepted while another holds its thread",
         rewritten(
             Acceptance,
-            "_began",
+            "_begin_at_once",
             "if accept_and_claim.may_begin(accept, known, runner.graphs.agents.keys()):",
             "if True:",
         ),

@@ -77,7 +77,7 @@ def stale_items_returned(patch: pytest.MonkeyPatch) -> None:
 
 def ends_at_their_last_moment(patch: pytest.MonkeyPatch) -> None:
     """A read that comes from a clock behind takes time away, and one without an end gets one."""
-    patch.setattr(items, "renewed", lambda record, now: now)
+    patch.setattr(items, "postpone_expiry", lambda record, now: now)
 
 
 def slashes_for_terminators(patch: pytest.MonkeyPatch) -> None:
@@ -102,9 +102,9 @@ def creation_forgotten(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(item_writes, "_plan", plan)
-    puts: Any = item_writes._overwriting
+    puts: Any = item_writes._plan_overwrite
     patch.setattr(
-        item_writes, "_overwriting", lambda writes: tuple(op._replace(keep=None) for op in puts(writes))
+        item_writes, "_plan_overwrite", lambda writes: tuple(op._replace(keep=None) for op in puts(writes))
     )
 
 

@@ -18,7 +18,7 @@ from perdure import admin
 from perdure.errors import PerdureError
 from perdure.langgraph.call_records import CallRecord
 from perdure.model.records import Partition
-from perdure.replay import ReplayOptions, recorded, replay, replay_sync
+from perdure.replay import ReplayOptions, record_calls, replay, replay_sync
 from perdure.replay.answering import Answering
 from perdure.replay.recording import TaskRecord
 from perdure.testing.recorded_threads import from_export
@@ -105,7 +105,7 @@ def test_tools_that_ask_replay_while_they_wait_and_when_they_are_answered(words:
     async def run() -> None:
         config: Any = {"configurable": {"thread_id": THREAD}}
         async with perdure.connect("memory://") as db:
-            graph = recorded(asking(Counted()).compile(checkpointer=db.checkpointer()))
+            graph = record_calls(asking(Counted()).compile(checkpointer=db.checkpointer()))
             out = await graph.ainvoke({"messages": [("user", f"look up {words}")]}, config)
             answers = 0
             while "__interrupt__" in out:
@@ -128,7 +128,7 @@ def test_tools_that_ask_replay_while_they_wait_and_when_they_are_answered(words:
 def test_a_graph_inside_a_tool_may_ask() -> None:
     config: Any = {"configurable": {"thread_id": THREAD}}
     with perdure.connect_sync("memory://") as db:
-        graph = recorded(delegating(Counted()).compile(checkpointer=db.checkpointer()))
+        graph = record_calls(delegating(Counted()).compile(checkpointer=db.checkpointer()))
         assert "__interrupt__" in graph.invoke({"messages": [("user", "look up tea")]}, config)
         assert replay_sync(db, delegating(Counted()).compile(), THREAD).differences == ()
         graph.invoke(Command(resume="yes"), config)

@@ -24,7 +24,7 @@ from langgraph.graph import START, StateGraph, add_messages
 from langgraph.types import Command, Send, interrupt
 
 import perdure
-from perdure.replay import recorded, replay_sync
+from perdure.replay import record_calls, replay_sync
 
 SEEDS = range(150) if os.environ.get("PERDURE_CHAOS") == "full" else range(2)
 MADE: list[str] = []
@@ -234,7 +234,7 @@ def test_a_recorded_thread_replays_without_a_difference(seed: int) -> None:
                 given = Command(resume={each.id: f"reply {dice.random()}" for each in some})
 
     with perdure.connect_sync("memory://") as db:
-        graph = recorded(generated(seed).compile(checkpointer=db.checkpointer()))
+        graph = record_calls(generated(seed).compile(checkpointer=db.checkpointer()))
         asyncio.run(lived(graph))
         count = len(MADE)
         report = replay_sync(db, generated(seed).compile(), "one")

@@ -8,7 +8,7 @@ import pytest
 from langchain_core.messages import AIMessage, RemoveMessage
 from langgraph.types import Interrupt, Overwrite, Send
 
-from perdure.replay.plain_values import aligned, snapshot
+from perdure.replay.plain_values import align, snapshot
 
 ONE, TWO = "3f0c1a52-6d0f-4f0e-9a50-0d8f2f1f7c11", "9c7d9a30-0c27-4c07-8b02-8f0b5c2a4d52"
 
@@ -24,7 +24,7 @@ ONE, TWO = "3f0c1a52-6d0f-4f0e-9a50-0d8f2f1f7c11", "9c7d9a30-0c27-4c07-8b02-8f0b
     ],
 )
 def test_noise_is_replaced_by_what_was_recorded(expected: Any, found: Any) -> None:
-    assert aligned(expected, found)[0] == expected
+    assert align(expected, found)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_noise_is_replaced_by_what_was_recorded(expected: Any, found: Any) -> No
     ],
 )
 def test_what_differs_stays_different(expected: Any, found: Any) -> None:
-    assert aligned(expected, found)[0] != expected
+    assert align(expected, found)[0] != expected
 
 
 def test_a_snapshot_is_the_value_at_its_moment() -> None:

@@ -22,7 +22,7 @@ import perdure
 from perdure import admin
 from perdure.errors import BadSetting, NotFound
 from perdure.model.records import Partition
-from perdure.replay import ReplayOptions, ReplayReport, recorded, replay, replay_sync
+from perdure.replay import ReplayOptions, ReplayReport, record_calls, replay, replay_sync
 from perdure.runtime import Agent, Runtime, effect
 from tests.replay.agents import Parts, build, parts
 
@@ -47,7 +47,7 @@ def db() -> Iterator[perdure.SyncDatabase]:
 def live(db: perdure.SyncDatabase, used: Parts, thread_id: str, *, is_recorded: bool = True) -> None:
     """Let a thread call tools, ask twice, go through branches, sent tasks and a subgraph, and go on."""
     graph = build(used).compile(checkpointer=db.checkpointer())
-    graph = recorded(graph) if is_recorded else graph
+    graph = record_calls(graph) if is_recorded else graph
     config: Any = {"configurable": {"thread_id": thread_id}}
     graph.invoke({"messages": [("user", "look up tea and milk")]}, config)
     graph.invoke(Command(resume="yes"), config)
@@ -136,7 +136,7 @@ def simple(answer: Any) -> Any:
 
 
 def converse(db: perdure.SyncDatabase, builder: Any) -> None:
-    graph = recorded(builder.compile(checkpointer=db.checkpointer()))
+    graph = record_calls(builder.compile(checkpointer=db.checkpointer()))
     graph.invoke({"messages": [("user", "hello")]}, {"configurable": {"thread_id": THREAD}})
 
 

@@ -36,7 +36,7 @@ def test_slow_summaries_are_few_at_once_and_are_given_up(monkeypatch: pytest.Mon
             for ticket in tickets:
                 await app.wait(ticket)
         async with asyncio.timeout(WITHIN_S):
-            await app._worker.runner.conversations.settled()
+            await app._worker.runner.conversations.wait_for_summaries()
 
     run(Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(forever)), body, seen)
     assert most == 2

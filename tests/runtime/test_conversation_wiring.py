@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.conversation import Conversation, Limit, Summary, repair
-from perdure.conversation.compaction import compacted
+from perdure.conversation.compaction import compact
 from perdure.runtime import Agent, Runtime
 from perdure.runtime.agent_memory import conversation_windows
 from tests.conversation.models import Scripted
@@ -66,11 +66,11 @@ async def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _untrimmed(conversation: Any, messages: Any, made: Any = None) -> Any:
-    changed = compacted(conversation, messages, made)
+    changed = compact(conversation, messages, made)
     return changed and replace(changed, messages=repair(messages).messages)
 
 
-def _unrepaired(conversation: Any, messages: Any, made: Any = None, real: Any = compacted) -> Any:
+def _unrepaired(conversation: Any, messages: Any, made: Any = None, real: Any = compact) -> Any:
     changed = real(conversation, messages, made)
     return None if changed is None or (changed.repairs and not changed.left_out) else changed
 

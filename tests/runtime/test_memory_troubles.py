@@ -61,7 +61,7 @@ def test_a_foreign_item_hides_nothing_that_is_known() -> None:
         memory = Memory(app.store(), "ada")
         fact = await memory.aremember("She sings.")
         await app.store().aput((*memory.namespace, "facts"), "odd", {"current": True})
-        local = {**fact.stored(), "known_from": "2026-01-01T00:00:00"}
+        local = {**fact.dump(), "known_from": "2026-01-01T00:00:00"}
         await app.store().aput((*memory.namespace, "facts"), "local", local)
         await app.store().aput(memory.namespace, "note", {"current": True})
         assert await say(app, "t", "Hello") == "done"

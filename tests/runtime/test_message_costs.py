@@ -18,7 +18,7 @@ from perdure.conversation import Conversation, Limit
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine.retention import queue_retention
-from perdure.langgraph.early_loads import EarlyLoads, kept_for_the_next
+from perdure.langgraph.early_loads import EarlyLoads, keep_for_next_load
 from perdure.memory import MemoryPolicy
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Commit, Fetch, Get
@@ -299,12 +299,12 @@ def test_an_early_load_is_for_one_load_under_its_lease() -> None:
 def test_an_early_load_that_is_kept_is_for_one_more_load_under_its_lease() -> None:
     early = EarlyLoads()
     early.add(LOAD, answers(7))
-    with kept_for_the_next():
+    with keep_for_next_load():
         assert early.take(LOAD, 7) == answers(7)
     assert early.take(LOAD, 7) == answers(7)
     assert early.take(LOAD, 7) is None
     early.add(LOAD, answers(7))
-    with kept_for_the_next():
+    with keep_for_next_load():
         assert early.take(LOAD, 8) is None
     assert early.take(LOAD, 7) is None
 

@@ -124,7 +124,7 @@ def test_a_run_that_another_worker_takes(registry: CollectorRegistry, noticed_by
             now = await handle_of(db).arun(ask(Now()))
             later = now + 60_000_000
             thief = Claim(
-                Partition("", "ada"), "thief", ("agent",), later, 60_000_000, 50, handle_of(db).fresh()
+                Partition("", "ada"), "thief", ("agent",), later, 60_000_000, 50, handle_of(db).draw_version()
             )
             assert await handle_of(db).arun(thief.take(None)) is not None
             try:

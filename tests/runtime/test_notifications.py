@@ -81,7 +81,7 @@ async def listening(*databases: SyncDatabase) -> None:
             word = f"ready:{id(other)}"
             async with asyncio.timeout(BOUND_S):
                 while word not in heard:
-                    handle_of(other).ring(word)
+                    handle_of(other).notify(word)
                     await asyncio.sleep(0.05)
         stop()
 
@@ -238,13 +238,13 @@ def test_whoever_waits_for_events_hears_that_some_are_stored(place: Place) -> No
         stored = hearer.expect(STORED, thread)
         ended = hearer.expect(ENDED, thread)
         others = hearer.expect(STORED, other)
-        teller.stored(thread)
+        teller.notify_stored(thread)
         await stored.wait(BOUND_S)
         assert stored.is_set
         assert not ended.is_set
         after = hearer.expect(STORED, thread)
         assert after is not stored
-        teller.ended(thread)
+        teller.notify_ended(thread)
         await ended.wait(BOUND_S)
         await after.wait(BOUND_S)  # the last events are stored with the run's end
         assert ended.is_set
@@ -307,7 +307,7 @@ class Told(DatabaseHandle):
         self.rung: list[str] = []
         self.tell: Callable[[str], None] = lambda word: None
 
-    def ring(self, *words: str) -> None:
+    def notify(self, *words: str) -> None:
         self.rung += words
 
     def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
@@ -323,7 +323,7 @@ def test_a_worker_is_roused_by_what_is_due_for_its_tenant() -> None:
         one.serve(lambda: due.append("one"), lambda is_meant: None, lambda is_meant: None)
         two.serve(lambda: due.append("two"), lambda is_meant: None, lambda is_meant: None)
         for tenant in ("acme", "other"):
-            two.due(Partition(tenant, "ada"))
+            two.notify_due(Partition(tenant, "ada"))
         for word in everybody.rung:
             mine.tell(word)
             everybody.tell(word)
@@ -340,13 +340,13 @@ def test_what_is_due_later_is_told_when_it_is_due_and_once() -> None:
         signals = Notifications(told, "")
         at = Partition("", "ada")
         for _ in range(5):
-            signals.due(at, 0.05)
+            signals.notify_due(at, 0.05)
         assert told.rung == []
         await eventually(lambda: told.rung)
         # By now, the other four would be due as well.
         await asyncio.sleep(0.1)
         assert len(told.rung) == 1
-        signals.due(at, 0.05)
+        signals.notify_due(at, 0.05)
         signals.close()
         await asyncio.sleep(0.1)
         assert len(told.rung) == 1
@@ -390,35 +390,35 @@ def test_a_summoned_worker_looks_soon_and_seldom_and_later_after_it_came_in_vain
     looks: list[float] = []
     summons = PollDelay(lambda: looks.append(timers.now))
     for _ in range(300):
-        summons.heard()
+        summons.hear()
         timers.advance(0.001)
     assert 14 <= len(looks) <= 15, "a look every 20 ms"
     summons.cancel()
-    summons.looked(in_vain=False)
+    summons.note_look(in_vain=False)
     pauses: list[float] = []
     for in_vain in (True, True, True, True, True, True, False, False):
         timers.advance(1.0)
         asked = timers.now
-        summons.heard()
+        summons.hear()
         timers.advance(1.0)
         pauses.append(looks[-1] - asked)
-        summons.looked(in_vain=in_vain)
+        summons.note_look(in_vain=in_vain)
     assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.25, 0.25, 0.25, 0.02])
-    summons.looked(in_vain=True)
+    summons.note_look(in_vain=True)
     assert summons._spread == tuning._SOON_S, "a look of its own accord says nothing"
 
 
 def test_a_summoned_worker_looks_again_when_the_next_queue_is_due(timers: Timers) -> None:
     looks: list[float] = []
     summons = PollDelay(lambda: looks.append(timers.now))
-    summons.heard()
+    summons.hear()
     timers.advance(1.0)
-    summons.looked(in_vain=True, due_in=0.4)
+    summons.note_look(in_vain=True, due_in=0.4)
     seen = timers.now
     timers.advance(1.0)
     assert looks[1:] == [pytest.approx(seen + 0.4)]
-    summons.looked(in_vain=False)
+    summons.note_look(in_vain=False)
     timers.advance(1.0)
-    summons.looked(in_vain=True, due_in=0.4)
+    summons.note_look(in_vain=True, due_in=0.4)
     timers.advance(1.0)
     assert len(looks) == 2, "a look of its own accord is followed by none"

@@ -18,7 +18,7 @@ from perdure.errors import NotAllowed
 from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, RUN, WRITE
-from perdure.runtime import Agent, Options, steered, steered_sync
+from perdure.runtime import Agent, Options, take_messages, take_messages_sync
 from perdure.runtime.options import Durability
 from tests.runtime.graphs import (
     Storage,
@@ -56,7 +56,7 @@ class Asking:
         self.tries += 1
         messages: list[Any] = []
         for _ in range(self.times):
-            came = (await steered()).get("messages", [])
+            came = (await take_messages()).get("messages", [])
             self.came.append([message["content"] for message in came])
             messages += came
         if self.tries <= self.failing:
@@ -166,7 +166,7 @@ def test_what_a_node_holds_may_be_taken_back(near: Storage) -> None:
         took: list[int] = []
 
         async def first(state: Asked) -> dict[str, Any]:
-            came = await steered()
+            came = await take_messages()
             took.append(len(came.get("messages", [])))
             await holding.wait()
             return {"messages": came.get("messages", []), "log": ["first"]}
@@ -204,7 +204,7 @@ def test_of_parallel_nodes_one_gets_them(near: Storage) -> None:
         async def node(state: Asked) -> dict[str, Any]:
             under_way.append("node")
             await gate.wait()
-            came = (await steered()).get("messages", [])
+            came = (await take_messages()).get("messages", [])
             await both.wait()
             return {"messages": came, "log": [str(len(came))]}
 
@@ -237,7 +237,7 @@ def test_no_commit_of_a_step_is_shared_while_a_node_holds_messages(memory: Stora
         async def holder(state: Asked) -> dict[str, Any]:
             under_way.append("holder")
             await gate.wait()
-            came = (await steered()).get("messages", [])
+            came = (await take_messages()).get("messages", [])
             took.set()
             await ended.wait()
             return {"messages": came, "log": ["holder"]}
@@ -308,7 +308,7 @@ def test_outside_of_a_run_nothing_comes() -> None:
     seen: list[Mapping[str, Any]] = []
 
     def node(state: MessagesState) -> dict[str, Any]:
-        seen.append(steered_sync())
+        seen.append(take_messages_sync())
         return {}
 
     builder = StateGraph(MessagesState)
@@ -317,7 +317,7 @@ def test_outside_of_a_run_nothing_comes() -> None:
     builder.compile().invoke({"messages": [HumanMessage("one")]})
     assert seen == [{}]
     with pytest.raises(NotAllowed, match="inside a node"):
-        steered_sync()
+        take_messages_sync()
 
 
 def test_a_plain_function_takes_what_came(near: Storage) -> None:
@@ -331,7 +331,7 @@ def test_a_plain_function_takes_what_came(near: Storage) -> None:
             return {}
 
         def take(state: MessagesState) -> dict[str, Any]:
-            return cast(dict[str, Any], steered_sync())
+            return cast(dict[str, Any], take_messages_sync())
 
         builder = StateGraph(MessagesState)
         builder.add_node("wait", wait)

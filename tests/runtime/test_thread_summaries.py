@@ -24,7 +24,7 @@ def test_the_running_summary_of_a_thread_reaches_the_users_next_thread() -> None
     async def body(app: Runtime) -> None:
         for number in range(14):
             await say(app, "one", f"{number} " + "x" * 60)
-            await app._worker.runner.conversations.settled()
+            await app._worker.runner.conversations.wait_for_summaries()
         memory = Memory(app.store(), "ada")
         (summary,) = await memory.asummaries()
         assert (summary.thread, summary.text) == ("one", "They counted words together.")
@@ -62,7 +62,7 @@ def test_a_finished_summary_is_there_with_the_turn_that_ends(
             if Summary.of(model.sent[-1]) is not None:
                 break
             assert await memory.asummaries() == []
-            await app._worker.runner.conversations.settled()
+            await app._worker.runner.conversations.wait_for_summaries()
         if fault is not None:
             assert events.named("memory.summary_waits")[0]["error"] == "ConnectionError"
             return

@@ -173,7 +173,7 @@ def test_a_lost_run_says_so(traces: Traces) -> None:
         async def slow(state: MessagesState) -> dict[str, Any]:
             later = await handle_of(db).arun(ask(Now())) + 60_000_000
             thief = Claim(
-                Partition("", "ada"), "thief", ("agent",), later, 60_000_000, 50, handle_of(db).fresh()
+                Partition("", "ada"), "thief", ("agent",), later, 60_000_000, 50, handle_of(db).draw_version()
             )
             assert await handle_of(db).arun(thief.take(None)) is not None
             taken.set()

@@ -16,7 +16,7 @@ from perdure.schema.steps import NodeRenamed
 def test_without_renames_every_name_is_its_own() -> None:
     names = NamespaceNames([])
     assert names.are_plain
-    assert list(names.stored("a|b")) == ["a|b"]
+    assert list(names.find_stored("a|b")) == ["a|b"]
     assert names.present("a+2") == "a+2"
     assert [is_by_name(each) for each in ("a|b", "a:1", "")] == [True, False, False]
 
@@ -24,8 +24,8 @@ def test_without_renames_every_name_is_its_own() -> None:
 def test_two_nodes_that_swap_names_keep_apart() -> None:
     swap = [rename_node(2, "a", "x"), rename_node(2, "b", "a"), rename_node(2, "x", "b")]
     names = NamespaceNames(Schema(2, swap).steps)
-    assert list(names.stored("a")) == ["a+2", "b"]
-    assert list(names.stored("b")) == ["b+2", "a"]
+    assert list(names.find_stored("a")) == ["a+2", "b"]
+    assert list(names.find_stored("b")) == ["b+2", "a"]
     assert [names.present(each) for each in ("a", "b", "a+2", "b+2", "c", "a|c")] == [
         *("b", "a", "a", "b", "c", "b|c")
     ]
@@ -33,9 +33,9 @@ def test_two_nodes_that_swap_names_keep_apart() -> None:
 
 def test_a_name_that_was_given_up_belongs_to_another_node_from_then_on() -> None:
     names = NamespaceNames(Schema(4, [rename_node(2, "a", "b"), rename_node(3, "b", "c")]).steps)
-    assert list(names.stored("c|d")) == ["c+3|d", "b+2|d", "a|d"]
-    assert list(names.stored("a")) == ["a+2"]
-    assert list(names.stored("b")) == ["b+3"]
+    assert list(names.find_stored("c|d")) == ["c+3|d", "b+2|d", "a|d"]
+    assert list(names.find_stored("a")) == ["a+2"]
+    assert list(names.find_stored("b")) == ["b+3"]
     assert [names.present(each) for each in ("a", "b+2", "c+3", "a+2", "b+3", "b", "e+9")] == [
         *("c", "c", "c", "a", "b", "b", "e+9")
     ]
@@ -45,8 +45,8 @@ def test_a_name_that_was_given_up_belongs_to_another_node_from_then_on() -> None
 def test_a_node_with_the_stored_name_of_a_renamed_one_is_refused(name: str) -> None:
     names = NamespaceNames(Schema(2, [rename_node(2, "a", "plan")]).steps)
     with pytest.raises(ValueError, match=r"give the node '.*' another name"):
-        list(names.stored(name))
-    assert list(names.stored("plan+3")) == ["plan+3"]
+        list(names.find_stored(name))
+    assert list(names.find_stored("plan+3")) == ["plan+3"]
 
 
 @settings(max_examples=300, deadline=None)
@@ -76,7 +76,7 @@ def test_no_name_is_stored_for_two_nodes_in_any_history(data: st.DataObject) -> 
             nodes[next(fresh)] = data.draw(st.sampled_from(sorted(given_up)))
         names = NamespaceNames(steps)
         for node, name in nodes.items():
-            first, *former = names.stored(name)
+            first, *former = names.find_stored(name)
             assert names.present(first) == name
             owners = {kept[each] for each in (first, *former) if each in kept}
             assert owners <= {node}

@@ -19,7 +19,7 @@ from perdure.config import worker
 from perdure.config.settings import SETTINGS
 from perdure.server.config import Config, load
 from perdure.server.hosting.process import application
-from perdure.server.hosting.startup import opened
+from perdure.server.hosting.startup import open_state
 from perdure.server.resources import ServerState
 from tests.server.acceptance.serving import run
 from tests.server.ports import served
@@ -197,7 +197,7 @@ async def _running(folder: Path) -> Running:
     config = load(file=folder / "perdure.toml", db=url, environ={})
     workers = worker.load(file=folder / "perdure.toml", db=url, environ={})
     async with (
-        opened(config, works=False) as host,
+        open_state(config, works=False) as host,
         application(config, host) as app,
         served(app, host) as address,
         httpx.AsyncClient(base_url=address, follow_redirects=True) as http,
@@ -252,7 +252,7 @@ async def test_graphs_share_threads_unless_a_setting_says_otherwise(
         (tmp_path / "perdure.toml").write_text(f"{graphs}{value}")
         config = load(file=tmp_path / "perdure.toml", db="memory://", environ={}, development=True)
         async with (
-            opened(config) as host,
+            open_state(config) as host,
             application(config, host) as app,
             served(app, host) as address,
             httpx.AsyncClient(base_url=address) as http,

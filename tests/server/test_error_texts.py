@@ -12,7 +12,7 @@ import pytest
 import perdure
 from perdure.server.config import load
 from perdure.server.hosting.process import application
-from perdure.server.hosting.startup import opened
+from perdure.server.hosting.startup import open_state
 from tests.server.acceptance.serving import run
 from tests.server.listening import heard, start, until_ended
 from tests.server.ports import served
@@ -73,7 +73,7 @@ async def test_what_failed_is_told_by_its_kind_and_in_development_by_its_text(
     async def asked() -> dict[str, str]:
         told: dict[str, str] = {}
         async with (
-            opened(config) as host,
+            open_state(config) as host,
             application(config, host) as app,
             served(app, host) as url,
             httpx.AsyncClient(base_url=url, timeout=60) as http,

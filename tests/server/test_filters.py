@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.server.auth.filters import BadFilter, checked, matches, merge, stamp_allowed
+from perdure.server.auth.filters import BadFilter, matches, merge, parse_conditions, stamp_allowed
 
 NAMES = st.sampled_from(["owner", "people", "org"])
 SCALARS = st.sampled_from([None, True, False, 0, 1, "", "1", "u1", "u2"])
@@ -71,7 +71,7 @@ def model(conditions: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
 
 @given(FILTERS, METADATA)
 def test_a_filter_means_what_the_model_says(conditions: dict[str, Any], metadata: dict[str, Any]) -> None:
-    assert matches(checked(conditions), metadata) == model(conditions, metadata)
+    assert matches(parse_conditions(conditions), metadata) == model(conditions, metadata)
 
 
 @given(FILTERS, FILTERS, METADATA)
@@ -108,18 +108,18 @@ def test_merging_nothing_restricts_nothing() -> None:
     ],
 )
 def test_conditions(condition: Any, value: Any, met: bool) -> None:
-    assert matches(checked({"x": condition}), {"x": value}) is met
+    assert matches(parse_conditions({"x": condition}), {"x": value}) is met
 
 
 def test_what_is_absent_meets_no_condition() -> None:
     conditions: list[Any] = [None, {"$eq": None}, {"$contains": []}]
     for condition in conditions:
-        assert not matches(checked({"owner": condition}), {})
-        assert not matches(checked({"owner": condition}), None)
+        assert not matches(parse_conditions({"owner": condition}), {})
+        assert not matches(parse_conditions({"owner": condition}), None)
 
 
 def test_a_filter_without_conditions_restricts_nothing() -> None:
-    assert checked({}) is None
+    assert parse_conditions({}) is None
     assert matches(None, None)
 
 
@@ -145,7 +145,7 @@ def test_a_filter_without_conditions_restricts_nothing() -> None:
 )
 def test_a_filter_that_cannot_be_understood_is_an_error(wrong: dict[Any, Any], reason: str) -> None:
     with pytest.raises(BadFilter, match=reason):
-        checked(wrong)
+        parse_conditions(wrong)
 
 
 def test_one_that_nobody_checked_lets_nobody_through_either() -> None:
@@ -159,7 +159,7 @@ def test_a_filter_that_contains_itself_is_an_error() -> None:
     endless: dict[str, Any] = {}
     endless["$or"] = [endless]
     with pytest.raises(BadFilter, match="nested deeper"):
-        checked(endless)
+        parse_conditions(endless)
 
 
 @dataclass
@@ -169,14 +169,14 @@ class Owner:
 
 def test_ids_are_compared_as_the_text_they_are_stored_as() -> None:
     someone = UUID(int=7)
-    assert matches(checked({"owner": someone}), {"owner": str(someone)})
-    assert matches(checked({"people": {"$contains": {someone}}}), {"people": [str(someone)]})
-    assert matches(checked({"owner": {"$eq": Owner(someone)}}), {"owner": {"id": str(someone)}})
-    assert stamp_allowed(checked({"owner": someone}), {"owner": someone})
+    assert matches(parse_conditions({"owner": someone}), {"owner": str(someone)})
+    assert matches(parse_conditions({"people": {"$contains": {someone}}}), {"people": [str(someone)]})
+    assert matches(parse_conditions({"owner": {"$eq": Owner(someone)}}), {"owner": {"id": str(someone)}})
+    assert stamp_allowed(parse_conditions({"owner": someone}), {"owner": someone})
 
 
 def test_what_is_written_has_to_be_seen_by_who_writes_it() -> None:
-    own = checked({"owner": "u1"})
+    own = parse_conditions({"owner": "u1"})
     assert stamp_allowed(None, None)
     assert stamp_allowed(own, {"owner": "u1", "title": "x"})
     assert not stamp_allowed(own, {"owner": "u2"})

@@ -22,7 +22,7 @@ from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Cors, Http
 from perdure.server.hosting.embedding import perdure_router
-from perdure.server.hosting.mounting import mounted
+from perdure.server.hosting.mounting import mount
 from perdure.server.resources import ServerState
 from tests.server.hosting import graphs, run
 from tests.server.ports import served
@@ -83,7 +83,7 @@ class Place:
                     await work(address, app)
                 return
             app = create_app(None, self.http)
-            async with mounted(app, own(), None), served(app, host) as address:
+            async with mount(app, own(), None), served(app, host) as address:
                 await work(address, app)
 
 

@@ -22,7 +22,7 @@ from perdure.server.auth.identity import (
     Open,
     Refusal,
     User,
-    checked_names,
+    check_names,
     require_stamp,
     tenant_of,
 )
@@ -93,7 +93,7 @@ def test_a_claim_that_can_be_no_key_is_refused() -> None:
 @pytest.mark.parametrize("names", ["sub", ["sub", ""], [1]])
 def test_names_of_claims_are_a_list_of_texts(names: Any) -> None:
     with pytest.raises(BadSetting, match="tenant_claims has to be a list"):
-        checked_names(names, "tenant_claims")
+        check_names(names, "tenant_claims")
 
 
 ALICE = User(

@@ -62,7 +62,7 @@ def _late_failure(app_of: Callable[..., FastAPI], place: Place, monkeypatch: Any
         raise Unavailable("the database went away")
 
     monkeypatch.setattr("perdure.server.hosting.lifespan.compile_graph", fails)
-    monkeypatch.setattr("perdure.server.hosting.lifespan._opened", fails)
+    monkeypatch.setattr("perdure.server.hosting.lifespan._open", fails)
     return app_of(place.migrated().url, serve=True), Unavailable
 
 

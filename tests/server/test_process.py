@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Cors
-from perdure.server.hosting.process import Server, guarded
-from perdure.web.listening import listening
+from perdure.server.hosting.process import Server, guard
+from perdure.web.listening import listen
 from tests.server.hosting import owners
 
 STUDIO = Cors(allow_origins=("https://studio.example",))
@@ -40,11 +40,11 @@ def status(
     app = Starlette(routes=[route])
 
     async def send(listener: socket.socket) -> int:
-        transport = httpx.ASGITransport(app=guarded(app, gate or Open(), STUDIO, listener, hosts))
+        transport = httpx.ASGITransport(app=guard(app, gate or Open(), STUDIO, listener, hosts))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:2024") as client:
             return (await client.request(method, "/threads", headers=sent)).status_code
 
-    with closing(listening(address, 0)) as listener:
+    with closing(listen(address, 0)) as listener:
         return asyncio.run(send(listener))
 
 
@@ -109,8 +109,8 @@ def test_a_request_has_one_host(address: str, hosts: list[bytes]) -> None:
     scope = {
         "type": "http", "method": "GET", "path": "/", "headers": [(b"host", host) for host in hosts],
     }  # fmt: skip
-    with closing(listening(address, 0)) as listener:
-        asyncio.run(guarded(app, Open(), STUDIO, listener, ["*"])(scope, None, send))  # type: ignore[arg-type]
+    with closing(listen(address, 0)) as listener:
+        asyncio.run(guard(app, Open(), STUDIO, listener, ["*"])(scope, None, send))  # type: ignore[arg-type]
     assert reached[0]["status"] == 400
 
 

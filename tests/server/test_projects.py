@@ -21,7 +21,7 @@ import pytest
 from perdure.errors import BadSetting
 from perdure.server.config import load
 from perdure.server.hosting.process import application
-from perdure.server.hosting.startup import opened
+from perdure.server.hosting.startup import open_state
 from tests.server.acceptance.serving import run
 
 GRAPHS = """\
@@ -206,7 +206,7 @@ class Project:
         file.write_text(json.dumps({"graphs": {name: self.place("graphs", name) for name in graphs}, **more}))
         database = f"sqlite:///{self.folder / 'threads.db'}"
         config = load(file=file, db=database, development=True, environ=environ or {})
-        async with opened(config) as host, application(config, host) as app:
+        async with open_state(config) as host, application(config, host) as app:
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as http:
                 yield http

@@ -155,7 +155,7 @@ def test_the_sdk_knows_no_action_that_we_do_not() -> None:
     async def rule(ctx: Any, value: Any) -> None: ...
 
     auth.on(resources="nothing")(rule)
-    assert set(Rules(auth)._lacking()) == actions
+    assert set(Rules(auth)._find_unhandled()) == actions
 
 
 def test_without_an_authenticate_handler_nobody_is_known() -> None:

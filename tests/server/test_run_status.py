@@ -11,7 +11,7 @@ from perdure.model.runs.messages import OPEN, Message, Run
 from perdure.runtime import Standing
 from perdure.server.responses import run_status
 
-MESSAGE = Message("m", {}, "agent", seq=1).withdrawn("interrupt")
+MESSAGE = Message("m", {}, "agent", seq=1).withdraw("interrupt")
 RUN = Run("m", 1, 1, OPEN, "agent", "", 1, 1, None, 0, 0)
 
 

@@ -14,7 +14,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.pregel import Pregel
 
 from perdure.runtime import ask, wait_for
-from perdure.server.runs.webhook_signature import ID, SIGNATURE, TIMESTAMP, is_signed, signed
+from perdure.server.runs.webhook_signature import ID, SIGNATURE, TIMESTAMP, is_signed, sign
 from tests.server.hosting import Served, run, serving, tenants
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 24).decode()
@@ -114,20 +114,20 @@ async def test_a_program_without_a_token_signs(near: str) -> None:
             )
 
         now = round(time.time())
-        assert (await post(signed([SECRET], "m1", now, body))).status_code == 401, "no secret is set"
+        assert (await post(sign([SECRET], "m1", now, body))).status_code == 401, "no secret is set"
         server.host.signal_secrets = (OTHER, SECRET)
-        assert (await post(signed([SECRET], "m1", now - 400, body))).status_code == 401
-        assert (await post(signed([SECRET], "m1", now, body), body + b" ")).status_code == 401
-        other = signed([SECRET], "m1", now, elsewhere := json.dumps({"value": 7}).encode())
+        assert (await post(sign([SECRET], "m1", now - 400, body))).status_code == 401
+        assert (await post(sign([SECRET], "m1", now, body), body + b" ")).status_code == 401
+        other = sign([SECRET], "m1", now, elsewhere := json.dumps({"value": 7}).encode())
         assert (await post(other, elsewhere)).status_code == 404, "the tenant is what the body names"
-        first = (await post(signed([SECRET], "m1", now, body))).json()
+        first = (await post(sign([SECRET], "m1", now, body))).json()
         assert (first["status"], first["is_duplicate"]) == ("delivered", False)
-        again = {**signed([SECRET], "m1", now, body), "Idempotency-Key": "another"}
+        again = {**sign([SECRET], "m1", now, body), "Idempotency-Key": "another"}
         assert (await post(again)).json()["is_duplicate"], "who has recorded it cannot send it again"
 
 
 def test_a_signature_is_of_one_id_one_time_and_one_body() -> None:
-    headers = signed([OTHER, SECRET], "m1", 1000, b"body")
+    headers = sign([OTHER, SECRET], "m1", 1000, b"body")
     assert is_signed([SECRET], headers, 1200.5, b"body")
     assert is_signed([OTHER], headers, 900, b"body")
     assert not is_signed([SECRET], headers, 1301, b"body")

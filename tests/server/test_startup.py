@@ -10,7 +10,7 @@ import pytest
 
 from perdure.server.app import create_app
 from perdure.server.config import load
-from perdure.server.hosting.startup import import_graphs, opened
+from perdure.server.hosting.startup import import_graphs, open_state
 from tests.server.acceptance.serving import run
 
 GRAPHS = """\
@@ -50,7 +50,7 @@ async def test_the_description_of_a_graph_is_that_of_its_assistant(
     )
     database = f"sqlite:///{tmp_path / 'threads.db'}"
     config = load(file=file, db=database, development=True, environ={})
-    async with opened(config, works=False) as host:
+    async with open_state(config, works=False) as host:
         app = create_app(None, config.http)
         app.state.perdure = host
         transport = httpx.ASGITransport(app)
@@ -80,7 +80,7 @@ def test_a_graph_may_run_an_event_loop_while_it_is_imported(tmp_path: Path, noth
     config = load(file=file, db=database, development=True, environ={})
 
     async def is_open() -> bool:
-        async with opened(config, works=False) as host:
+        async with open_state(config, works=False) as host:
             return host.chats == []
 
     import_graphs(config)

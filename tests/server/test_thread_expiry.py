@@ -84,7 +84,7 @@ def test_a_thread_that_is_spoken_to_lives_on_and_one_at_work_is_not_swept(
                 await threads.create(name, {})
             line.ahead_us = HOUR_US
             runtime._context.clock._asked_at = None
-            await threads.touched("spoken to")
+            await threads.touch("spoken to")
             held = await runtime.submit("at work", {"messages": [("user", "hold on")]}, precondition=THERE)
             await eventually(lambda: talk.under_way)
             assert await expired(runtime) == 0

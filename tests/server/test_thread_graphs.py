@@ -28,7 +28,7 @@ def _both() -> dict[str, Pregel[Any, Any, Any, Any]]:
 @run
 async def test_of_two_graphs_at_once_one_owns_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     both, done = asyncio.Barrier(2), asyncio.Event()
-    submitted_next = run_creation._submitted_next
+    submitted_next = run_creation._submit_next
 
     async def late(caller: Any, invocation: Any, *rest: Any) -> Any:
         await both.wait()
@@ -44,7 +44,7 @@ async def test_of_two_graphs_at_once_one_owns_the_thread(monkeypatch: pytest.Mon
         thread = (await http.post("/threads", json={})).json()["thread_id"]
         path = f"/threads/{thread}/runs/wait"
         with monkeypatch.context() as patch:
-            patch.setattr(run_creation, "_submitted_next", late)
+            patch.setattr(run_creation, "_submit_next", late)
             sent = [http.post(path, json={"assistant_id": name, "input": INPUT}) for name in _both()]
             assert [each.status_code for each in await asyncio.gather(*sent)] == [200, 409]
         again = await http.post(path, json={"assistant_id": "first", "input": INPUT})

@@ -9,13 +9,13 @@ import pytest
 from fastapi import FastAPI
 
 from perdure.errors import Unavailable
-from perdure.serverless.asgi import lifespan_of, opened_of, runtime_of
+from perdure.serverless.asgi import find_opened, lifespan_of, runtime_of
 
 
 def run(app: Any) -> list[Any]:
     async def main() -> list[Any]:
         async with lifespan_of(app) as state:
-            return [state, runtime_of(app), opened_of(app)]
+            return [state, runtime_of(app), find_opened(app)]
 
     return asyncio.run(main())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from perdure.storage.d1.binding import bound
+from perdure.storage.d1.binding import open_binding
 from tests.servers import d1
 
 
@@ -85,7 +85,7 @@ def empty(*, one_thread: bool = True) -> Iterator[tuple[str, StandIn]]:
     with d1.database() as database:
         binding = StandIn(database, one_thread=one_thread)
         try:
-            with bound(binding, lambda promise: promise.value) as url:
+            with open_binding(binding, lambda promise: promise.value) as url:
                 yield url, binding
         finally:
             binding.close()

@@ -27,7 +27,7 @@ POSTGRES_STEP = (
     "ALTER TABLE {schema}.tag ADD COLUMN extra bigint",
     "CREATE TABLE {schema}.extra (t bigint NOT NULL, body bytea NOT NULL)",
     "INSERT INTO {schema}.extra (t, body) SELECT pk, '' FROM {schema}.thread",
-    postgres_schema.granted("extra"),
+    postgres_schema.grant_statement("extra"),
 )
 STOPPING_STEP = (
     "DO $perdure$ DECLARE _old regprocedure; BEGIN FOR _old IN SELECT oid FROM pg_proc"

@@ -138,7 +138,7 @@ def test_notifications_come_back_after_the_password_of_postgresql_changed(
             assert ringing is not None
 
             def arrives(word: str) -> bool:
-                ringing.ring([word])
+                ringing.notify([word])
                 time.sleep(0.05)
                 return word in heard
 
@@ -210,7 +210,7 @@ def test_connections_of_redis_sign_in_again_before_the_password_ends(
         bell.listen(heard.append)
 
         def arrives(word: str) -> bool:
-            bell.ring([word])
+            bell.notify([word])
             time.sleep(0.05)
             return word in heard
 
@@ -271,7 +271,7 @@ def test_a_pooler_is_signed_in_to_with_the_newest_password(
             bell.listen(heard.append)
 
             def arrives() -> bool:
-                bell.ring(["word"])
+                bell.notify(["word"])
                 time.sleep(0.05)
                 return "word" in heard
 

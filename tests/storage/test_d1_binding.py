@@ -22,7 +22,7 @@ from perdure.care.sweeper import SweepOptions
 from perdure.errors import BadUrl
 from perdure.model.ops import Commit, Committed, Expect, Put, Refused
 from perdure.model.records import DOCUMENT, Partition
-from perdure.storage.d1.binding import bound
+from perdure.storage.d1.binding import open_binding
 from perdure.storage.port import Driver
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import Awaited, DriverContract
@@ -116,7 +116,7 @@ def test_a_url_is_good_for_its_block_alone() -> None:
         pass
     with pytest.raises(BadUrl, match="no D1 binding is open"):
         open_driver(url)
-    with pytest.raises(BadUrl, match="in a Python Worker only"), bound(object()):  # type: ignore[arg-type]
+    with pytest.raises(BadUrl, match="in a Python Worker only"), open_binding(object()):  # type: ignore[arg-type]
         pass
 
 
@@ -158,7 +158,7 @@ def test_null_of_javascript_is_none_both_ways(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "pyodide.ffi", ffi)
     with d1_binding.empty(one_thread=True) as (_, stand_in):
         stand_in.null = null
-        with bound(stand_in) as url, closing(open_driver(url, migrate=True)) as driver:
+        with open_binding(stand_in) as url, closing(open_driver(url, migrate=True)) as driver:
             at, new = (
                 Partition("", "ada"),
                 Put(DOCUMENT, ("c", "n"), {"updated_at": 1}, b"{}", Expect.ABSENT, 1),

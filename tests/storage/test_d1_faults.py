@@ -119,7 +119,7 @@ def test_lost_answers_apply_nothing_twice_and_refuse_nothing_falsely(
 
     bench.proxy.fault = fault
     rounds = 120
-    rows.stored(bench.driver, rows.head(seq=0, version=1))
+    rows.store_ops(bench.driver, rows.head(seq=0, version=1))
     for n in range(1, rounds + 1):
         put = rows.head(seq=n, expect=n, version=n + 1)
         assert rows.commit(bench.driver, put, rows.tag(f"t{n}", Expect.ANY)), f"write {n} was refused"
@@ -136,7 +136,7 @@ def test_lost_answers_under_many_writers_lose_no_increment(bench: Bench) -> None
     bench.ask(*LOG)
     chance = random.Random(8)
     bench.proxy.fault = lambda _: Lose(twice=chance.random() < 0.3) if chance.random() < 0.25 else None
-    rows.stored(bench.driver, rows.head(seq=0, version=1))
+    rows.store_ops(bench.driver, rows.head(seq=0, version=1))
 
     def work(n: int) -> None:
         for i in range(12):
@@ -159,7 +159,7 @@ def test_lost_answers_under_many_writers_lose_no_increment(bench: Bench) -> None
 
 def test_a_lost_answer_costs_one_look_at_the_receipt(bench: Bench) -> None:
     bench.proxy.fault = once(Lose())
-    rows.stored(bench.driver, rows.tag("t", Expect.ABSENT))
+    rows.store_ops(bench.driver, rows.tag("t", Expect.ABSENT))
     assert [is_commit(r) for r in bench.proxy.requests] == [True, False]
 
 
@@ -172,15 +172,15 @@ def test_a_lost_refusal_is_the_same_refusal(bench: Bench) -> None:
 
 def test_a_request_that_never_arrived_is_sent_again(bench: Bench) -> None:
     bench.proxy.fault = once(Instead(500, b"<html>", {"Retry-After": "2"}))
-    rows.stored(bench.driver, rows.tag("t", Expect.ABSENT))
+    rows.store_ops(bench.driver, rows.tag("t", Expect.ABSENT))
     assert [is_commit(r) for r in bench.proxy.requests] == [True, False, True]
     assert bench.naps == [2.0]
 
 
 def test_a_copy_that_arrives_late_is_refused_as_a_whole(bench: Bench) -> None:
-    rows.stored(bench.driver, rows.tag("t", version=1))
+    rows.store_ops(bench.driver, rows.tag("t", version=1))
     late = bench.proxy.requests[-1]
-    rows.stored(bench.driver, rows.tag("t", version=2))
+    rows.store_ops(bench.driver, rows.tag("t", version=2))
     with pytest.raises(Rejected, match="NOT NULL constraint failed: perdure_receipt"):
         bench.direct.batch([(text, tuple(given)) for text, given in late])
     record = rows.get(bench.driver, TAG, "t")
@@ -189,10 +189,10 @@ def test_a_copy_that_arrives_late_is_refused_as_a_whole(bench: Bench) -> None:
 
 
 def test_a_drop_that_arrives_late_does_not_drop_what_came_after(bench: Bench) -> None:
-    rows.stored(bench.driver, rows.tag("old"))
+    rows.store_ops(bench.driver, rows.tag("old"))
     bench.driver.perform(Drop(HERE))
     late = bench.proxy.requests[-1]
-    rows.stored(bench.driver, rows.tag("new"))
+    rows.store_ops(bench.driver, rows.tag("new"))
     with pytest.raises(Rejected):
         bench.direct.batch([(text, tuple(given)) for text, given in late])
     assert rows.keys(bench.driver, Range(TAG)) == [("new",)]
@@ -200,7 +200,7 @@ def test_a_drop_that_arrives_late_does_not_drop_what_came_after(bench: Bench) ->
 
 @pytest.mark.parametrize("writers", [1, 2])
 def test_a_batch_that_a_gateway_delivers_twice_is_answered_as_applied(bench: Bench, writers: int) -> None:
-    rows.stored(bench.driver, rows.head(seq=0, version=1))
+    rows.store_ops(bench.driver, rows.head(seq=0, version=1))
     jobs = [Commit(HERE, (rows.head(seq=1, expect=1, version=2),)), Commit(THERE, (rows.tag("t"),))]
     group = [PendingRequest(effect) for effect in jobs[:writers]]
     delivered: list[Request] = []
@@ -221,7 +221,7 @@ def test_a_batch_that_a_gateway_delivers_twice_is_answered_as_applied(bench: Ben
 
 
 def test_a_receipt_that_may_not_be_looked_up_leaves_open_whether_the_write_was_stored(bench: Bench) -> None:
-    rows.stored(bench.driver, rows.tag("t", version=1))
+    rows.store_ops(bench.driver, rows.tag("t", version=1))
     refusal = {"success": False, "errors": [{"code": 7400, "message": "The request is malformed: policy"}]}
     faults: list[Fault] = [Lose(), Instead(400, json.dumps(refusal).encode())]
     bench.proxy.fault = lambda _: faults.pop(0) if faults else None
@@ -240,7 +240,7 @@ def test_a_receipt_that_may_not_be_looked_up_leaves_open_whether_the_write_was_s
 def test_receipts_age_by_the_calendar(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that slept for a week does not go on with receipts that others have forgotten."""
     bench.ask(*LOG)
-    rows.stored(bench.driver, rows.head(seq=0, version=1))
+    rows.store_ops(bench.driver, rows.head(seq=0, version=1))
     bench.ask(f"UPDATE perdure_receipt SET at = at - {8 * DAY}")
     awake = time.time() + 8 * DAY
     clock = SimpleNamespace(time=lambda: awake, monotonic=time.monotonic, sleep=time.sleep)
@@ -254,14 +254,14 @@ def test_receipts_age_by_the_calendar(bench: Bench, monkeypatch: pytest.MonkeyPa
         return Lose() if len(seen) == 1 else None
 
     bench.proxy.fault = fault
-    rows.stored(bench.driver, rows.tag("t", Expect.ANY))
+    rows.store_ops(bench.driver, rows.tag("t", Expect.ANY))
     assert len(seen) == 2
     ((counted,),) = bench.ask("SELECT count(*) AS a FROM applied")
     assert counted == [1]
 
 
 def test_reads_that_shared_a_lost_request_are_read_again(bench: Bench) -> None:
-    rows.stored(bench.driver, rows.tag("t", version=1))
+    rows.store_ops(bench.driver, rows.tag("t", version=1))
     jobs = [
         Fetch(HERE, (Get(TAG, ("t",)),)),
         Commit(HERE, (rows.tag("t", 1, 2),)),
@@ -284,13 +284,13 @@ def test_when_nothing_answers_any_more_the_error_says_what_is_unknown(bench: Ben
     with pytest.raises(Unavailable, match="status 503"):
         bench.driver.perform(FindThreads(None))
     bench.proxy.fault = lambda _: None
-    rows.stored(bench.driver, rows.tag("u"))
+    rows.store_ops(bench.driver, rows.tag("u"))
 
 
 def test_receipts_do_not_pile_up(bench: Bench) -> None:
     bench.ask("INSERT INTO perdure_receipt VALUES ('gone.0', 1, unixepoch() - 8 * 86400, NULL)")
     for n in range(60):
-        rows.stored(bench.driver, rows.tag(f"t{n}"))
+        rows.store_ops(bench.driver, rows.tag(f"t{n}"))
     ((found,),) = bench.ask("SELECT count(*) AS a, sum(id = 'gone.0') AS b FROM perdure_receipt")
     assert found[0] <= 4
     assert found[1] == 0
@@ -302,7 +302,7 @@ def test_receipts_do_not_pile_up(bench: Bench) -> None:
 def test_too_many_requests_are_waited_out_as_long_as_asked(bench: Bench) -> None:
     answers = [Instead(429, b"{}", {"Retry-After": "3"}), Instead(429), Instead(429, b"slow down")]
     bench.proxy.fault = lambda _: answers.pop(0) if answers else None
-    rows.stored(bench.driver, rows.tag("t", Expect.ABSENT))
+    rows.store_ops(bench.driver, rows.tag("t", Expect.ABSENT))
     assert bench.naps[0] == 3.0
     assert len(bench.naps) == 3
     assert all(0 < nap < 2 for nap in bench.naps[1:])
@@ -384,9 +384,9 @@ BROKEN: dict[str, Fault] = {
 def test_an_answer_that_does_not_tell_is_asked_for_again_and_never_believed(
     bench: Bench, fault: Fault
 ) -> None:
-    rows.stored(bench.driver, rows.tag("t", version=1))
+    rows.store_ops(bench.driver, rows.tag("t", version=1))
     bench.proxy.fault = once(fault)
-    rows.stored(bench.driver, rows.tag("t", 1, version=2))
+    rows.store_ops(bench.driver, rows.tag("t", 1, version=2))
     bench.proxy.fault = once(fault)
     record = rows.get(bench.driver, TAG, "t")
     assert record is not None
@@ -459,7 +459,7 @@ def test_a_record_that_d1_cannot_hold_is_too_large(bench: Bench) -> None:
     with pytest.raises(TooLarge, match="64 bits"):
         rows.commit(bench.driver, rows.gc(1 << 63))
     assert len(bench.proxy.requests) == before
-    rows.stored(bench.driver, rows.chunk(b"d", body=random.Random(1).randbytes(256 * 3515)))
+    rows.store_ops(bench.driver, rows.chunk(b"d", body=random.Random(1).randbytes(256 * 3515)))
 
 
 def test_text_that_is_not_unicode_is_refused(bench: Bench) -> None:
@@ -475,8 +475,8 @@ def test_no_statement_passes_the_limits_of_d1(bench: Bench) -> None:
     many = [
         Put(WRITE, ("n" * 500, "c", f"t{n}", n), fields, b"x" * 300, Expect.ABSENT, n) for n in range(3000)
     ]
-    rows.stored(bench.driver, *rows.every_kind())
-    rows.stored(bench.driver, *many)
+    rows.store_ops(bench.driver, *rows.every_kind())
+    rows.store_ops(bench.driver, *many)
     bench.driver.perform(Fetch(HERE, (*everything, *(Get(WRITE, op.key) for op in many))))
     assert len(rows.keys(bench.driver, Range(WRITE))) == 3001
     for request in bench.proxy.requests:
@@ -521,7 +521,9 @@ def test_commits_that_wait_share_a_request_within_the_limits(
 
 def test_a_large_partition_is_dropped_in_pages_and_out_of_sight_at_once(bench: Bench) -> None:
     size = 2 * writing.DROP_ROWS + 10
-    rows.stored(bench.driver, *(rows.write("t", n) for n in range(size)), rows.checkpoint("c", run_id="run"))
+    rows.store_ops(
+        bench.driver, *(rows.write("t", n) for n in range(size)), rows.checkpoint("c", run_id="run")
+    )
     pages = [0]
 
     def die_after_one(request: Request) -> Fault:
@@ -535,7 +537,7 @@ def test_a_large_partition_is_dropped_in_pages_and_out_of_sight_at_once(bench: B
     assert rows.everything(bench.driver) == []
     assert bench.driver.perform(FindThreads(None)) == ()
     assert bench.driver.perform(FindRuns(None, "run")) == ()
-    rows.stored(bench.driver, rows.tag("new"))
+    rows.store_ops(bench.driver, rows.tag("new"))
     bench.driver.perform(Drop(Partition("acme", "another")))
     left = bench.ask(*(f"SELECT count(*) AS n FROM perdure_{kind.name}" for kind in KINDS))
     assert sum(found[0][0] for found in left) == 1, "a later drop did not finish what an earlier one left"

@@ -22,7 +22,7 @@ NEXT = backend.SCHEMA_VERSION + 1
 
 def test_a_process_that_had_it_open_does_nothing_after_a_migration() -> None:
     with d1.empty() as url, closing(open_driver(url, migrate=True)) as driver:
-        rows.stored(driver, rows.head())
+        rows.store_ops(driver, rows.head())
         with next_layout():
             assert backend.migrate(url) == NEXT - 1
         for effect in (

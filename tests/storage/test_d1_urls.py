@@ -129,7 +129,7 @@ def test_the_token_is_in_no_log_no_error_and_no_picture_of_the_driver(
         through = d1.started().url(D1Url.of(url).database, between.endpoint)
         with closing(open_driver(through, migrate=True)) as driver:
             assert isinstance(driver, backend.D1Driver)
-            rows.stored(driver, rows.tag("t"))
+            rows.store_ops(driver, rows.tag("t"))
             driver._sleep = lambda _: None
             errors: list[Exception] = []
             faults: list[Fault] = [Lose(), *(Instead(status) for status in (500, 401, 403, 404, 413))]
@@ -157,11 +157,11 @@ def test_an_unmigrated_database_is_refused_with_the_command(url: str) -> None:
     assert backend.schema_version(url) == 0
     said = sentence(url)
     assert "has no Perdure schema; run `perdure migrate --db d1://" in said
-    assert len(backend.pending(url)) > 15
+    assert len(backend.plan_migration(url)) > 15
     assert backend.schema_version(url) == 0
     assert backend.migrate(url) == 0
     assert backend.schema_version(url) == backend.SCHEMA_VERSION
-    assert backend.pending(url) == []
+    assert backend.plan_migration(url) == []
     assert backend.migrate(url) == backend.SCHEMA_VERSION
 
 
@@ -169,7 +169,7 @@ def test_a_newer_database_is_refused(url: str) -> None:
     backend.migrate(url)
     with D1Url.of(url).session() as transport:
         transport.batch([("UPDATE perdure_schema SET version = version + 1", ())])
-    for call in (backend.open_driver, backend.migrate, backend.pending):
+    for call in (backend.open_driver, backend.migrate, backend.plan_migration):
         with pytest.raises(MigrationRequired, match="upgrade perdure"):
             call(url)
 
@@ -181,7 +181,7 @@ def test_of_many_that_migrate_at_once_every_one_finds_it_done(url: str) -> None:
     assert set(found) <= {0, backend.SCHEMA_VERSION}
     assert found.count(0) == 1
     with closing(open_driver(url)) as driver:
-        rows.stored(driver, rows.tag("t"))
+        rows.store_ops(driver, rows.tag("t"))
 
 
 def test_a_migration_whose_answer_was_lost_is_found_done(url: str) -> None:
@@ -204,7 +204,7 @@ def test_a_step_is_carried_out_once(url: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(migrations, "SCHEMA_VERSION", now + 1)
     monkeypatch.setattr(schema, "SCHEMA_VERSION", now + 1)
     # The version, the step, and the catalogue's name before and after it.
-    assert len(backend.pending(url)) == 4
+    assert len(backend.plan_migration(url)) == 4
     found = at_once(8, lambda _: backend.migrate(url))
     assert found.count(now) == 1
     assert backend.schema_version(url) == now + 1

@@ -52,8 +52,8 @@ def test_keys_past_the_length_of_an_index_keep_their_order(
     pair: tuple[Driver, Driver], reverse: bool
 ) -> None:
     for one in pair:
-        rows.stored(one, *(rows.tag(name) for name in LONG), *(rows.head(name) for name in LONG))
-        rows.stored(one, *(rows.checkpoint("c", n, namespace=name) for n, name in enumerate(LONG)))
+        rows.store_ops(one, *(rows.tag(name) for name in LONG), *(rows.head(name) for name in LONG))
+        rows.store_ops(one, *(rows.checkpoint("c", n, namespace=name) for n, name in enumerate(LONG)))
     items = [
         Range(TAG, after=after, reverse=reverse, limit=limit)
         for after in (None, ("",), *((name,) for name in LONG), (STEM + "p",))
@@ -69,7 +69,7 @@ def test_long_names_of_threads_keep_their_order_in_the_catalogue(pair: tuple[Dri
     places = [Partition(tenant, name) for tenant in ("acme", STEM) for name in LONG]
     for one in pair:
         for place in places:
-            rows.stored(one, rows.checkpoint("c", run_id="run"), at=place)
+            rows.store_ops(one, rows.checkpoint("c", run_id="run"), at=place)
     finds: list[Find] = [
         FindThreads(tenant, limit=limit) for tenant in (None, "acme", STEM) for limit in (3, 99)
     ]
@@ -91,7 +91,7 @@ def test_what_is_due_is_found_in_order_whatever_its_names_and_in_pages(pair: tup
         for n, place in enumerate(places):
             names = ("inbox", STEM, STEM + "n" * 99) if n % 3 == 0 else ("inbox",)
             lanes = [rows.lane(name, (n * 7 % 11) * 1000 + at - 5) for at, name in enumerate(names)]
-            rows.stored(one, *lanes, rows.lane("idle", None), at=place)
+            rows.store_ops(one, *lanes, rows.lane("idle", None), at=place)
     for tenant in (None, "acme", "a\0me", STEM, "none"):
         for until in (-6, 4000, 4001, (1 << 63) - 1):
             whole, right = ([_due(f) for f in one.perform(FindDue(tenant, until=until))] for one in pair)

@@ -32,11 +32,11 @@ class World:
 
     def answer(self, there: int = 2000, back: int = 2000, skew: int = 0) -> None:
         """A request, ``there`` and ``back`` again, to a machine whose clock has a skew."""
-        asked = self.clock.asking()
+        asked = self.clock.start_request()
         self.time += there
         date = formatdate((self.time + skew) // SECOND, usegmt=True)
         self.time += back
-        self.clock.heard(asked, date)
+        self.clock.note_answer(asked, date)
 
     def answers(self, count: int = 60, seed: int = 0) -> None:
         """Answers at any moment, some of them slow."""
@@ -202,16 +202,16 @@ def test_without_an_answer_lately_somebody_has_to_ask() -> None:
 )
 def test_a_date_that_cannot_be_read_teaches_nothing(date: str | None) -> None:
     world = World()
-    world.clock.heard(world.clock.asking(), date)
+    world.clock.note_answer(world.clock.start_request(), date)
     assert not world.clock.is_fresh
     world.answer()
-    world.clock.heard(world.clock.asking(), date)
+    world.clock.note_answer(world.clock.start_request(), date)
     assert world.clock.is_fresh
     assert world.error == 0
 
 
 def test_the_hosts_own_clocks_are_the_default() -> None:
     clock = ServiceClock()
-    clock.heard(clock.asking(), formatdate(usegmt=True))
+    clock.note_answer(clock.start_request(), formatdate(usegmt=True))
     assert clock.is_fresh
     assert 0 <= clock.now() <= clock.now()

@@ -55,7 +55,7 @@ def driver(url: str) -> Iterator[DynamoDriver]:
 def test_in_a_storm_of_faults_every_increment_counts_once(driver: DynamoDriver, seed: int) -> None:
     """Each worker raises one number by compare-and-set and leaves a row for every acknowledged step: a lost
     answer that was repeated blindly would be refused, or counted twice."""
-    rows.stored(driver, rows.head(seq=0, version=1))
+    rows.store_ops(driver, rows.head(seq=0, version=1))
     fault, seen = storm(seed)
 
     def work(n: int) -> int:
@@ -85,7 +85,7 @@ def test_a_storm_over_every_verb_loses_nothing(driver: DynamoDriver) -> None:
     with failing(driver, fault):
         for n, place in enumerate(at):
             driver.perform(Stage(place, tuple(rows.chunk(bytes((i,)) * 16, n) for i in range(12))))
-            rows.stored(driver, rows.checkpoint("c", body=big, run_id="run"), rows.tag("t"), at=place)
+            rows.store_ops(driver, rows.checkpoint("c", body=big, run_id="run"), rows.tag("t"), at=place)
         driver.perform(Drop(at[0]))
         assert [f.partition for f in driver.perform(FindThreads("acme"))] == at[1:]
         for place in at[1:]:
@@ -97,7 +97,7 @@ def test_a_storm_over_every_verb_loses_nothing(driver: DynamoDriver) -> None:
 
 def test_a_commit_whose_every_answer_is_lost_is_known_by_its_traces(driver: DynamoDriver) -> None:
     """Past the patience of the client the table itself is asked."""
-    rows.stored(driver, rows.head(version=1))
+    rows.store_ops(driver, rows.head(version=1))
     driver.client.patience = 0.2
 
     def fault(name: str, request: Any) -> None:
@@ -160,7 +160,7 @@ def test_a_body_in_parts_outlives_an_answer_that_breaks_in_tls(driver: DynamoDri
 
 def test_what_anybody_may_have_written_acknowledges_nothing_without_an_answer(driver: DynamoDriver) -> None:
     chunk = rows.chunk(b"d" * 16)
-    rows.stored(driver, rows.gc(1), chunk)
+    rows.store_ops(driver, rows.gc(1), chunk)
     driver.client.patience = 0.2
 
     def fault(name: str, request: Any) -> Any:
@@ -173,7 +173,7 @@ def test_what_anybody_may_have_written_acknowledges_nothing_without_an_answer(dr
 
 
 def test_a_commit_that_never_arrives_is_unavailable_and_not_stored(driver: DynamoDriver) -> None:
-    rows.stored(driver, rows.head(version=1))
+    rows.store_ops(driver, rows.head(version=1))
     driver.client.patience = 0.2
 
     def fault(name: str, request: Any) -> None:
@@ -228,23 +228,23 @@ def test_another_processes_drop_reaches_a_driver_that_remembers(url: str, driver
     """What a process remembers of a partition is a guess, checked by every request that rests on it."""
     other = open_driver(url)
     try:
-        rows.stored(driver, *rows.every_kind())
-        rows.stored(other, rows.tag("theirs"))
+        rows.store_ops(driver, *rows.every_kind())
+        rows.store_ops(other, rows.tag("theirs"))
         for again in range(3):
             driver.perform(Drop(HERE))
             assert rows.everything(other) == []
             assert not rows.commit(other, rows.gc(2, expect=1))
             other.perform(Stage(HERE, (rows.chunk(b"s" * 16, again),)))
             assert rows.get(driver, CHUNK, b"s" * 16) is not None
-            rows.stored(driver, *rows.every_kind(f"{again}"))
-            rows.stored(other, rows.tag("theirs", Expect.ABSENT))
+            rows.store_ops(driver, *rows.every_kind(f"{again}"))
+            rows.store_ops(other, rows.tag("theirs", Expect.ABSENT))
             assert len(rows.everything(driver)) == len(rows.every_kind()) + 2
     finally:
         other.close()
 
 
 def test_a_drop_that_was_cut_short_is_finished_by_the_next(driver: DynamoDriver) -> None:
-    rows.stored(driver, *rows.every_kind(), *(rows.write("t", n) for n in range(60)))
+    rows.store_ops(driver, *rows.every_kind(), *(rows.write("t", n) for n in range(60)))
     driver.client.patience = 0.1
 
     def fault(name: str, request: Any) -> Any:
@@ -253,7 +253,7 @@ def test_a_drop_that_was_cut_short_is_finished_by_the_next(driver: DynamoDriver)
     with failing(driver, fault), pytest.raises(Unavailable):
         driver.perform(Drop(HERE))
     assert rows.everything(driver) == [], "what is being removed is not to be read any more"
-    rows.stored(driver, rows.tag("new"))
+    rows.store_ops(driver, rows.tag("new"))
     assert len(rows.everything(driver)) == 1
     driver.perform(Drop(HERE))
     boto, table = driver.client.boto, driver.client.table
@@ -269,14 +269,14 @@ def test_the_parts_of_a_large_body_go_with_it(driver: DynamoDriver) -> None:
     def count() -> int:
         return len(boto.scan(TableName=table)["Items"])
 
-    rows.stored(driver, rows.checkpoint("c", body=big))
+    rows.store_ops(driver, rows.checkpoint("c", body=big))
     held = count()
     assert not rows.commit(driver, rows.checkpoint("c", body=big, expect=Expect.ABSENT))
     assert count() == held, "a refused commit left parts behind"
-    rows.stored(driver, rows.checkpoint("c", body=bigger))
+    rows.store_ops(driver, rows.checkpoint("c", body=bigger))
     assert rows.everything(driver)[0].body == bigger
     assert count() == held + 1
-    rows.stored(driver, rows.checkpoint("c", body=b"small"))
+    rows.store_ops(driver, rows.checkpoint("c", body=b"small"))
     assert rows.everything(driver)[0].body == b"small"
     assert count() == held - 3
 
@@ -284,7 +284,7 @@ def test_the_parts_of_a_large_body_go_with_it(driver: DynamoDriver) -> None:
 def test_parts_that_cannot_be_removed_do_not_undo_the_commit_that_replaced_them(
     driver: DynamoDriver,
 ) -> None:
-    rows.stored(driver, rows.checkpoint("c", body=BIG))
+    rows.store_ops(driver, rows.checkpoint("c", body=BIG))
     driver.client.patience = 0.1
 
     def fault(name: str, request: Any) -> Any:
@@ -306,7 +306,7 @@ def test_an_expired_item_whose_parts_went_first_is_gone_and_its_neighbours_stay(
         return Put(ITEM, (key,), fields, body, version=1)
 
     long_ago = 1_000_000
-    rows.stored(driver, item("a", BIG, long_ago), item("b", b"b", None), item("c", b"c", None), at=at)
+    rows.store_ops(driver, item("a", BIG, long_ago), item("b", b"b", None), item("c", b"c", None), at=at)
     boto, table = driver.client.boto, driver.client.table
     parts = [i for i in boto.scan(TableName=table)["Items"] if len(i.get("b", {}).get("B", b"")) > 1]
     boto.delete_item(TableName=table, Key={name: parts[0][name] for name in ("pk", "sk")})

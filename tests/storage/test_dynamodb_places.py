@@ -127,7 +127,7 @@ def test_neighbours_are_read_by_one_query(
     pair: tuple[DynamoDriver, MemoryDriver], wanted: tuple[Get | Range, ...], queries: int, why: str
 ) -> None:
     for one in pair:
-        rows.stored(one, *THREAD)
+        rows.store_ops(one, *THREAD)
     driver, model = pair
     with watched(driver) as wire:
         answers = driver.perform(Fetch(HERE, wanted))
@@ -141,8 +141,8 @@ def test_a_query_of_neighbours_ends_where_a_limit_is_reached(
 ) -> None:
     for one in pair:
         for n in range(0, 300, 50):
-            rows.stored(one, *(rows.chunk(name_of(n + k)) for k in range(50)))
-            rows.stored(one, *(rows.pack(n + k, name_of(n)) for k in range(50)))
+            rows.store_ops(one, *(rows.chunk(name_of(n + k)) for k in range(50)))
+            rows.store_ops(one, *(rows.pack(n + k, name_of(n)) for k in range(50)))
     wanted = (Range(CHUNK, limit=256), Range(PACK, reverse=True, limit=256))
     driver, model = pair
     assert driver.perform(Fetch(HERE, wanted)) == model.perform(Fetch(HERE, wanted))
@@ -155,9 +155,9 @@ def test_names_past_the_length_of_a_key_and_large_bodies_are_among_neighbours(
     names = [stem + end for end in ("b", "a", "c")]
     for one in pair:
         for n, name in enumerate(names):
-            rows.stored(one, rows.checkpoint(name, n, body=b"x" * 300_000))
-        rows.stored(one, *(rows.write("task", index, at=name) for name in names for index in (1, 0)))
-        rows.stored(one, rows.chunk(name_of(1)), rows.pack(4, name_of(1)))
+            rows.store_ops(one, rows.checkpoint(name, n, body=b"x" * 300_000))
+        rows.store_ops(one, *(rows.write("task", index, at=name) for name in names for index in (1, 0)))
+        rows.store_ops(one, rows.chunk(name_of(1)), rows.pack(4, name_of(1)))
     driver, model = pair
     for name in names:
         last = Range(WRITE, reverse=True, limit=2)

@@ -95,7 +95,9 @@ def checked(wire: Wire) -> None:
 
 def test_every_verb_reads_strongly_and_scans_nothing(driver: DynamoDriver) -> None:
     with watched(driver) as wire:
-        rows.stored(driver, *rows.every_kind(), rows.checkpoint("big", 2, body=b"x" * 600_000, run_id="run"))
+        rows.store_ops(
+            driver, *rows.every_kind(), rows.checkpoint("big", 2, body=b"x" * 600_000, run_id="run")
+        )
         driver.perform(Stage(HERE, tuple(rows.chunk(bytes((n,)) * 16) for n in range(30))))
         driver.perform(
             Fetch(
@@ -122,7 +124,7 @@ def test_every_verb_reads_strongly_and_scans_nothing(driver: DynamoDriver) -> No
             Now(),
         ):
             driver.perform(find)
-        rows.stored(driver, Delete(TAG, ("x",)))
+        rows.store_ops(driver, Delete(TAG, ("x",)))
         driver.perform(Drop(HERE))
     checked(wire)
     assert {"Query", "BatchGetItem", "GetItem", "TransactWriteItems"} <= set(wire.count())
@@ -131,7 +133,7 @@ def test_every_verb_reads_strongly_and_scans_nothing(driver: DynamoDriver) -> No
 def test_lanes_that_are_not_due_cost_nothing_to_look_past(driver: DynamoDriver) -> None:
     for n in range(40):
         due_at = 1000 + n if n % 2 else None
-        rows.stored(driver, rows.lane("inbox", due_at), at=Partition("acme", f"t{n}"))
+        rows.store_ops(driver, rows.lane("inbox", due_at), at=Partition("acme", f"t{n}"))
     with watched(driver, weigh=True) as wire:
         assert driver.perform(FindDue(None, until=1000)) == ()
     assert wire.count() == {"Query": BUCKETS}
@@ -142,7 +144,7 @@ def test_lanes_that_are_not_due_cost_nothing_to_look_past(driver: DynamoDriver) 
 
 def test_a_lane_never_expires_and_only_a_due_one_is_indexed(driver: DynamoDriver) -> None:
     boto, table = driver.client.boto, driver.client.table
-    rows.stored(driver, rows.lane("inbox", 1), rows.lane("outbox", None))
+    rows.store_ops(driver, rows.lane("inbox", 1), rows.lane("outbox", None))
     lanes = {i["sk"]["B"]: i for i in boto.scan(TableName=table)["Items"] if "bound" in i}
     assert [("x" in i, "g" in i, "h" in i) for _, i in sorted(lanes.items())] == [
         (False, True, True),
@@ -151,7 +153,7 @@ def test_a_lane_never_expires_and_only_a_due_one_is_indexed(driver: DynamoDriver
 
 
 def test_the_clock_asks_only_when_no_answer_is_recent(driver: DynamoDriver) -> None:
-    rows.stored(driver, rows.tag("t"))
+    rows.store_ops(driver, rows.tag("t"))
     with watched(driver) as wire:
         driver.perform(Now())
         driver.perform(Now())
@@ -167,7 +169,7 @@ def test_the_clock_asks_only_when_no_answer_is_recent(driver: DynamoDriver) -> N
 def test_the_largest_message_and_reply_stay_in_one_item(driver: DynamoDriver) -> None:
     body = b"x" * (256 << 10)
     with watched(driver) as wire:
-        rows.stored(driver, rows.inbox(1, body), rows.reply(1, body))
+        rows.store_ops(driver, rows.inbox(1, body), rows.reply(1, body))
     assert wire.count()["TransactWriteItems"] == 1
     assert "BatchWriteItem" not in wire.count()
     checked(wire)

@@ -52,7 +52,7 @@ def test_writes_are_read_in_order_and_in_pages(driver: DynamoDriver) -> None:
     puts = [write(n, bytes((n % 251,)), task=task) for task in ("s", "t", long) for n in NUMBERS]
     model = MemoryDriver()
     for one in (driver, model):
-        rows.stored(one, *puts)
+        rows.store_ops(one, *puts)
     ranges = [
         Range(WRITE, prefix, reverse=reverse, after=after, limit=limit, bodies=bodies)
         for prefix in ((), ("", "c"), ("", "c", "t"), ("", "c", long))
@@ -86,7 +86,7 @@ def test_the_head_in_the_root_is_one_of_the_heads(driver: DynamoDriver) -> None:
     )
     for some in ((rows.head("a"), rows.head("b")), (rows.head(""),)):
         for one in (driver, model):
-            rows.stored(one, *some)
+            rows.store_ops(one, *some)
         for item, answer, right in zip(
             effect.items, driver.perform(effect), model.perform(effect), strict=True
         ):
@@ -94,9 +94,9 @@ def test_the_head_in_the_root_is_one_of_the_heads(driver: DynamoDriver) -> None:
 
 
 def test_a_check_of_what_this_process_wrote_last_costs_nothing(driver: DynamoDriver) -> None:
-    rows.stored(driver, rows.checkpoint("c"))
+    rows.store_ops(driver, rows.checkpoint("c"))
     with watched(driver) as wire:
-        rows.stored(driver, Check(CHECKPOINT, ("", "c"), Expect.PRESENT), write(0))
+        rows.store_ops(driver, Check(CHECKPOINT, ("", "c"), Expect.PRESENT), write(0))
     (call,) = wire.calls
     assert [list(action) for action in call.parameters["TransactItems"]] == [["Update"], ["Put"]]
 
@@ -105,21 +105,21 @@ def test_a_check_of_what_this_process_wrote_last_costs_nothing(driver: DynamoDri
 def test_a_check_that_was_left_out_is_made_if_another_process_wrote(
     driver: DynamoDriver, other: DynamoDriver, is_removed: bool
 ) -> None:
-    rows.stored(driver, rows.checkpoint("c"))
-    rows.stored(other, Delete(CHECKPOINT, ("", "c")) if is_removed else rows.tag("t"))
+    rows.store_ops(driver, rows.checkpoint("c"))
+    rows.store_ops(other, Delete(CHECKPOINT, ("", "c")) if is_removed else rows.tag("t"))
     effect = Commit(HERE, (Check(CHECKPOINT, ("", "c"), Expect.PRESENT), write(0)))
     assert driver.perform(effect) == (Refused(CHECKPOINT, ("", "c")) if is_removed else Committed())
     assert rows.keys(driver, Range(WRITE)) == ([] if is_removed else [("", "c", "t", 0)])
 
 
 def test_chunks_precede_a_commit_that_a_collection_would_refuse(driver: DynamoDriver) -> None:
-    rows.stored(driver, rows.gc(1))
+    rows.store_ops(driver, rows.gc(1))
     with watched(driver) as wire:
-        rows.stored(driver, Check(GC, (), 1), rows.chunk(b"a" * 16), rows.chunk(b"b" * 16), rows.tag("t"))
+        rows.store_ops(driver, Check(GC, (), 1), rows.chunk(b"a" * 16), rows.chunk(b"b" * 16), rows.tag("t"))
     assert wire.count() == {"PutItem": 2, "TransactWriteItems": 1}
     assert wire.calls[-1].operation == "TransactWriteItems"
     with watched(driver) as wire:
-        rows.stored(driver, rows.chunk(b"c" * 16), rows.tag("t"))
+        rows.store_ops(driver, rows.chunk(b"c" * 16), rows.tag("t"))
     assert wire.count() == {"TransactWriteItems": 1}, "nothing would refuse this one"
     assert len(rows.keys(driver, Range(CHUNK))) == 3
 
@@ -128,7 +128,7 @@ def test_chunks_precede_a_commit_that_a_collection_would_refuse(driver: DynamoDr
 def test_a_thread_that_is_removed_around_its_chunks_keeps_neither_them_nor_the_commit(
     driver: DynamoDriver, other: DynamoDriver, before: str
 ) -> None:
-    rows.stored(driver, rows.gc(1))
+    rows.store_ops(driver, rows.gc(1))
     dropped: list[bool] = []
 
     def fault(name: str, request: Any) -> None:

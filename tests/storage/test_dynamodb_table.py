@@ -36,10 +36,10 @@ def said(error: type[PerdureError], url: str) -> str:
 
 def test_migrate_makes_the_table_and_pending_says_so(url: str) -> None:
     assert dynamodb.schema_version(url) == 0
-    steps = dynamodb.pending(url)
+    steps = dynamodb.plan_migration(url)
     assert [step.split()[0] for step in steps] == ["create", "let", "record"]
     assert dynamodb.migrate(url) == 0
-    assert dynamodb.pending(url) == []
+    assert dynamodb.plan_migration(url) == []
     assert dynamodb.schema_version(url) == dynamodb.SCHEMA_VERSION
     assert dynamodb.migrate(url) == dynamodb.SCHEMA_VERSION
     boto = boto3.client("dynamodb", region_name=server.REGION, endpoint_url=server.endpoint())
@@ -70,7 +70,7 @@ def test_a_newer_layout_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
     os.environ.update(server.CREDENTIALS)
     assert "upgrade perdure" in said(MigrationRequired, url)
-    for ask in (dynamodb.migrate, dynamodb.pending):
+    for ask in (dynamodb.migrate, dynamodb.plan_migration):
         with pytest.raises(MigrationRequired, match="upgrade perdure"):
             ask(url)
 
@@ -83,7 +83,7 @@ def test_a_table_of_another_make_is_left_alone(url: str) -> None:
         AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
         KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
     )
-    for ask in (dynamodb.migrate, dynamodb.pending):
+    for ask in (dynamodb.migrate, dynamodb.plan_migration):
         with pytest.raises(BadUrl, match=r"was not made by perdure.*name another table"):
             ask(url)
 

@@ -55,7 +55,7 @@ def note(url: str, version: int) -> None:
             connection.commit()
     elif url.startswith("postgresql"):
         with psycopg.connect(postgres.shared().url(), autocommit=True) as admin:
-            name = postgres_schema.quoted(parse_url(url).schema)
+            name = postgres_schema.quote(parse_url(url).schema)
             admin.execute(f"UPDATE {name}.schema SET version = {version}".encode())
     elif url.startswith("redis"):
         (prefix,) = parse_qs(urlsplit(url).query)["prefix"]
@@ -75,11 +75,11 @@ def note(url: str, version: int) -> None:
 def test_another_layout_is_refused_and_nothing_of_it_is_changed(url: str, off: int, told: str) -> None:
     backend = backend_of(url)
     with closing(open_driver(url, migrate=True)) as driver:
-        rows.stored(driver, *rows.every_kind())
+        rows.store_ops(driver, *rows.every_kind())
         before = rows.everything(driver)
     present = backend.SCHEMA_VERSION
     note(url, present + off)
-    for ask in (backend.open_driver, backend.migrate, backend.pending):
+    for ask in (backend.open_driver, backend.migrate, backend.plan_migration):
         with pytest.raises(perdure.MigrationRequired) as raised:
             ask(url)
         assert f"has layout version {present + off}, this release" in str(raised.value)
@@ -107,19 +107,19 @@ def test_a_step_is_carried_out_once_for_all_who_ask_and_keeps_everything(url: st
     backend = backend_of(url)
     present = backend.SCHEMA_VERSION
     with closing(open_driver(url, migrate=True)) as driver:
-        rows.stored(driver, *rows.every_kind())
+        rows.store_ops(driver, *rows.every_kind())
         before = rows.everything(driver)
     with next_layout():
         with pytest.raises(perdure.MigrationRequired, match=f"version {present}, not {present + 1}; run `"):
             open_driver(url)
         assert backend.schema_version(url) == present
-        assert backend.pending(url)
+        assert backend.plan_migration(url)
         found = at_once(8, lambda _: backend.migrate(url))
         assert set(found) <= {present, present + 1}
         assert present in found
         if not url.startswith("redis"):
             assert found.count(present) == 1
-        assert backend.pending(url) == []
+        assert backend.plan_migration(url) == []
         assert backend.migrate(url) == backend.schema_version(url) == present + 1
         if url.startswith(("sqlite", "postgresql")):
             # The others' requests name the layout in texts that are made once in a process.
@@ -137,7 +137,7 @@ def test_a_step_that_fails_leaves_the_file_as_it_was(url: str, monkeypatch: pyte
         with pytest.raises(perdure.PerdureError):
             sqlite.migrate(url)
     with closing(open_driver(url)) as driver:
-        rows.stored(driver, *rows.every_kind())
+        rows.store_ops(driver, *rows.every_kind())
     with closing(sqlite3.connect(sqlite.file_of(url))) as connection:
         known = "SELECT count(*) FROM sqlite_schema WHERE name LIKE '%extra%'"
         assert connection.execute(known).fetchone() == (0,)
@@ -147,23 +147,23 @@ def test_a_step_that_fails_leaves_the_file_as_it_was(url: str, monkeypatch: pyte
 def test_a_file_gets_the_shared_steps_and_its_own(url: str) -> None:
     sqlite.migrate(url)
     with next_layout():
-        assert sqlite.pending(url) == [*SQL_STEP, *FILE_STEP]
+        assert sqlite.plan_migration(url) == [*SQL_STEP, *FILE_STEP]
         assert sqlite.migrate(url) == sqlite.SCHEMA_VERSION - 1
         with closing(open_driver(url)) as driver:
-            rows.stored(driver, *rows.every_kind())
+            rows.store_ops(driver, *rows.every_kind())
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_processes_of_both_releases_side_by_side_on_a_file(url: str) -> None:
     """The old one writes nothing more, and goes on to read."""
     with closing(open_driver(url, migrate=True)) as old:
-        rows.stored(old, rows.head())
+        rows.store_ops(old, rows.head())
         before = rows.everything(old)
         with next_layout():
             assert sqlite.migrate(url) == sqlite.SCHEMA_VERSION - 1
             with closing(open_driver(url)) as new:
                 assert rows.everything(new) == before
-                rows.stored(new, rows.tag("new"))
+                rows.store_ops(new, rows.tag("new"))
         with pytest.raises(perdure.MigrationRequired, match="upgrade perdure"):
-            rows.stored(old, rows.tag("old"))
+            rows.store_ops(old, rows.tag("old"))
         assert {record.kind.name for record in rows.everything(old)} == {"head", "tag"}

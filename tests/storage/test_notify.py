@@ -112,7 +112,7 @@ def until_heard(ringer: Notifier, heard: Queue[str], word: str) -> None:
     """Ring, again and again as long as the word may be lost, until it is heard."""
     until = time.monotonic() + WITHIN_S
     while time.monotonic() < until:
-        ringer.ring([word])
+        ringer.notify([word])
         try:
             while heard.get(timeout=0.2) != word:
                 pass
@@ -131,7 +131,7 @@ def test_a_word_is_heard_wherever_somebody_listens(url: str) -> None:
         of(one).listen(own.put)
         until_heard(of(one), own, "second")
         for n in range(20):
-            of(one).ring([f"w{n}", f"v{n}"])
+            of(one).notify([f"w{n}", f"v{n}"])
             assert {_next(heard, "w", "v"), _next(heard, "w", "v")} == {f"w{n}", f"v{n}"}
 
 
@@ -202,7 +202,7 @@ def test_a_server_that_is_away_hurts_nobody(url: str, caplog: pytest.LogCaptureF
         eventually(lambda: "notifications are away" in caplog.text)
         began = time.monotonic()
         for n in range(2000):
-            of(driver).ring([f"lost{n}"])
+            of(driver).notify([f"lost{n}"])
         # Each would wait for a connection to be refused, and for the pause after it.
         assert time.monotonic() - began < WITHIN_S, "whoever rings waits for the server"
         relay = Lossy(port, at=relay.port)
@@ -223,7 +223,7 @@ def test_databases_beside_each_other_hear_only_their_own(url: str) -> None:
             of(there).listen(theirs.put)
             until_heard(of(here), heard, "here")
             until_heard(of(there), theirs, "there")
-            of(there).ring(["last"])
+            of(there).notify(["last"])
             until_heard(of(there), theirs, "later")
             assert set(_all(heard)) <= {"here"}
             assert "here" not in _all(theirs)
@@ -250,7 +250,7 @@ def test_nothing_is_opened_before_it_is_used_and_nothing_is_left(url: str) -> No
         assert "perdure-bell" in threads()
     assert threads() == []
     eventually(lambda: connections(url) == 0)
-    of(driver).ring(["nobody"])
+    of(driver).notify(["nobody"])
     of(driver).listen(heard.put)()
     driver.close()
     assert threads() == []
@@ -269,7 +269,7 @@ def test_a_forked_child_is_deaf_and_dumb(url: str) -> None:
                 code = 1
                 try:
                     signal.alarm(15)
-                    bell.ring(["child"])
+                    bell.notify(["child"])
                     bell.listen(heard.put)()
                     driver.close()
                     code = 0
@@ -333,7 +333,7 @@ def test_a_user_needs_the_documented_rights_or_does_without(
                 until_heard(of(driver), heard, "hello")
             else:
                 eventually(lambda: "notifications are away (NoPermissionError)" in caplog.text)
-                of(driver).ring(["nobody"])
+                of(driver).notify(["nobody"])
             assert driver.perform(Now()) > 0
         assert caplog.text.count("notifications are away") == (not may)
         assert "secret" not in caplog.text
@@ -385,7 +385,7 @@ def test_words_that_are_rung_together_leave_together() -> None:
     # However long a busy machine takes to ring: what leaves leaves that long after what left before it.
     began = time.monotonic()
     for n in range(200):
-        bell.ring([f"w{n % 50}"])
+        bell.notify([f"w{n % 50}"])
         time.sleep(0.001)
     eventually(lambda: set(heard.queue) == {f"w{n}" for n in range(50)})
     took = time.monotonic() - began
@@ -399,10 +399,10 @@ def test_words_that_are_rung_while_one_leaves_leave_in_one_piece(monkeypatch: py
     monkeypatch.setattr(bells, "_BETWEEN_S", 60.0)
     pipe = Pipe()
     bell = ServerNotifier(pipe, name="a pipe")
-    bell.ring(["first"])
+    bell.notify(["first"])
     eventually(lambda: pipe.said)
     for n in range(200):
-        bell.ring([f"w{n % 50}"])
+        bell.notify([f"w{n % 50}"])
     bell.close()
     assert [set(text.split()) for _, text in pipe.said] == [{"first"}, {f"w{n}" for n in range(50)}]
 
@@ -411,9 +411,9 @@ def test_what_waits_is_said_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(bells, "_BETWEEN_S", 60.0)
     pipe = Pipe()
     bell = ServerNotifier(pipe, name="a pipe")
-    bell.ring(["first"])
+    bell.notify(["first"])
     eventually(lambda: pipe.said)
-    bell.ring(["last"])
+    bell.notify(["last"])
     bell.close()
     assert [text for _, text in pipe.said] == ["first", "last"]
 
@@ -423,7 +423,7 @@ def test_a_statement_is_never_too_long_for_the_server() -> None:
     bell = ServerNotifier(pipe, name="a pipe")
     heard: Queue[str] = Queue()
     bell.listen(heard.put)
-    bell.ring([f"{n:020}" for n in range(1000)])
+    bell.notify([f"{n:020}" for n in range(1000)])
     eventually(lambda: heard.qsize() >= 1000)
     bell.close()
     assert max(len(text) for _, text in pipe.said) < 8000
@@ -436,7 +436,7 @@ def test_what_a_broken_connection_took_with_it_is_said_again() -> None:
     bell.listen(heard.put)
     until_heard(bell, heard, "before")
     pipe.broken = 1
-    bell.ring(["once"])
+    bell.notify(["once"])
     assert _next(heard, "once") == "once"
     bell.close()
     assert pipe.opened == 2
@@ -454,7 +454,7 @@ def test_a_bell_that_hears_not_even_itself_says_so_once(
     bell.listen(heard.put)
     eventually(lambda: pipe.opened > 3)
     assert caplog.text.count("perhaps because of a pooler") == 1
-    bell.ring(["still"])
+    bell.notify(["still"])
     eventually(lambda: any("still" in text for _, text in pipe.said))
     pipe.carries = True
     eventually(lambda: "received again" in caplog.text)
@@ -467,13 +467,13 @@ def test_words_do_not_leave_a_process_that_listens_alone(monkeypatch: pytest.Mon
     pipe = Pipe()
     bell = ServerNotifier(pipe, name="a pipe")
     heard: Queue[str] = Queue()
-    bell.ring(["unheard"])
+    bell.notify(["unheard"])
     eventually(lambda: pipe.said)
     bell.listen(heard.put)
     eventually(lambda: bell._is_alone)
     said = len(pipe.said)
     for n in range(3):
-        bell.ring([f"w{n}"])
+        bell.notify([f"w{n}"])
         assert _next(heard, "w") == f"w{n}"
     assert len(pipe.said) == said
     bell.close()
@@ -493,9 +493,9 @@ def test_words_leave_as_soon_as_another_process_listens(monkeypatch: pytest.Monk
     second.listen(heard.put)
     # The one that was there knows by the echo of the one that came, which knows by the answer.
     eventually(lambda: first._others and second._others)
-    first.ring(["from-first"])
+    first.notify(["from-first"])
     assert _next(heard, "from") == "from-first"
-    second.ring(["from-second"])
+    second.notify(["from-second"])
     assert [_next(own, "from"), _next(own, "from")] == ["from-first", "from-second"]
     echoes = sum(text.count("echo:") for _, text in (*one.said, *two.said))
     assert echoes <= 4, "an answer is not answered again"
@@ -526,9 +526,9 @@ def test_one_that_was_away_for_long_waits_for_the_others_before_it_takes_itself_
     # When it is back, it has heard nothing of the other one for too long.
     monkeypatch.setattr(one, "open", back)
     one.broken = 1
-    first.ring(["unsent"])
+    first.notify(["unsent"])
     eventually(lambda: any("echo:" in text for _, text in one.said[said:]) and first._is_echo_heard)
-    first.ring(["back"])
+    first.notify(["back"])
     assert _next(heard, "back") == "back"
     first.close()
     second.close()
@@ -575,12 +575,12 @@ def test_ringing_does_not_hold_up_an_event_loop() -> None:
     stuck, freed, left = threading.Event(), threading.Event(), threading.Event()
     bell = ServerNotifier(Stuck(), name="a stuck pipe")
 
-    bell.ring(["first"])
+    bell.notify(["first"])
     assert stuck.wait(WITHIN_S)
 
     async def main() -> None:
         for n in range(1000):
-            bell.ring([f"w{n}"])
+            bell.notify([f"w{n}"])
         await asyncio.sleep(0)
 
     asyncio.run(main())

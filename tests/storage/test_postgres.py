@@ -82,9 +82,9 @@ def admin() -> Iterator[psycopg.Connection]:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))
 def test_escaping_keeps_order_and_difference(left: str, right: str) -> None:
-    assert codec.unescaped(codec.escaped(left)) == left
-    assert "\0" not in codec.escaped(left)
-    assert (codec.escaped(left) < codec.escaped(right)) == (left < right)
+    assert codec.unescape(codec.escape(left)) == left
+    assert "\0" not in codec.escape(left)
+    assert (codec.escape(left) < codec.escape(right)) == (left < right)
 
 
 def test_the_server_sorts_as_people_do_and_the_tables_by_code_point(
@@ -304,14 +304,14 @@ def test_what_is_made_while_a_big_thread_is_dropped_stays(url: str, monkeypatch:
         assert isinstance(driver, backend.PostgresDriver)
         driver.perform(Commit(AT, tuple(Put(CHUNK, (b"%d" % n,), {"generation": 0}) for n in range(20))))
         made = Commit(AT, (Put(GC, (), expect=Expect.ABSENT, version=5),))
-        plain, pages = driver._connected, itertools.count(1)
+        plain, pages = driver._connect, itertools.count(1)
 
         def connected() -> ServerConnection:
             if next(pages) == 2:
                 assert other.perform(made) == Committed()
             return plain()
 
-        monkeypatch.setattr(driver, "_connected", connected)
+        monkeypatch.setattr(driver, "_connect", connected)
         driver.perform(Drop(AT))
         assert next(pages) > 3
         gc, chunks = other.perform(Fetch(AT, (Get(GC, ()), Range(CHUNK))))
@@ -390,11 +390,11 @@ def test_a_migration_goes_on_once_it_may(
 
 def test_pending_tells_what_migrate_does_and_changes_nothing(url: str, admin: psycopg.Connection) -> None:
     assert backend.schema_version(url) == 0
-    statements = backend.pending(url)
+    statements = backend.plan_migration(url)
     assert backend.schema_version(url) == 0
     for statement in statements:
         admin.execute(statement.encode())
-    assert backend.pending(url) == []
+    assert backend.plan_migration(url) == []
     assert backend.schema_version(url) == backend.SCHEMA_VERSION
     assert backend.migrate(url) == backend.SCHEMA_VERSION
     open_driver(url).close()

@@ -510,7 +510,7 @@ def test_a_forked_child_that_closes_leaves_its_parent_s_connections(single: str)
         assert isinstance(driver, PostgresDriver)
         commit, fetch = Commit(AT, (Put(GC, (), version=1),)), Fetch(AT, (Get(GC, ()),))
         driver.perform(commit), driver.perform(fetch)
-        before = [each.connected().info.backend_pid for each in driver._links]
+        before = [each.require_connection().info.backend_pid for each in driver._links]
         child = os.fork()
         if child == 0:
             try:
@@ -520,7 +520,7 @@ def test_a_forked_child_that_closes_leaves_its_parent_s_connections(single: str)
                 os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         driver.perform(commit), driver.perform(fetch)
-        assert [each.connected().info.backend_pid for each in driver._links] == before
+        assert [each.require_connection().info.backend_pid for each in driver._links] == before
         assert len(before) == 2
 
 

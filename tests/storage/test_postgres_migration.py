@@ -78,7 +78,7 @@ def test_a_step_changes_what_it_names_and_adds_functions(url: str, admin: psycop
 
 def test_processes_of_both_releases_work_side_by_side(url: str) -> None:
     with closing(open_driver(url)) as old:
-        rows.stored(old, *rows.every_kind(), at=AT)
+        rows.store_ops(old, *rows.every_kind(), at=AT)
         before = rows.everything(old, at=AT)
         with next_layout():
             backend.migrate(url)
@@ -86,7 +86,7 @@ def test_processes_of_both_releases_work_side_by_side(url: str) -> None:
         with closing(new):
             assert rows.everything(new, at=AT) == before
             for driver, other, name in ((old, new, "old"), (new, old, "new"), (old, new, "again")):
-                rows.stored(driver, rows.tag(name), at=AT)
+                rows.store_ops(driver, rows.tag(name), at=AT)
                 assert rows.get(other, TAG, name, at=AT) is not None
             new.perform(Drop(AT))
             assert rows.everything(old, at=AT) == []
@@ -95,7 +95,7 @@ def test_processes_of_both_releases_work_side_by_side(url: str) -> None:
 def test_a_step_can_stop_the_processes_of_the_release_before(url: str) -> None:
     """Where they would take what new ones store for damaged, and fail their runs for it."""
     with closing(open_driver(url)) as old:
-        rows.stored(old, rows.tag("t"), at=AT)
+        rows.store_ops(old, rows.tag("t"), at=AT)
         with next_layout(STOPPING_STEP):
             backend.migrate(url)
             with closing(open_driver(url)) as new:
@@ -103,18 +103,18 @@ def test_a_step_can_stop_the_processes_of_the_release_before(url: str) -> None:
         with pytest.raises(perdure.MigrationRequired, match="a newer release has migrated it"):
             old.perform(Fetch(AT, (Get(GC, ()),)))
         with pytest.raises(perdure.MigrationRequired, match="a newer release has migrated it"):
-            rows.stored(old, rows.tag("u"), at=AT)
+            rows.store_ops(old, rows.tag("u"), at=AT)
 
 
 def test_a_thread_that_the_release_before_drops_leaves_nothing_behind(
     url: str, admin: psycopg.Connection
 ) -> None:
-    name = schema.quoted(parse_url(url).schema)
+    name = schema.quote(parse_url(url).schema)
     with closing(open_driver(url)) as old:
         with next_layout():
             backend.migrate(url)
             with closing(open_driver(url)) as new:
-                rows.stored(new, *rows.every_kind(), at=AT)
+                rows.store_ops(new, *rows.every_kind(), at=AT)
         # Its own function removes by that of the new release, which knows all tables.
         body = "SELECT prosrc FROM pg_proc WHERE pronamespace = %s::regnamespace AND proname = %s"
         (source,) = admin.execute(body, (parse_url(url).schema, f"drop_{PRESENT}")).fetchone() or ("",)
@@ -127,8 +127,8 @@ def test_a_thread_that_the_release_before_drops_leaves_nothing_behind(
 def test_who_might_use_the_tables_before_the_upgrade_may_use_the_new_ones(
     url: str, admin: psycopg.Connection
 ) -> None:
-    name, role = schema.quoted(parse_url(url).schema), 'The "app"'
-    quoted = schema.quoted(role)
+    name, role = schema.quote(parse_url(url).schema), 'The "app"'
+    quoted = schema.quote(role)
     admin.execute(f"CREATE ROLE {quoted} LOGIN".encode())
     try:
         admin.execute(f"GRANT USAGE ON SCHEMA {name} TO {quoted}".encode())
@@ -138,7 +138,7 @@ def test_who_might_use_the_tables_before_the_upgrade_may_use_the_new_ones(
         with next_layout():
             backend.migrate(url)
             with closing(open_driver(url.replace("postgres@", "The%20%22app%22@"))) as driver:
-                rows.stored(driver, *rows.every_kind(), at=AT)
+                rows.store_ops(driver, *rows.every_kind(), at=AT)
                 assert rows.get(driver, LANE, "x", at=AT) is not None
                 driver.perform(Drop(AT))
         may = "SELECT has_table_privilege(%s, %s, 'INSERT')"

@@ -173,7 +173,7 @@ def test_rows_that_are_not_those_of_their_entries_are_found_and_made_anew(
 def test_entries_from_before_the_table_are_filled_in() -> None:
     with postgres.empty() as url, psycopg.connect(url.partition("?")[0], autocommit=True) as admin:
         admin.execute(f"SET search_path = {name_of(url)}, public".encode())
-        for statement in schema.pending(name_of(url), 0):
+        for statement in schema.plan_migration(name_of(url), 0):
             admin.execute(statement.encode())
         index = new_index()
         with perdure.connect_sync(url) as database:
@@ -182,9 +182,9 @@ def test_entries_from_before_the_table_are_filled_in() -> None:
             assert not index.is_stored_in(handle_of(database).driver)
             assert "perdure migrate" in index.method(handle_of(database).driver)
             assert [hit.key for hit in store.search(HOME, query="tea")] == ["a"]
-        assert any("vector" in statement for statement in backend.pending(url))
+        assert any("vector" in statement for statement in backend.plan_migration(url))
         assert backend.migrate(url) == backend.SCHEMA_VERSION
-        assert backend.pending(url) == []
+        assert backend.plan_migration(url) == []
         assert rows(admin) == [("a", 1, 16)]
         with perdure.connect_sync(url) as database:
             assert new_index().is_stored_in(handle_of(database).driver)
@@ -207,9 +207,9 @@ def test_functions_of_another_release_are_replaced_by_migrate() -> None:
         name = parse_qs(urlsplit(url).query)["schema"][0]
         with psycopg.connect(postgres.shared().url(), autocommit=True) as admin:
             admin.execute(f"ALTER FUNCTION {name}.nearest RESET enable_sort".encode())
-        assert backend.pending(url)
+        assert backend.plan_migration(url)
         backend.migrate(url)
-        assert backend.pending(url) == []
+        assert backend.plan_migration(url) == []
         store = database.store(index=new_index())
         assert [hit.key for hit in store.search(HOME, query="tea", limit=1)] == ["a"]
 
@@ -243,9 +243,9 @@ def test_an_extension_that_was_dropped_or_moved_is_followed_by_migrate(change: s
             assert [hit.key for hit in database.store(index=index).search(HOME, query="tea", limit=1)] == [
                 "a"
             ]
-        assert backend.pending(url)
+        assert backend.plan_migration(url)
         backend.migrate(url)
-        assert backend.pending(url) == []
+        assert backend.plan_migration(url) == []
         with perdure.connect_sync(url) as database:
             index = new_index()
             store = database.store(index=index)
@@ -294,7 +294,7 @@ def test_pgvector_in_a_schema_that_the_user_may_not_use_is_left_out() -> None:
             admin.execute("CREATE SCHEMA hidden; CREATE EXTENSION vector SCHEMA hidden")
             admin.execute("CREATE SCHEMA perdure; GRANT USAGE, CREATE ON SCHEMA perdure TO apart")
         backend.migrate(by_apart)
-        assert backend.pending(by_apart) == []
+        assert backend.plan_migration(by_apart) == []
         with perdure.connect_sync(by_apart) as database:
             store = database.store(index=new_index())
             store.put(HOME, "a", {"text": "tea"})

@@ -328,7 +328,7 @@ def test_the_documented_rights_are_enough(server: Server) -> None:
         assert len(rows.keys(driver, Range(CHUNK), AT)) == 3
         assert height(driver, AT) == 3
         assert driver.perform(FindRuns(None, "run")) == ()
-        rows.stored(driver, rows.lane("inbox", driver.perform(Now())), at=AT)
+        rows.store_ops(driver, rows.lane("inbox", driver.perform(Now())), at=AT)
         assert [f.partition for f in driver.perform(FindDue(None, until=1 << 60))] == [AT]
         driver.perform(Drop(AT))
         assert driver.perform(FindThreads(None)) == ()
@@ -345,7 +345,7 @@ def test_a_wrong_password_is_said_without_showing_it() -> None:
     try:
         for secret in (":open", "nobody:open", ""):
             url = f"redis://{secret}@127.0.0.1:{server.port}/0" if secret else server.url
-            for act in (backend.migrate, backend.open_driver, backend.schema_version, backend.pending):
+            for act in (backend.migrate, backend.open_driver, backend.schema_version, backend.plan_migration):
                 with pytest.raises(perdure.Unavailable, match="refused the user name or password") as caught:
                     act(url)
                 assert ":open" not in str(caught.value)
@@ -368,14 +368,14 @@ def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:
         with pytest.raises(perdure.MigrationRequired, match="run `perdure migrate`"):
             backend.open_driver(url)
         assert backend.schema_version(url) == 0
-        assert len(backend.pending(url)) == 1
+        assert len(backend.plan_migration(url)) == 1
         with ThreadPoolExecutor(16) as pool:
             assert set(pool.map(backend.migrate, [url] * 16)) <= {0, backend.SCHEMA_VERSION}
         assert backend.schema_version(url) == backend.SCHEMA_VERSION
-        assert backend.pending(url) == []
+        assert backend.plan_migration(url) == []
         key = f"{url.partition('prefix=')[2]}:layout"
         client.set(key, "9 16")
-        for act in (backend.migrate, backend.open_driver, backend.pending):
+        for act in (backend.migrate, backend.open_driver, backend.plan_migration):
             with pytest.raises(perdure.MigrationRequired, match="upgrade perdure"):
                 act(url)
         client.set(key, "something else")

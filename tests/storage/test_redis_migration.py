@@ -41,11 +41,11 @@ def test_raising_the_version_changes_and_marks_nothing_else_and_lowers_none(
         prefix = url.partition("prefix=")[2]
         client.set(f"{prefix}:layout", f"{old} 3")
         with closing(backend.open_driver(url)) as driver:
-            rows.stored(driver, *rows.every_kind())
+            rows.store_ops(driver, *rows.every_kind())
         before = {key: client.dump(key) for key in client.scan_iter(f"{prefix}:*", count=1000)}
         client.script_flush()
         with next_layout():
-            assert backend.pending(url) == [
+            assert backend.plan_migration(url) == [
                 f"SET {prefix}:{{N}}:v {PRESENT + 1}, for each N from 0 to 2",
                 f"SET {prefix}:layout '{PRESENT + 1} 3' XX",
             ]
@@ -60,7 +60,7 @@ def test_raising_the_version_changes_and_marks_nothing_else_and_lowers_none(
         client.set(f"{prefix}:layout", "9 3")
         # As when a newer release comes between the look and the write.
         with next_layout():
-            monkeypatch.setattr(backend, "_stored", lambda settings: (PRESENT, 3))
+            monkeypatch.setattr(backend, "_read_layout", lambda settings: (PRESENT, 3))
             assert backend.migrate(url) == PRESENT
         assert (client.get(f"{prefix}:layout"), client.get(f"{prefix}:{{1}}:v")) == (b"9 3", b"9")
 
@@ -104,7 +104,7 @@ def test_a_process_that_had_it_open_does_nothing_after_a_migration(
     with empty() as url:
         assert backend.migrate(url) == 0
         with closing(backend.open_driver(url)) as driver:
-            rows.stored(driver, rows.head(), rows.lane("inbox", 5))
+            rows.store_ops(driver, rows.head(), rows.lane("inbox", 5))
             with next_layout():
                 assert backend.migrate(url) == LAYOUT_VERSION
                 for effect in REQUESTS:
@@ -127,7 +127,7 @@ def test_a_migration_that_ended_between_its_writes_is_finished_by_the_next(
     with valkey.empty() as url:
         backend.migrate(url)
         with closing(backend.open_driver(url)) as driver:
-            rows.stored(driver, rows.head(), rows.lane("inbox", 5))
+            rows.store_ops(driver, rows.head(), rows.lane("inbox", 5))
             with next_layout(), monkeypatch.context() as patch:
                 patch.setattr(backend, "_once", killed_before_the_record(backend._once))
                 with pytest.raises(KeyboardInterrupt):

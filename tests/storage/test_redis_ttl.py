@@ -11,7 +11,7 @@ from perdure.model.ops import Check, Commit, Committed, Delete, Expect, FindRuns
 from perdure.model.records import HEAD, ITEM, LANE, Partition
 from perdure.storage.redis import driver as backend
 from perdure.testing.conformance import rows
-from perdure.testing.conformance.queues import due
+from perdure.testing.conformance.queues import list_due
 from tests.servers import valkey
 from tests.storage.climbers import eventually, step
 from tests.storage.test_redis import opened
@@ -72,17 +72,17 @@ def test_a_thread_with_something_due_stays_until_it_is_done(done: Op) -> None:
             assert len(lives) == 1, "a thread would end in part"
             return lives.pop()
 
-        rows.stored(driver, *step(1), at=AT)
+        rows.store_ops(driver, *step(1), at=AT)
         assert is_ending()
-        rows.stored(driver, rows.lane("inbox", 1), rows.lane("outbox", None), at=AT)
+        rows.store_ops(driver, rows.lane("inbox", 1), rows.lane("outbox", None), at=AT)
         assert not is_ending()
-        rows.stored(driver, *step(2), at=AT)
+        rows.store_ops(driver, *step(2), at=AT)
         assert not is_ending(), "what is due was forgotten at the next write"
-        assert due(driver, 1) == [(AT.thread, "inbox")]
+        assert list_due(driver, 1) == [(AT.thread, "inbox")]
         assert rows.commit(driver, done, at=AT)
         assert is_ending()
-        rows.stored(driver, rows.lane("outbox", 2), at=Partition("", "new"))
-        assert due(driver, 2) == [("new", "outbox")]
+        rows.store_ops(driver, rows.lane("outbox", 2), at=Partition("", "new"))
+        assert list_due(driver, 2) == [("new", "outbox")]
 
 
 def test_a_new_thread_takes_no_entries_away_of_kinds_that_a_later_release_has() -> None:
@@ -91,7 +91,7 @@ def test_a_new_thread_takes_no_entries_away_of_kinds_that_a_later_release_has() 
         client.set(f"{prefix}:layout", f"{backend.SCHEMA_VERSION} 1")
         client.zadd(f"{prefix}:{{0}}:i", {b"later:" + bytes(30): 0})
         with opened(f"{url}&ttl=1h") as driver:
-            rows.stored(driver, *step(1), at=AT)
+            rows.store_ops(driver, *step(1), at=AT)
         assert client.zcard(f"{prefix}:{{0}}:i") == 1
 
 

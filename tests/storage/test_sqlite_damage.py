@@ -144,17 +144,17 @@ IN_ACME = f"perdure_thread WHERE tenant = '{rows.HERE.tenant}'"
 def test_no_field_is_kept_of_a_damaged_item(path: Path) -> None:
     with closing(SqliteDriver(path)) as driver:
         assert (
-            driver.perform(Commit(items.SPACE, (items.made_at("a", 5), items.made_at("b", 5)))) == Committed()
+            driver.perform(Commit(items.SPACE, (items.put_at("a", 5), items.put_at("b", 5)))) == Committed()
         )
         for now in (7, 8):
-            commit = Commit(items.SPACE, (items.made_at("a", now), items.item("c", version=now)))
+            commit = Commit(items.SPACE, (items.put_at("a", now), items.item("c", version=now)))
             assert driver.perform(commit) == Committed()
         assert driver.examine(items.SPACE) == []
     for damage in ("created_at = 1", "checksum = NULL"):
         change(path, f"UPDATE perdure_item SET {damage} WHERE key = 'b'")
         with closing(SqliteDriver(path)) as driver:
             with pytest.raises(perdure.Corrupt, match=r"item b is damaged"):
-                driver.perform(Commit(items.SPACE, (items.made_at("b", 9), items.made_at("new", 9))))
+                driver.perform(Commit(items.SPACE, (items.put_at("b", 9), items.put_at("new", 9))))
             assert rows.get(driver, ITEM, "new", at=items.SPACE) is None
             assert driver.examine(items.SPACE)
 
@@ -315,10 +315,10 @@ def test_a_row_of_the_catalogue_without_its_numbers_is_noticed(url: str, path: P
 def test_a_record_without_a_checksum_that_is_overwritten_is_found_by_the_sum(path: Path) -> None:
     here = Partition("", "thread")
     with closing(SqliteDriver(path)) as driver:
-        rows.stored(driver, rows.tag("t"), rows.tag("u"), at=here)
+        rows.store_ops(driver, rows.tag("t"), rows.tag("u"), at=here)
     change(path, "UPDATE perdure_tag SET checksum = NULL")
     with closing(SqliteDriver(path)) as driver:
-        rows.stored(driver, rows.tag("t"), at=here)
+        rows.store_ops(driver, rows.tag("t"), at=here)
         driver.perform(Commit(here, (Delete(TAG, ("u",)),)))
         assert driver.examine(here) == [NOT_LATEST]
 

@@ -34,7 +34,7 @@ async def say(app: Runtime, context_id: str, user: str, text: str) -> str:
     config = {"configurable": {"langgraph_auth_user": {"identity": user}}}
     run = await app.wait(await app.accept(context_id, text, config=config, coalesce=False), 60)
     assert run.state == "done", run.note
-    await app._worker.runner.conversations.settled()
+    await app._worker.runner.conversations.wait_for_summaries()
     state = await app.graph("agent").aget_state({"configurable": {"thread_id": context_id}})
     return str(state.values["messages"][-1].text)
 

@@ -21,14 +21,14 @@ from tools.foreign_suites.running import Outcome
 from . import running, servers, sources
 from .catalogue import PACKAGES, REASONS, SUITES, Suite
 from .report import Comparison
-from .servers import NotStarted, serving
+from .servers import NotStarted, serve
 
 _BY_NAME = {suite.name: suite for suite in SUITES}
 
 
 def main(arguments: list[str]) -> int:
     """Run what the arguments name; the exit status."""
-    options = _parsed(arguments)
+    options = _parse_arguments(arguments)
     reasons, unsteady = read_entries(REASONS), read_unsteady(REASONS)
     comparisons: list[Comparison] = []
     try:
@@ -47,10 +47,10 @@ def main(arguments: list[str]) -> int:
 def _outcomes(suite: Suite, server: str, options: argparse.Namespace) -> dict[str, Outcome]:
     work = options.work.resolve()
     root = sources.checkout(suite, work, options.sources) if suite.repository else None
-    folder = sources.copied(suite, root, work / "runs" / f"{suite.name}-{server}")
+    folder = sources.copy_suite(suite, root, work / "runs" / f"{suite.name}-{server}")
     python = sources.python_of(server, work, suite.needs)
-    with serving(server, python, folder / suite.config, folder / "server", suite.model) as url:
-        sources.pointed(suite, folder, url)
+    with serve(server, python, folder / suite.config, folder / "server", suite.model) as url:
+        sources.point_at(suite, folder, url)
         if suite.asked_first:
             servers.ask(url + suite.asked_first)
         if suite.kind == "pytest":
@@ -60,7 +60,7 @@ def _outcomes(suite: Suite, server: str, options: argparse.Namespace) -> dict[st
         return run(suite, folder, modules, url)
 
 
-def _parsed(arguments: list[str]) -> argparse.Namespace:
+def _parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = parser_of("tools.foreign_clients", __doc__, _BY_NAME)
     parser.add_argument("--reference", action="store_true", help="run LangGraph's own server, too")
     parser.add_argument(

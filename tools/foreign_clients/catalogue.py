@@ -73,7 +73,7 @@ class Suite:
     repository: str
     """Empty for one that comes in a package."""
     commit: str
-    copied: tuple[tuple[str, str], ...]
+    folders: tuple[tuple[str, str], ...]
     """What is copied to run in: each folder of the repository, and what it is called there."""
     tests: str
     """What is run, below the copy; of scenarios, the path of the server that they ask."""

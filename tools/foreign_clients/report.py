@@ -39,8 +39,8 @@ class Comparison:
 
     def lines(self) -> Iterator[str]:
         """The counts, then each failing test with its reason, or with its error."""
-        passed = _passed(self.ours)
-        beside = f", the reference {_passed(self.reference)}" if self.reference else ""
+        passed = _count_passed(self.ours)
+        beside = f", the reference {_count_passed(self.reference)}" if self.reference else ""
         yield f"{self.suite}: {passed} of {len(self.ours)} pass{beside}"
         for name, outcome in self.ours.items():
             if outcome.result != "failed":
@@ -56,5 +56,5 @@ class Comparison:
             yield f"  passes, and need not be left out any more: {name}"
 
 
-def _passed(outcomes: Outcomes) -> int:
+def _count_passed(outcomes: Outcomes) -> int:
     return sum(outcome.result == "passed" for outcome in outcomes.values())

@@ -34,7 +34,7 @@ def run_pytest(suite: Suite, folder: Path, python: Path, url: str) -> dict[str, 
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     command += [f"--junitxml={written}", suite.tests]
     _run(command, folder, {"PYTHONPATH": str(folder), "LANGGRAPH_INTEGRATION_URL": url})
-    return read_junit(_existing(written))
+    return read_junit(_require_path(written))
 
 
 def read_junit(path: Path) -> dict[str, Outcome]:
@@ -63,7 +63,7 @@ def run_vitest(suite: Suite, folder: Path, modules: Path, url: str) -> dict[str,
     # With CI the suite would start a server of its own.
     variables = {"CI": "", "LANGGRAPH_INTEGRATION_URL": url}
     _run(command, folder, variables | (_browser() if suite.in_browser else {}))
-    return read_vitest(_existing(written))
+    return read_vitest(_require_path(written))
 
 
 def _browser() -> dict[str, str]:
@@ -103,7 +103,7 @@ def run_scenarios(suite: Suite, folder: Path, modules: Path, url: str) -> dict[s
         str(written),
     ]
     _run(command, folder, {})
-    return read_scenarios(_existing(written))
+    return read_scenarios(_require_path(written))
 
 
 def read_scenarios(folder: Path) -> dict[str, Outcome]:
@@ -125,7 +125,7 @@ def _run(command: list[str], folder: Path, variables: Mapping[str, str]) -> None
         raise NotRun(f"the suite was not over after {_SUITE_S} s; see {log}")
 
 
-def _existing(path: Path) -> Path:
+def _require_path(path: Path) -> Path:
     if not path.exists():
         raise NotRun(f"the suite wrote no outcomes; see {path.parent / 'suite.log'}")
     return path

@@ -27,7 +27,7 @@ class NotStarted(Exception):
 
 
 @contextmanager
-def serving(server: str, python: Path, config: Path, folder: Path, model: str = "") -> Iterator[str]:
+def serve(server: str, python: Path, config: Path, folder: Path, model: str = "") -> Iterator[str]:
     """The URL of a server for as long as the block lasts; ``folder`` gets its database and its log. With
     ``model`` its graphs call the model at this path of its own.
 

@@ -28,7 +28,7 @@ class Checkout(Protocol):
     def commit(self) -> str: ...
 
     @property
-    def copied(self) -> Sequence[tuple[str, str]]:
+    def folders(self) -> Sequence[tuple[str, str]]:
         """The folders that it has to hold, and what each is called where it is copied to."""
 
 
@@ -41,7 +41,7 @@ def checkout(suite: Checkout, work: Path, given: Path | None) -> Path:
     name = suite.repository.rpartition("/")[2]
     if given is not None:
         root = given.absolute() / name
-        for held, _ in suite.copied:
+        for held, _ in suite.folders:
             if not (root / held).is_dir():
                 raise Unobtainable(f"{root} holds no {held}; check out {suite.repository} there")
         return root
@@ -57,13 +57,13 @@ def checkout(suite: Checkout, work: Path, given: Path | None) -> Path:
     return root
 
 
-def copied(suite: Suite, root: Path | None, folder: Path) -> Path:
+def copy_suite(suite: Suite, root: Path | None, folder: Path) -> Path:
     """A copy of what the suite needs, to run in, with what stands beside it; ``root`` is None for one without
     a repository."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if root is not None:
-        for held, name in suite.copied:
+        for held, name in suite.folders:
             shutil.copytree(root / held, folder / name)
     if suite.ported:
         # The folder is not a package: its files are imported by their own names.
@@ -73,7 +73,7 @@ def copied(suite: Suite, root: Path | None, folder: Path) -> Path:
     return folder
 
 
-def pointed(suite: Suite, folder: Path, url: str) -> None:
+def point_at(suite: Suite, folder: Path, url: str) -> None:
     """Have the tests' text name the server's address."""
     if not suite.address:
         return

@@ -25,13 +25,13 @@ _BACKENDS = ["memory", "sqlite", "postgresql"]
 
 def main(arguments: list[str]) -> int:
     """Run what the arguments name; the exit status."""
-    options = _parsed(arguments)
+    options = _parse_arguments(arguments)
     suites = [_BY_NAME[name] for name in options.suites]
     work = options.work.resolve()
     comparisons: list[Comparison] = []
     try:
         for suite in suites:
-            comparisons += _compared(suite, options, work)
+            comparisons += _compare(suite, options, work)
     except places.NotRun as error:
         print(error, file=sys.stderr)
         return 1
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     return int(any(comparison.failed for comparison in comparisons))
 
 
-def _compared(suite: Suite, options: argparse.Namespace, work: Path) -> list[Comparison]:
+def _compare(suite: Suite, options: argparse.Namespace, work: Path) -> list[Comparison]:
     reasons = read_reasons()
     source = places.source_of(suite, work, options.source)
     python = places.environment_of([suite], work)
@@ -51,11 +51,11 @@ def _compared(suite: Suite, options: argparse.Namespace, work: Path) -> list[Com
     files = running.files_of(suite, folder, options.quick, options.only)
     with ExitStack() as stack:
         held = work / "stock" / f"{suite.name}-{suite.version}-{python.parts[-3]}.json"
-        stock = {} if options.again else running.kept(held)
+        stock = {} if options.again else running.read_kept(held)
         have = {node.partition("::")[0] for node in stock}
         missing = [file for file in files if str(file.relative_to(folder)) not in have]
         if missing:
-            backend = running.opened(running.STOCK, stack, suite)
+            backend = running.open_backend(running.STOCK, stack, suite)
             stock = {**stock, **running.run_files(python, folder, missing, backend, options.jobs)}
             if any(outcome.result == "passed" for outcome in stock.values()):
                 running.keep(held, stock)
@@ -64,7 +64,7 @@ def _compared(suite: Suite, options: argparse.Namespace, work: Path) -> list[Com
             raise places.NotRun(f"no test of {suite.name} passes on stock; see {folder / '.outcomes'}")
         expected = {node: outcome for node, outcome in stock.items() if node.partition("::")[0] in names}
         for name in options.backends:
-            backend = running.opened(name, stack, suite)
+            backend = running.open_backend(name, stack, suite)
             ours = running.run_files(python, folder, files, backend, options.jobs)
             compared = compare(suite.name, name, expected, ours, reasons)
             if 0 < len(compared.failed) <= _MAX_AGAIN:
@@ -75,7 +75,7 @@ def _compared(suite: Suite, options: argparse.Namespace, work: Path) -> list[Com
     return found
 
 
-def _parsed(arguments: list[str]) -> argparse.Namespace:
+def _parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = parser_of("tools.foreign_suites", __doc__, _BY_NAME)
     parser.add_argument(
         "--backends",

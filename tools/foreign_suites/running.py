@@ -50,7 +50,7 @@ def backends() -> tuple[str, ...]:
     return names
 
 
-def opened(name: str, stack: ExitStack, suite: Suite) -> Backend:
+def open_backend(name: str, stack: ExitStack, suite: Suite) -> Backend:
     """A suite's backend by its name, with a server where it needs one; its databases end with the stack."""
     # The servers of our own tests, which are no package that could be imported from here by type.
     backends = import_module("tests.backends")
@@ -145,7 +145,7 @@ def _run(python: Path, folder: Path, names: list[str], backend: Backend) -> dict
     }
 
 
-def kept(path: Path) -> dict[str, Outcome]:
+def read_kept(path: Path) -> dict[str, Outcome]:
     """Outcomes that were kept by an earlier run; none when there was none."""
     if not path.exists():
         return {}

@@ -108,14 +108,14 @@ def _replace_classes() -> None:
 
 def _opens(make: Callable[[], Any], is_async: bool) -> Callable[..., Any]:
     @contextmanager
-    def opened(*_: Any, **__: Any) -> Iterator[Any]:
+    def open_one(*_: Any, **__: Any) -> Iterator[Any]:
         yield make()
 
     @asynccontextmanager
-    async def aopened(*_: Any, **__: Any) -> AsyncIterator[Any]:
+    async def aopen_one(*_: Any, **__: Any) -> AsyncIterator[Any]:
         yield make()
 
-    return aopened if is_async else opened
+    return aopen_one if is_async else open_one
 
 
 def _replace_openers(module: ModuleType) -> None:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.server.browsing import FLAGS
-from tools.foreign_clients.servers import NotStarted, serving
+from tools.foreign_clients.servers import NotStarted, serve
 from tools.foreign_suites.arguments import parser_of
 from tools.foreign_suites.places import Unobtainable
 
 from . import assistant_ui, building, chat_ui, copilotkit, inbox
 from .catalogue import AGENT_INBOX, ASSISTANT_UI, CHAT_UI, COPILOTKIT, Application, Pages
-from .driving import Failures, Unfulfilled, Visit, visiting
+from .driving import Failures, Unfulfilled, Visit, open_visit
 from .report import Outcome, Told
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ _INTERFACES = {
 
 def main(arguments: list[str]) -> int:
     """Drive what the arguments name; the exit status."""
-    options = _parsed(arguments)
+    options = _parse_arguments(arguments)
     told: list[Told] = []
     try:
         for name in options.suites:
-            told.append(_told(name, options))
+            told.append(_run_interface(name, options))
             print("\n".join(told[-1].lines()), flush=True)
     except (Unobtainable, NotStarted) as error:
         print(error, file=sys.stderr)
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     return int(any(each.wrong for each in told))
 
 
-def _told(name: str, options: argparse.Namespace) -> Told:
+def _run_interface(name: str, options: argparse.Namespace) -> Told:
     interface, work = _INTERFACES[name], options.work.resolve()
     if isinstance(interface.source, Application):
         built = building.application(interface.source, work, options.sources)
@@ -77,27 +77,27 @@ def _told(name: str, options: argparse.Namespace) -> Told:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     outcomes: dict[str, Outcome] = {}
-    with serving("perdure", Path(sys.executable), _CONFIG, folder) as server:
+    with serve("perdure", Path(sys.executable), _CONFIG, folder) as server:
         if isinstance(interface.source, Application):
-            served = building.serving_application(built, folder / "interface.log")
+            served = building.serve_application(built, folder / "interface.log")
         else:
-            served = building.serving_pages(built, server, folder / "interface.log")
+            served = building.serve_pages(built, server, folder / "interface.log")
         with served as address, _browser() as browser:
             for action, act in interface.actions.items():
                 if not options.only or action in options.only:
-                    outcomes[action] = _done(
+                    outcomes[action] = _perform(
                         interface, browser, address, server, act, folder / f"{action}.png"
                     )
     return Told(name, outcomes, interface.expected)
 
 
-def _done(
+def _perform(
     interface: _Interface, browser: Browser, address: str, server: str, act: Action, picture: Path
 ) -> Outcome:
     from playwright.sync_api import Error
 
     failures = Failures()
-    with visiting(browser, address, server, failures) as visit:
+    with open_visit(browser, address, server, failures) as visit:
         try:
             act(visit)
             reason = ""
@@ -126,7 +126,7 @@ def _browser() -> Iterator[Browser]:
             browser.close()
 
 
-def _parsed(arguments: list[str]) -> argparse.Namespace:
+def _parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = parser_of("tools.foreign_uis", __doc__, _INTERFACES)
     parser.add_argument("--only", type=lambda text: text.split(","), help="actions, separated by commas")
     parser.add_argument(

@@ -23,7 +23,7 @@ def _rests(visit: Visit) -> None:
     visit.page.get_by_role("button", name="send", exact=True).wait_for()
 
 
-def _replied(visit: Visit, text: str) -> str:
+def _wait_for_reply(visit: Visit, text: str) -> str:
     """The answer to a text, once it is there."""
     found = visit.page.locator(".ai .body").filter(has_text=re.compile(_REPLY.format(re.escape(text)))).last
     found.wait_for()
@@ -36,7 +36,7 @@ def _thread(visit: Visit) -> str:
     return visit.page.url.partition("thread=")[2]
 
 
-def _begun(visit: Visit) -> None:
+def _begin(visit: Visit) -> None:
     _send(visit, "long one")
     visit.page.get_by_text(re.compile(r"reply \d+ to long one: w0 w1")).wait_for()
 
@@ -45,9 +45,9 @@ def send(visit: Visit) -> None:
     """Send two messages, read two answers, and find them after a reload."""
     _open(visit)
     _send(visit, "one")
-    first = _replied(visit, "one")
+    first = _wait_for_reply(visit, "one")
     _send(visit, "two")
-    second = _replied(visit, "two")
+    second = _wait_for_reply(visit, "two")
     if visit.statuses(_thread(visit)) != ["success", "success"]:
         raise Unfulfilled(f"the runs are {visit.statuses(_thread(visit))}")
     visit.page.reload()
@@ -58,7 +58,7 @@ def send(visit: Visit) -> None:
 def stream(visit: Visit) -> None:
     """Read an answer before it is over."""
     _open(visit)
-    _begun(visit)
+    _begin(visit)
     if visit.page.get_by_text("w59 end").count():
         raise Unfulfilled("the answer was there at once")
     visit.sees("w59 end")
@@ -68,30 +68,30 @@ def stream(visit: Visit) -> None:
 def stop(visit: Visit) -> None:
     """Stop an answer, and go on."""
     _open(visit)
-    _begun(visit)
+    _begin(visit)
     visit.page.get_by_role("button", name="stop", exact=True).click()
     _rests(visit)
     thread_id = _thread(visit)
     visit.until("the run ends", lambda: visit.statuses(thread_id) == ["interrupted"])
     _send(visit, "two")
-    _replied(visit, "two")
+    _wait_for_reply(visit, "two")
 
 
-def _edited(visit: Visit, text: str) -> str:
+def _edit(visit: Visit, text: str) -> str:
     visit.page.locator(".human").last.get_by_role("button", name="edit").click()
     visit.page.locator(".editing textarea").fill(text)
     visit.page.get_by_role("button", name="save").click()
-    return _replied(visit, text)
+    return _wait_for_reply(visit, text)
 
 
 def edit(visit: Visit) -> None:
     """Change the second message: the thread goes on from before it."""
     _open(visit)
     _send(visit, "one")
-    before = _replied(visit, "one")
+    before = _wait_for_reply(visit, "one")
     _send(visit, "two")
-    _replied(visit, "two")
-    after = _edited(visit, "instead")
+    _wait_for_reply(visit, "two")
+    after = _edit(visit, "instead")
     visit.sees(before)
     state = visit.ask("GET", f"/threads/{_thread(visit)}/state")
     if len(state["values"]["messages"]) != 4:
@@ -104,10 +104,10 @@ def branch(visit: Visit) -> None:
     """Change the second message. The adapter shows one branch; the other stays in the history."""
     _open(visit)
     _send(visit, "one")
-    _replied(visit, "one")
+    _wait_for_reply(visit, "one")
     _send(visit, "two")
-    before = _replied(visit, "two")
-    after = _edited(visit, "instead")
+    before = _wait_for_reply(visit, "two")
+    after = _edit(visit, "instead")
     states = visit.ask("POST", f"/threads/{_thread(visit)}/history", {"limit": 100})
     ends = {each["content"].strip() for state in states for each in state["values"].get("messages", [])[-1:]}
     if not {before, after} <= ends:
@@ -118,16 +118,16 @@ def regenerate(visit: Visit) -> None:
     """Ask for another answer to the same message."""
     _open(visit)
     _send(visit, "one")
-    before = _replied(visit, "one")
+    before = _wait_for_reply(visit, "one")
     visit.page.locator(".ai").last.get_by_role("button", name="regenerate").click()
     visit.page.get_by_text(before).wait_for(state="detached")
-    after = _replied(visit, "one")
+    after = _wait_for_reply(visit, "one")
     state = visit.ask("GET", f"/threads/{_thread(visit)}/state")
     if [each["content"].strip() for each in state["values"]["messages"]] != ["one", after]:
         raise Unfulfilled(f"the thread holds {state['values']['messages']}")
 
 
-def _decided(visit: Visit, button: str, told: str) -> None:
+def _decide(visit: Visit, button: str, told: str) -> None:
     visit.page.get_by_role("button", name=button).click()
     visit.page.get_by_text(re.compile(told)).last.wait_for()
     _rests(visit)
@@ -137,7 +137,7 @@ def _question(visit: Visit, button: str, told: str) -> None:
     _open(visit)
     _send(visit, "delete a.txt")
     visit.page.locator("#question").wait_for()
-    _decided(visit, button, told)
+    _decide(visit, button, told)
 
 
 def accept(visit: Visit) -> None:
@@ -158,13 +158,13 @@ def respond(visit: Visit) -> None:
 def reload(visit: Visit) -> None:
     """Reload while an answer is written: its run ends, as the adapter asks, and the chat goes on."""
     _open(visit)
-    _begun(visit)
+    _begin(visit)
     thread_id = _thread(visit)
     visit.page.reload()
     visit.until("the run ends", lambda: visit.ask("GET", f"/threads/{thread_id}")["status"] != "busy")
     visit.page.locator(".human .body").get_by_text("long one").wait_for()
     _send(visit, "two")
-    _replied(visit, "two")
+    _wait_for_reply(visit, "two")
 
 
 def question_after_reload(visit: Visit) -> None:
@@ -176,7 +176,7 @@ def question_after_reload(visit: Visit) -> None:
     _thread(visit)
     visit.page.reload()
     visit.page.locator("#question").wait_for()
-    _decided(visit, "approve", r"reply \d+ after: deleted a.txt")
+    _decide(visit, "approve", r"reply \d+ after: deleted a.txt")
 
 
 ACTIONS = {

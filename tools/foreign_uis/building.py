@@ -51,11 +51,11 @@ def application(app: Application, work: Path, given: Path | None) -> Path:
 
 
 @contextmanager
-def serving_application(folder: Path, log: Path) -> Iterator[str]:
+def serve_application(folder: Path, log: Path) -> Iterator[str]:
     """The address of an application that was built, for as long as the block lasts."""
     port = free_port()
     command = [*_next(folder), "start", "--hostname", "127.0.0.1", "--port", str(port)]
-    with _started(command, folder, f"http://127.0.0.1:{port}", log) as address:
+    with _start(command, folder, f"http://127.0.0.1:{port}", log) as address:
         yield address
 
 
@@ -81,11 +81,11 @@ def pages(kind: Pages, work: Path) -> Path:
 
 
 @contextmanager
-def serving_pages(folder: Path, server: str, log: Path) -> Iterator[str]:
+def serve_pages(folder: Path, server: str, log: Path) -> Iterator[str]:
     """The address of such pages, for as long as the block lasts."""
     port = free_port()
     command = [_program("node"), "serve.mjs", str(port), server]
-    with _started(command, folder, f"http://127.0.0.1:{port}", log) as address:
+    with _start(command, folder, f"http://127.0.0.1:{port}", log) as address:
         yield address
 
 
@@ -112,7 +112,7 @@ def _run(
 
 
 @contextmanager
-def _started(command: Sequence[str], folder: Path, address: str, log: Path) -> Iterator[str]:
+def _start(command: Sequence[str], folder: Path, address: str, log: Path) -> Iterator[str]:
     variables = {**own_variables(), "NEXT_TELEMETRY_DISABLED": "1", "COPILOTKIT_TELEMETRY_DISABLED": "true"}
     with open(log, "wb") as written:
         process = subprocess.Popen(

@@ -21,7 +21,7 @@ class Application:
     """What installs the packages that its lock file names, by ``npx``; no script of a package is run."""
     build: tuple[str, ...] = ()
     """More arguments of ``next build``."""
-    copied: tuple[tuple[str, str], ...] = (("src", "src"),)
+    folders: tuple[tuple[str, str], ...] = (("src", "src"),)
     """What a checkout has to hold."""
 
 

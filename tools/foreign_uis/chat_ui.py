@@ -29,7 +29,7 @@ def _rests(visit: Visit) -> None:
     visit.page.get_by_role("button", name="Send", exact=True).wait_for()
 
 
-def _replied(visit: Visit, text: str) -> str:
+def _wait_for_reply(visit: Visit, text: str) -> str:
     """The answer to a text, once it is there."""
     found = visit.page.get_by_text(re.compile(_REPLY.format(re.escape(text)))).first
     found.wait_for()
@@ -51,9 +51,9 @@ def send(visit: Visit) -> None:
     """Send two messages, read two answers, and find the thread in the list."""
     _open(visit)
     _send(visit, "one")
-    _replied(visit, "one")
+    _wait_for_reply(visit, "one")
     _send(visit, "two")
-    _replied(visit, "two")
+    _wait_for_reply(visit, "two")
     thread_id = _thread(visit)
     if visit.statuses(thread_id) != ["success", "success"]:
         raise Unfulfilled(f"the runs are {visit.statuses(thread_id)}")
@@ -83,22 +83,22 @@ def stop(visit: Visit) -> None:
     thread_id = _thread(visit)
     visit.until("the run ends", lambda: visit.ask("GET", f"/threads/{thread_id}")["status"] != "busy")
     _send(visit, "two")
-    _replied(visit, "two")
+    _wait_for_reply(visit, "two")
 
 
 def edit(visit: Visit) -> None:
     """Change the first message, and switch between the branches."""
     _open(visit)
     _send(visit, "one")
-    before = _replied(visit, "one")
+    before = _wait_for_reply(visit, "one")
     _send(visit, "two")
-    _replied(visit, "two")
+    _wait_for_reply(visit, "two")
     _message(visit, "two")
     visit.page.get_by_role("button", name="Edit").last.click()
     box = visit.page.locator("textarea").first
     box.fill("instead")
     visit.page.get_by_role("button", name="Submit").click()
-    _replied(visit, "instead")
+    _wait_for_reply(visit, "instead")
     visit.sees(before)
     if visit.page.get_by_text(re.compile(_REPLY.format("two"))).count():
         raise Unfulfilled("the message that was changed still has its answer")
@@ -108,12 +108,12 @@ def branch(visit: Visit) -> None:
     """Change a message, go back to what it was, and return."""
     _open(visit)
     _send(visit, "one")
-    before = _replied(visit, "one")
+    before = _wait_for_reply(visit, "one")
     _message(visit, "one")
     visit.page.get_by_role("button", name="Edit").last.click()
     visit.page.locator("textarea").first.fill("instead")
     visit.page.get_by_role("button", name="Submit").click()
-    after = _replied(visit, "instead")
+    after = _wait_for_reply(visit, "instead")
     _message(visit, "instead")
     switcher = visit.page.get_by_text("2 / 2").first
     switcher.wait_for()
@@ -130,18 +130,18 @@ def regenerate(visit: Visit) -> None:
     """Ask for another answer to the same message."""
     _open(visit)
     _send(visit, "one")
-    before = _replied(visit, "one")
+    before = _wait_for_reply(visit, "one")
     visit.page.get_by_text(before).hover()
     visit.page.get_by_role("button", name="Refresh").last.click()
     visit.page.get_by_text(before).wait_for(state="detached")
-    after = _replied(visit, "one")
+    after = _wait_for_reply(visit, "one")
     if after == before:
         raise Unfulfilled("the answer is the same")
     visit.page.get_by_text(after).hover()
     visit.page.get_by_text("2 / 2").first.wait_for()
 
 
-def _asked(visit: Visit) -> None:
+def _wait_for_approval(visit: Visit) -> None:
     """Wait until a call waits to be approved, and the page rests."""
     visit.page.get_by_role("button", name="Approve", exact=True).last.wait_for()
     _rests(visit)
@@ -171,7 +171,7 @@ def change(visit: Visit) -> None:
     """Change the arguments of a call, and approve it."""
     _open(visit)
     _send(visit, "delete a.txt")
-    _asked(visit)
+    _wait_for_approval(visit)
     arguments = visit.page.locator("textarea:not([placeholder])").first
     arguments.wait_for()
     _type(visit, arguments, "b.txt")
@@ -184,7 +184,7 @@ def respond(visit: Visit) -> None:
     """Reject a call, with a reason that the agent reads."""
     _open(visit)
     _send(visit, "delete a.txt")
-    _asked(visit)
+    _wait_for_approval(visit)
     _type(visit, visit.page.get_by_placeholder("Share feedback with the agent..."), "keep it")
     visit.page.get_by_role("button", name="Submit rejection").click()
     visit.page.get_by_text(re.compile(r"reply \d+ after: .*keep it")).wait_for()

@@ -37,25 +37,25 @@ def _send(visit: Visit, text: str) -> None:
     box = visit.page.get_by_placeholder("Say something")
     box.fill(text)
 
-    def taken() -> bool:
+    def is_taken() -> bool:
         box.press("Enter")
         return not box.input_value()
 
     # It takes nothing before it knows its runtime, and while it ends what was stopped.
-    visit.until(f"{text!r} is sent", taken)
+    visit.until(f"{text!r} is sent", is_taken)
 
 
-def _ended(visit: Visit, thread_id: str, runs: int) -> None:
+def _wait_for_runs(visit: Visit, thread_id: str, runs: int) -> None:
     """Wait until so many runs of a thread have ended."""
 
-    def reached() -> bool:
+    def is_reached() -> bool:
         found = visit.statuses(thread_id)
         return len(found) == runs and not {"pending", "running"} & set(found)
 
-    visit.until(f"{runs} runs end", reached)
+    visit.until(f"{runs} runs end", is_reached)
 
 
-def _replied(visit: Visit, text: str) -> str:
+def _wait_for_reply(visit: Visit, text: str) -> str:
     found = visit.page.locator(".copilotKitAssistantMessage").filter(
         has_text=re.compile(_REPLY.format(re.escape(text)))
     )
@@ -63,7 +63,7 @@ def _replied(visit: Visit, text: str) -> str:
     return found.last.inner_text().strip()
 
 
-def _begun(visit: Visit) -> None:
+def _begin(visit: Visit) -> None:
     _send(visit, "long one")
     visit.page.get_by_text(re.compile(r"reply \d+ to long one: w0 w1")).wait_for()
 
@@ -72,11 +72,11 @@ def send(visit: Visit) -> None:
     """Send two messages, and read two answers."""
     thread_id = _open(visit)
     _send(visit, "one")
-    _replied(visit, "one")
-    _ended(visit, thread_id, 1)
+    _wait_for_reply(visit, "one")
+    _wait_for_runs(visit, thread_id, 1)
     _send(visit, "two")
-    _replied(visit, "two")
-    _ended(visit, thread_id, 2)
+    _wait_for_reply(visit, "two")
+    _wait_for_runs(visit, thread_id, 2)
     if visit.statuses(thread_id) != ["success", "success"]:
         raise Unfulfilled(f"the runs are {visit.statuses(thread_id)}")
 
@@ -84,7 +84,7 @@ def send(visit: Visit) -> None:
 def stream(visit: Visit) -> None:
     """Read an answer before it is over."""
     _open(visit)
-    _begun(visit)
+    _begin(visit)
     if visit.page.get_by_text("w59 end").count():
         raise Unfulfilled("the answer was there at once")
     visit.sees("w59 end")
@@ -93,24 +93,24 @@ def stream(visit: Visit) -> None:
 def stop(visit: Visit) -> None:
     """Stop an answer, and go on."""
     thread_id = _open(visit)
-    _begun(visit)
+    _begin(visit)
     visit.page.get_by_test_id("copilot-chat-stop-button").or_(
         visit.page.locator('[data-test-id="copilot-chat-request-in-progress"], .copilotKitInputControlButton')
     ).last.click()
     visit.until("the run ends", lambda: visit.statuses(thread_id) == ["interrupted"])
     _send(visit, "two")
-    _replied(visit, "two")
+    _wait_for_reply(visit, "two")
 
 
 def regenerate(visit: Visit) -> None:
     """Ask for another answer to the same message."""
     thread_id = _open(visit)
     _send(visit, "one")
-    before = _replied(visit, "one")
-    _ended(visit, thread_id, 1)
+    before = _wait_for_reply(visit, "one")
+    _wait_for_runs(visit, thread_id, 1)
     visit.page.locator(".copilotKitAssistantMessage").last.hover()
     visit.page.get_by_role("button", name="Regenerate response").last.click()
-    _ended(visit, thread_id, 2)
+    _wait_for_runs(visit, thread_id, 2)
 
     def is_new() -> bool:
         replies = visit.page.get_by_text(re.compile(_REPLY.format("one"))).all_inner_texts()
@@ -124,10 +124,10 @@ def _question(visit: Visit, button: str, told: str) -> None:
     thread_id = _open(visit)
     _send(visit, "delete a.txt")
     visit.page.locator("#question").wait_for()
-    _ended(visit, thread_id, 1)
+    _wait_for_runs(visit, thread_id, 1)
     visit.page.get_by_role("button", name=button).click()
     visit.page.get_by_text(re.compile(told)).last.wait_for()
-    _ended(visit, thread_id, 2)
+    _wait_for_runs(visit, thread_id, 2)
 
 
 def accept(visit: Visit) -> None:
@@ -148,13 +148,13 @@ def respond(visit: Visit) -> None:
 def reload(visit: Visit) -> None:
     """Reload while an answer is written, and go on in the thread."""
     thread_id = _open(visit)
-    _begun(visit)
+    _begin(visit)
     visit.page.reload()
     visit.page.get_by_placeholder("Say something").wait_for()
-    _ended(visit, thread_id, 1)
+    _wait_for_runs(visit, thread_id, 1)
     _send(visit, "two")
-    _replied(visit, "two")
-    _ended(visit, thread_id, 2)
+    _wait_for_reply(visit, "two")
+    _wait_for_runs(visit, thread_id, 2)
 
 
 ACTIONS = {

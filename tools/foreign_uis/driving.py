@@ -81,7 +81,7 @@ class Visit:
 
 
 @contextmanager
-def visiting(browser: Browser, address: str, server: str, failures: Failures) -> Iterator[Visit]:
+def open_visit(browser: Browser, address: str, server: str, failures: Failures) -> Iterator[Visit]:
     """A visit whose failures are noted in ``failures``; nothing but this machine is reached."""
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
         context.route(lambda url: urlsplit(url).hostname != _OWN, lambda route: route.abort())

@@ -45,7 +45,7 @@ class ScriptedModel(BaseChatModel):
         self, messages: list[BaseMessage], *args: Any, **given: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         answer = _answer(messages)
-        pause = _LONG_WORD_S if _asked(messages).startswith("long") else _WORD_S
+        pause = _LONG_WORD_S if _find_question(messages).startswith("long") else _WORD_S
         if answer.tool_calls:
             yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_calls=answer.tool_calls))
             return
@@ -54,12 +54,12 @@ class ScriptedModel(BaseChatModel):
             await asyncio.sleep(pause)
 
 
-def _asked(messages: Sequence[BaseMessage]) -> str:
+def _find_question(messages: Sequence[BaseMessage]) -> str:
     return next((each.text for each in reversed(messages) if isinstance(each, HumanMessage)), "")
 
 
 def _answer(messages: list[BaseMessage]) -> AIMessage:
-    number, asked, last = next(_answers), _asked(messages), messages[-1]
+    number, asked, last = next(_answers), _find_question(messages), messages[-1]
     if last.type == "tool":
         return AIMessage(f"reply {number} after: {last.text}")
     if asked.startswith("delete "):
@@ -88,9 +88,9 @@ agent = create_agent(
 def _review(state: MessagesState) -> dict[str, Any]:
     """Asks in the form of agent-inbox, and says what came back."""
     request = {
-        "action_request": {"action": "send_email", "args": {"subject": _asked(state["messages"])}},
+        "action_request": {"action": "send_email", "args": {"subject": _find_question(state["messages"])}},
         "config": {"allow_accept": True, "allow_edit": True, "allow_respond": True, "allow_ignore": True},
-        "description": f"An e-mail about {_asked(state['messages'])}",
+        "description": f"An e-mail about {_find_question(state['messages'])}",
     }
     (answer,) = interrupt([request])
     told = answer["args"]

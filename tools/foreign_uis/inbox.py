@@ -16,7 +16,7 @@ so that it may load itself again and again."""
 _VIEW = {"agent_inbox": _INBOX, **_TAB}
 
 
-def _waiting(visit: Visit, about: str) -> str:
+def _start_waiting(visit: Visit, about: str) -> str:
     """A new thread that asks a person about something."""
     thread_id: str = visit.ask("POST", "/threads", {})["thread_id"]
     said = {"messages": [{"type": "human", "content": about}]}
@@ -35,7 +35,7 @@ def _open(visit: Visit, thread_id: str = "") -> None:
     visit.page.goto(f"{visit.address}/?{urlencode(view)}")
 
 
-def _ended(visit: Visit, thread_id: str, told: str) -> None:
+def _wait_for_end(visit: Visit, thread_id: str, told: str) -> None:
     """Wait until the thread rests, and its last message is this."""
     visit.until("the thread rests", lambda: visit.ask("GET", f"/threads/{thread_id}")["status"] == "idle")
     values = visit.ask("GET", f"/threads/{thread_id}/state")["values"]
@@ -45,7 +45,7 @@ def _ended(visit: Visit, thread_id: str, told: str) -> None:
 
 def add(visit: Visit) -> None:
     """Name the server and the graph in the page's own form, and see what waits."""
-    _waiting(visit, "a first look")
+    _start_waiting(visit, "a first look")
     visit.page.goto(f"{visit.address}/?{urlencode(_TAB)}")
     form = visit.page.get_by_role("dialog")
     form.locator("#graph-id").fill("inbox")
@@ -54,12 +54,12 @@ def add(visit: Visit) -> None:
     visit.sees("An e-mail about a first look")
 
 
-def _answered(visit: Visit, about: str, act: Callable[[Visit], None], told: str) -> None:
-    thread_id = _waiting(visit, about)
+def _answer(visit: Visit, about: str, act: Callable[[Visit], None], told: str) -> None:
+    thread_id = _start_waiting(visit, about)
     _open(visit, thread_id)
     visit.sees("Respond to assistant")
     act(visit)
-    _ended(visit, thread_id, told)
+    _wait_for_end(visit, thread_id, told)
 
 
 def _accept(visit: Visit) -> None:
@@ -82,26 +82,26 @@ def _ignore(visit: Visit) -> None:
 
 def resolve(visit: Visit) -> None:
     """Mark a thread as resolved: it ends where it is."""
-    thread_id = _waiting(visit, "to be resolved")
+    thread_id = _start_waiting(visit, "to be resolved")
     _open(visit, thread_id)
     visit.page.get_by_role("button", name="Mark as Resolved").click()
     visit.until("the thread rests", lambda: visit.ask("GET", f"/threads/{thread_id}")["status"] == "idle")
 
 
-def listed(visit: Visit) -> None:
+def find_in_list(visit: Visit) -> None:
     """Find a thread in the list, and find it gone from there once it is answered.
 
     It is opened by its address: built for production with its version of Next.js, the page's router puts the
     address back that the list has when a row is clicked, and asks no server for anything.
     """
-    thread_id = _waiting(visit, "the list")
+    thread_id = _start_waiting(visit, "the list")
     _open(visit)
     row = visit.page.get_by_text("An e-mail about the list").first
     row.wait_for()
     _open(visit, thread_id)
     visit.sees("Respond to assistant")
     _accept(visit)
-    _ended(visit, thread_id, "accept: the list")
+    _wait_for_end(visit, thread_id, "accept: the list")
     _open(visit)
     loaded = visit.page.get_by_text("Requires Action").or_(visit.page.get_by_text("No threads found"))
     loaded.first.wait_for()
@@ -110,21 +110,21 @@ def listed(visit: Visit) -> None:
 
 def reload(visit: Visit) -> None:
     """Reload with an answer half written, and answer then."""
-    thread_id = _waiting(visit, "a reload")
+    thread_id = _start_waiting(visit, "a reload")
     _open(visit, thread_id)
     visit.page.get_by_placeholder("Your response here...").fill("lost")
     visit.page.reload()
     _respond(visit)
-    _ended(visit, thread_id, "response: not today")
+    _wait_for_end(visit, thread_id, "response: not today")
 
 
 ACTIONS: dict[str, Callable[[Visit], None]] = {
     "add the inbox": add,
-    "list": listed,
-    "accept": partial(_answered, about="accepting", act=_accept, told="accept: accepting"),
-    "change": partial(_answered, about="changing", act=_change, told="edit: another subject"),
-    "respond": partial(_answered, about="responding", act=_respond, told="response: not today"),
-    "ignore": partial(_answered, about="ignoring", act=_ignore, told="ignore: None"),
+    "list": find_in_list,
+    "accept": partial(_answer, about="accepting", act=_accept, told="accept: accepting"),
+    "change": partial(_answer, about="changing", act=_change, told="edit: another subject"),
+    "respond": partial(_answer, about="responding", act=_respond, told="response: not today"),
+    "ignore": partial(_answer, about="ignoring", act=_ignore, told="ignore: None"),
     "resolve": resolve,
     "reload": reload,
 }

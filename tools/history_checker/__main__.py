@@ -30,7 +30,7 @@ _REST_S, _BROKEN_REST_S = 240.0, 30.0
 
 def main(arguments: list[str]) -> int:
     """Do what the arguments say; the exit status."""
-    options = _parsed(arguments)
+    options = _parse_arguments(arguments)
     # The end of this process is that of all that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))
     if options.check is not None:
@@ -72,7 +72,7 @@ def _report(file: Path) -> int:
     return int(bool(violations))
 
 
-def _parsed(arguments: list[str]) -> argparse.Namespace:
+def _parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("tools.history_checker", description=__doc__)
     parser.add_argument("--backend", default=",".join(BACKENDS), help="backends, with commas between them")
     parser.add_argument("--minutes", type=float, default=5.0, help="length of the load on each backend")

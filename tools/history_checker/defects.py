@@ -48,15 +48,15 @@ def reverse_inbox() -> None:
 
 
 def _change_claimed(runs: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
-    whole = runs.Claim._planned
+    whole = runs.Claim._plan
 
-    def planned(self: Any, seen: Any) -> Any:
+    def plan(self: Any, seen: Any) -> Any:
         found = whole(self, seen)
         if not isinstance(found, runs.PlannedClaim):
             return found
         return found._replace(held=found.held._replace(messages=change(found.held.messages)))
 
-    runs.Claim._planned = planned
+    runs.Claim._plan = plan
 
 
 def answer_twice() -> None:

@@ -55,12 +55,12 @@ class Sent:
         return min(call.began for call in self.calls)
 
     @property
-    def acknowledged(self) -> float:
+    def acknowledged_at(self) -> float:
         """When it was acknowledged first; infinite if it never was."""
         return min((call.ended for call in self.calls if call.is_ok), default=math.inf)
 
     @property
-    def settled(self) -> float:
+    def settled_at(self) -> float:
         """When the last attempt was over; infinite if no attempt was answered."""
         return max((call.ended for call in self.calls if call.ended < math.inf), default=math.inf)
 
@@ -84,19 +84,19 @@ class ThreadFacts:
         return [call for call in self.calls if call.do in kinds]
 
     @cached_property
-    def sent(self) -> dict[str, Sent]:
+    def sent_by_entry(self) -> dict[str, Sent]:
         """Messages and updates by their entries."""
-        return _sent(self.of(ACCEPT, UPDATE), MESSAGE)
+        return _group_calls(self.of(ACCEPT, UPDATE), MESSAGE)
 
     @cached_property
     def answers(self) -> dict[str, Sent]:
         """Answers to questions by their values, which are all different."""
-        return _sent(self.of(ANSWER), "")
+        return _group_calls(self.of(ANSWER), "")
 
     @cached_property
     def retries(self) -> dict[str, Sent]:
         """Requests to run a failed run again, by the run that failed."""
-        return _sent(self.of(RETRY), "", by="run")
+        return _group_calls(self.of(RETRY), "", by="run")
 
     @cached_property
     def observations(self) -> list[Observation]:
@@ -154,10 +154,10 @@ class ThreadFacts:
     def is_at_rest(self, began: float, ended: float, but: str) -> bool:
         """Return True if nothing happened to the thread in a time but the sending of one answer: every other
         call was over before, or came later, and every run had been seen to have ended."""
-        for sent in (*self.sent.values(), *self.answers.values(), *self._others):
+        for sent in (*self.sent_by_entry.values(), *self.answers.values(), *self._others):
             if sent.element == but or sent.began > ended:
                 continue
-            if sent.settled > began or not all(self._was_seen_ended(run, began) for run in sent.runs):
+            if sent.settled_at > began or not all(self._was_seen_ended(run, began) for run in sent.runs):
                 return False
         return True
 
@@ -199,7 +199,7 @@ def run_of_step(entry: str) -> str:
     return entry.removeprefix(STEP).split(":", 1)[0]
 
 
-def _sent(calls: Sequence[Call], prefix: str, by: str = "element") -> dict[str, Sent]:
+def _group_calls(calls: Sequence[Call], prefix: str, by: str = "element") -> dict[str, Sent]:
     found: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
         found[prefix + call.given[by]].append(call)

@@ -21,30 +21,37 @@ def check_questions(calls: Iterable[Call]) -> list[Violation]:
         Violation(Guarantee.ANSWERED_ONCE, "/".join(thread.name), what)
         for thread in read_threads(calls)
         if not thread.is_deleted
-        for rule in (_given_once, _meant, _accepted_once, _kept, _asked_again, _not_accepted)
+        for rule in (
+            _find_double_answers,
+            _find_misattributed_answers,
+            _find_double_acceptances,
+            _find_answerless_steps,
+            _find_repeated_questions,
+            _not_accepted,
+        )
         for what in rule(thread)
     ]
 
 
-def _given(entries: Iterable[str]) -> list[tuple[str, str]]:
+def _read_answers(entries: Iterable[str]) -> list[tuple[str, str]]:
     """Return the questions in a state that have been answered, each with its answer."""
     parts = (entry.removeprefix(ANSWERED).partition("=") for entry in entries if entry.startswith(ANSWERED))
     return [(question, answer) for question, _, answer in parts]
 
 
-def _given_once(thread: ThreadFacts) -> Iterator[str]:
+def _find_double_answers(thread: ThreadFacts) -> Iterator[str]:
     for seen in thread.observations:
-        questions = [question for question, _ in _given(seen.entries)]
-        values = [answer for _, answer in _given(seen.entries)]
+        questions = [question for question, _ in _read_answers(seen.entries)]
+        values = [answer for _, answer in _read_answers(seen.entries)]
         twice = {q for q in questions if questions.count(q) > 1} | {v for v in values if values.count(v) > 1}
         if twice:
             yield f"{seen.call.id} shows {sorted(twice)[:2]} answered more than once"
             return
 
 
-def _meant(thread: ThreadFacts) -> Iterator[str]:
+def _find_misattributed_answers(thread: ThreadFacts) -> Iterator[str]:
     for seen in thread.observations:
-        for question, answer in _given(seen.entries):
+        for question, answer in _read_answers(seen.entries):
             sent = thread.answers.get(answer)
             if sent is None or sent.began > seen.call.ended:
                 yield f"{seen.call.id} shows {question!r} answered with {answer!r}, which nobody had sent"
@@ -57,7 +64,7 @@ def _meant(thread: ThreadFacts) -> Iterator[str]:
                 return
 
 
-def _accepted_once(thread: ThreadFacts) -> Iterator[str]:
+def _find_double_acceptances(thread: ThreadFacts) -> Iterator[str]:
     accepted: dict[str, list[str]] = defaultdict(list)
     for value, sent in thread.answers.items():
         if any(thread.has_ended(run, SUCCESS) for run in sent.runs):
@@ -67,16 +74,16 @@ def _accepted_once(thread: ThreadFacts) -> Iterator[str]:
             yield f"of the answers to {question!r} {len(values)} were accepted: {values}"
 
 
-def _kept(thread: ThreadFacts) -> Iterator[str]:
+def _find_answerless_steps(thread: ThreadFacts) -> Iterator[str]:
     """The steps of an answer's run are stored together with the answer."""
-    shown = {answer for _, answer in _given(thread.final)}
+    shown = {answer for _, answer in _read_answers(thread.final)}
     with_steps = {run_of_step(entry) for entry in thread.final if entry.startswith(STEP)}
     for value, sent in thread.answers.items():
         if value not in shown and sent.runs & with_steps:
             yield f"the state has steps of the run of the answer {value!r}, and not the answer"
 
 
-def _asked_again(thread: ThreadFacts) -> Iterator[str]:
+def _find_repeated_questions(thread: ThreadFacts) -> Iterator[str]:
     """A question whose answer led to a successful run is not shown again."""
     ended: dict[str, float] = {}
     for sent in thread.answers.values():

@@ -99,7 +99,7 @@ def read_calls(lines: Iterable[str]) -> list[Call]:
     """
     begun: dict[str, dict[str, Any]] = {}
     answers: dict[str, dict[str, Any]] = {}
-    for line in _parsed(lines):
+    for line in _parse_lines(lines):
         if "event" in line:
             continue
         into = begun if "do" in line else answers
@@ -112,7 +112,7 @@ def read_calls(lines: Iterable[str]) -> list[Call]:
     return sorted(calls, key=lambda call: call.began)
 
 
-def _parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _parse_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if line.strip():
             yield json.loads(line)

@@ -17,14 +17,14 @@ from .recording import Call, Violation
 def check_runs(calls: Iterable[Call]) -> list[Violation]:
     """Return what is wrong with the runs of a record and with their notices."""
     rules = (
-        (Guarantee.NOT_FORGOTTEN, _unsettled),
-        (Guarantee.NOTHING_LOST, _unended),
-        (Guarantee.NOT_BLOCKED, _failed_without_cause),
-        (Guarantee.NOT_BLOCKED, _retried_twice),
+        (Guarantee.NOT_FORGOTTEN, _find_unsettled_runs),
+        (Guarantee.NOTHING_LOST, _find_changed_ends),
+        (Guarantee.NOT_BLOCKED, _find_causeless_failures),
+        (Guarantee.NOT_BLOCKED, _find_double_retries),
         (Guarantee.REPLIES, _untrue),
         (Guarantee.REPLIES, _early),
         (Guarantee.ONE_KEY, _keys),
-        (Guarantee.ONE_KEY, _overtaken),
+        (Guarantee.ONE_KEY, _find_overtaken_notices),
     )
     return [
         Violation(guarantee, "/".join(thread.name), what)
@@ -35,7 +35,7 @@ def check_runs(calls: Iterable[Call]) -> list[Violation]:
     ]
 
 
-def _unsettled(thread: ThreadFacts) -> Iterator[str]:
+def _find_unsettled_runs(thread: ThreadFacts) -> Iterator[str]:
     """Every acknowledged run has an end when the history has."""
     for call in thread.of(ACCEPT, ANSWER, EMPTY, RETRY):
         if not call.is_ok:
@@ -45,7 +45,7 @@ def _unsettled(thread: ThreadFacts) -> Iterator[str]:
             yield f"the run of {call} is {seen[-1].answer['status']!r} at the end of the history"
 
 
-def _unended(thread: ThreadFacts) -> Iterator[str]:
+def _find_changed_ends(thread: ThreadFacts) -> Iterator[str]:
     """A run that has ended is not otherwise later."""
     for run, seen in thread.statuses.items():
         end = thread.end_of(run)
@@ -55,10 +55,10 @@ def _unended(thread: ThreadFacts) -> Iterator[str]:
                 break
 
 
-def _failed_without_cause(thread: ThreadFacts) -> Iterator[str]:
+def _find_causeless_failures(thread: ThreadFacts) -> Iterator[str]:
     """A run fails only if a message of it does: no outage and no end of a process fails one."""
     parts: dict[str, list[Call]] = defaultdict(list)
-    for sent in thread.sent.values():
+    for sent in thread.sent_by_entry.values():
         for run in sent.runs:
             parts[thread.whole_run(run) or run] += sent.calls
     is_certain = all(call.is_ok or call.is_refused for call in thread.of(ACCEPT) if call.given.get("fails"))
@@ -71,7 +71,7 @@ def _failed_without_cause(thread: ThreadFacts) -> Iterator[str]:
             yield f"the run {run} of {calls[0]} failed, and none of its messages does"
 
 
-def _retried_twice(thread: ThreadFacts) -> Iterator[str]:
+def _find_double_retries(thread: ThreadFacts) -> Iterator[str]:
     """A failed run is run again once, however often that is asked for."""
     for run, sent in thread.retries.items():
         if len(sent.runs) > 1:
@@ -103,7 +103,7 @@ def _keys(thread: ThreadFacts) -> Iterator[str]:
             yield f"the run {run} was told under the keys {keys[run]!r} and {key!r}"
 
 
-def _overtaken(thread: ThreadFacts) -> Iterator[str]:
+def _find_overtaken_notices(thread: ThreadFacts) -> Iterator[str]:
     """Notices arrive in the order of their runs."""
     first: dict[str, float] = {}
     for reply in thread.of(REPLY):
@@ -111,7 +111,7 @@ def _overtaken(thread: ThreadFacts) -> Iterator[str]:
     place = {entry: number for number, entry in enumerate(thread.final)}
     told = sorted(
         (place[entry], first[run], entry)
-        for entry, sent in thread.sent.items()
+        for entry, sent in thread.sent_by_entry.items()
         for run in sent.runs
         if entry in place and run in first and thread.whole_run(run) == run
     )

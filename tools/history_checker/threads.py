@@ -44,39 +44,39 @@ def _foreign(thread: ThreadFacts) -> Iterator[str]:
             entry
             for entry in seen.entries
             if entry.startswith(MESSAGE)
-            and (entry not in thread.sent or thread.sent[entry].began > seen.call.ended)
+            and (entry not in thread.sent_by_entry or thread.sent_by_entry[entry].began > seen.call.ended)
         ]
         if strange:
             yield f"{seen.call.id} shows {strange[:3]}, which nobody had sent there"
 
 
-def _refused(thread: ThreadFacts) -> Iterator[str]:
+def _find_refused_entries(thread: ThreadFacts) -> Iterator[str]:
     """What was refused is in no state."""
-    refused = {entry for entry, sent in thread.sent.items() if sent.is_refused}
+    refused = {entry for entry, sent in thread.sent_by_entry.items() if sent.is_refused}
     for seen in thread.observations:
         if shown := refused.intersection(seen.entries):
             yield f"{seen.call.id} shows {sorted(shown)[:3]}, which was refused"
             return
 
 
-def _lost(thread: ThreadFacts) -> Iterator[str]:
+def _find_losses(thread: ThreadFacts) -> Iterator[str]:
     """What a successful run or an acknowledged update added is in the last state."""
     if not thread.observations:
         return
-    for entry, sent in thread.sent.items():
+    for entry, sent in thread.sent_by_entry.items():
         done = [run for run in sent.runs if thread.has_ended(run, SUCCESS)]
         is_stored = bool(done) or any(call.is_ok and call.do == "update" for call in sent.calls)
         if is_stored and entry not in thread.final_set:
             yield f"{entry!r} was acknowledged, its run {done} succeeded, and the last state lacks it"
 
 
-def _left_out(thread: ThreadFacts) -> Iterator[str]:
+def _find_left_out(thread: ThreadFacts) -> Iterator[str]:
     """Who waits for the end of a successful run is told what it was given."""
     for join in thread.of(JOIN):
         run = join.given["run"]
         if not join.is_ok or not thread.has_ended(run, SUCCESS):
             continue
-        for entry, sent in thread.sent.items():
+        for entry, sent in thread.sent_by_entry.items():
             if run in sent.runs and entry not in join.answer["entries"]:
                 yield f"{join.id} shows what the run of {entry!r} left, without it"
 
@@ -89,7 +89,7 @@ def _several(thread: ThreadFacts) -> Iterator[str]:
             return
 
 
-def _repeated_steps(thread: ThreadFacts) -> Iterator[str]:
+def _find_repeated_steps(thread: ThreadFacts) -> Iterator[str]:
     """No state has a step of a run twice."""
     for seen in thread.observations:
         if twice := [e for e, n in Counter(seen.entries).items() if n > 1 and e.startswith(STEP)]:
@@ -99,7 +99,7 @@ def _repeated_steps(thread: ThreadFacts) -> Iterator[str]:
 
 def _one_run(thread: ThreadFacts) -> Iterator[str]:
     """The same message has the same run, however often it is sent, or the run that it has become part of."""
-    for entry, sent in thread.sent.items():
+    for entry, sent in thread.sent_by_entry.items():
         if len({thread.whole_run(run) for run in sent.runs} - {None}) > 1:
             yield f"{entry!r} was acknowledged with the runs {sorted(sent.runs)}"
 
@@ -108,13 +108,13 @@ def _in_order(thread: ThreadFacts) -> Iterator[str]:
     """What was acknowledged before something else was sent stands before it."""
     place = {entry: n for n, entry in enumerate(thread.final)}
     yield from order_breaks(
-        (sent.began, sent.acknowledged, place[entry], entry)
-        for entry, sent in thread.sent.items()
+        (sent.began, sent.acknowledged_at, place[entry], entry)
+        for entry, sent in thread.sent_by_entry.items()
         if entry in place and not any(call.given.get("is_delayed") for call in sent.calls)
     )
 
 
-def _mixed(thread: ThreadFacts) -> Iterator[str]:
+def _find_mixed_steps(thread: ThreadFacts) -> Iterator[str]:
     """The steps of a run stand together: no other run's is between them."""
     runs = [run_of_step(entry) for entry in thread.final if entry.startswith(STEP)]
     left = set[str]()
@@ -125,7 +125,7 @@ def _mixed(thread: ThreadFacts) -> Iterator[str]:
             left.add(before)
 
 
-def _forked(thread: ThreadFacts) -> Iterator[str]:
+def _find_forks(thread: ThreadFacts) -> Iterator[str]:
     """Each read is a beginning of the last state, but for what was taken back since."""
     for seen in thread.observations:
         at = common_prefix(seen.entries, thread.final)
@@ -142,7 +142,7 @@ def _stale(thread: ThreadFacts) -> Iterator[str]:
     """A read shows whatever had been read, or was acknowledged as done, before it began."""
     place = {entry: n for n, entry in enumerate(thread.final)}
     writes: list[tuple[float, float, int]] = []
-    for entry, sent in thread.sent.items():
+    for entry, sent in thread.sent_by_entry.items():
         ends = [end for run in sent.runs if (end := thread.end_of(run)) is not None]
         done = [end.ended for end in ends if end.answer["status"] == SUCCESS]
         done += [call.ended for call in sent.calls if call.is_ok and call.do == "update"]
@@ -156,7 +156,7 @@ def _stale(thread: ThreadFacts) -> Iterator[str]:
     yield from real_time_breaks(writes, reads)
 
 
-def _taken_back(thread: ThreadFacts) -> Iterator[str]:
+def _find_removed_steps(thread: ThreadFacts) -> Iterator[str]:
     """What a failed run of a server had stored stays."""
     for seen in thread.observations:
         gone = set(seen.entries) - thread.final_set
@@ -170,7 +170,7 @@ def _taken_back(thread: ThreadFacts) -> Iterator[str]:
             return
 
 
-def _chained(thread: ThreadFacts) -> Iterator[str]:
+def _find_broken_chains(thread: ThreadFacts) -> Iterator[str]:
     """The states of a history are a chain, each a beginning of the next."""
     for call in thread.calls:
         if call.do != HISTORY or not call.is_ok or not call.answer["states"]:
@@ -184,14 +184,14 @@ def _chained(thread: ThreadFacts) -> Iterator[str]:
             at = parent
 
 
-def _reappearing(thread: ThreadFacts) -> Iterator[str]:
+def _find_reappearances(thread: ThreadFacts) -> Iterator[str]:
     """After a deletion nothing of before it is shown; a notice that was on its way may arrive."""
     for deletion in thread.calls:
         if deletion.do != DELETE or not deletion.is_ok:
             continue
         before = {
             entry
-            for entry, sent in thread.sent.items()
+            for entry, sent in thread.sent_by_entry.items()
             if all(call.ended < deletion.began or call.is_refused for call in sent.calls)
         }
         for seen in thread.observations:
@@ -203,20 +203,20 @@ def _reappearing(thread: ThreadFacts) -> Iterator[str]:
 
 _ALWAYS = (
     (Guarantee.ISOLATED, _foreign),
-    (Guarantee.NOTHING_LOST, _refused),
+    (Guarantee.NOTHING_LOST, _find_refused_entries),
     (Guarantee.IN_ORDER, _several),
-    (Guarantee.NO_REPEAT, _repeated_steps),
+    (Guarantee.NO_REPEAT, _find_repeated_steps),
 )
-_DELETED = (*_ALWAYS, (Guarantee.DELETED, _reappearing))
+_DELETED = (*_ALWAYS, (Guarantee.DELETED, _find_reappearances))
 _LASTING = (
     *_ALWAYS,
-    (Guarantee.NOTHING_LOST, _lost),
-    (Guarantee.NOTHING_LOST, _left_out),
+    (Guarantee.NOTHING_LOST, _find_losses),
+    (Guarantee.NOTHING_LOST, _find_left_out),
     (Guarantee.ONE_MESSAGE, _one_run),
     (Guarantee.IN_ORDER, _in_order),
-    (Guarantee.ONE_RUN, _mixed),
-    (Guarantee.NO_FORK, _forked),
-    (Guarantee.NO_FORK, _chained),
+    (Guarantee.ONE_RUN, _find_mixed_steps),
+    (Guarantee.NO_FORK, _find_forks),
+    (Guarantee.NO_FORK, _find_broken_chains),
     (Guarantee.NOT_STALE, _stale),
-    (Guarantee.NOT_BLOCKED, _taken_back),
+    (Guarantee.NOT_BLOCKED, _find_removed_steps),
 )

@@ -23,7 +23,7 @@ def new_archive(
     error. With a key everything that a user could have typed is encrypted."""
     archive = Archive.create(path)
     try:
-        yield _opened(archive, path, encryption_key)
+        yield _open(archive, path, encryption_key)
         archive.finish()
     finally:
         archive.close()
@@ -52,12 +52,12 @@ def open_archive(
                 f"{path} is in the clear, although a key was given for it; nothing of it was used. If you "
                 "trust its author, import it without that key"
             )
-        yield _opened(archive, path, encryption_key if sealed else None)
+        yield _open(archive, path, encryption_key if sealed else None)
     finally:
         archive.close()
 
 
-def _opened(archive: Archive, path: Path, key: bytes | Collection[bytes] | None) -> SyncDatabase:
+def _open(archive: Archive, path: Path, key: bytes | Collection[bytes] | None) -> SyncDatabase:
     keyring = None if key is None else Keyring.of(key)
     admit(archive, keyring, str(path))
     return over(archive, keyring=keyring)

@@ -64,7 +64,7 @@ def move(
         NotFound: There is no such thread.
     """
     here, there = handle_of(source), handle_of(target)
-    options = TransferOptions(here.digest, there.digest, there.budget, here.fresh(), replace, report)
+    options = TransferOptions(here.digest, there.digest, there.budget, here.draw_version(), replace, report)
     into = into or partition
     if partition.space in OF_ITEMS:
         items = transfer_items.compare_items if dry_run else transfer_items.move_items

@@ -40,7 +40,7 @@ def declarations(facts: GraphFacts) -> Iterator[AuditFinding | str]:
         place = "/".join((*facts.path, channel.name))
         schema, spot = field_source(channel.schema, channel.name)
         if channel.marked or not is_library(schema):
-            yield from _declared(channel, place, spot)
+            yield from _check_declaration(channel, place, spot)
         try:
             for failure in reducers.failures(channel):
                 yield AuditFinding(failure.check, "channel", place, spot, failure.detail, failure.example)
@@ -48,7 +48,7 @@ def declarations(facts: GraphFacts) -> Iterator[AuditFinding | str]:
             yield f"{spot}: channel {place}: {reason}"
 
 
-def _declared(channel: ChannelFacts, place: str, spot: Spot) -> Iterator[AuditFinding]:
+def _check_declaration(channel: ChannelFacts, place: str, spot: Spot) -> Iterator[AuditFinding]:
     ignored = [item for item in metadata(channel.annotation)[:-1] if _is_function(item)]
     if channel.kind is ChannelKind.REPLACES and ignored:
         name = getattr(ignored[0], "__name__", "the reducer")

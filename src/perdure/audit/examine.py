@@ -41,7 +41,7 @@ def audit(
     types = Types(by_default() if allow is None else allow)
     if allow is not None and not types.is_open:
         # A runtime's checkpointer allows the types that its graphs declare, in addition to a list.
-        types = types.allowing(of_graph(graph)) if not isinstance(allow, str) else types
+        types = types.with_types(of_graph(graph)) if not isinstance(allow, str) else types
     serde = Serde(types, codecs=codecs)
     findings: dict[tuple[str, str, str, str], AuditFinding] = {}
     unchecked: dict[str, None] = {}

@@ -110,7 +110,7 @@ def _scope(source: FunctionSource, depth: int = 0) -> _Scope:
         _collect(scope, part, (), depth)
     for _ in range(2):  # a loop may use a variable before the line that assigns it
         for node in source.walk():
-            for target, value in _assigned(node):
+            for target, value in _find_assignments(node):
                 if _unstable(scope, value) is not None:
                     scope.unstable.update(_names(target))
     return scope
@@ -180,7 +180,7 @@ def _varies(call: ast.Call, loop: ast.AST) -> bool:
     else:
         changed = set()
     for node in walk(loop):
-        for target, _ in _assigned(node):
+        for target, _ in _find_assignments(node):
             changed.update(_names(target))
     question = [*call.args, *(each.value for each in call.keywords)]
     used = [node for part in question for node in ast.walk(part)]
@@ -261,7 +261,7 @@ def _is_pure(function: FunctionType, depth: int) -> bool:
     return all(_is_stable_call(scope, call, depth + 1) for call in calls)
 
 
-def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+def _find_assignments(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
     if isinstance(node, ast.Assign):
         yield from ((target, node.value) for target in node.targets)
     elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:

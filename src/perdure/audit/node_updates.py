@@ -18,7 +18,7 @@ from langgraph.types import Command, Send
 from perdure.audit import checks
 from perdure.audit.findings import AuditFinding
 from perdure.audit.source import FunctionSource, is_library, source_of
-from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, steps, unwrapped
+from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, steps, unwrap
 
 Key = tuple[str, ast.AST]
 
@@ -29,7 +29,7 @@ def updates(facts: GraphFacts) -> Iterator[AuditFinding | str]:
         return
     for node in facts.nodes:
         place = "/".join((*facts.path, node.name))
-        for function, is_tool in _returning(node):
+        for function, is_tool in _find_returning(node):
             if is_library(function):
                 continue  # it is made for many graphs, and returns what this one may not have
             source = source_of(function)
@@ -39,23 +39,23 @@ def updates(facts: GraphFacts) -> Iterator[AuditFinding | str]:
                 continue
             found = Returned(source, commands_only=is_tool)
             if "__root__" not in facts.keys:
-                yield from _undeclared(facts, place, found)
+                yield from _find_undeclared(facts, place, found)
             yield from _unknown(facts, place, found)
     yield from _edges(facts)
 
 
-def _returning(node: NodeFacts) -> Iterator[tuple[Callable[..., Any], bool]]:
+def _find_returning(node: NodeFacts) -> Iterator[tuple[Callable[..., Any], bool]]:
     """Yield the functions whose result is the node's update, and whether each is a tool."""
     last = list(steps(node.bound))[-1]
     if not isinstance(last, Pregel):
-        own = {unwrapped(f) for name in ("func", "afunc") if (f := getattr(last, name, None)) is not None}
+        own = {unwrap(f) for name in ("func", "afunc") if (f := getattr(last, name, None)) is not None}
         yield from ((function, False) for function in node.functions if function in own)
     yield from ((function, True) for function in node.tools)
 
 
-def _undeclared(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFinding]:
+def _find_undeclared(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFinding]:
     seen: set[str] = set()
-    for key, where in found.updated():
+    for key, where in found.find_updated():
         if key not in facts.keys and key not in seen:
             seen.add(key)
             detail = f"it returns {key!r}; the declared keys are {', '.join(sorted(facts.keys)) or 'none'}"
@@ -79,7 +79,7 @@ def _edges(facts: GraphFacts) -> Iterator[AuditFinding]:
         for branch in branches.values():
             path = getattr(branch, "path", None)
             given = getattr(path, "func", None) or getattr(path, "afunc", None)
-            function = None if given is None else unwrapped(given)
+            function = None if given is None else unwrap(given)
             source = None if function is None or is_library(function) else source_of(function)
             if source is not None:
                 found = Returned(source, is_edge=True, mapped=frozenset(branch.ends or ()))
@@ -117,7 +117,7 @@ class Returned:
             else [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
         )
 
-    def updated(self) -> Iterator[Key]:
+    def find_updated(self) -> Iterator[Key]:
         """Yield the keys of returned updates, each with its place."""
         for value in self._values:
             yield from self._keys(value, in_command=not self._commands_only)

@@ -19,7 +19,7 @@ from perdure.audit import checks
 from perdure.audit.findings import AuditFinding, Spot
 from perdure.audit.interrupts import asks
 from perdure.audit.source import FunctionSource, function_spot, is_library, source_of
-from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, steps, tool_functions, unwrapped
+from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, steps, tool_functions, unwrap
 
 _DEEP = 3
 _CALLS = frozenset({"invoke", "ainvoke"})
@@ -28,7 +28,9 @@ _CALLS = frozenset({"invoke", "ainvoke"})
 def parallel_tools(facts: GraphFacts) -> Iterator[AuditFinding]:
     """Yield the nodes that run all tool calls of a message in one task although a tool of theirs asks."""
     for node in facts.nodes:
-        asking = next((found for each in _tool_nodes(node) if (found := _asking(each)) is not None), None)
+        asking = next(
+            (found for each in _tool_nodes(node) if (found := _find_asking(each)) is not None), None
+        )
         way = None if asking is None else _way_of_messages(facts, node.name)
         if asking is not None and way is not None:
             who, spot = asking
@@ -64,14 +66,14 @@ def _is_one_call(source: FunctionSource, given: ast.expr) -> bool:
     return not any(isinstance(each, ast.Subscript) and ast.unparse(each.slice) == "-1" for each in values)
 
 
-def _asking(node: ToolNode) -> tuple[str, Spot] | None:
+def _find_asking(node: ToolNode) -> tuple[str, Spot] | None:
     """Return what asks in a tool node, the first tool or the function around its tools, with its place."""
     for name, tool in node.tools_by_name.items():
         for function in tool_functions(tool):
             if asks(function):
                 return f"the tool {name!r}", function_spot(function)
     for wrapper in (getattr(node, name, None) for name in ("_wrap_tool_call", "_awrap_tool_call")):
-        if wrapper is not None and asks(function := unwrapped(wrapper)):
+        if wrapper is not None and asks(function := unwrap(wrapper)):
             return "the function that wraps its tool calls", function_spot(function)
     return None
 
@@ -132,7 +134,7 @@ class _Route:
     @classmethod
     def of(cls, function: Any, *, of_commands: bool = False) -> _Route | None:
         """Return the route of a function, ``None`` if its source is not available."""
-        source = source_of(unwrapped(function))
+        source = source_of(unwrap(function))
         return None if source is None else cls(source, of_commands=of_commands)
 
     def leads_to(self, name: str, ends: Any) -> bool:

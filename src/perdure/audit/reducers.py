@@ -16,8 +16,8 @@ from langgraph.graph.message import add_messages
 
 from perdure.audit import checks
 from perdure.audit.checks import AuditCheck
-from perdure.audit.sample_values import NoSample, Samples, shown, type_name
-from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, unwrapped
+from perdure.audit.sample_values import NoSample, Samples, format_value, type_name
+from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, unwrap
 from perdure.langgraph.values.roundtrip import is_same
 
 _TRIES = 48
@@ -70,7 +70,7 @@ class _Reducer:
     def __init__(self, channel: ChannelFacts) -> None:
         assert channel.reducer is not None  # noqa: S101 - checked by the caller
         self.function: Callable[..., Any] = channel.reducer
-        self.name = getattr(unwrapped(channel.reducer), "__name__", "reducer")
+        self.name = getattr(unwrap(channel.reducer), "__name__", "reducer")
         self.channel = channel
         self.type, self.update, self.is_uniform = channel.type, *_update_type(channel)
         if _is_of_messages(self.function) and not _holds_messages(self.type):
@@ -86,7 +86,7 @@ class _Reducer:
         yield from _first(self._mutations(pair))
         # A result that differs each time differs for every grouping too.
         yield from _first(self._instability(pair), self._regroupings() if self.is_uniform else iter(()))
-        if _holds_messages(self.type) and (failure := self._repeated_message()) is not None:
+        if _holds_messages(self.type) and (failure := self._find_repeated_message()) is not None:
             yield failure
 
     def delta(self) -> Iterator[ReducerFailure]:
@@ -107,13 +107,13 @@ class _Reducer:
             return
         yield from _first(self._mutations(batch))
         yield from _first(self._instability(batch), self._batchings())
-        if _holds_messages(self.type) and (failure := self._repeated_message(is_delta=True)) is not None:
+        if _holds_messages(self.type) and (failure := self._find_repeated_message(is_delta=True)) is not None:
             yield failure
 
     def _writes(self, samples: Samples, count: int) -> list[Any]:
         return [samples.make(self.update) for _ in range(count)]
 
-    def _made(self, make: _Make) -> Iterator[tuple[Any, ...]]:
+    def _make_arguments(self, make: _Make) -> Iterator[tuple[Any, ...]]:
         """Yield arguments, small ones first.
 
         Raises:
@@ -136,7 +136,7 @@ class _Reducer:
     def _fails_always(self, make: _Make) -> ReducerFailure | None:
         """Return a failure if the reducer takes no values."""
         failed: ReducerFailure | None = None
-        for given in self._made(make):
+        for given in self._make_arguments(make):
             try:
                 self.function(*copy.deepcopy(given))
             except Exception as error:
@@ -150,7 +150,7 @@ class _Reducer:
         return failed
 
     def _mutations(self, make: _Make) -> Iterator[ReducerFailure]:
-        for given in self._made(make):
+        for given in self._make_arguments(make):
             kept = copy.deepcopy(given)
             self._result(*given)
             for name, before, after in zip(("first", "second"), kept, given, strict=True):
@@ -158,75 +158,79 @@ class _Reducer:
                     yield ReducerFailure(
                         checks.MUTATING_REDUCER,
                         f"{self.name} changes its {name} argument",
-                        f"after {self._call(*kept)} the {name} argument is {shown(after)}",
+                        f"after {self._call(*kept)} the {name} argument is {format_value(after)}",
                     )
 
     def _instability(self, make: _Make) -> Iterator[ReducerFailure]:
-        for given in self._made(make):
-            first, second = self._applied(*given), self._applied(*given)
+        for given in self._make_arguments(make):
+            first, second = self._apply(*given), self._apply(*given)
             if _differ(first, second):
                 yield ReducerFailure(
                     checks.UNSTABLE_REDUCER,
                     f"{self.name} returns something else each time",
-                    f"{self._call(*given)} is {shown(first)}, then {shown(second)}",
+                    f"{self._call(*given)} is {format_value(first)}, then {format_value(second)}",
                 )
 
     def _regroupings(self) -> Iterator[ReducerFailure]:
-        for a, b, c in self._made(lambda s: (s.make(self.type), s.make(self.type), s.make(self.type))):
-            left = self._applied(self._applied(a, b), c)
-            right = self._applied(a, self._applied(b, c))
+        for a, b, c in self._make_arguments(
+            lambda s: (s.make(self.type), s.make(self.type), s.make(self.type))
+        ):
+            left = self._apply(self._apply(a, b), c)
+            right = self._apply(a, self._apply(b, c))
             if _differ(left, right):
                 name = self.name
                 yield ReducerFailure(
                     checks.NOT_ASSOCIATIVE,
                     f"the result of {name} depends on how updates are grouped",
-                    f"with a = {shown(a)}, b = {shown(b)}, c = {shown(c)}:\n"
-                    f"{name}({name}(a, b), c) is {shown(left)}\n"
-                    f"{name}(a, {name}(b, c)) is {shown(right)}",
+                    f"with a = {format_value(a)}, b = {format_value(b)}, c = {format_value(c)}:\n"
+                    f"{name}({name}(a, b), c) is {format_value(left)}\n"
+                    f"{name}(a, {name}(b, c)) is {format_value(right)}",
                 )
 
     def _batchings(self) -> Iterator[ReducerFailure]:
         def make(s: Samples) -> tuple[Any, ...]:
             return s.make(self.type), self._writes(s, 1 + s.size % 2), self._writes(s, 1 + s.size // 3)
 
-        for state, xs, ys in self._made(make):
-            apart = self._applied(self._applied(state, xs), ys)
-            whole = self._applied(state, [*xs, *ys])
+        for state, xs, ys in self._make_arguments(make):
+            apart = self._apply(self._apply(state, xs), ys)
+            whole = self._apply(state, [*xs, *ys])
             if _differ(apart, whole):
                 name = self.name
                 yield ReducerFailure(
                     checks.NOT_BATCHING_INVARIANT,
                     f"the result of {name} depends on how writes are batched",
-                    f"with state = {shown(state)}, xs = {shown(xs)}, ys = {shown(ys)}:\n"
-                    f"{name}({name}(state, xs), ys) is {shown(apart)}\n"
-                    f"{name}(state, xs + ys) is {shown(whole)}",
+                    f"with state = {format_value(state)}, xs = {format_value(xs)}, ys = {format_value(ys)}:\n"
+                    f"{name}({name}(state, xs), ys) is {format_value(apart)}\n"
+                    f"{name}(state, xs + ys) is {format_value(whole)}",
                 )
 
     def growth(self, *, is_delta: bool) -> str | None:
         """Return a value that becomes another one when it is merged with itself, if there is one."""
         # Messages that were stored have ids.
         message: _Make = lambda _: ([HumanMessage("first", id="m1")],)  # noqa: E731
-        for (value,) in self._made(message if _holds_messages(self.type) else lambda s: (s.make(self.type),)):
+        for (value,) in self._make_arguments(
+            message if _holds_messages(self.type) else lambda s: (s.make(self.type),)
+        ):
             update = [value] if is_delta else value
-            merged = self._applied(value, update)
+            merged = self._apply(value, update)
             if _differ(merged, value):
-                return f"{self._call(value, update)} is {shown(merged)}"
+                return f"{self._call(value, update)} is {format_value(merged)}"
         return None
 
-    def _repeated_message(self, *, is_delta: bool = False) -> ReducerFailure | None:
+    def _find_repeated_message(self, *, is_delta: bool = False) -> ReducerFailure | None:
         """Return a failure if two versions of one message end up as two messages."""
         first, second = HumanMessage("first", id="m1"), HumanMessage("edited", id="m1")
-        merged = self._applied([first], [[second]] if is_delta else [second])
+        merged = self._apply([first], [[second]] if is_delta else [second])
         if not isinstance(merged, Sequence) or sum(getattr(m, "id", None) == "m1" for m in merged) < 2:
             return None
         call = self._call([first], [[second]] if is_delta else [second])
         return ReducerFailure(
             checks.DUPLICATED_MESSAGES,
             f"{self.name} keeps two messages of the same id",
-            f"{call} is {shown(merged)}",
+            f"{call} is {format_value(merged)}",
         )
 
-    def _applied(self, *given: Any) -> Any:
+    def _apply(self, *given: Any) -> Any:
         """Return the result for copies of the arguments; ``_FAILED`` if it or an argument failed."""
         if any(each is _FAILED for each in given):
             return _FAILED
@@ -240,7 +244,7 @@ class _Reducer:
             return _FAILED
 
     def _call(self, *given: Any) -> str:
-        return f"{self.name}({', '.join(map(shown, given))})"
+        return f"{self.name}({', '.join(map(format_value, given))})"
 
 
 def _differ(left: Any, right: Any) -> bool:
@@ -271,7 +275,7 @@ def _update_type(channel: ChannelFacts) -> tuple[Any, bool]:
 
 
 def _second_parameter(channel: ChannelFacts) -> Any:
-    function = unwrapped(channel.reducer)
+    function = unwrap(channel.reducer)
     try:
         names = list(inspect.signature(function).parameters)
         hints = typing.get_type_hints(function, include_extras=True)
@@ -301,7 +305,7 @@ def _covers(hint: Any, declared: Any) -> bool:
 
 def _is_of_messages(reducer: Callable[..., Any]) -> bool:
     """Return True for LangGraph's own reducers of messages."""
-    return getattr(unwrapped(reducer), "__module__", "") == add_messages.__module__
+    return getattr(unwrap(reducer), "__module__", "") == add_messages.__module__
 
 
 def _holds_messages(annotation: Any) -> bool:

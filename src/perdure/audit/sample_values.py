@@ -150,9 +150,9 @@ class Samples:
         return self._random.choice(_WORDS)
 
 
-def shown(value: object, most: int = 160) -> str:
+def format_value(value: object, most: int = 160) -> str:
     """Return a value for a counter-example: messages by id and content, long texts cut."""
-    text = _shown(value)
+    text = _format(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -174,17 +174,17 @@ def type_name(annotation: Any) -> str:
     return f"{name}[{', '.join(map(type_name, arguments))}]" if origin is not None and arguments else name
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, BaseMessage):
         return f"{type(value).__name__}({value.content!r}, id={value.id!r})"
     if type(value) is list:
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_format, value))}]"
     if type(value) is tuple:
-        return f"({', '.join(map(_shown, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(_format, value))}{',' if len(value) == 1 else ''})"
     if type(value) is dict:
-        return "{" + ", ".join(f"{_shown(key)}: {_shown(held)}" for key, held in value.items()) + "}"
+        return "{" + ", ".join(f"{_format(key)}: {_format(held)}" for key, held in value.items()) + "}"
     if isinstance(value, set | frozenset):
-        return f"{type(value).__name__}({sorted(map(_shown, value))})"
+        return f"{type(value).__name__}({sorted(map(_format, value))})"
     return repr(value)
 
 

@@ -77,10 +77,10 @@ class FunctionSource:
                 except ValueError:
                     return _MISSING
         if name in code.co_varnames or name in code.co_cellvars:
-            return self._imported_inside(name)
+            return self._find_import(name)
         return self.function.__globals__.get(name, vars(builtins).get(name, _MISSING))
 
-    def _imported_inside(self, name: str) -> Any:
+    def _find_import(self, name: str) -> Any:
         """Return the object of an import statement inside the function, if its module is imported already."""
         for node in self.walk():
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -108,7 +108,7 @@ def source_of(function: Callable[..., Any]) -> FunctionSource | None:
     if type(function) is not FunctionType:
         return None
     file = inspect.getsourcefile(function)
-    tree = None if file is None else _parsed(file)
+    tree = None if file is None else _parse(file)
     if file is None or tree is None:
         return None
     code = function.__code__
@@ -172,7 +172,7 @@ def _field_lines(lines: list[str], name: str) -> Iterator[int]:
 
 
 @cache
-def _parsed(file: str) -> ast.Module | None:
+def _parse(file: str) -> ast.Module | None:
     text = "".join(linecache.getlines(file))
     try:
         return ast.parse(text) if text else None

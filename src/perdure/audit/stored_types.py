@@ -14,7 +14,7 @@ from langgraph.channels import EphemeralValue, UntrackedValue
 
 from perdure.audit import checks
 from perdure.audit.findings import AuditFinding
-from perdure.audit.sample_values import NoSample, Samples, shown
+from perdure.audit.sample_values import NoSample, Samples, format_value
 from perdure.audit.source import field_spot
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, GraphFacts
@@ -105,7 +105,7 @@ def _reduces_no_more(channel: ChannelFacts, value: Any, read: Any) -> str | None
         channel.reducer(read, value)
     except Exception as error:
         return (
-            f"{shown(value)} is read back as {shown(read)}, for which the reducer raises "
+            f"{format_value(value)} is read back as {format_value(read)}, for which the reducer raises "
             f"{type(error).__name__}: {error}"
         )
     return None

@@ -27,15 +27,17 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
     for node in facts.nodes:
         place = "/".join((*facts.path, node.name))
         for graph in node.graphs:
-            yield from _doubled(facts, graph, place)
-            yield from _stored_within(graph, place, _spot(graph))
+            yield from _find_doubled(facts, graph, place)
+            yield from _find_stored_within(graph, place, _spot(graph))
             if isinstance(graph.checkpointer, BaseCheckpointSaver):
-                yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, _spot(graph), _kept(graph))
-        for graph, source, calls in _called(node):
+                yield AuditFinding(
+                    checks.SUBGRAPH_SAVER, "node", place, _spot(graph), _describe_checkpointer(graph)
+                )
+        for graph, source, calls in _find_called(node):
             spot = source.spot(calls[0])
-            yield from _stored_within(graph, place, spot)
+            yield from _find_stored_within(graph, place, spot)
             if isinstance(graph.checkpointer, BaseCheckpointSaver):
-                yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, spot, _kept(graph))
+                yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, spot, _describe_checkpointer(graph))
             elif graph.checkpointer is True and (len(calls) > 1 or _in_loop(source, calls[0])):
                 detail = (
                     f"{_name(graph)} is called {'in a loop' if len(calls) == 1 else f'{len(calls)} times'}"
@@ -46,7 +48,7 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
                 yield AuditFinding(checks.CHECKPOINTED_SUBGRAPH, "node", place, spot, detail)
 
 
-def _doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[AuditFinding]:
+def _find_doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[AuditFinding]:
     """Yield the channels of a graph that a node's own graph is given, adds to, and returns as a whole."""
     builder = getattr(graph, "builder", None)
     if builder is None:
@@ -63,20 +65,20 @@ def _doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[AuditFind
             yield AuditFinding(checks.DOUBLED_BY_SUBGRAPH, "channel", name, spot, detail, example)
 
 
-def _stored_within(graph: _Graph, place: str, spot: Any) -> Iterator[AuditFinding]:
+def _find_stored_within(graph: _Graph, place: str, spot: Any) -> Iterator[AuditFinding]:
     """Yield the graphs inside one without checkpoints that store their steps all the same, by the saver of
     the graph around both."""
     if graph.checkpointer is not False:
         return
     for facts in read_all(graph):
-        found = [inner for node in facts.nodes for inner, _, _ in _called(node)]
+        found = [inner for node in facts.nodes for inner, _, _ in _find_called(node)]
         for inner in (facts.graph, *found):
             if inner.checkpointer is None:
                 detail = f"{_name(graph)} stores no steps, but {_name(inner)} inside it does"
                 yield AuditFinding(checks.CHECKPOINTED_SUBGRAPH, "node", place, spot, detail)
 
 
-def _called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list[ast.Call]]]:
+def _find_called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list[ast.Call]]]:
     """Yield the graphs that the functions of a node call, each with its calls in the source; not those of an
     isolated subgraph, inside which nothing is stored."""
     for function in (*node.functions, *node.tools):
@@ -109,7 +111,7 @@ def _pauses(graph: _Graph) -> bool:
     )
 
 
-def _kept(graph: _Graph) -> str:
+def _describe_checkpointer(graph: _Graph) -> str:
     return f"{_name(graph)} is compiled with a {type(graph.checkpointer).__name__}"
 
 

@@ -107,7 +107,7 @@ class ExpiringDriver(WrappingDriver):
         heads, epochs, documents = answers[count:]
         if not self._may_be_over(effect.partition, heads, epochs, documents):
             return answers[:count]
-        if (yield from self._expired(effect.partition)) is None:
+        if (yield from self._find_expired(effect.partition)) is None:
             # Another process may have removed the thread since the answers were read.
             return (yield from ask(effect))
         return ((),) * count
@@ -148,11 +148,11 @@ class ExpiringDriver(WrappingDriver):
         heads, epochs, documents = yield from ask(Fetch(partition, _LOOKS))
         if not self._may_be_over(partition, heads, epochs, documents):
             return False
-        return (yield from self._expired(partition)) is not None
+        return (yield from self._find_expired(partition)) is not None
 
     def _write(self, effect: Commit | Stage) -> Program[Any]:
         for _ in range(ATTEMPTS):
-            thread = yield from self._expired(effect.partition)
+            thread = yield from self._find_expired(effect.partition)
             if thread is None:
                 break
             if (yield from remove_expired(effect.partition, thread)):
@@ -161,7 +161,7 @@ class ExpiringDriver(WrappingDriver):
             # Another writer removes it. What is stored while it does would go with the thread.
         return (yield from ask(cast("Effect[Any]", effect)))
 
-    def _expired(self, partition: Partition) -> Program[ThreadAtRest | None]:
+    def _find_expired(self, partition: Partition) -> Program[ThreadAtRest | None]:
         """Return the thread if it is expired by the database's clock."""
         try:
             thread = yield from read_at_rest(partition)

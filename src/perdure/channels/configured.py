@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SHARED = frozenset(field.name for field in fields(ChatOptions))
 
 
-def configured(tables: Mapping[str, Mapping[str, Any]], graphs: Collection[str]) -> list[ChatChannel]:
+def configure_channels(tables: Mapping[str, Mapping[str, Any]], graphs: Collection[str]) -> list[ChatChannel]:
     """Return the chat channels of a configuration.
 
     Args:

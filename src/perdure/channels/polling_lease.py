@@ -60,6 +60,6 @@ class PollingLease:
         await self._change(give_up, await self._runtime.now())
 
     async def _change(self, change: documents.Change, now: int) -> None:
-        fresh = self._database.fresh()
+        fresh = self._database.draw_version()
         program = documents.change(self._partition, _COLLECTION, _NAME, change, now, fresh)
         await self._database.arun(program)

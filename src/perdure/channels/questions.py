@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from perdure.runtime.question_forms import (
-    allowed_for,
     arguments_in,
     config_of,
     human_interrupt_in,
+    read_allowed_decisions,
     requests_in,
     text_of,
 )
@@ -45,7 +45,7 @@ def question(interrupt_id: str, value: Any) -> dict[str, Any]:
     """Return the reply that asks for the answer to an interrupt."""
     return {
         "role": "assistant",
-        "content": _shown(value),
+        "content": _format_text(value),
         "question": {"id": interrupt_id, "decisions": decisions(value)},
     }
 
@@ -64,7 +64,7 @@ def interrupt_of(reply: Any) -> str | None:
     return str(asked["id"]) if isinstance(asked, Mapping) else None
 
 
-def pressed(data: str) -> tuple[str, Decision] | None:
+def parse_button(data: str) -> tuple[str, Decision] | None:
     """Return the interrupt and the decision of a button's data, ``None`` if it is not ours."""
     prefix, _, rest = data.partition(":")
     letter, _, interrupt_id = rest.partition(":")
@@ -75,16 +75,16 @@ def pressed(data: str) -> tuple[str, Decision] | None:
 
 def decisions(value: Any) -> list[Decision]:
     """Return the decisions that an interrupt takes in a chat, none if it is answered by text."""
-    taken = _taken(value)
+    taken = _list_decisions(value)
     if taken and len(text_of(value)) > _SHOWN_MAX:
         # What was not shown is not approved.
         return [each for each in taken if each == "reject"]
     return taken
 
 
-def _taken(value: Any) -> list[Decision]:
+def _list_decisions(value: Any) -> list[Decision]:
     if (requests := requests_in(value)) is not None:
-        allowed = set.intersection(*(allowed_for(value, request) for request in requests))
+        allowed = set.intersection(*(read_allowed_decisions(value, request) for request in requests))
         known: list[Decision] = [each for each in DECISIONS if each in allowed]
         # One text cannot change the arguments of several actions.
         return [each for each in known if each != "edit"] if len(requests) > 1 else known
@@ -113,9 +113,9 @@ def resume_value(value: Any, decision: Decision | None, text: str = "") -> Any:
     if decision is not None and decision not in decisions(value):
         raise UnusableAnswer("This question does not take that decision.")
     if (requests := requests_in(value)) is not None:
-        return {"decisions": [_decided(value, request, decision, text) for request in requests]}
+        return {"decisions": [_make_decision(value, request, decision, text) for request in requests]}
     if (human := human_interrupt_in(value)) is not None:
-        return [_human_decided(human, decision, text)]
+        return [_answer_human(human, decision, text)]
     return text
 
 
@@ -127,29 +127,31 @@ def edit_prompt(value: Any) -> str:
     return "Send the changed arguments as JSON, for example:\n" + json.dumps(arguments, ensure_ascii=False)
 
 
-def _decided(
+def _make_decision(
     value: Mapping[str, Any], request: Mapping[str, Any], decision: Decision | None, text: str
 ) -> dict[str, Any]:
     if decision == "approve":
         return {"type": "approve"}
     if decision == "edit":
-        changed = _changed(dict(request.get("args") or {}), text)
+        changed = _change_arguments(dict(request.get("args") or {}), text)
         return {"type": "edit", "edited_action": {"name": request.get("name"), "args": changed}}
     if decision == "reject":
         return {"type": "reject", **({"message": text} if text else {})}
     # A text without a decision is an answer in the place of the tool, or what the person wants instead.
-    kind = next((each for each in ("respond", "reject") if each in allowed_for(value, request)), None)
+    kind = next(
+        (each for each in ("respond", "reject") if each in read_allowed_decisions(value, request)), None
+    )
     if kind is None:
         raise UnusableAnswer(_PRESS)
     return {"type": kind, "message": text}
 
 
-def _human_decided(human: Mapping[str, Any], decision: Decision | None, text: str) -> dict[str, Any]:
+def _answer_human(human: Mapping[str, Any], decision: Decision | None, text: str) -> dict[str, Any]:
     action = human["action_request"]
     if decision == "approve":
         return {"type": "accept", "args": None}
     if decision == "edit":
-        changed = _changed(dict(action.get("args") or {}), text)
+        changed = _change_arguments(dict(action.get("args") or {}), text)
         return {"type": "edit", "args": {"action": action.get("action"), "args": changed}}
     if decision is None and config_of(human).get("allow_respond"):
         return {"type": "response", "args": text}
@@ -158,7 +160,7 @@ def _human_decided(human: Mapping[str, Any], decision: Decision | None, text: st
     return {"type": "ignore", "args": None}
 
 
-def _changed(arguments: dict[str, Any], text: str) -> dict[str, Any]:
+def _change_arguments(arguments: dict[str, Any], text: str) -> dict[str, Any]:
     """Return the arguments with the text in the place of their only text, or those of the text as JSON."""
     if len(names := _texts(arguments)) == 1:
         return {**arguments, names[0]: text}
@@ -177,10 +179,10 @@ def _texts(arguments: Mapping[str, Any]) -> list[str]:
     return [name for name, held in arguments.items() if isinstance(held, str)] if len(arguments) == 1 else []
 
 
-def _shown(value: Any) -> str:
+def _format_text(value: Any) -> str:
     whole = text_of(value)
     left = len(whole) - _SHOWN_MAX
     if left <= 0:
         return whole
-    hint = " It cannot be approved here." if _taken(value) else ""
+    hint = " It cannot be approved here." if _list_decisions(value) else ""
     return f"{whole[:_SHOWN_MAX]}\n\n[{left} more characters are not shown.{hint}]"

@@ -92,23 +92,23 @@ class Receiver:
             if message.command and not message.edit:
                 return await self._command(message, sessions)
             if message.edit:
-                return await self._edited(message, thread_id)
-            found = await self._asked(message, thread_id, sessions)
+                return await self._accept_edit(message, thread_id)
+            found = await self._find_asked(message, thread_id, sessions)
             if found is not None and not await self._runtime.threads.was_accepted(thread_id, _key(message)):
                 try:
-                    return await self._answered(message, found, sessions)
+                    return await self._answer_question(message, found, sessions)
                 except NotWaiting:
                     # Somebody else has answered meanwhile: the text is a message like any other.
                     found = None
             if _key(message) in sessions.noticed:
                 # It was refused as an answer before, and is not a message after that.
                 return Received(is_duplicate=True)
-            return await self._accepted(message, thread_id, _key(message))
+            return await self._accept(message, thread_id, _key(message))
 
     async def press(self, press: ButtonPress) -> Received:
         """Accept the press of a button. Delivered again, or the same choice again, it gets the same answer.
         Raises as ``message`` does."""
-        meant = questions.pressed(press.data)
+        meant = questions.parse_button(press.data)
         if meant is None or not self._options.serves(press.chat, press.sender):
             return Received()
         interrupt_id, decision = meant
@@ -119,7 +119,7 @@ class Receiver:
             thread_id = self._thread_id(press, sessions)
             if key in sessions.noticed:
                 return Received(notice, is_duplicate=True)
-            asked = await self._question_pressed(press, thread_id, sessions, interrupt_id)
+            asked = await self._press_question(press, thread_id, sessions, interrupt_id)
             if asked is not None:
                 try:
                     if decision == "edit" and "edit" in questions.decisions(asked.value):
@@ -161,7 +161,7 @@ class Receiver:
     def _thread_of(self, event: ChatMessage | ButtonPress, session: str) -> str:
         return ChatAddress(self._channel, event.chat, event.topic, session).thread_id
 
-    async def _accepted(self, message: ChatMessage, thread_id: str, key: str, prefix: str = "") -> Received:
+    async def _accept(self, message: ChatMessage, thread_id: str, key: str, prefix: str = "") -> Received:
         ticket = await self._runtime.accept(
             thread_id,
             message.payload(self._channel, prefix=prefix),
@@ -174,20 +174,18 @@ class Receiver:
         )
         return Received(is_duplicate=ticket.is_duplicate, ticket_id=ticket.id)
 
-    async def _edited(self, message: ChatMessage, thread_id: str) -> Received:
+    async def _accept_edit(self, message: ChatMessage, thread_id: str) -> Received:
         """Accept a changed message. It takes the place of its versions that still wait."""
         if versions := await self._versions(message, thread_id):
-            return await self._changed(message, thread_id, versions)
-        if not (original := await self._accepted(message, thread_id, _key(message))).is_duplicate:
+            return await self._replace_versions(message, thread_id, versions)
+        if not (original := await self._accept(message, thread_id, _key(message))).is_duplicate:
             # The original was never delivered.
             return original
         if versions := await self._versions(message, thread_id):
             # It was accepted meanwhile, as it was or with this change.
-            return await self._changed(message, thread_id, versions)
+            return await self._replace_versions(message, thread_id, versions)
         is_replaced = await self._runtime.withdraw(thread_id, original.ticket_id)
-        return await self._accepted(
-            message, thread_id, f"edit {message.edit}", "" if is_replaced else _EDITED
-        )
+        return await self._accept(message, thread_id, f"edit {message.edit}", "" if is_replaced else _EDITED)
 
     async def _versions(self, message: ChatMessage, thread_id: str) -> list[Standing]:
         """Return the stored versions of a message, the latest first, as far as they are among the newest
@@ -206,7 +204,9 @@ class Receiver:
             before = page[-1].message.seq
         return found
 
-    async def _changed(self, message: ChatMessage, thread_id: str, versions: list[Standing]) -> Received:
+    async def _replace_versions(
+        self, message: ChatMessage, thread_id: str, versions: list[Standing]
+    ) -> Received:
         payloads = [each.message.payload for each in versions]
         if any(edit_of(each) == message.edit for each in payloads):
             return Received(is_duplicate=True)
@@ -220,7 +220,7 @@ class Receiver:
         for each in versions:
             if not each.message.is_withdrawn:
                 is_seen |= not await self._runtime.withdraw(thread_id, each.message.id)
-        made = await self._accepted(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
+        made = await self._accept(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
         # Another process may have accepted another change meanwhile: the one accepted last counts.
         for each in (await self._versions(message, thread_id))[1:]:
             if each.run is None and not each.message.is_withdrawn:
@@ -229,7 +229,9 @@ class Receiver:
 
     # Questions
 
-    async def _asked(self, message: ChatMessage, thread_id: str, sessions: SessionList) -> _Question | None:
+    async def _find_asked(
+        self, message: ChatMessage, thread_id: str, sessions: SessionList
+    ) -> _Question | None:
         """Return the question that a text answers: the one that is being edited, or the first one if the text
         was written after it."""
         if sessions.editing:
@@ -269,7 +271,7 @@ class Receiver:
         if interrupt_id is not None and not question.knows(interrupt_id):
             return None
         try:
-            opening = self._runtime.opened(question.run.graph, "threads.read")
+            opening = self._runtime.open_graph(question.run.graph, "threads.read")
         except NotFound:
             # The graph that asked is not served any more, so no answer can reach it.
             return None
@@ -280,7 +282,7 @@ class Receiver:
                 return _Question(thread_id, question.run.id, interrupt.id, interrupt.value)
         return None
 
-    async def _question_pressed(
+    async def _press_question(
         self, press: ButtonPress, thread_id: str, sessions: SessionList, interrupt_id: str
     ) -> _Question | None:
         """Return the open question that was shown with a button, ``None`` if that one is not open any more. A
@@ -293,7 +295,9 @@ class Receiver:
         its = [each.payload for each in shown if each.provider_id == press.question]
         return None if its and its[0] != shown[0].payload else asked
 
-    async def _answered(self, message: ChatMessage, asked: _Question, sessions: SessionList) -> Received:
+    async def _answer_question(
+        self, message: ChatMessage, asked: _Question, sessions: SessionList
+    ) -> Received:
         """Accept a text as the answer to a question."""
         is_edit = sessions.editing == asked.interrupt_id
         key = _key(message)

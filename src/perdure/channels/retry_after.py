@@ -30,7 +30,7 @@ class ChatBackoff:
         if left > 0:
             raise NotSent("the chat takes no messages for a while", retry_after=left)
 
-    def limited(self, chat: str, seconds: float) -> NotSent:
+    def note_limit(self, chat: str, seconds: float) -> NotSent:
         """Note that the provider asked for a pause, and return the error to raise. It is at most as long as
         the pause of ``NotSent``, so that an absurd one does not silence the chat."""
         limited, now = NotSent("the provider limits the rate of messages", retry_after=seconds), self._clock()

@@ -48,7 +48,7 @@ class SessionList(NamedTuple):
             tuple(body.get("noticed", ())),
         )
 
-    def stored(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {
             "begun": [list(each) for each in self.begun[-_KEPT:]],
@@ -96,13 +96,13 @@ class Sessions:
         ``/new`` has begun one before."""
         is_new = False
 
-        def begun(before: Document | None) -> Mapping[str, Any] | None:
+        def add(before: Document | None) -> Mapping[str, Any] | None:
             nonlocal is_new
             sessions = SessionList.read(before)
             is_new = all(position != at for position, _ in sessions.begun)
-            return sessions._replace(begun=(*sessions.begun, (at, after))).stored() if is_new else None
+            return sessions._replace(begun=(*sessions.begun, (at, after))).dump() if is_new else None
 
-        await self._change(chat, topic, begun)
+        await self._change(chat, topic, add)
         return is_new
 
     async def note_notice(self, chat: str, topic: str, key: str, editing: str | None = None) -> bool:
@@ -123,7 +123,7 @@ class Sessions:
             if not is_new:
                 return None
             asked = sessions.editing if editing is None else editing
-            return sessions._replace(editing=asked, noticed=(*sessions.noticed, key)).stored()
+            return sessions._replace(editing=asked, noticed=(*sessions.noticed, key)).dump()
 
         await self._change(chat, topic, add_key)
         return is_new
@@ -134,22 +134,22 @@ class Sessions:
 
         def clear(before: Document | None) -> Mapping[str, Any] | None:
             sessions = SessionList.read(before)
-            return sessions._replace(editing="").stored() if sessions.editing == interrupt_id else None
+            return sessions._replace(editing="").dump() if sessions.editing == interrupt_id else None
 
         await self._change(chat, topic, clear)
 
     async def close(self, chat: str, topic: str, run_id: str) -> None:
         """Note that the questions of a run are not open any more."""
 
-        def closed(before: Document | None) -> Mapping[str, Any] | None:
+        def note(before: Document | None) -> Mapping[str, Any] | None:
             sessions = SessionList.read(before)
             is_noted = run_id in sessions.closed
-            return None if is_noted else sessions._replace(closed=(*sessions.closed, run_id)).stored()
+            return None if is_noted else sessions._replace(closed=(*sessions.closed, run_id)).dump()
 
-        await self._change(chat, topic, closed)
+        await self._change(chat, topic, note)
 
     async def _change(self, chat: str, topic: str, change: documents.Change) -> None:
-        now, fresh = await self._runtime.now(), self._database.fresh()
+        now, fresh = await self._runtime.now(), self._database.draw_version()
         program = documents.change(self._partition(chat, topic), _COLLECTION, _NAME, change, now, fresh)
         await self._database.arun(program)
 

@@ -107,11 +107,11 @@ class SlackApp(ChatChannel):
         if read.challenge:
             return JSONResponse({"challenge": read.challenge})
         if read.command is not None:
-            return await self._commanded(read.command, receiver)
+            return await self._answer_command(read.command, receiver)
         if read.press is not None:
-            await self._pressed(read.press, read.text, receiver)
+            await self._handle_press(read.press, read.text, receiver)
         if read.message is not None:
-            await self._received(read.message, receiver)
+            await self._handle_message(read.message, receiver)
         return Response()
 
     def _verify(self, request: Request, body: bytes) -> None:
@@ -142,7 +142,7 @@ class SlackApp(ChatChannel):
             return _Read(press=press, text="" if press is None else str(payload["message"].get("text") or ""))
         return _Read(command=command_of(form, request.headers["x-slack-request-timestamp"]))
 
-    async def _commanded(self, command: ChatMessage, receiver: Receiver) -> Response:
+    async def _answer_command(self, command: ChatMessage, receiver: Receiver) -> Response:
         if not channel_of(command.chat).startswith("D"):
             # Slack does not tell from which thread of a channel a command comes.
             notice = f"In a channel, mention me in the thread: @… {command.text}"
@@ -150,12 +150,12 @@ class SlackApp(ChatChannel):
             notice = (await receiver.message(command)).notice
         return JSONResponse({"response_type": "ephemeral", "text": notice or "OK"})
 
-    async def _received(self, message: ChatMessage, receiver: Receiver) -> None:
+    async def _handle_message(self, message: ChatMessage, receiver: Receiver) -> None:
         received = await receiver.message(message)
         if received.notice:
             await self.notify(ChatAddress(self.name, message.chat, message.topic), received.notice)
 
-    async def _pressed(self, press: ButtonPress, text: str, receiver: Receiver) -> None:
+    async def _handle_press(self, press: ButtonPress, text: str, receiver: Receiver) -> None:
         received = await receiver.press(press)
         if received.notice:
             await self.notify(ChatAddress(self.name, press.chat, press.topic), received.notice)
@@ -169,7 +169,7 @@ class SlackApp(ChatChannel):
             channel=channel_of(press.chat), ts=press.question, text=decided, blocks=[]
         )
         try:
-            await self._called(press.chat, call)
+            await self._call(press.chat, call)
         except (NotSent, Undeliverable, SendUncertain):
             return
 
@@ -179,17 +179,17 @@ class SlackApp(ChatChannel):
         return position_of_ts(provider_id)
 
     def measure(self, text: str) -> int:
-        return len(_escaped(text))
+        return len(_escape(text))
 
     async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
         call = self.client.chat_postMessage(
             channel=channel_of(address.chat),
-            text=_escaped(text),
+            text=_escape(text),
             blocks=_blocks(text, reply.payload),
             thread_ts=address.topic or None,
             metadata={"event_type": _METADATA, "event_payload": {"id": reply.id}},
         )
-        if (ts := (await self._called(address.chat, call)).get("ts")) is None:
+        if (ts := (await self._call(address.chat, call)).get("ts")) is None:
             raise SendUncertain("Slack did not answer as documented (no ts)")
         return str(ts)
 
@@ -206,7 +206,7 @@ class SlackApp(ChatChannel):
                 call = self.client.conversations_replies(ts=address.topic, **asked)
             else:
                 call = self.client.conversations_history(**asked)
-            page = await self._called(address.chat, call)
+            page = await self._call(address.chat, call)
             for message in page["messages"]:
                 metadata = message.get("metadata") or {}
                 if metadata.get("event_payload", {}).get("id") == reply.id:
@@ -224,9 +224,9 @@ class SlackApp(ChatChannel):
         call = self.client.assistant_threads_setStatus(
             channel_id=channel_of(address.chat), thread_ts=address.topic, status="is writing…"
         )
-        await self._called(address.chat, call)
+        await self._call(address.chat, call)
 
-    async def _called(self, chat: str, call: Awaitable[Any]) -> Any:
+    async def _call(self, chat: str, call: Awaitable[Any]) -> Any:
         """Await a call of the Web API. The errors have no details: those may contain the token or a text."""
         try:
             return await call
@@ -246,7 +246,7 @@ class SlackApp(ChatChannel):
         code = response.get("error") if is_read and isinstance(response.data, dict) else None
         if status == 429 or code in ("ratelimited", "rate_limited"):
             after = str(headers.get("Retry-After") or headers.get("retry-after") or "")
-            return self.backoff.limited(chat, float(after) if after.isdecimal() else _LIMITED_S)
+            return self.backoff.note_limit(chat, float(after) if after.isdecimal() else _LIMITED_S)
         if status >= 500 or code in _SERVER_ERRORS:
             return SendUncertain(f"Slack failed with status {status}")
         if code in _TOKEN_ERRORS:
@@ -256,7 +256,7 @@ class SlackApp(ChatChannel):
         return Undeliverable(f"Slack refused it ({code or status})")
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return a text without Slack's control sequences, such as ``<!channel>``."""
     return html.escape(text, quote=False)
 

@@ -25,7 +25,7 @@ def split_text(text: str, most: int, length: Callable[[str], int] = len) -> list
     text, start = text.strip(), 0
     # No more than a part is looked at: what the rest has is of no matter, and it may be long.
     while length(rest := text[start : start + most + 1]) > most:
-        end = _fitting(rest, most, length)
+        end = _count_fitting(rest, most, length)
         for mark in _BREAKS:
             at = rest.rfind(mark, end // 2, end)
             if at > 0:
@@ -38,7 +38,7 @@ def split_text(text: str, most: int, length: Callable[[str], int] = len) -> list
     return [part for part in (*parts, rest) if part]
 
 
-def _fitting(text: str, most: int, length: Callable[[str], int]) -> int:
+def _count_fitting(text: str, most: int, length: Callable[[str], int]) -> int:
     """Return the number of characters at the start that fit."""
     low, high = 1, min(len(text), most)
     while low < high:

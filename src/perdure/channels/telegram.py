@@ -159,12 +159,12 @@ class TelegramBot(ChatChannel):
             Undeliverable: Telegram refused the URL.
         """
         secret = self._secret.decode()
-        await self._called("", self.bot.set_webhook(url, secret_token=secret, allowed_updates=_UPDATES))
+        await self._call("", self.bot.set_webhook(url, secret_token=secret, allowed_updates=_UPDATES))
         commands = [
             BotCommand(command="new", description="Begin a new conversation"),
             BotCommand(command="stop", description="Stop the current answer"),
         ]
-        await self._called("", self.bot.set_my_commands(commands))
+        await self._call("", self.bot.set_my_commands(commands))
 
     # What Telegram sends
 
@@ -215,7 +215,7 @@ class TelegramBot(ChatChannel):
             NotSent: There is no connection, or the token is refused.
         """
 
-        async def asked() -> list[dict[str, Any]] | PollingRefused:
+        async def ask() -> list[dict[str, Any]] | PollingRefused:
             method = _GetUpdates(offset=first, timeout=_POLL_S, allowed_updates=_UPDATES)
             try:
                 return await self.bot(method, request_timeout=_POLL_S + _TIMEOUT_S)
@@ -223,7 +223,7 @@ class TelegramBot(ChatChannel):
                 reason = _HAS_WEBHOOK if "webhook" in str(error).lower() else _OTHER_PROGRAM
                 return PollingRefused(reason, _PATIENCE_S)
 
-        found = await self._called("", asked())
+        found = await self._call("", ask())
         if isinstance(found, PollingRefused):
             raise found
         return [PolledUpdate(each["update_id"], _chat_of(each), each) for each in found]
@@ -239,13 +239,13 @@ class TelegramBot(ChatChannel):
         except ValueError:
             raise RejectedRequest(400, "it is not an update of Telegram") from None
         if (press := update.callback_query) is not None:
-            await self._pressed(press, receiver)
+            await self._handle_press(press, receiver)
         elif update.edited_message is not None:
-            await self._received(update.edited_message, str(update.update_id), receiver)
+            await self._handle_message(update.edited_message, str(update.update_id), receiver)
         elif update.message is not None:
-            await self._received(update.message, "", receiver)
+            await self._handle_message(update.message, "", receiver)
 
-    async def _received(self, message: TelegramMessage, edit: str, receiver: Receiver) -> None:
+    async def _handle_message(self, message: TelegramMessage, edit: str, receiver: Receiver) -> None:
         if message.from_user is not None and message.from_user.is_bot:
             return
         if edit and message.location is not None:
@@ -267,11 +267,11 @@ class TelegramBot(ChatChannel):
     async def _me(self) -> str:
         """Return the bot's user name; Telegram is asked once."""
         try:
-            return (await self._called("", self.bot.me())).username or ""
+            return (await self._call("", self.bot.me())).username or ""
         except (NotSent, Undeliverable, SendUncertain):
             raise RejectedRequest(503, "Telegram does not answer who the bot is") from None
 
-    async def _pressed(self, query: CallbackQuery, receiver: Receiver) -> None:
+    async def _handle_press(self, query: CallbackQuery, receiver: Receiver) -> None:
         message = query.message
         if message is None or query.data is None:
             return
@@ -288,17 +288,17 @@ class TelegramBot(ChatChannel):
             sender=str(query.from_user.id),
         )
         received = await receiver.press(press)
-        await self._acknowledged(query, press, received)
+        await self._acknowledge(query, press, received)
 
-    async def _acknowledged(self, query: CallbackQuery, press: ButtonPress, received: Received) -> None:
+    async def _acknowledge(self, query: CallbackQuery, press: ButtonPress, received: Received) -> None:
         """End the button's animation and remove the buttons of a question that is decided. What fails here is
         shown by the next message at the latest."""
         short = received.notice[:_NOTICE_LENGTH] or questions.DECISIONS.get(received.decided, "")  # type: ignore[call-overload]
         try:
-            await self._called(press.chat, self.bot.answer_callback_query(query.id, text=short))
+            await self._call(press.chat, self.bot.answer_callback_query(query.id, text=short))
             if received.decided:
                 edit = self.bot.edit_message_reply_markup(chat_id=press.chat, message_id=press.position)
-                await self._called(press.chat, edit)
+                await self._call(press.chat, edit)
         except (NotSent, Undeliverable, SendUncertain):
             return
         finally:
@@ -323,14 +323,14 @@ class TelegramBot(ChatChannel):
             markup = InlineKeyboardMarkup(inline_keyboard=[row])
         topic = int(address.topic) if address.topic else None
 
-        def sending(chat: str) -> Awaitable[TelegramMessage]:
+        def send_text(chat: str) -> Awaitable[TelegramMessage]:
             return self.bot.send_message(chat, text, message_thread_id=topic, reply_markup=markup)
 
         try:
-            sent = await self._called(address.chat, sending(address.chat))
+            sent = await self._call(address.chat, send_text(address.chat))
         except TelegramMigrateToChat as moved:
             # The group has become another chat; Telegram keeps the old id in its updates no longer.
-            sent = await self._called(address.chat, sending(str(moved.migrate_to_chat_id)))
+            sent = await self._call(address.chat, send_text(str(moved.migrate_to_chat_id)))
         # A success need not have a result for aiogram, whatever its types say.
         if (message_id := getattr(sent, "message_id", None)) is None:
             raise SendUncertain("Telegram did not answer as documented (no message)")
@@ -341,15 +341,15 @@ class TelegramBot(ChatChannel):
         while True:
             self.backoff.check(address.chat)
             action = self.bot.send_chat_action(address.chat, "typing", message_thread_id=topic)
-            await self._called(address.chat, action)
+            await self._call(address.chat, action)
             await asyncio.sleep(_TYPING_S)
 
-    async def _called(self, chat: str, call: Awaitable[R]) -> R:
+    async def _call(self, chat: str, call: Awaitable[R]) -> R:
         """Await a call of the Bot API. The errors have no details: those may contain the token or a text."""
         try:
             return await call
         except TelegramRetryAfter as error:
-            raise self.backoff.limited(chat, error.retry_after) from None
+            raise self.backoff.note_limit(chat, error.retry_after) from None
         except TelegramMigrateToChat:
             raise
         except _REFUSALS as error:

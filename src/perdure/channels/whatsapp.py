@@ -23,7 +23,7 @@ from perdure.channels.incoming import ButtonPress, message_id_of
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Receiver
 from perdure.channels.webhook import RejectedRequest, body_of, json_of
-from perdure.channels.whatsapp_updates import received
+from perdure.channels.whatsapp_updates import read_updates
 from perdure.model.runs.messages import Message, Reply
 from perdure.runtime import NotSent, Undeliverable
 from perdure.runtime.worker.delivery import InDoubt
@@ -97,13 +97,13 @@ class WhatsAppPhone(ChatChannel):
 
     async def handle(self, request: Request, receiver: Receiver) -> Response:
         if request.method != "POST":
-            return self._verified(request)
+            return self._answer_challenge(request)
         body = await body_of(request, self.options.body_bytes)
         signature = request.headers.get(HUB_SIG, "")
         if not signature.isascii() or not webhook_updates_validator(self._app_secret, body, signature):
             raise RejectedRequest(401, "the signature is missing or wrong")
         try:
-            events = list(received(json_of(body), self._phone_id))
+            events = list(read_updates(json_of(body), self._phone_id))
         except (ValueError, LookupError, TypeError, AttributeError):
             raise RejectedRequest(400, "the body is not an update of WhatsApp") from None
         for event in events:
@@ -116,7 +116,7 @@ class WhatsAppPhone(ChatChannel):
                 await self.notify(ChatAddress(self.name, event.chat), done.notice)
         return Response()
 
-    def _verified(self, request: Request) -> Response:
+    def _answer_challenge(self, request: Request) -> Response:
         """Answer WhatsApp's challenge, by which it verifies the address."""
         given = request.query_params.get(HUB_VT, "").encode("utf-8", "replace")
         if not hmac.compare_digest(given, self._verify_token):
@@ -128,26 +128,26 @@ class WhatsAppPhone(ChatChannel):
     async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
         shown = [Button(each.text, each.data) for each in questions.buttons(reply.payload)]
         call = self.client.send_message(address.chat, text, buttons=shown or None, tracker=reply.id)
-        return str((await self._called(address.chat, call)).id)
+        return str((await self._call(address.chat, call)).id)
 
     async def show_activity(self, address: ChatAddress, message: Message) -> None:
         answered = message_id_of(message.payload)
         while answered is not None:
             self.backoff.check(address.chat)
-            await self._called(address.chat, self.client.indicate_typing(answered))
+            await self._call(address.chat, self.client.indicate_typing(answered))
             await asyncio.sleep(_TYPING_S)
 
-    async def _called(self, chat: str, call: Awaitable[R]) -> R:
+    async def _call(self, chat: str, call: Awaitable[R]) -> R:
         """Await a call of the Cloud API. The errors have no details: those may contain a text."""
         try:
             return await call
         except ThrottlingError:
-            raise self.backoff.limited(chat, _LIMITED_S) from None
+            raise self.backoff.note_limit(chat, _LIMITED_S) from None
         except AuthorizationError:
             raise NotSent("WhatsApp refused the access token", retry_after=_PATIENCE_S) from None
         except WhatsAppError as error:
             if error.status_code == 429:
-                raise self.backoff.limited(chat, _LIMITED_S) from None
+                raise self.backoff.note_limit(chat, _LIMITED_S) from None
             if error.status_code is None or error.status_code >= 500 or error.is_transient:
                 raise SendUncertain(f"WhatsApp failed with code {error.code}") from None
             raise Undeliverable(f"WhatsApp refused it with code {error.code}") from None

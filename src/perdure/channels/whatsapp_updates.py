@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perdure.channels.incoming import Attachment, ButtonPress, ChatMessage
-from perdure.channels.questions import pressed
+from perdure.channels.questions import parse_button
 
 _FILES = ("image", "video", "audio", "document", "sticker")
 
 
-def received(body: Mapping[str, Any], phone_id: str) -> Iterator[ChatMessage | ButtonPress]:
+def read_updates(body: Mapping[str, Any], phone_id: str) -> Iterator[ChatMessage | ButtonPress]:
     """Yield what people sent to a phone number, in order. Statuses of messages, reactions and messages of
     groups are left out.
 
@@ -40,7 +40,7 @@ def _of(message: Mapping[str, Any], name: str) -> ChatMessage | ButtonPress:
     chat, key, position = str(message["from"]), str(message["id"]), int(message["timestamp"])
     kind = message["type"]
     reply = message.get("interactive", {}).get("button_reply", {})
-    if pressed(str(reply.get("id", ""))) is not None:
+    if parse_button(str(reply.get("id", ""))) is not None:
         return ButtonPress(
             chat=chat,
             position=position,

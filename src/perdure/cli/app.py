@@ -18,7 +18,7 @@ from rich.console import Console
 
 from perdure.cli.suggestions import Group
 from perdure.errors import BadUrl, DecryptionError
-from perdure.storage.url import SCHEMES, redacted
+from perdure.storage.url import SCHEMES, redact
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -69,9 +69,7 @@ KeyFile = Annotated[
 def _thread_id(value: str) -> str:
     """Return a thread's id; refuse the URL of a database, which belongs to ``--db``."""
     if value.partition("://")[0] in SCHEMES and "://" in value:
-        raise typer.BadParameter(
-            f"{redacted(value)} is a database; pass it as --db, and the thread's id here"
-        )
+        raise typer.BadParameter(f"{redact(value)} is a database; pass it as --db, and the thread's id here")
     return value
 
 
@@ -103,13 +101,13 @@ def flow_help(group: typer.Typer) -> None:
     longer than that. Indented lines stay as they are."""
     for command in group.registered_commands:
         if command.callback is not None and command.help is None:
-            command.help = flowed(command.callback.__doc__ or "")
+            command.help = reflow(command.callback.__doc__ or "")
     for inner in group.registered_groups:
         if inner.typer_instance is not None:
             flow_help(inner.typer_instance)
 
 
-def flowed(text: str) -> str:
+def reflow(text: str) -> str:
     """Return a text with each paragraph on one line, except those with indented lines."""
     paragraphs = cleandoc(text).split("\n\n")
     return "\n\n".join(each if "\n " in f"\n{each}" else each.replace("\n", " ") for each in paragraphs)
@@ -222,7 +220,7 @@ def _jsonable(value: Any) -> Any:
 
 
 @contextmanager
-def opened(
+def open_database(
     url: str | None, tenant: str = "", key: typer.FileBinaryRead | Keys | None = None
 ) -> Iterator[SyncDatabase]:
     """Open the database of a command.
@@ -241,7 +239,7 @@ def opened(
         yield database
 
 
-def awaited(coroutine: Coroutine[Any, Any, R]) -> R:
+def run_coroutine(coroutine: Coroutine[Any, Any, R]) -> R:
     """Run a coroutine to its end, and return its result."""
     import asyncio
 

@@ -61,11 +61,11 @@ def audit(
         return
     import asyncio
 
-    from perdure.config.resolve import add_import_folders, set_variables, settle
+    from perdure.config.resolve import add_import_folders, resolve_config, set_variables
 
     choices = _choices(ignore or ())
     # Nothing is stored, so it does not matter whether a key is at hand.
-    settled = settle(file=config, graphs=graphs or (), flags={}, environ=os.environ, has_key=True)
+    settled = resolve_config(file=config, graphs=graphs or (), flags={}, environ=os.environ, has_key=True)
     set_variables(settled.env)
     add_import_folders(settled.import_folders())
     reports = asyncio.run(_examine(settled, choices))
@@ -101,7 +101,7 @@ async def _examine(settled: ResolvedConfig, ignore: list[Ignore]) -> Mapping[str
             graph = agent.graph
             if isinstance(graph, Factory):
                 use = Use("assistants.read", {**agent.config}, InMemoryStore())
-                graph = await stack.enter_async_context(graph.made(use))
+                graph = await stack.enter_async_context(graph.open_graph(use))
             reports[name] = examine(graph, allow=agent.allow, codecs=agent.codecs, ignore=ignore)
     return reports
 

@@ -20,7 +20,7 @@ from perdure.cli.app import (
     err,
     handle_in,
     key_of,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -117,7 +117,7 @@ def status(
     """Show the sweep that is under way, and when the last one ended."""
     from perdure.engine.retention import sweep
 
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         state, _ = handle_in(database).run(sweep.read_state(None if all_tenants else tenant))
     if as_json:
         print_json(state.body())
@@ -211,7 +211,7 @@ def _sweep_once(
     """Sweep, and print the result; return False if a thread could not be swept."""
     from perdure.care.sweeper import SweepOptions, no_report
 
-    with opened(*place) as database:
+    with open_database(*place) as database:
         options = SweepOptions(
             all_tenants=all_tenants,
             dry_run=dry_run,

@@ -54,7 +54,7 @@ def dev(
     try:
         from perdure.server.config import load
         from perdure.server.hosting.reloading import DevelopmentTerms, serve_reloading
-        from perdure.web.listening import listening
+        from perdure.web.listening import listen
     except ImportError as error:
         raise MissingExtra(
             f"perdure dev needs {error.name}, which is not installed; pip install 'perdure[dev]'"
@@ -75,7 +75,7 @@ def dev(
             "perdure dev needs a database that outlives a reload, and memory:// does not; leave --db out for "
             "a file in .perdure"
         )
-    with listening(asked.http.host, asked.http.port) as listener:
+    with listen(asked.http.host, asked.http.port) as listener:
         # Later processes are announced under the same address, whatever the configuration says then.
         port = listener.getsockname()[1]
         terms = DevelopmentTerms(

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from perdure.cli.app import KeyFile, Keys, Tenant, err, key_of, prices_here, url_of
 from perdure.errors import BadSetting, MissingExtra, NotAllowed
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.inspector.serve import Presentation
@@ -78,7 +78,7 @@ def inspect(
             )
     import asyncio
 
-    from perdure.web.listening import listening
+    from perdure.web.listening import listen
 
     found, allowed, places = url_of(url), _permissions(allow or []), _places(graph or [])
     if (allowed and not places) or (work and not allowed):
@@ -92,14 +92,14 @@ def inspect(
         raise BadSetting("--compare is for replays: permit them by --allow replay")
     if work and allowed == frozenset({REPLAY}):
         raise BadSetting("--work runs what actions start, and a replay starts nothing; leave it out")
-    given = _Given(places, _compared(compare, places), allowed, work, all_tenants, prices_here())
+    given = _Given(places, _choose_compared(compare, places), allowed, work, all_tenants, prices_here())
     key = key_of(key_file)
-    with listening(host, port) as listener:
+    with listen(host, port) as listener:
         try:
             if allowed - {REPLAY}:
-                asyncio.run(_acting(found, tenant, key, given, (listener, host, browser)))
+                asyncio.run(_serve_for_acting(found, tenant, key, given, (listener, host, browser)))
             else:
-                _reading(found, tenant, key, given, (listener, host, browser))
+                _serve_for_reading(found, tenant, key, given, (listener, host, browser))
         except KeyboardInterrupt:
             # uvicorn raises the signal again after its shutdown.
             err.print("Stopped.")
@@ -124,7 +124,7 @@ class _Given(NamedTuple):
         return f"allowed: {', '.join(sorted(self.allowed))}" if self.allowed else "only read"
 
 
-def _reading(url: str, tenant: str, key: Keys | None, given: _Given, place: _Place) -> None:
+def _serve_for_reading(url: str, tenant: str, key: Keys | None, given: _Given, place: _Place) -> None:
     import asyncio
 
     from perdure.database.base import handle_of
@@ -157,7 +157,7 @@ async def _load(places: dict[str, str]) -> dict[str, Agent]:
     return {name: await load_agent(find(each)) for name, each in places.items()}
 
 
-async def _acting(url: str, tenant: str, key: Keys | None, given: _Given, place: _Place) -> None:
+async def _serve_for_acting(url: str, tenant: str, key: Keys | None, given: _Given, place: _Place) -> None:
     from perdure.database.base import handle_of
     from perdure.database.opening import connect
     from perdure.inspector.access import LocalAccess, LocalReplays
@@ -191,7 +191,7 @@ def _presentation(url: str, place: _Place, rights: str) -> Presentation:
 
     def ready() -> None:
         err.print(f"[bold]Perdure inspector[/] {address}", soft_wrap=True)
-        err.print(f"[dim]database[/] {escape(redacted(url))}, {rights}", soft_wrap=True)
+        err.print(f"[dim]database[/] {escape(redact(url))}, {rights}", soft_wrap=True)
         if not near:
             err.print("[yellow]Anyone who reaches this port can see every thread, and do what is allowed.[/]")
 
@@ -209,7 +209,7 @@ def _permissions(names: list[str]) -> frozenset[str]:
     return frozenset(PERMISSIONS if ALL in names else names)
 
 
-def _compared(word: str | None, places: dict[str, str]) -> dict[str, str]:
+def _choose_compared(word: str | None, places: dict[str, str]) -> dict[str, str]:
     """Return the graph to compare with by its name, which is its place if none is given."""
     if word is None:
         return {}
@@ -224,6 +224,6 @@ def _compared(word: str | None, places: dict[str, str]) -> dict[str, str]:
 def _places(words: list[str]) -> dict[str, str]:
     if not words:
         return {}
-    from perdure.runtime.agents.loading import named
+    from perdure.runtime.agents.loading import parse_places
 
-    return named(words)
+    return parse_places(words)

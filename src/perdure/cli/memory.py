@@ -20,7 +20,7 @@ from perdure.cli.app import (
     add_listing,
     handle_in,
     key_of,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -109,9 +109,9 @@ def list_memory(
             _refuse_elsewhere(kept, tenant, user, root)
     if as_json:
         for fact in facts:
-            print_json({"id": fact.id, **fact.stored()})
+            print_json({"id": fact.id, **fact.dump()})
         for summary in summaries:
-            print_json({"thread": summary.thread, **summary.stored()})
+            print_json({"thread": summary.thread, **summary.dump()})
         return
     for fact in facts:
         ended = "" if fact.known_until is None else f" (until {fact.known_until:%Y-%m-%d})"
@@ -167,7 +167,7 @@ def forget(
     from perdure.runtime.agent_memory.memory_turns import lane_of
 
     key, root = key_of(key_file), _root(namespace)
-    with opened(db, tenant, key) as database, _open_store(db, tenant, key) as kept:
+    with open_database(db, tenant, key) as database, _open_store(db, tenant, key) as kept:
         known = Memory(kept.store(), user, root=root)
         what = "all that is known of" if id is None else f"{printable(id)} of"
         require_consent(f"Remove {what} the user {printable(user)}?", yes)
@@ -196,11 +196,11 @@ def _open_store(
         BadSetting: The settings are invalid.
         BadUrl: There is no URL.
     """
-    from perdure.config.resolve import settle
+    from perdure.config.resolve import resolve_config
 
     key = key_of(key_file)
-    settled = settle(file=None, flags={}, environ=os.environ, has_key=key is not None)
-    with opened(settled.store_url() or db, tenant, key) as database:
+    settled = resolve_config(file=None, flags={}, environ=os.environ, has_key=key is not None)
+    with open_database(settled.store_url() or db, tenant, key) as database:
         yield database
 
 

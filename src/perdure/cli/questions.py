@@ -16,14 +16,14 @@ from perdure.cli.app import (
     Tenant,
     ThreadId,
     add_listing,
-    awaited,
     json_text,
     legible,
     out,
     print_json,
     printable,
+    run_coroutine,
 )
-from perdure.cli.runs import Prefix, User, age, checked_span, since_us, walking, when
+from perdure.cli.runs import Prefix, User, age, check_span, open_walk, since_us, when
 from perdure.cli.suggestions import Group
 from perdure.errors import NotWaiting
 from perdure.model.records import Partition
@@ -43,7 +43,7 @@ def list_questions(
     *,
     older: Annotated[
         str | None,
-        typer.Option(help="Only those asked this long ago or earlier, e.g. 2h or 1d", callback=checked_span),
+        typer.Option(help="Only those asked this long ago or earlier, e.g. 2h or 1d", callback=check_span),
     ] = None,
     user: User = None,
     prefix: Prefix = "",
@@ -63,8 +63,8 @@ def list_questions(
     """
     from perdure.runtime.operations import entries
 
-    with walking(db, tenant, key_file, prefix) as found:
-        asked = awaited(_all(found.walk, user, since_us(older, found.now), with_waits=waits))
+    with open_walk(db, tenant, key_file, prefix) as found:
+        asked = run_coroutine(_all(found.walk, user, since_us(older, found.now), with_waits=waits))
     asked.sort(key=lambda each: each.since)
     for question in asked[:limit]:
         entry = entries.question_entry(question)
@@ -148,15 +148,15 @@ def answer(
     from perdure.runtime.operations import open_questions
 
     partition = Partition(tenant, thread_id)
-    with walking(db, tenant, key_file) as found:
+    with open_walk(db, tenant, key_file) as found:
         given: Any
         if value is not None:
             given = value if as_text else _json_or_text(value)
         else:
-            asked = awaited(_find_asked(found.walk, thread_id, interrupt))
+            asked = run_coroutine(_find_asked(found.walk, thread_id, interrupt))
             given = _decision(asked, approve=approve, reject=reject, edit=edit)
             interrupt = asked.interrupt_id
-        run_id = awaited(
+        run_id = run_coroutine(
             open_questions.answer(found.database, partition, given, interrupt_id=interrupt, graph=graph)
         )
     if as_json:
@@ -220,13 +220,13 @@ def signal(
     """
     from perdure.runtime.operations import open_questions
 
-    with walking(db, tenant, key_file) as found:
+    with open_walk(db, tenant, key_file) as found:
         given = None if value is None else _json_or_text(value)
         try:
             sent = open_questions.give_signal(
                 found.database, Partition(tenant, thread_id), name, given, key=key or None, to_all=not one
             )
-            receipt = awaited(sent)
+            receipt = run_coroutine(sent)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
     if as_json:

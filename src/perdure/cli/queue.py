@@ -20,15 +20,15 @@ from perdure.cli.app import (
     KeyFile,
     Tenant,
     ThreadId,
-    awaited,
     err,
     handle_in,
     json_text,
     legible,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
+    run_coroutine,
 )
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
@@ -142,7 +142,7 @@ def dead(
     from perdure.engine.queue import inbox as inboxes
 
     rows: list[dict[str, Any]] = []
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         partitions = (
             [p for p in admin.partitions(database, tenant) if p.space == THREADS]
             if thread_id is None
@@ -150,7 +150,7 @@ def dead(
         )
         hidden = len(partitions) == 1 or not sys.stderr.isatty()
         for partition in track(partitions, "Looking", console=err, transient=True, disable=hidden):
-            found = handle_in(database).run(inboxes.given_up(partition))
+            found = handle_in(database).run(inboxes.read_failures(partition))
             if thread_id is not None:
                 _refuse_unknown(database, partition, [*found.runs, *found.replies])
             name = partition.thread
@@ -184,8 +184,8 @@ def stuck(
     Those that wait have been due for long: no running worker has that graph or channel. Those that fail are
     retried: the log of the workers has the errors. For damaged threads run `perdure fsck`.
     """
-    with opened(db, tenant, key_file) as database:
-        found = database.stuck(older, all_tenants=all_tenants, most=most)
+    with open_database(db, tenant, key_file) as database:
+        found = database.find_stuck(older, all_tenants=all_tenants, most=most)
     rows = [
         {
             "problem": one.problem,
@@ -234,7 +234,7 @@ def retry(
     """
     if [reply is not None, run is not None, failed].count(True) != 1 or (thread_id is None and not failed):
         raise typer.BadParameter("name a thread with --reply NUMBER or --run RUN, or pass --failed")
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         if reply is not None and thread_id is not None:
             _resend(database, Partition(tenant, thread_id), reply)
         elif run is not None and thread_id is not None:
@@ -268,7 +268,7 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
         else [Partition(tenant, thread_id)]
     )
     for partition in partitions:
-        found = handle_in(database).run(inboxes.given_up(partition))
+        found = handle_in(database).run(inboxes.read_failures(partition))
         if thread_id is not None:
             _refuse_unknown(database, partition, found.runs)
         for run in reversed(found.runs):
@@ -295,7 +295,7 @@ def _run_again(database: SyncDatabase, partition: Partition, run_id: str) -> tup
     from perdure.runtime.operations.reruns import rerun
 
     read_asked = partial(database.checkpointer(tenant=partition.tenant).read_asked, partition)
-    return awaited(rerun(handle_in(database), partition, run_id, read_asked))
+    return run_coroutine(rerun(handle_in(database), partition, run_id, read_asked))
 
 
 def _again_line(thread_id: str, run_id: str, again: str, was_repeated: bool) -> str:
@@ -312,7 +312,7 @@ def _newest(
 ) -> list[R]:
     """Return at most ``limit`` results of ``page``, read in parts, as each may be large."""
     results: list[R] = []
-    with opened(db, partition.tenant, key_file) as database:
+    with open_database(db, partition.tenant, key_file) as database:
         while count := min(limit - len(results), _PAGE):
             found = handle_in(database).run(page(count, results[-1] if results else None))
             results += found

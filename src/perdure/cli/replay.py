@@ -167,7 +167,7 @@ def _print_values(found: Difference) -> None:
 
 def _print_json(report: ReplayReport) -> None:
     for each in report.differences:
-        print_json({"thread_id": report.thread_id, **each.shown()})
+        print_json({"thread_id": report.thread_id, **each.as_json()})
     print_json(
         {
             "thread_id": report.thread_id,

@@ -18,14 +18,14 @@ from perdure.cli.app import (
     KeyFile,
     Tenant,
     add_listing,
-    awaited,
     err,
     handle_in,
     legible,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
+    run_coroutine,
     several,
 )
 from perdure.cli.suggestions import Group
@@ -48,7 +48,7 @@ _FAULTS_MAX = 10
 _CLOCK_TIME = re.compile(r"\d{1,2}:\d{2}")
 
 
-def checked_span(value: str | None) -> str | None:
+def check_span(value: str | None) -> str | None:
     """Return a span of time as it was given; raise ``BadParameter`` if it is none."""
     if value is not None:
         from perdure.model.retention_policy import duration_us
@@ -68,9 +68,9 @@ def _state(value: str | None) -> str | None:
     return value
 
 
-def _checked_since(value: str | None) -> str | None:
+def _check_since(value: str | None) -> str | None:
     """Return a span or a time as it was given; ``BadParameter`` if it is neither."""
-    return value if value is not None and _time_in(value, 0) is not None else checked_span(value)
+    return value if value is not None and _time_in(value, 0) is not None else check_span(value)
 
 
 def _time_in(text: str, now: int) -> int | None:
@@ -93,7 +93,7 @@ Since = Annotated[
     typer.Option(
         help="Only what changed within this time, e.g. 15m, 1h or 7d, or since a time, e.g. 12:00 or "
         "2026-03-01T09:30",
-        callback=_checked_since,
+        callback=_check_since,
     ),
 ]
 User = Annotated[
@@ -113,13 +113,13 @@ class _Open(NamedTuple):
 
 
 @contextmanager
-def walking(db: str | None, tenant: str, key_file: Any, prefix: str = "") -> Iterator[_Open]:
+def open_walk(db: str | None, tenant: str, key_file: Any, prefix: str = "") -> Iterator[_Open]:
     """Open a database with a walk over a tenant's threads, and read the database's time."""
     from perdure.model.ops import Now
     from perdure.model.program import ask
     from perdure.runtime.operations.thread_walk import ThreadWalk
 
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         handle = handle_in(database)
         now = handle.run(ask(Now()))
         yield _Open(database, ThreadWalk(handle, tenant, prefix=prefix), now)
@@ -163,15 +163,15 @@ def list_runs(
     from perdure.runtime.operations import entries
     from perdure.runtime.operations.run_search import RunQuery, newest
 
-    with walking(db, tenant, key_file, prefix) as found:
+    with open_walk(db, tenant, key_file, prefix) as found:
         state = "failed" if by_error else status
         query = RunQuery(state=state, user=user, since=since_us(since, found.now), error=error)
         if by_error:
-            groups = awaited(_group(found.walk, query))
+            groups = run_coroutine(_group(found.walk, query))
             _print_groups(groups[:limit], as_json)
             return
         faults: list[str] = []
-        listed = awaited(newest(found.walk, query, limit, faults.append))
+        listed = run_coroutine(newest(found.walk, query, limit, faults.append))
     _print_faults(faults)
     for run in listed:
         if as_json:
@@ -241,8 +241,8 @@ def show(
     """
     from perdure.runtime.operations import entries, run_search
 
-    with walking(db, tenant, key_file) as found:
-        detail = awaited(run_search.show(found.walk, run_id, thread))
+    with open_walk(db, tenant, key_file) as found:
+        detail = run_coroutine(run_search.show(found.walk, run_id, thread))
     entry = entries.detail_entry(detail)
     if as_json:
         print_json(entry)
@@ -311,10 +311,10 @@ def rerun(
         raise typer.BadParameter("--since, --error, --user and --prefix are for --failed")
     if failed and thread is not None:
         raise typer.BadParameter("--thread is for one run; with --failed pass --prefix")
-    with walking(db, tenant, key_file, prefix) as found:
+    with open_walk(db, tenant, key_file, prefix) as found:
         if run_id is not None:
-            detail = awaited(run_search.show(found.walk, run_id, thread))
-            again, was_repeated = awaited(repeat(found.database, tenant, detail.found))
+            detail = run_coroutine(run_search.show(found.walk, run_id, thread))
+            again, was_repeated = run_coroutine(repeat(found.database, tenant, detail.found))
             _print_rerun(
                 {
                     "thread_id": detail.found.thread_id,
@@ -327,7 +327,7 @@ def rerun(
             )
             return
         query = run_search.RunQuery(user=user, since=since_us(since, found.now), error=error)
-        counts = awaited(_rerun_standing(found, query, as_json))
+        counts = run_coroutine(_rerun_standing(found, query, as_json))
     if not as_json:
         out.print(f"{several(counts[0], 'run')} accepted again, {counts[1]} stay.")
     if counts[1]:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from perdure.cli.app import KeyFile, err, key_of
 from perdure.cli.logs import LogLevel, write_log
 from perdure.errors import BadSetting, MissingExtra
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.server.config import Config
@@ -77,7 +77,7 @@ def serve(
         from perdure.server.config import load
         from perdure.server.hosting.process import run_server
         from perdure.server.hosting.supervisor import serve_many
-        from perdure.web.listening import listening
+        from perdure.web.listening import listen
     except ImportError as error:
         raise MissingExtra(
             f"perdure serve needs {error.name}, which is not installed; pip install 'perdure[server]'"
@@ -104,7 +104,7 @@ def serve(
         raise BadSetting(
             "--workers needs a database that processes can share; memory:// is one process's own"
         )
-    listener = listening(asked.http.host, asked.http.port)
+    listener = listen(asked.http.host, asked.http.port)
 
     def ready() -> None:
         announce_address(asked, listener.getsockname()[1])
@@ -131,7 +131,7 @@ def announce_address(asked: Config, port: int) -> None:
         ("API", "/docs", not asked.http.disable_meta),
     ]
     lines = [(name, f"{address}{path}") for name, path, is_served in pages if is_served]
-    lines.append(("database", escape(redacted(asked.database_url))))
+    lines.append(("database", escape(redact(asked.database_url))))
     if asked.sources:
         lines.append(("configured by", escape(", ".join(asked.sources))))
     for name, text in lines:

@@ -28,7 +28,7 @@ _log = logging.getLogger("perdure.worker")
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[asyncio.Future[str]]:
+def watch_stop_signals() -> Iterator[asyncio.Future[str]]:
     """Yield a future of the first signal's name; the second signal ends the process.
 
     The handlers are the interpreter's, not the event loop's, so that a node that blocks the loop does not

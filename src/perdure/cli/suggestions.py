@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from perdure.storage.url import SCHEMES, redacted
+from perdure.storage.url import SCHEMES, redact
 
 _COMMANDS = (
     ("delete", "forget", "rm", "remove", "del", "drop", "erase", "destroy", "purge"),
@@ -106,14 +106,14 @@ def _suggest_option(error: Any) -> None:
     options = list(_options(command))
     name = getattr(error, "option_name", None)
     if name is not None and hasattr(error, "possibilities"):
-        error.possibilities = _meant(name, options, _OPTIONS) or error.possibilities
+        error.possibilities = _find_meant(name, options, _OPTIONS) or error.possibilities
         is_of_commands = hasattr(command, "commands") and name in _below(command)
         if is_of_commands and not error.possibilities and _BEHIND not in error.message:
             error.message += _BEHIND
     elif "--db" in options and "unexpected extra argument" in error.message:
         schemes = "|".join(map(re.escape, sorted(SCHEMES, key=len, reverse=True)))
         if url := re.search(rf"(?:{schemes})://[^\s)]*", error.message):
-            error.message = f"{redacted(url[0])} is a database; pass it as --db"
+            error.message = f"{redact(url[0])} is a database; pass it as --db"
 
 
 def _options(command: Any) -> Iterator[str]:
@@ -130,7 +130,7 @@ def _below(group: Any) -> set[str]:
     )
 
 
-def _meant(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
+def _find_meant(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
     return _same(word, names, words) or _alike(word, names, words)
 
 

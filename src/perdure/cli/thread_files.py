@@ -17,7 +17,7 @@ from perdure.cli.app import (
     ThreadId,
     handle_in,
     legible,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -47,7 +47,7 @@ def files(
     listed: list[ThreadFile] = []
     parts: list[str] = []
     after, start = "", 0
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         handle = handle_in(database)
         partition = handle.partition(thread_id)
         if path is None:

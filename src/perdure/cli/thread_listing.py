@@ -15,15 +15,15 @@ from perdure.cli.app import (
     Db,
     KeyFile,
     Tenant,
-    awaited,
     err,
     legible,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
+    run_coroutine,
 )
-from perdure.cli.runs import ErrorText, Prefix, Since, User, age, since_us, walking
+from perdure.cli.runs import ErrorText, Prefix, Since, User, age, open_walk, since_us
 from perdure.errors import Contention, Corrupt
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def list_threads(
     """
     from perdure.runtime.operations.thread_search import ThreadQuery
 
-    with walking(db, tenant, key_file, prefix) as found:
+    with open_walk(db, tenant, key_file, prefix) as found:
         walk = found.walk._replace(status=status, is_by_id=limit is None)  # type: ignore[arg-type]
         query = ThreadQuery(
             title=title, user=user, error=error, tag=tag, since=since_us(since, found.now), words=words
@@ -97,7 +97,7 @@ def list_threads(
                 typer.echo(f"{'age':<{_AGE_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {measured}thread")
             typer.echo(_line(row, found.now, size, sizes))
 
-        count = awaited(_list_matching(walk, query, limit, show))
+        count = run_coroutine(_list_matching(walk, query, limit, show))
     if not count and not as_json:
         has_conditions = any((status, user, title, words, error, tag, since, prefix))
         out.print("No thread matches." if has_conditions else "No threads yet.")
@@ -147,7 +147,7 @@ def top(
     """
     from rich.progress import track
 
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         names = [thread.thread_id for thread in database.threads()]
         found: list[tuple[int, str, str]] = []
         hidden = as_json or not sys.stderr.isatty()

@@ -19,7 +19,7 @@ from perdure.cli.app import (
     err,
     json_text,
     legible,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -67,7 +67,7 @@ def show(
 
     Costs are shown if the table "prices" of perdure.toml has the models.
     """
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         view = database.show(thread_id, checkpoint, namespace)
         way = read_way(database, thread_id, namespace, steps)
     if as_json:
@@ -105,7 +105,7 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a thread, newest first."""
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         views = database.timeline(thread_id, namespace, limit)
     if as_json:
         for view in views:
@@ -144,7 +144,7 @@ def digest(
 
     It does not depend on the backend or the encryption key.
     """
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         unreadable = 0
         for name in thread_ids or [thread.thread_id for thread in database.threads()]:
             try:
@@ -175,7 +175,7 @@ def tag(
     key_file: KeyFile = None,
 ) -> None:
     """Tag a checkpoint: no pruning removes it, and a fork can start from it later."""
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         if remove:
             database.untag(thread_id, name)
             line = f"{printable(thread_id)}: the tag {printable(name)} is gone"
@@ -204,7 +204,7 @@ def fork(
     What came after it stays as a branch. With --into the thread itself is left as it is. Refused while a run
     of the thread is open. Typical: `perdure threads fork ada approved --into ada-again`.
     """
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         source = checkpoint_id(database, thread_id, checkpoint, "")
         if into is not None:
             database.checkpointer().copy_thread(thread_id, into)
@@ -254,7 +254,7 @@ def prune(
         raise typer.BadParameter("name threads, or pass --all for every thread of the tenant")
     if keep_last is None and older_than is None:
         raise typer.BadParameter("which checkpoints? Pass --keep-last 50, --older-than 30d, or both")
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         prune_threads(database, thread_ids, keep_last, older_than, dry_run=dry_run, as_json=as_json)
 
 
@@ -269,7 +269,7 @@ def delete(
     """Remove a thread with everything in it, or the parts of one that was copied incompletely."""
     from perdure import admin
 
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         if Partition(tenant, thread_id) not in admin.partitions(database, tenant):
             database.show(thread_id)
         require_consent(f"Remove the thread {printable(thread_id)} with everything in it?", yes)

@@ -15,12 +15,12 @@ from perdure.cli.app import (
     Db,
     KeyFile,
     Tenant,
-    awaited,
     handle_in,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
+    run_coroutine,
 )
 from perdure.cli.runs import age
 
@@ -44,9 +44,9 @@ def top(
     """
     from perdure.runtime.operations.overview import read
 
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         handle = handle_in(database)
-        found = awaited(read(handle, tenant))
+        found = run_coroutine(read(handle, tenant))
         if as_json:
             print_json(found)
             return
@@ -58,7 +58,7 @@ def top(
         with Live(_show(found), console=out, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(_EVERY_S)
-                live.update(_show(awaited(read(handle, tenant))), refresh=True)
+                live.update(_show(run_coroutine(read(handle, tenant))), refresh=True)
 
 
 def _show(found: dict[str, Any]) -> str:

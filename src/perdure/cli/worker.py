@@ -16,7 +16,7 @@ import typer
 from perdure.cli.app import KeyFile, Tenant, key_of
 from perdure.cli.logs import LogLevel, write_log
 from perdure.errors import BadUrl, NotAllowed
-from perdure.storage.url import backend_of, redacted
+from perdure.storage.url import backend_of, redact
 
 
 class OnFailure(StrEnum):
@@ -160,7 +160,7 @@ def worker(
     )
     if not backend_of(asked.database_url).SCHEMA_VERSION:
         raise BadUrl(
-            f"{redacted(asked.database_url)} is this process's alone: no message would ever get here. Name a "
+            f"{redact(asked.database_url)} is this process's alone: no message would ever get here. Name a "
             "database that others can reach"
         )
     work(asked, For(tenant, all_tenants, key))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.care.sweeper import SweepOptions
 from perdure.cli.app import Keys
-from perdure.cli.signals import asked_to_stop, leave
+from perdure.cli.signals import leave, watch_stop_signals
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.config.stores import store_database
 from perdure.config.worker import HostPort, WorkerConfig
@@ -28,11 +28,11 @@ from perdure.database.opening import connect
 from perdure.errors import BadSetting, MissingExtra
 from perdure.runtime import Agent, Channel, Logs, Observer, Runtime
 from perdure.runtime.agents.loading import LoadedGraph, find, load_agent, load_channels
-from perdure.runtime.garbage_collector import settle
+from perdure.runtime.garbage_collector import exempt_existing
 from perdure.runtime.observers import Observers
 from perdure.runtime.options import WEBHOOK
 from perdure.runtime.retention_sweep import RetentionLoop
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.channels.chat_channel import ChatChannel
@@ -89,7 +89,7 @@ async def _work(
     name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
     url, tally = config.database_url, RunCounts()
     make_folder_of(url)
-    with asked_to_stop() as stop:
+    with watch_stop_signals() as stop:
         with _serve_metrics(config.metrics) as counting:
             async with (
                 AsyncExitStack() as closing,
@@ -116,8 +116,8 @@ async def _work(
                 for chat in chats:
                     await closing.enter_async_context(chat)
                 async with runtime, swept:
-                    settle()
-                    _log.info("worker %s runs %s on %s", name, ", ".join(agents), redacted(url))
+                    exempt_existing()
+                    _log.info("worker %s runs %s on %s", name, ", ".join(agents), redact(url))
                     asked = await stop
                     line = "worker %s got %s: it claims nothing more and ends within %g s"
                     _log.info(line, name, asked, config.settings.drain)
@@ -177,9 +177,9 @@ def _chats(config: WorkerConfig) -> Sequence[ChatChannel]:
     """Return the chat channels of the configuration, which send the replies of runs."""
     if not config.chats:
         return ()
-    from perdure.channels.configured import configured
+    from perdure.channels.configured import configure_channels
 
-    return configured(config.chats, config.graphs)
+    return configure_channels(config.chats, config.graphs)
 
 
 def _webhooks(config: WorkerConfig) -> Webhooks | None:
@@ -207,10 +207,10 @@ def _serve_metrics(address: HostPort | None) -> Iterator[tuple[Observer, ...]]:
     if address is None:
         yield ()
         return
-    from perdure.runtime.metrics import of_process, served
+    from perdure.runtime.metrics import of_process, serve_metrics
 
     counting = of_process()
-    with served(*address) as url:
+    with serve_metrics(*address) as url:
         _log.info("metrics are at %s", url)
         yield (counting,)
 

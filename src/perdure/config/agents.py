@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perdure.config.memory import MemorySettings, memory_settings
-from perdure.config.models import called, model_or_function
+from perdure.config.models import load_callable, model_or_function
 from perdure.config.resolve import ResolvedConfig
 from perdure.conversation.counting import approximate
 from perdure.conversation.policy import Conversation
@@ -56,7 +56,7 @@ class ConversationSettings(NamedTuple):
             limit=self.bounds(),
             counter=approximate
             if self.counter is None
-            else called(f"{self.name}.counter", self.counter, root),
+            else load_callable(f"{self.name}.counter", self.counter, root),
             system=self.system,
             summarize=None
             if self.summarize is None
@@ -164,7 +164,7 @@ def schema_places(settled: ResolvedConfig, graphs: Collection[str]) -> dict[str,
         schemas = dict.fromkeys(graphs, schemas)
     _require_known(settled.name("schema"), schemas, graphs)
     base = settled.entries["schema"].base if "schema" in settled else settled.root
-    return {name: settled.placed(place, base) for name, place in schemas.items()}
+    return {name: settled.resolve_place(place, base) for name, place in schemas.items()}
 
 
 def _policy(settled: ResolvedConfig, graph: str, table: Any) -> ConversationSettings | None:
@@ -174,9 +174,9 @@ def _policy(settled: ResolvedConfig, graph: str, table: Any) -> ConversationSett
     own = dict(table or {})
     for name in ("summarize", "counter"):
         if name in own and names_file(own[name]):
-            own[name] = settled.placed(own[name], settled.entries["conversation.graphs"].base)
+            own[name] = settled.resolve_place(own[name], settled.entries["conversation.graphs"].base)
         elif name in general and names_file(general[name]):
-            general[name] = settled.placed(general[name], settled.entries[f"conversation.{name}"].base)
+            general[name] = settled.resolve_place(general[name], settled.entries[f"conversation.{name}"].base)
     name = f"conversation.graphs.{graph}" if own else "conversation"
     given = {**general, **own}
     if "limit" not in given:

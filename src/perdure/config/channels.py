@@ -25,7 +25,7 @@ def chat_channels(settled: ResolvedConfig) -> dict[str, dict[str, Any]]:
     Raises:
         BadSetting: A table lacks a setting that its provider needs, or serves no chat.
     """
-    tables = {name: settled.given(f"channels.{name}.") for name in REQUIRED}
+    tables = {name: settled.select_given(f"channels.{name}.") for name in REQUIRED}
     for name, table in tables.items():
         if not table.get("allowed", ("everybody",)):
             raise BadSetting(

@@ -31,7 +31,7 @@ from perdure.config.sources import GivenValue, value_of
 from perdure.database.opening import connect
 from perdure.errors import BadSetting
 from perdure.langgraph.saver import PerdureSaver
-from perdure.storage.url import plain_url, redacted
+from perdure.storage.url import plain_url, redact
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 Builder: TypeAlias = StateGraph[Any, Any, Any, Any]
@@ -67,7 +67,7 @@ async def checkpoint_lifespan(
     url = url_of(db_url, has_key=encryption_key is not None)
     is_migrated = is_development() if migrate is None else migrate
     async with connect(url, migrate=is_migrated, tenant=tenant, encryption_key=encryption_key) as database:
-        _log.info("threads are kept in %s", redacted(url))
+        _log.info("threads are kept in %s", redact(url))
         yield database.checkpointer()
 
 

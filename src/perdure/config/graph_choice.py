@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.config.agents import AgentSettings, schema_places
-from perdure.config.resolve import ResolvedConfig, add_import_folders, set_variables, settle
+from perdure.config.resolve import ResolvedConfig, add_import_folders, resolve_config, set_variables
 from perdure.runtime.agents.agent import Agent
-from perdure.runtime.agents.loading import find, load_agent, named
+from perdure.runtime.agents.loading import find, load_agent, parse_places
 from perdure.runtime.agents.module_files import names_file
 
 
@@ -53,7 +53,7 @@ def choose_graphs(
 
     Args:
         words: names of graphs in the settings, or ``[NAME=]PLACE``.
-        file: the only settings file to read, as for ``settle``.
+        file: the only settings file to read, as for ``resolve_config``.
         environ: the environment.
 
     Raises:
@@ -61,23 +61,23 @@ def choose_graphs(
         GraphLoadError: a word names no graph.
     """
     # Graphs are only loaded, so it does not matter whether a key is at hand.
-    settled = settle(file=file, flags={}, environ=environ, has_key=True)
+    settled = resolve_config(file=file, flags={}, environ=environ, has_key=True)
     set_variables(settled.env)
     add_import_folders(settled.import_folders())
     places: dict[str, str] = {}
     if "graphs" in settled or not words:
         places = {name: graph.place for name, graph in settled.graphs("app:graph").items()}
-    return [_chosen(settled, word, places) for word in words or places]
+    return [_choose(settled, word, places) for word in words or places]
 
 
-def _chosen(settled: ResolvedConfig, word: str, places: Mapping[str, str]) -> ChosenGraph:
+def _choose(settled: ResolvedConfig, word: str, places: Mapping[str, str]) -> ChosenGraph:
     root = settled.root
     other: str | None
     if word in places:
         name, place, other = word, places[word], places[word]
     else:
-        ((name, given),) = named([word]).items()
-        place = settled.placed(given, Path.cwd())
+        ((name, given),) = parse_places([word]).items()
+        place = settled.resolve_place(given, Path.cwd())
         same = [each for each, known in places.items() if _absolute(known, root) == _absolute(place, root)]
         other = same[0] if same else None
         name = other or name

@@ -57,7 +57,7 @@ def memory_settings(settled: ResolvedConfig) -> MemorySettings | None:
     Raises:
         BadSetting: Facts are to be extracted and no model is named, or the other way round.
     """
-    given = settled.given("memory.")
+    given = settled.select_given("memory.")
     is_on = settled["memory.enabled"] or bool(settled["memory.extract"])
     if not is_on:
         if others := sorted(set(given) - {"enabled", "extract", "model"}):
@@ -74,6 +74,6 @@ def memory_settings(settled: ResolvedConfig) -> MemorySettings | None:
             "own model cannot be seen from outside, so there is no default"
         )
     if model is not None and names_file(model):
-        model = settled.placed(model, settled.entries["memory.model"].base)
+        model = settled.resolve_place(model, settled.entries["memory.model"].base)
     numbers = {name: settled[f"memory.{name}"] for name in _NUMBERS if name in given}
     return MemorySettings(numbers, model if settled["memory.extract"] else None, settled["memory.user"])

@@ -13,7 +13,7 @@ from perdure.runtime.agents.loading import find
 from perdure.runtime.agents.module_files import names_file
 
 
-def called(setting: str, place: str, root: Path) -> Any:
+def load_callable(setting: str, place: str, root: Path) -> Any:
     """Return the function or chat model at a place.
 
     Args:
@@ -32,7 +32,7 @@ def called(setting: str, place: str, root: Path) -> Any:
 
 
 def model_or_function(setting: str, named: str, root: Path) -> Any:
-    """Return a chat model by its provider and name, or what ``called`` returns for a place.
+    """Return a chat model by its provider and name, or what ``load_callable`` returns for a place.
 
     Args:
         setting: The name of the setting, for error messages.
@@ -45,7 +45,7 @@ def model_or_function(setting: str, named: str, root: Path) -> Any:
         MissingExtra: A provider is named, and LangChain is not installed.
     """
     if names_file(named) or "." in named.partition(":")[0]:
-        return called(setting, named, root)
+        return load_callable(setting, named, root)
     try:
         from langchain.chat_models import init_chat_model
     except ModuleNotFoundError as error:

@@ -22,7 +22,7 @@ from perdure.config.sources import LANGGRAPH, OWN, GivenValue, Layer
 from perdure.config.store_index import OFFLINE, StoreIndex
 from perdure.errors import BadSetting
 from perdure.model.model_calls import Prices
-from perdure.runtime.agents.loading import named
+from perdure.runtime.agents.loading import parse_places
 from perdure.runtime.agents.module_files import names_file
 from perdure.runtime.settings import Settings
 from perdure.storage.url import plain_url
@@ -73,7 +73,7 @@ class ResolvedConfig:
         self._values = {key: sources.value_of(SETTINGS[key], each) for key, each in entries.items()}
         for key, each in entries.items():
             if SETTINGS[key].is_place:
-                self._values[key] = self.placed(self._values[key], each.base)
+                self._values[key] = self.resolve_place(self._values[key], each.base)
 
     def __getitem__(self, key: str) -> Any:
         return self._values.get(key, SETTINGS[key].default)
@@ -85,7 +85,7 @@ class ResolvedConfig:
         """Return the name under which a setting was given, or its key."""
         return self.entries[key].name if key in self.entries else key
 
-    def given(self, prefix: str) -> dict[str, Any]:
+    def select_given(self, prefix: str) -> dict[str, Any]:
         """Return the given settings of a table, without defaults."""
         return {
             key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)
@@ -96,7 +96,7 @@ class ResolvedConfig:
         names = [key.removeprefix(prefix) for key in SETTINGS if key.startswith(prefix)]
         return {name: self[prefix + name] for name in names if "." not in name}
 
-    def placed(self, place: str, base: Path) -> str:
+    def resolve_place(self, place: str, base: Path) -> str:
         """Return a place relative to ``root``; a file's path with another base becomes absolute."""
         if not names_file(place) or base == self.root:
             return place
@@ -134,7 +134,7 @@ class ResolvedConfig:
             )
         base = self.entries["graphs"].base
         return {
-            name: GraphPlace(self.placed(place, base), description)
+            name: GraphPlace(self.resolve_place(place, base), description)
             for name, (place, description) in self["graphs"].items()
         }
 
@@ -153,7 +153,7 @@ class ResolvedConfig:
         Raises:
             BadSetting: A value is out of range.
         """
-        given = self.given("runtime.")
+        given = self.select_given("runtime.")
         if given.get("limits"):
             given["prices"] = Prices(self["prices.models"] or {}, self["prices.currency"])
         try:
@@ -187,7 +187,7 @@ class ResolvedConfig:
         Raises:
             BadSetting: One of the settings that it needs is missing.
         """
-        given = self.given("store.index.")
+        given = self.select_given("store.index.")
         if not given:
             return None
         required = [] if given.get("text") else ["embed"]
@@ -240,7 +240,7 @@ class ResolvedConfig:
 
     def store_ttl(self) -> TTLConfig | None:
         """Return the argument for ``Database.store(ttl=…)``, or ``None``."""
-        given = self.given("store.ttl.")
+        given = self.select_given("store.ttl.")
         return TTLConfig(**given) if given else None  # type: ignore[typeddict-item]
 
 
@@ -257,7 +257,7 @@ def runtime_settings(given: Mapping[str, Any]) -> Settings:
     return Settings(**settings)
 
 
-def settle(
+def resolve_config(
     *,
     file: Path | None,
     graphs: Sequence[str] = (),
@@ -283,16 +283,16 @@ def settle(
     paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()] if file is None else [file]
     files = [sources.of_file(path) for path in paths]
     root = paths[-1].absolute().parent if paths else here
-    entries = _merged(files)
+    entries = _merge(files)
     env, env_file = sources.of_env_file(entries["env"], environ) if "env" in entries else ({}, Layer({}))
     environment = sources.of_environment(environ, env, here)
-    every = {"graphs": (named(graphs) or None, "the command line"), **flags}
+    every = {"graphs": (parse_places(graphs) or None, "the command line"), **flags}
     given = {
         key: GivenValue(value, name, "", here) for key, (value, name) in every.items() if value is not None
     }
     ignored = [each for layer in (*files, env_file, environment) for each in layer.ignored]
     settled = ResolvedConfig(
-        _merged([*files, environment, Layer(given)]),
+        _merge([*files, environment, Layer(given)]),
         root,
         env=env,
         files=paths[::-1],
@@ -334,7 +334,7 @@ def make_folder_of(url: str) -> None:
             ) from error
 
 
-def _merged(layers: Sequence[Layer]) -> dict[str, GivenValue]:
+def _merge(layers: Sequence[Layer]) -> dict[str, GivenValue]:
     return {key: entry for layer in layers for key, entry in layer.entries.items()}
 
 

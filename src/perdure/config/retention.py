@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.config.resolve import ResolvedConfig, settle
+from perdure.config.resolve import ResolvedConfig, resolve_config
 from perdure.errors import BadSetting
 from perdure.model.retention_policy import Retention, RetentionRules, duration_us
 from perdure.model.thread_ttl import ThreadTtl
@@ -32,7 +32,7 @@ class Sweeping:
     ttl: ThreadTtl | None = None
 
 
-def sweeping(settled: ResolvedConfig) -> Sweeping:
+def read_sweeping(settled: ResolvedConfig) -> Sweeping:
     """Return the settings of sweeps.
 
     ``checkpointer.ttl.default_ttl`` of ``langgraph.json`` is another name of ``idle``, in minutes, if expired
@@ -41,7 +41,7 @@ def sweeping(settled: ResolvedConfig) -> Sweeping:
     Raises:
         BadSetting: settings do not fit together.
     """
-    given = settled.given("retention.")
+    given = settled.select_given("retention.")
     own = {name: given[name] for name in _FIELDS if name in given}
     if (idle := _ttl(settled)) is not None:
         if "idle" in own:
@@ -70,7 +70,7 @@ def thread_ttl(settled: ResolvedConfig) -> ThreadTtl | None:
     Raises:
         BadSetting: it has no ``default_ttl``.
     """
-    given = settled.given("checkpointer.ttl.")
+    given = settled.select_given("checkpointer.ttl.")
     if not given:
         return None
     table = settled.table("checkpointer.ttl.")
@@ -96,7 +96,7 @@ def load(
     """Return the settings of sweeps for a command.
 
     Args:
-        file: the only file to read, as for ``settle``.
+        file: the only file to read, as for ``resolve_config``.
         flags: values of the command's flags by the names of settings under ``retention.``; ``None`` for
             those that were not given.
         environ: the environment.
@@ -106,7 +106,7 @@ def load(
         BadSetting: a source cannot be read, has an invalid setting, or no policy is given.
     """
     named = {f"retention.{name}": (value, _flag(name)) for name, value in flags.items()}
-    found = sweeping(settle(file=file, flags=named, environ=environ, has_key=has_key))
+    found = read_sweeping(resolve_config(file=file, flags=named, environ=environ, has_key=has_key))
     if found.rules.is_empty and found.ttl is None:
         raise BadSetting(
             "which threads and checkpoints may go? Pass --keep-last 50, --keep-for 30d or --idle 90d, or "

@@ -77,7 +77,7 @@ def of_file(path: Path) -> Layer:
         elif key in REFUSED:
             raise BadSetting(f"{key} in {path} cannot be followed: {REFUSED[key]}; then take it out")
         elif key not in PASSED_OVER:
-            ignored.append(f"{key} in {path}{_resembled(key)}")
+            ignored.append(f"{key} in {path}{_suggest_key(key)}")
     return Layer(entries, tuple(ignored), tuple(empty))
 
 
@@ -139,11 +139,11 @@ def value_of(setting: Setting, entry: GivenValue) -> Any:
             # The message names the entry of the table.
             raise BadSetting(f"{entry.name}: {error}") from None
         advice = str(error) if has_advice else f"it has to be {kind.wants}"
-        shown = "cannot be used" if setting.secret else f"is {_shown(entry.value)}"
+        shown = "cannot be used" if setting.secret else f"is {_format(entry.value)}"
         raise BadSetting(f"{entry.name} {shown}; {advice}") from None
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, dict):
         return "a table" if value else "an empty table"
     text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
@@ -175,14 +175,14 @@ def _flat(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Ite
             yield from _flat(value, path, f"{key}.", is_own)
         elif value is not None:
             advice = f"write it as a table, [{key}]" if is_own else "write it as an object"
-            raise BadSetting(f"{key} in {path} is {_shown(value)}; {advice}")
+            raise BadSetting(f"{key} in {path} is {_format(value)}; {advice}")
 
 
 def _is_table(key: str) -> bool:
     return any(known.startswith(f"{key}.") for known in SETTINGS)
 
 
-def _resembled(key: str) -> str:
+def _suggest_key(key: str) -> str:
     """Return a hint at the key of LangGraph's file that an ignored one resembles, if any: other keys are
     those of other programs."""
     known = {name for name, setting in SETTINGS.items() if setting.langgraph}

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, contextmanager
 
 from langgraph.store.base import IndexConfig
 
-from perdure.config.resolve import make_folder_of, settle
+from perdure.config.resolve import make_folder_of, resolve_config
 from perdure.database import opening
 from perdure.database.asynchronous import Database
 from perdure.langgraph.search.index import SearchConfig, SearchIndex
@@ -63,7 +63,7 @@ def store_of_environment(
             described.
     """
     given = os.environ if environ is None else environ
-    settled = settle(file=None, flags={}, environ=given, has_key=encryption_key is not None)
+    settled = resolve_config(file=None, flags={}, environ=given, has_key=encryption_key is not None)
     url = settled.store_url() or settled.database_url()
     make_folder_of(url)
     migrate = bool(settled["development"]) or url.startswith("memory:")

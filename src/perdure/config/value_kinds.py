@@ -181,9 +181,9 @@ def _graph(name: str, graph: Any) -> tuple[str, str | None]:
 
 
 def _graphs_of(text: str) -> dict[str, str]:
-    from perdure.runtime.agents.loading import named
+    from perdure.runtime.agents.loading import parse_places
 
-    return named(_words_of(text))
+    return parse_places(_words_of(text))
 
 
 def _headers(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

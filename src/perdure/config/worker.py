@@ -15,8 +15,8 @@ from langgraph.store.base import TTLConfig
 
 from perdure.config.agents import AgentSettings, agent_settings
 from perdure.config.channels import chat_channels
-from perdure.config.resolve import GraphPlace, ResolvedConfig, runtime_settings, settle
-from perdure.config.retention import Sweeping, sweeping
+from perdure.config.resolve import GraphPlace, ResolvedConfig, resolve_config, runtime_settings
+from perdure.config.retention import Sweeping, read_sweeping
 from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.runtime.settings import Settings
@@ -78,8 +78,8 @@ def load(
     """Return the configuration of a worker. A flag that was not given is ``None``.
 
     Args:
-        file: The only file to read, as for ``settle``.
-        graphs: Graphs as ``[NAME=]PLACE``, as for ``settle``.
+        file: The only file to read, as for ``resolve_config``.
+        graphs: Graphs as ``[NAME=]PLACE``, as for ``resolve_config``.
         db: The URL of the database.
         channels: The place of the channels.
         runtime: Flags by the names of ``perdure.runtime.Settings``.
@@ -92,7 +92,7 @@ def load(
         BadSetting: A source cannot be read, or has an invalid setting.
     """
     flags = {f"runtime.{name}": (value, _flag(name)) for name, value in (runtime or {}).items()}
-    settled = settle(
+    settled = resolve_config(
         file=file,
         graphs=graphs,
         flags={
@@ -110,13 +110,13 @@ def load(
         graphs=named,
         agents=agent_settings(settled, named),
         assistants=settled.assistants("perdure worker app:graph"),
-        channels=None if channels is None else settled.placed(channels, Path.cwd()),
+        channels=None if channels is None else settled.resolve_place(channels, Path.cwd()),
         chats=chat_channels(settled),
         settings=runtime_settings(settled.runtime()),
         store=settled.store_ttl(),
         store_index=settled.store_index(),
         store_url=settled.store_url(),
-        retention=sweeping(settled),
+        retention=read_sweeping(settled),
         development=bool(settled["development"]),
         webhook_hosts=None if settled["http.disable_webhooks"] else settled["http.webhook_hosts"],
         webhook_secrets=settled["http.webhook_secrets"],

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from perdure.conversation.counting import Counter, approximate, counter_of
-from perdure.conversation.fitted_model import FittedModel, fitted
+from perdure.conversation.fitted_model import FittedModel, fit_model
 from perdure.conversation.hook import pre_model_hook, summary_node
 from perdure.conversation.policy import Conversation
 from perdure.conversation.repair import NO_RESULT, Change, RepairedMessages, repair
@@ -31,7 +31,7 @@ __all__ = [
     "Window",
     "approximate",
     "counter_of",
-    "fitted",
+    "fit_model",
     "pre_model_hook",
     "repair",
     "summary_node",

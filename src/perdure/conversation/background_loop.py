@@ -21,10 +21,10 @@ _running: tuple[int, asyncio.AbstractEventLoop] | None = None
 def wait_for(awaitable: Awaitable[T]) -> T:
     """Run an awaitable in the loop, and return its result, or raise its error. Blocks the caller."""
 
-    async def waiting() -> T:
+    async def wait() -> T:
         return await awaitable
 
-    return asyncio.run_coroutine_threadsafe(waiting(), _loop()).result()
+    return asyncio.run_coroutine_threadsafe(wait(), _loop()).result()
 
 
 def _loop() -> asyncio.AbstractEventLoop:

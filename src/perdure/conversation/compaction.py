@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from langchain_core.messages import BaseMessage
 
-from perdure.conversation.policy import Conversation, uncovered
+from perdure.conversation.policy import Conversation, find_uncovered
 from perdure.conversation.summary import SUMMARY_ID, Summary
 from perdure.conversation.window import Window, is_system
 
@@ -27,7 +27,7 @@ class Compacted:
     has_new_summary: bool
 
 
-def compacted(
+def compact(
     conversation: Conversation, messages: Sequence[BaseMessage], made: Summary | None = None
 ) -> Compacted | None:
     """Return what a thread's messages become, or ``None`` if they stay as they are.
@@ -46,9 +46,9 @@ def compacted(
     """
     held = Summary.of(messages)
     rest = [message for message in messages if message.id != SUMMARY_ID]
-    summary = _extended(held, rest, made)
+    summary = _extend(held, rest, made)
     chosen = conversation.window(rest, summary=summary)
-    leaving = uncovered(chosen.left_out, summary)
+    leaving = find_uncovered(chosen.left_out, summary)
     if leaving and conversation.summarize is not None:
         summary = replace(summary or Summary(""), pending=(*(summary.pending if summary else ()), *leaving))
     became = _with_summary(chosen, summary)
@@ -63,13 +63,13 @@ def compacted(
     )
 
 
-def _extended(held: Summary | None, rest: Sequence[BaseMessage], made: Summary | None) -> Summary | None:
+def _extend(held: Summary | None, rest: Sequence[BaseMessage], made: Summary | None) -> Summary | None:
     """Return a thread's summary, or the one made since if the thread has the messages that it covers."""
     if made is None or made.covers is None:
         return held
     pending = () if held is None else held.pending
     if made.covers in [message.id for message in pending]:
-        return replace(made, pending=tuple(uncovered(pending, made)))
+        return replace(made, pending=tuple(find_uncovered(pending, made)))
     if made.covers in [message.id for message in rest]:
         return replace(made, pending=())
     return held

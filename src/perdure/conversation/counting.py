@@ -23,10 +23,10 @@ counter may count too much for a list, and never less than for its parts."""
 def approximate(messages: list[BaseMessage]) -> int:
     """Count tokens by LangChain's estimate: four characters each. It is quick and needs no model, and is far
     too low for Chinese, Japanese and Korean."""
-    return count_tokens_approximately(messages) + sum(map(_uncounted, messages))
+    return count_tokens_approximately(messages) + sum(map(_count_uncounted, messages))
 
 
-def _uncounted(message: BaseMessage) -> int:
+def _count_uncounted(message: BaseMessage) -> int:
     """Count the calls of a message whose content is a list without them; LangChain's estimate omits them."""
     if not isinstance(message, AIMessage) or isinstance(message.content, str) or not message.tool_calls:
         return 0
@@ -54,7 +54,7 @@ def counter_of(model: BaseChatModel) -> Counter:
     return model.get_num_tokens_from_messages
 
 
-def remembered(counter: Counter, most: int = 10_000) -> Counter:
+def remember_counts(counter: Counter, most: int = 10_000) -> Counter:
     """Return a counter that counts each single message once, for counters that take long.
 
     Args:

@@ -16,7 +16,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableLambda
 from pydantic import ConfigDict, Field
 
-from perdure.conversation.counting import Counter, approximate, counter_of, remembered
+from perdure.conversation.counting import Counter, approximate, counter_of, remember_counts
 from perdure.conversation.window import Limit, Window, window
 
 _OF_THE_MODEL = (
@@ -34,7 +34,7 @@ _OF_THE_MODEL = (
 """Settings of a model that LangChain applies around its call, and so around this one's."""
 
 
-def fitted(
+def fit_model(
     model: BaseChatModel,
     limit: int | Limit,
     *,
@@ -59,20 +59,20 @@ def fitted(
     """
     if not isinstance(cast("object", model), BaseChatModel):
         raise TypeError(
-            f"fitted() takes a chat model, not a {type(model).__name__}; wrap the model first, then bind "
-            "tools to the result: fitted(model, limit).bind_tools(tools)"
+            f"fit_model() takes a chat model, not a {type(model).__name__}; wrap the model first, then bind "
+            "tools to the result: fit_model(model, limit).bind_tools(tools)"
         )
     return FittedModel(
         model=model,
         limit=limit if isinstance(limit, Limit) else Limit(limit),
-        counter=remembered(counter_of(model)) if counter == "model" else counter,
+        counter=remember_counts(counter_of(model)) if counter == "model" else counter,
         on_window=on_window,
         **{name: getattr(model, name) for name in _OF_THE_MODEL},
     )
 
 
 class FittedModel(BaseChatModel):
-    """Chat model that sends another one a window of the messages; made by ``fitted``."""
+    """Chat model that sends another one a window of the messages; made by ``fit_model``."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

@@ -75,7 +75,7 @@ async def next_summary(conversation: Conversation, state: Mapping[str, Any]) -> 
     except NoWindow:
         return None
     except Exception as error:
-        _failed(error)
+        _log_failure(error)
         return None
 
 
@@ -88,7 +88,7 @@ def next_summary_sync(conversation: Conversation, state: Mapping[str, Any]) -> d
     except NoWindow:
         return None
     except Exception as error:
-        _failed(error)
+        _log_failure(error)
         return None
 
 
@@ -108,7 +108,7 @@ def _update(made: Summary) -> dict[str, Any]:
     return {SUMMARY_KEY: {"text": made.text, "covers": made.covers, "keeps": list(made.keeps)}}
 
 
-def _failed(error: Exception) -> None:
+def _log_failure(error: Exception) -> None:
     # A summary must never cost the reply that it follows.
     _LOG.warning("a summary failed and is tried again after the next reply: %s", type(error).__name__)
 

@@ -44,7 +44,7 @@ class ConversationMiddleware(AgentMiddleware[ConversationState, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
         """Call the model with a window."""
-        return handler(self._fitted(request))
+        return handler(self._fit(request))
 
     async def awrap_model_call(
         self,
@@ -52,7 +52,7 @@ class ConversationMiddleware(AgentMiddleware[ConversationState, Any, Any]):
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> Any:
         """Call the model with a window."""
-        return await handler(await off_loop(self._conversation, self._fitted, request))
+        return await handler(await off_loop(self._conversation, self._fit, request))
 
     def after_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Fold what left the window, or soon will, into the summary."""
@@ -62,7 +62,7 @@ class ConversationMiddleware(AgentMiddleware[ConversationState, Any, Any]):
         """Fold what left the window, or soon will, into the summary."""
         return None if self._conversation.summarize is None else await next_summary(self._conversation, state)
 
-    def _fitted(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+    def _fit(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         chosen = self._conversation.window(
             request.messages,
             summary=summary_of(request.state),

@@ -15,8 +15,8 @@ from perdure.conversation.summary import (
     ModelSummarizer,
     Summarize,
     Summary,
-    folded,
-    folded_sync,
+    fold_summary,
+    fold_summary_sync,
 )
 from perdure.conversation.window import Limit, Window, window
 from perdure.errors import MessageTooLong
@@ -84,7 +84,7 @@ class Conversation:
         except MessageTooLong:
             chosen = self._window(messages, bounds, summary, None, None)
         pending = () if summary is None else summary.pending
-        leaving = [*pending, *uncovered(chosen.left_out, summary)]
+        leaving = [*pending, *find_uncovered(chosen.left_out, summary)]
         return Leaving(leaving, chosen.cut) if leaving else None
 
     async def fold(self, summary: Summary | None, leaving: Leaving) -> Summary:
@@ -98,13 +98,13 @@ class Conversation:
             ValueError: The policy makes no summaries.
         """
         given = self._summarizer()
-        return await folded(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
+        return await fold_summary(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
 
     def fold_sync(self, summary: Summary | None, leaving: Leaving) -> Summary:
         """Do the same as ``fold`` for a synchronous caller. A coroutine function runs in an event loop of its
         own thread, always the same one."""
         given = self._summarizer()
-        return folded_sync(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
+        return fold_summary_sync(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
 
     def _summarizer(self) -> Summarize | ModelSummarizer:
         if self.summarize is None:
@@ -136,7 +136,7 @@ class Conversation:
         )
 
 
-def uncovered(messages: Sequence[BaseMessage], summary: Summary | None) -> list[BaseMessage]:
+def find_uncovered(messages: Sequence[BaseMessage], summary: Summary | None) -> list[BaseMessage]:
     """Return the messages that a summary does not cover: those after the last one that it covers, or all if
     that one is not among them, and those before it that it excepts."""
     if summary is None or summary.covers is None:

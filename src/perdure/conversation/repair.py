@@ -124,7 +124,7 @@ def repair(messages: Sequence[BaseMessage]) -> RepairedMessages:
     _pair_server_calls(ledger)
     _number_calls(ledger)
     _match(ledger)
-    return RepairedMessages(_arranged(ledger), tuple(ledger.changes))
+    return RepairedMessages(_arrange(ledger), tuple(ledger.changes))
 
 
 def _by_id(messages: Iterable[Any]) -> tuple[list[BaseMessage], list[Change]]:
@@ -283,7 +283,7 @@ def _answer(ledger: _Ledger, calls: Sequence[_ToolCall], place: int) -> bool:
     return False
 
 
-def _arranged(ledger: _Ledger) -> list[BaseMessage]:
+def _arrange(ledger: _Ledger) -> list[BaseMessage]:
     arranged: list[BaseMessage] = []
     ledger.results = {
         call.result for calls in ledger.calls.values() for call in calls if call.result is not None
@@ -330,7 +330,7 @@ def _no_result(ledger: _Ledger, call: _ToolCall, message: BaseMessage) -> ToolMe
 
 
 def _without_blank(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
-    content = _filled(message.content)
+    content = _drop_blank(message.content)
     if content == message.content:
         return message
     ledger.note("text_removed", message)
@@ -353,7 +353,7 @@ def _without_late_reasoning(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
     return message.model_copy(update={"content": content[:end]})
 
 
-def _filled(content: str | list[Any]) -> str | list[Any]:
+def _drop_blank(content: str | list[Any]) -> str | list[Any]:
     """Return content without blank text, which some providers refuse."""
     if isinstance(content, str):
         return content if content.strip() else ""

@@ -30,9 +30,9 @@ def cut(text: str, fits: Callable[[str], bool]) -> str:
 
 
 def _longest(parts: Sequence[str], joint: str, fits: Callable[[str], bool]) -> str:
-    def ending(start: int) -> str:
+    def end_from(start: int) -> str:
         return f"{_MARK} {joint.join(part.strip() if joint else part for part in parts[start:])}"
 
     starts = range(1, len(parts))
-    found = bisect_left(starts, True, key=lambda start: fits(ending(start)))
-    return ending(starts[found]) if found < len(starts) else ""
+    found = bisect_left(starts, True, key=lambda start: fits(end_from(start)))
+    return end_from(starts[found]) if found < len(starts) else ""

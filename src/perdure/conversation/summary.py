@@ -145,28 +145,28 @@ class ModelSummarizer:
 
     async def __call__(self, summary: str, messages: Sequence[BaseMessage], *, words: int = _WORDS) -> str:
         """Return a summary of about ``words`` words, at most, that covers the messages too."""
-        return await self._asked(self._requests(summary, messages, words))
+        return await self._ask(self._requests(summary, messages, words))
 
     def make(self, summary: str, messages: Sequence[BaseMessage], *, words: int = _WORDS) -> str:
         """Do the same for a synchronous caller."""
-        return self._asked_sync(self._requests(summary, messages, words))
+        return self._ask_sync(self._requests(summary, messages, words))
 
     async def shorten(self, summary: str, *, words: int) -> str:
         """Return a shorter summary, by one request."""
-        return await self._asked(_shortening(summary, words))
+        return await self._ask(_request_shorter(summary, words))
 
     def shorten_sync(self, summary: str, *, words: int) -> str:
         """Do the same for a synchronous caller."""
-        return self._asked_sync(_shortening(summary, words))
+        return self._ask_sync(_request_shorter(summary, words))
 
-    async def _asked(self, requests: _Requests) -> str:
+    async def _ask(self, requests: _Requests) -> str:
         request, answer = await _step_off_loop(self._counter, requests, None), ""
         while not isinstance(request, ProgramResult):
             answer = (await self._model.ainvoke([HumanMessage(request)])).text.strip()
             request = await _step_off_loop(self._counter, requests, answer)
         return answer
 
-    def _asked_sync(self, requests: _Requests) -> str:
+    def _ask_sync(self, requests: _Requests) -> str:
         request, answer = advance(requests), ""
         while not isinstance(request, ProgramResult):
             answer = self._model.invoke([HumanMessage(request)]).text.strip()
@@ -232,7 +232,7 @@ class _Request(NamedTuple):
     words: int
 
 
-async def folded(
+async def fold_summary(
     summary: Summary | None,
     leaving: Leaving,
     summarize: Summarize | ModelSummarizer,
@@ -255,14 +255,14 @@ async def folded(
     Raises:
         SummaryRefused: The result is not text, or empty; no text has room; or the last message has no id.
     """
-    making = _folding(summary, leaving, most, counter)
+    making = _fold_steps(summary, leaving, most, counter)
     step = await _step_off_loop(counter, making, None)
     while not isinstance(step, ProgramResult):
-        step = await _step_off_loop(counter, making, await _made(summarize, step))
+        step = await _step_off_loop(counter, making, await _make(summarize, step))
     return step.result
 
 
-def folded_sync(
+def fold_summary_sync(
     summary: Summary | None,
     leaving: Leaving,
     summarize: Summarize | ModelSummarizer,
@@ -270,16 +270,18 @@ def folded_sync(
     most: int,
     counter: Counter = approximate,
 ) -> Summary:
-    """Do the same as ``folded``, with the same arguments, for a synchronous caller. A coroutine function runs
-    in an event loop of its own thread, always the same one."""
-    making = _folding(summary, leaving, most, counter)
+    """Do the same as ``fold_summary``, with the same arguments, for a synchronous caller.
+
+    A coroutine function runs in an event loop of its own thread, always the same one.
+    """
+    making = _fold_steps(summary, leaving, most, counter)
     step = advance(making)
     while not isinstance(step, ProgramResult):
-        step = advance(making, _made_sync(summarize, step))
+        step = advance(making, _make_sync(summarize, step))
     return step.result
 
 
-def _folding(
+def _fold_steps(
     summary: Summary | None, leaving: Leaving, most: int, counter: Counter
 ) -> Generator[_Request, object, Summary]:
     """Yield each text that has to be made, take it, and return the summary."""
@@ -312,7 +314,7 @@ def _folding(
     return of(text, "cut")
 
 
-async def _made(summarize: Summarize | ModelSummarizer, request: _Request) -> object:
+async def _make(summarize: Summarize | ModelSummarizer, request: _Request) -> object:
     """Return what is asked for; ``None`` for a shorter form that only a model can make."""
     if isinstance(summarize, ModelSummarizer):
         if request.messages:
@@ -326,7 +328,7 @@ async def _made(summarize: Summarize | ModelSummarizer, request: _Request) -> ob
     return await text if inspect.isawaitable(text) else text
 
 
-def _made_sync(summarize: Summarize | ModelSummarizer, request: _Request) -> object:
+def _make_sync(summarize: Summarize | ModelSummarizer, request: _Request) -> object:
     """Do the same for a synchronous caller."""
     if isinstance(summarize, ModelSummarizer):
         if request.messages:
@@ -338,7 +340,7 @@ def _made_sync(summarize: Summarize | ModelSummarizer, request: _Request) -> obj
     return wait_for(text) if inspect.isawaitable(text) else text
 
 
-def _shortening(summary: str, words: int) -> _Requests:
+def _request_shorter(summary: str, words: int) -> _Requests:
     head, _, tail = SHORTER_PROMPT.replace("{words}", str(words)).partition("{summary}")
     yield f"{head}{summary}{tail}"
 

@@ -77,19 +77,19 @@ def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
     fields: dict[str, Any] = {}
     counted: Counter[str] = Counter()
     for name in ("tool_calls", "invalid_tool_calls"):
-        fields[name] = _renamed(getattr(message, name), "id", new_ids, counted)
+        fields[name] = _rename_ids(getattr(message, name), "id", new_ids, counted)
     if "tool_calls" in message.additional_kwargs:
-        raw = _renamed(message.additional_kwargs["tool_calls"], "id", new_ids, Counter())
+        raw = _rename_ids(message.additional_kwargs["tool_calls"], "id", new_ids, Counter())
         fields["additional_kwargs"] = {**message.additional_kwargs, "tool_calls": raw}
         if not raw:
             del fields["additional_kwargs"]["tool_calls"]
     if isinstance(message.content, list):
-        fields["content"] = _renamed_blocks(message.content, new_ids)
+        fields["content"] = _rename_blocks(message.content, new_ids)
     held = {name: value for name, value in fields.items() if value != getattr(message, name)}
     return message.model_copy(update=held) if held else message
 
 
-def _renamed(calls: Sequence[Any], key: str, new_ids: NewIds, counted: Counter[str]) -> list[Any]:
+def _rename_ids(calls: Sequence[Any], key: str, new_ids: NewIds, counted: Counter[str]) -> list[Any]:
     kept = []
     for call in calls:
         call_id = call.get(key) or ""
@@ -100,10 +100,10 @@ def _renamed(calls: Sequence[Any], key: str, new_ids: NewIds, counted: Counter[s
     return kept
 
 
-def _renamed_blocks(content: Sequence[Any], new_ids: NewIds) -> list[Any]:
+def _rename_blocks(content: Sequence[Any], new_ids: NewIds) -> list[Any]:
     kept: list[Any] = []
     counted: Counter[str] = Counter()
     for block in content:
         key = _ID_IN_BLOCK.get(type_of(block)) if isinstance(block, dict) else None
-        kept += [block] if key is None else _renamed([block], key, new_ids, counted)
+        kept += [block] if key is None else _rename_ids([block], key, new_ids, counted)
     return kept

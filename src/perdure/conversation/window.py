@@ -175,7 +175,7 @@ def window(
     repaired = repair(messages)
     changes = list(repaired.changes)
     carrier = None if summary is None else summary.message()
-    heads, rest = _parted(repaired.messages, changes, SUMMARY_ID if carrier else None)
+    heads, rest = _split_system(repaired.messages, changes, SUMMARY_ID if carrier else None)
     fixed = TokensByPart(
         system=sum(counter([head]) for head in [*heads, *_prompt(system)]),
         tools=count_tools(counter, tools),
@@ -188,7 +188,7 @@ def window(
     room = bounds.tokens - fixed.total
     if room <= 0:
         raise _too_long(bounds, fixed, [*heads, *_prompt(system)], counter, fixed.total)
-    view = _moved(units, room, bounds.keep, None if summary is None else summary.covers)
+    view = _move(units, room, bounds.keep, None if summary is None else summary.covers)
     if view.turn < 0:
         raise NoWindow(
             f"none of the {len(rest)} messages is the user's, and a list has to begin with one; use "
@@ -229,7 +229,7 @@ def _prompt(system: str | SystemMessage | None) -> list[BaseMessage]:
     return [SystemMessage(system) if isinstance(system, str) else system]
 
 
-def _parted(
+def _split_system(
     messages: Sequence[BaseMessage], changes: list[Change], replaced: str | None
 ) -> tuple[list[BaseMessage], list[BaseMessage]]:
     """Return the system messages, without the one that is replaced, and the others."""
@@ -261,7 +261,7 @@ def _units(messages: Sequence[BaseMessage], counter: Counter, *, begins_with_any
     return units
 
 
-def _moved(units: list[_Unit], room: int, keep: float, covered: str | None) -> _View:
+def _move(units: list[_Unit], room: int, keep: float, covered: str | None) -> _View:
     """Follow the window through the conversation, as it moved with each message that arrived.
 
     So the window of a longer conversation begins where that of a shorter one did, until it has to move.

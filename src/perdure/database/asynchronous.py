@@ -161,13 +161,15 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         program = partial(fsck.repair, at, self._handle.digest, self._handle.budget)
         changed = backend_check.report_changes(at, await self._handle.aexamine(at))
         repaired = await self._handle.arun(program())
-        if not await self._handle.asettle(at):
+        if not await self._handle.atrust(at):
             return Repaired(repaired.fixed, (*repaired.left, *changed))
         # A head that was not the one that was written last is readable now.
         again = await self._handle.arun(program())
         return Repaired((*repaired.fixed, *again.fixed, *changed), again.left)
 
-    async def stuck(self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000) -> Survey:
+    async def find_stuck(
+        self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000
+    ) -> Survey:
         """Count, by graph or channel, work that no worker has taken or that fails again and again.
 
         Args:

@@ -98,7 +98,7 @@ class DatabaseBase(Generic[Store]):
             schema=schema,
         )
         saver.task_times = task_times
-        saver.on_stored = None if large is None else large.stored
+        saver.on_stored = None if large is None else large.check
         return saver
 
     def store(

@@ -156,13 +156,13 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         program = partial(fsck.repair, at, self._handle.digest, self._handle.budget)
         changed = backend_check.report_changes(at, self._handle.examine(at))
         repaired = self._handle.run(program())
-        if not self._handle.settle(at):
+        if not self._handle.trust(at):
             return Repaired(repaired.fixed, (*repaired.left, *changed))
         # A head that was not the one that was written last is readable now.
         again = self._handle.run(program())
         return Repaired((*repaired.fixed, *again.fixed, *changed), again.left)
 
-    def stuck(self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000) -> Survey:
+    def find_stuck(self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000) -> Survey:
         """Count, by graph or channel, work that no worker has taken or that fails again and again.
 
         Args:

@@ -108,17 +108,17 @@ class DatabaseHandle:
             return self.examine(partition)
         return await asyncio.to_thread(self.examine, partition)
 
-    def settle(self, partition: Partition) -> bool:
+    def trust(self, partition: Partition) -> bool:
         """Take the records of a partition for the ones that were written last; see ``port.Examines``."""
         require_text(partition)
         examiner = self.driver.capabilities.examiner
-        return examiner is not None and examiner.settle(partition)
+        return examiner is not None and examiner.trust(partition)
 
-    async def asettle(self, partition: Partition) -> bool:
-        """Do the same as ``settle``, without blocking the event loop."""
+    async def atrust(self, partition: Partition) -> bool:
+        """Do the same as ``trust``, without blocking the event loop."""
         if not self.driver.capabilities.has_threads:
-            return self.settle(partition)
-        return await asyncio.to_thread(self.settle, partition)
+            return self.trust(partition)
+        return await asyncio.to_thread(self.trust, partition)
 
     @property
     def limits(self) -> CommitLimits:
@@ -130,7 +130,7 @@ class DatabaseHandle:
         """Limits of one commit, for programs that divide their work."""
         return Budget(self.driver.limits.ops, self.driver.limits.bytes)
 
-    def fresh(self) -> int:
+    def draw_version(self) -> int:
         """Return a start for the versions of a thread that may be new, far from any version of an earlier
         thread of its name."""
         # A draw of bits is one call of the system; a draw below a power of two is repeated half of the time.
@@ -141,13 +141,13 @@ class DatabaseHandle:
         """True if threads can be listed by time and status without reading them."""
         return self.driver.capabilities.has_listing
 
-    def ring(self, *words: str) -> None:
+    def notify(self, *words: str) -> None:
         """Notify all processes on this database, soon but without a guarantee; a no-op without a bell.
 
         It neither blocks nor raises. Words are short, have no spaces, and are visible to all.
         """
         if (bell := self.driver.capabilities.bell) is not None:
-            bell.ring(words)
+            bell.notify(words)
 
     def listen(self, notify: Callable[[str], None]) -> Callable[[], None]:
         """Call ``notify``, in another thread, for every word that any process rings; a no-op without a bell.
@@ -163,7 +163,7 @@ class DatabaseHandle:
         text = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
         return self.digest(text.encode("utf-8", "surrogatepass")).hex()[:16]
 
-    async def take_back(
+    async def roll_back(
         self,
         partition: Partition,
         run_id: str,

@@ -20,7 +20,7 @@ from perdure.storage.credentials import Password
 from perdure.storage.encryption import EncryptedDriver, Keyring, admit
 from perdure.storage.port import Driver
 from perdure.storage.read_only import open_read_only
-from perdure.storage.url import has_one_thread, open_driver, redacted
+from perdure.storage.url import has_one_thread, open_driver, redact
 
 
 def open_database(
@@ -42,7 +42,7 @@ def open_database(
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
     driver = open_driver(url, migrate=migrate, password=password)
     try:
-        admit(driver, keyring, redacted(url))
+        admit(driver, keyring, redact(url))
     except BaseException:
         driver.close()
         raise
@@ -61,7 +61,7 @@ def open_for_reading(
     keyring = None if encryption_key is None else Keyring.of(encryption_key)
     driver = open_read_only(url)
     try:
-        admit(driver, keyring, redacted(url))
+        admit(driver, keyring, redact(url))
     except BaseException:
         driver.close()
         raise
@@ -156,19 +156,19 @@ def connect(
         password=password,
     )
     if has_one_thread(url):
-        return Unopened(partial(_opened_here, opened_with), _closed_here)
-    return Unopened(partial(_opened, opened_with), Database.close)
+        return Unopened(partial(_open_here, opened_with), _close_here)
+    return Unopened(partial(_open_in_thread, opened_with), Database.close)
 
 
-async def _opened_here(opened_with: Callable[[], SyncDatabase]) -> Database:
+async def _open_here(opened_with: Callable[[], SyncDatabase]) -> Database:
     return Database(handle_of(opened_with()))
 
 
-async def _closed_here(database: Database) -> None:
+async def _close_here(database: Database) -> None:
     handle_of(database).close()
 
 
-async def _opened(opened_with: Callable[[], SyncDatabase]) -> Database:
+async def _open_in_thread(opened_with: Callable[[], SyncDatabase]) -> Database:
     opening = asyncio.create_task(asyncio.to_thread(opened_with))
     try:
         opened = await asyncio.shield(opening)

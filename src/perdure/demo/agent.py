@@ -103,7 +103,7 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
     for number in range(1, PARTS_MAX + 1):
         node = paragraph_node(number)
         builder.add_node(node, partial(paragraph, number=number))
-        builder.add_conditional_edges(before, partial(_following, number=number), [node, END])
+        builder.add_conditional_edges(before, partial(_route_next, number=number), [node, END])
         before = node
     builder.add_edge(before, END)
     return builder.compile()
@@ -135,7 +135,7 @@ def _first(state: DemoState) -> str:
     return OUTLINE if asks_for_much(_question(state["messages"])) else ANSWER
 
 
-def _following(state: DemoState, *, number: int) -> str:
+def _route_next(state: DemoState, *, number: int) -> str:
     return paragraph_node(number) if number <= len(state.get("outline", [])) else END
 
 
@@ -168,7 +168,7 @@ def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMess
     if question is None:
         return fitting
     room = context_tokens - estimate_tokens([instructions]) - TOKENS_PER_MESSAGE
-    return [instructions, HumanMessage(_ending(str(question.text), room))]
+    return [instructions, HumanMessage(_take_end(str(question.text), room))]
 
 
 def estimate_tokens(messages: Iterable[MessageLikeRepresentation]) -> int:
@@ -185,7 +185,7 @@ def _estimate(text: str) -> int:
     return round(plain / ASCII_CHARACTERS_PER_TOKEN) + len(text.encode(errors="replace")) - plain
 
 
-def _ending(text: str, tokens: int) -> str:
+def _take_end(text: str, tokens: int) -> str:
     start, end = 0, len(text)
     while start < end:
         middle = (start + end) // 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from perdure.demo.running import GRAPH, Demo, opened
+from perdure.demo.running import GRAPH, Demo, open_demo
 from perdure.model.runs.messages import FAILED
 from perdure.runtime import Event, Options, StreamOptions
 
@@ -37,7 +37,7 @@ async def answer_once(text: str, url: str, model: str | None, thread: str | None
         console.print("[bold red]perdure demo:[/] The message is empty.")
         return 1
     thread_id = thread or uuid.uuid4().hex
-    async with opened(url, model, console) as demo:
+    async with open_demo(url, model, console) as demo:
         problem = await _answer(demo, thread_id, text)
         if problem is not None:
             console.print(f"[bold red]perdure demo:[/] {escape(problem)}")

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from perdure.config.hosts import in_url, is_loopback
-from perdure.demo.running import opened
+from perdure.demo.running import open_demo
 from perdure.demo.web import create_app
 from perdure.errors import PerdureError
 from perdure.server.hosting.process import Server
@@ -49,8 +49,8 @@ class PageServer:
 async def _serve(serving: PageServer, listener: socket.socket, is_again: bool) -> int:
     console = Console(highlight=False)
     url, host, port = serving.url, serving.host, serving.port
-    async with opened(url, serving.model, console) as demo:
-        database, is_near = shown_url(url), is_loopback(host)
+    async with open_demo(url, serving.model, console) as demo:
+        database, is_near = describe_url(url), is_loopback(host)
         app = create_app(demo.host, model=demo.model.label, database=database, loopback=is_near)
         taken: int = listener.getsockname()[1]
         address = f"http://{in_url(host)}:{taken}/"
@@ -80,7 +80,7 @@ async def _serve(serving: PageServer, listener: socket.socket, is_again: bool) -
     return 0
 
 
-def shown_url(url: str) -> str:
+def describe_url(url: str) -> str:
     """Return the database's name for people: a file's full path, or a URL without its password."""
     parts = urlsplit(url)
     if parts.scheme.startswith("sqlite") and parts.path:

@@ -65,7 +65,7 @@ class Demo:
 
 
 @asynccontextmanager
-async def opened(url: str, asked: str | None, console: Console) -> AsyncIterator[Demo]:
+async def open_demo(url: str, asked: str | None, console: Console) -> AsyncIterator[Demo]:
     """Open a demo over a database.
 
     Args:
@@ -82,10 +82,10 @@ async def opened(url: str, asked: str | None, console: Console) -> AsyncIterator
             model = await asyncio.to_thread(opening.__enter__)
         stack.push_async_callback(asyncio.to_thread, opening.__exit__, None, None, None)
         console.print(f"[dim]Model ready after {time.perf_counter() - started:.1f} s.[/]")
-        yield await started_with(stack, db, model)
+        yield await start_demo(stack, db, model)
 
 
-async def started_with(stack: AsyncExitStack, db: perdure.Database, model: OpenModel) -> Demo:
+async def start_demo(stack: AsyncExitStack, db: perdure.Database, model: OpenModel) -> Demo:
     """Start a demo with an open model and return it; ``stack`` closes it."""
     graph = build_agent(model.chat, context_tokens=model.context_tokens)
     agent = Agent(graph, memory=demo_policy())

@@ -16,7 +16,7 @@ from rich.markup import escape
 from perdure.demo.models import require
 from perdure.demo.replaced_process import serve_replaced
 from perdure.errors import PerdureError
-from perdure.web.listening import bound, listening
+from perdure.web.listening import bind, listen
 
 PORTS_TRIED = 20
 
@@ -53,7 +53,7 @@ def main_demo(
         # All that it imports is there for the process that replaces a killed one, too.
         from perdure.demo.page_server import PageServer
 
-        with _listening(host, port) as listener:
+        with _listen(host, port) as listener:
             return serve_replaced(PageServer(db_url, host, port, model, open_browser), listener)
     except PerdureError as error:
         Console(stderr=True).print(f"[bold red]perdure demo:[/] {escape(str(error))}")
@@ -62,13 +62,13 @@ def main_demo(
         return 130
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the port, or if that is taken on one of the next ports, or on any."""
     candidates = [port, *range(port + 1, min(port + PORTS_TRIED, 65536)), 0] if port else [0]
     for candidate in candidates[:-1]:
         try:
-            return bound(host, candidate)
+            return bind(host, candidate)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 break
-    return listening(host, candidates[-1])
+    return listen(host, candidates[-1])

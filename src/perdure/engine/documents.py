@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from perdure.engine.transact import retrying
+from perdure.engine.transact import retry_attempt
 from perdure.errors import Corrupt
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Expectation, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
@@ -127,7 +127,7 @@ def _over(
         after = yield from put(partition, collection, name, body, now, seen, fresh=fresh)
         return None if after is None else (after,)
 
-    (document,) = yield from retrying(partition, None, load, attempt)
+    (document,) = yield from retry_attempt(partition, None, load, attempt)
     return document
 
 
@@ -184,7 +184,7 @@ def _change(
         body = change(before)
         return view if body is None else (yield from store(before, body))
 
-    (document,) = yield from retrying(partition, None, load, attempt)
+    (document,) = yield from retry_attempt(partition, None, load, attempt)
     return document
 
 

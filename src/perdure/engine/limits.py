@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
-from perdure.engine.transact import retrying
+from perdure.engine.transact import retry_attempt
 from perdure.model.limits import Demand, LimitState, Share, SharedLimit, is_blank, take
 from perdure.model.ops import Expect, Fetch, FindThreads, Get
 from perdure.model.program import Program, ask
@@ -97,7 +97,7 @@ def take_share(
         stored = yield from documents.put(at.partition, *_STATE, body, now, expect, fresh=fresh)
         return None if stored is None else Taken(share, before.at, stored, tries == 1)
 
-    return (yield from retrying(at.partition, known, load, attempt))
+    return (yield from retry_attempt(at.partition, known, load, attempt))
 
 
 def read_states(

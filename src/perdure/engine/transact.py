@@ -56,10 +56,10 @@ def commit_with_chunks(
     if budget.holds(whole := (*ops, *chunks)):
         outcome: Committed | Refused = yield Commit(partition, whole, statements)
         return outcome
-    return (yield from _staged_commit(partition, ops, chunks, budget, statements))
+    return (yield from _stage_and_commit(partition, ops, chunks, budget, statements))
 
 
-def _staged_commit(
+def _stage_and_commit(
     partition: Partition,
     ops: Sequence[Op],
     chunks: Sequence[Put],
@@ -91,7 +91,7 @@ def _staged_commit(
     return (yield from ask(Commit(partition, tuple(ops), statements)))
 
 
-def retrying(
+def retry_attempt(
     partition: Partition,
     view: V | None,
     load: Callable[[], Program[V | None]],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from perdure.engine.range_reads import read_all
-from perdure.engine.transact import retrying
+from perdure.engine.transact import retry_attempt
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, Partition, Record
@@ -93,7 +93,7 @@ def revise(
         stored = yield from _store(partition, collection, after, older, now, fresh)
         return None if stored is None else (stored,)
 
-    (found,) = yield from retrying(partition, None, load, attempt)
+    (found,) = yield from retry_attempt(partition, None, load, attempt)
     return found
 
 
@@ -117,7 +117,7 @@ def choose(
         stored = yield from _store(partition, collection, after, None, now, fresh, is_new=False)
         return None if stored is None else (stored,)
 
-    (found,) = yield from retrying(partition, None, load, attempt)
+    (found,) = yield from retry_attempt(partition, None, load, attempt)
     return found
 
 

@@ -41,7 +41,7 @@ class TaskBudget:
     task: str = ""
     used: int = 0
 
-    def left(self, most: int) -> int:
+    def rest_of(self, most: int) -> int:
         """Return what is left of ``most``, at least 0."""
         return max(0, most - self.used)
 
@@ -210,7 +210,7 @@ class Histories(_Programs):
                 return await self.commit(history, made.messages, budget=made.budget, key=key)
             except Conflict:
                 continue
-        raise _contended(session_id, attempts)
+        raise _contention_error(session_id, attempts)
 
     async def replace(
         self, history: SessionHistory, messages: Messages, *, budget: TaskBudget | None = None
@@ -282,7 +282,7 @@ class SyncHistories(_Programs):
                 return self.commit(history, made.messages, budget=made.budget, key=key)
             except Conflict:
                 continue
-        raise _contended(session_id, attempts)
+        raise _contention_error(session_id, attempts)
 
     def replace(
         self, history: SessionHistory, messages: Messages, *, budget: TaskBudget | None = None
@@ -320,7 +320,7 @@ def _public(session_id: str, held: Session) -> SessionHistory:
     )
 
 
-def _contended(session_id: str, attempts: int) -> Contention:
+def _contention_error(session_id: str, attempts: int) -> Contention:
     return Contention(
         f"session {session_id!r}: {attempts} attempts lost to other requests and nothing was stored; try "
         "again later"

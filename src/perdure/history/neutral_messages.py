@@ -95,7 +95,7 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
         out["tool_calls"] = calls
     if role != "assistant" and (calls or message.get("invalid_tool_calls")):
         raise Unserialisable(f"{where} has tool calls, which only a message of the assistant can have")
-    answers = _answered(message, role, where)
+    answers = _read_answered_call(message, role, where)
     if answers is not None:
         out["tool_call_id"] = answers
     for name in ("name", "id"):
@@ -112,7 +112,7 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
     return cast("NeutralMessage", _plain(out, where))
 
 
-def _answered(message: Mapping[str, Any], role: str, where: str) -> str | None:
+def _read_answered_call(message: Mapping[str, Any], role: str, where: str) -> str | None:
     """Return the id of the call that a tool's result answers; ``None`` for another message."""
     answers = _text(message, "tool_call_id", where)
     if role == "tool" and answers is None:

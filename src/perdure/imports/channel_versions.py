@@ -14,7 +14,7 @@ from typing import Any
 _STOCK = re.compile(r"(\d{32})\.\d.*", re.ASCII)
 
 
-def translated(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def translate_versions(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint of LangGraph's with its versions translated; versions of other savers stay."""
     seen = checkpoint.get("versions_seen") or {}
     return {

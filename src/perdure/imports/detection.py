@@ -15,12 +15,12 @@ from typing import Any
 from perdure.errors import BadUrl
 from perdure.imports.histories.session_sources import SQLITE_MAGIC
 from perdure.imports.histories.session_tables import COLUMNS, KEY, SessionTable
-from perdure.imports.kinds import SourceKind, needing
+from perdure.imports.kinds import SourceKind, require_extra
 from perdure.imports.plain_tables import CHECKPOINT_COLUMNS
 from perdure.imports.sqlite import STOCK_TABLES
 from perdure.imports.sqlite_rows import SqliteRows
 from perdure.storage.archive import MAGIC as ARCHIVE_MAGIC
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 _POSTGRES = ("postgresql://", "postgres://")
 _REDIS = ("redis://", "rediss://")
@@ -47,7 +47,7 @@ def detect_kind(where: str) -> SourceKind:
     if where.startswith(_POSTGRES):
         tables = _postgres_tables(where)
         kinds = list(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES))
-        return _only(redacted(where), kinds, _is_own(tables))
+        return _only(redact(where), kinds, _is_own(tables))
     if where.startswith(_REDIS):
         return SourceKind.LANGGRAPH_REDIS
     if where.startswith(_HTTP):
@@ -58,7 +58,7 @@ def detect_kind(where: str) -> SourceKind:
         return SourceKind.PLAIN
     if "://" in where and not where.startswith("sqlite:///"):
         raise BadUrl(
-            f"{redacted(where)} cannot be imported; pass a file, or postgresql://…, redis://…, dynamodb://…, "
+            f"{redact(where)} cannot be imported; pass a file, or postgresql://…, redis://…, dynamodb://…, "
             "d1://…, or http://… of a LangGraph server"
         )
     path = Path(where.removeprefix("sqlite:///"))
@@ -118,7 +118,7 @@ def _sqlite_tables(path: Path) -> Tables:
 
 
 def _postgres_tables(url: str) -> Tables:
-    with needing("postgres"):
+    with require_extra("postgres"):
         from perdure.imports.postgres_rows import PostgresRows
     with closing(PostgresRows(url)) as rows:
         own = rows("SELECT 'perdure_schema', 'version' WHERE to_regclass('perdure.schema') IS NOT NULL")
@@ -141,12 +141,12 @@ def _group_by_table(rows: Any) -> Tables:
 
 
 def _of_dynamodb(url: str) -> SourceKind:
-    with needing("dynamodb"):
+    with require_extra("dynamodb"):
         from perdure.imports.dynamodb import KEYS, key_names
     names = key_names(url)
     if set(names) == set(KEYS):
         return SourceKind.AWS_DYNAMODB
-    return _only(redacted(url), [SourceKind.SESSIONS] if names == [KEY] else [], set(names) == {"pk", "sk"})
+    return _only(redact(url), [SourceKind.SESSIONS] if names == [KEY] else [], set(names) == {"pk", "sk"})
 
 
 def _of_text(path: Path, head: bytes) -> Iterator[SourceKind]:

@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
 from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
+from perdure.imports.payloads import SERDE, StockSerde, load, payload
 from perdure.imports.source import (
     DAMAGED,
     CheckpointEntry,
@@ -29,7 +29,7 @@ from perdure.imports.source import (
     SourceItem,
     SourceWrite,
     WriteSlot,
-    reading,
+    translate_errors,
 )
 from perdure.storage.dynamodb.client import DynamoUrl, target_of
 
@@ -46,7 +46,7 @@ def _error_name(error: Exception) -> str:
     return code or type(error).__name__
 
 
-_reading = reading(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
+_reading = translate_errors(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
 
 
 KEYS = ("PK", "SK")
@@ -168,7 +168,7 @@ class DynamoSource:
         """Yield checkpoints in the given order."""
         keys = [(_CHECKPOINTS + thread, f"{entry.namespace}#{entry.id}") for entry in wanted]
         for entry, (_, kind, body) in zip(wanted, self._payloads(keys), strict=True):
-            found = loaded(kind, body)
+            found = load(kind, body)
             if not isinstance(found, dict) or not isinstance(found.get("checkpoint"), dict):
                 raise Corrupt(f"checkpoint {entry.id} is damaged at the source")
             yield SourceCheckpoint(entry, found["checkpoint"], dict(found.get("metadata") or {}))
@@ -183,7 +183,7 @@ class DynamoSource:
             path = item.get("task_path", {}).get("S", "")
             yield SourceWrite(slot, path, item["channel"]["S"], *payload(kind, body))
 
-    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as the saver returns them, or as they are read here without its package. The
         saver orders writes by the text of their keys; here they are in LangGraph's order."""
         if self._saver is None:
@@ -257,7 +257,7 @@ class DynamoSource:
             places = [(item["ref_key"]["S"], "CHUNK") for item in items]
             bodies = self._items(places)
             for item, place in zip(items, places, strict=True):
-                yield item, item["type"]["S"], _unpacked(item, bodies[place]["payload"]["B"])
+                yield item, item["type"]["S"], _unpack(item, bodies[place]["payload"]["B"])
 
     def _items(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Mapping[str, Any]]:
         """Return items by key; raise ``Contention`` if one is gone."""
@@ -320,7 +320,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
-def _unpacked(item: Mapping[str, Any], body: bytes) -> bytes:
+def _unpack(item: Mapping[str, Any], body: bytes) -> bytes:
     """Return an item's payload as it was before it was compressed, if it was."""
     if not item.get("compression", {}).get("S"):
         return body

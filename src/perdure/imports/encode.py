@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from perdure.engine.threads.thread_state import HeadView
 from perdure.engine.transfer.importing import CheckpointKey
 from perdure.errors import Unserialisable
-from perdure.imports.channel_versions import translated
+from perdure.imports.channel_versions import translate_versions
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import SourceCheckpoint, SourceWrite
 from perdure.langgraph import translate
@@ -57,14 +57,14 @@ class ThreadEncoder:
         """
         namespace, checkpoint_id, parent = found.entry
         translate.require_text(namespace, checkpoint_id, parent or "")
-        checkpoint = translated(found.checkpoint)
+        checkpoint = translate_versions(found.checkpoint)
         if checkpoint.get("id") != checkpoint_id:
             raise Unserialisable(
                 f"checkpoint {checkpoint_id} contains another one, {checkpoint.get('id')!r}: the source is "
                 "damaged"
             )
         before = self._previous.get(namespace)
-        encoding = self._encoding(namespace, before)
+        encoding = self._make_encoding(namespace, before)
         self.numbers[namespace] = self.numbers.get(namespace, 0) + 1
         place = translate.CheckpointPosition(
             namespace,
@@ -100,12 +100,12 @@ class ThreadEncoder:
         translate.require_text(
             slot.namespace, slot.checkpoint_id, slot.task_id, found.task_path, found.channel
         )
-        encoding = self._encoding(slot.namespace, None)
+        encoding = self._make_encoding(slot.namespace, None)
         ref = encoding.write(Frozen(payload=(found.kind, found.body)))
         chunks = dict(encoding.chunks)
         encoding.acknowledge()
         return PendingWrite(*slot, found.channel, found.task_path, "", ref), chunks
 
-    def _encoding(self, namespace: str, before: str | None) -> Encoding:
+    def _make_encoding(self, namespace: str, before: str | None) -> Encoding:
         basis = WriteBasis(self._generation, namespace, before, None, is_guarded=before is not None)
         return Encoding(SERDE, self._digest, self._cache, basis)

@@ -23,13 +23,13 @@ from perdure.engine.transfer.importing import Arrival, CheckpointKey, StoredThre
 from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder
-from perdure.imports.order import extent, missing, pruned, unfinished
+from perdure.imports.order import extent, find_missing, find_pruned, find_unfinished
 from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, WriteSlot
 from perdure.imports.verify import Differs
 from perdure.model.checkpoint import PendingWrite
 from perdure.model.ops import Put
 from perdure.model.records import Partition
-from perdure.model.write_records import added_puts, by_record, put_over, record_key
+from perdure.model.write_records import by_record, plan_puts, put_over, record_key
 
 ATTEMPTS = 5
 """Times that a thread is imported again because it was written to at the target meanwhile."""
@@ -143,11 +143,11 @@ class Importer:
             found = StoredThread(found.view, {}, {}, {}, found.is_partial)
         numbers = importing.last_numbers(found)
         # What another attempt has left is stored anew, and refused if the thread went on without it.
-        left = unfinished(outline.checkpoints, found.checkpoints, found.extent)
+        left = find_unfinished(outline.checkpoints, found.checkpoints, found.extent)
         arrived = {key: seq for key, seq in found.checkpoints.items() if key not in left}
         found = replace(found, checkpoints=arrived)
-        gone = pruned(outline.checkpoints, found.checkpoints, found.extent)
-        new = missing(outline.checkpoints, found.checkpoints, gone)
+        gone = find_pruned(outline.checkpoints, found.checkpoints, found.extent)
+        new = find_missing(outline.checkpoints, found.checkpoints, gone)
         if not found.exists and len(new) < len(outline.checkpoints):
             raise Corrupt("its checkpoints name each other as parents, in a circle: the source is damaged")
         plan = _Plan(partition, outline, found, new, sorted(_slots_to_read(outline, found, new)))
@@ -168,7 +168,9 @@ class Importer:
             written = self._write(plan, encoder, None, touched)
             return ThreadReport(thread, plan.state if any(written) or heads else "unchanged", *written)
         added = Counter(entry.namespace for entry in new)
-        arrival = self._db.run(importing.begin(partition, found, added, self._db.fresh(), self._budget))
+        arrival = self._db.run(
+            importing.begin(partition, found, added, self._db.draw_version(), self._budget)
+        )
         try:
             encoder = ThreadEncoder(partition, self._db.digest, arrival.generation, numbers, found.heads)
             touched = set()
@@ -197,7 +199,7 @@ class Importer:
         if not slots:
             return
         encoder = ThreadEncoder(plan.partition, self._db.digest, 0, {}, {})
-        for some in _chunked(slots, _READ):
+        for some in _split_into_chunks(slots, _READ):
             for write in self.source.writes(plan.partition.thread, some):
                 pending, _ = encoder.write(write)
                 held = [there.get(pending.key), there.get(pending.aside.key)]
@@ -216,14 +218,14 @@ class Importer:
         source, thread = self.source, plan.partition.thread
         batch = _Batch(self._db, arrival, self._options.report)
         stored = set(plan.found.checkpoints)
-        for some in _chunked(plan.new, _READ):
+        for some in _split_into_chunks(plan.new, _READ):
             for checkpoint in source.checkpoints(thread, some):
                 record, chunks = encoder.checkpoint(checkpoint, stored)
                 stored.add((record.namespace, record.id))
                 batch.add(record.put(), chunks)
         writes = 0
         there, held = plan.found.writes, by_record(plan.found.writes.values())
-        found = (w for each in _chunked(plan.slots, _READ) for w in source.writes(thread, each))
+        found = (w for each in _split_into_chunks(plan.slots, _READ) for w in source.writes(thread, each))
         for _record, group in groupby(map(encoder.write, found), key=lambda each: record_key(each[0])):
             free: list[PendingWrite] = []
             needed: dict[bytes, bytes] = {}
@@ -239,7 +241,7 @@ class Importer:
                     batch.add(put_over(pending, before), needed)
                 touched.add((pending.namespace, pending.checkpoint_id))
                 writes += 1
-            for put in added_puts(free, held):
+            for put in plan_puts(free, held):
                 batch.add(put, needed)
         batch.flush()
         return len(plan.new), writes
@@ -249,10 +251,10 @@ class Importer:
         new = plan.not_arrived()
         entries = [e for e in plan.outline.checkpoints if e[:2] in new or e[:2] in touched]
         for namespace, group in groupby(sorted(entries), key=lambda e: e.namespace):
-            for some in _chunked(group, verify.PAGE):
+            for some in _split_into_chunks(group, verify.PAGE):
                 ids = [entry.id for entry in some]
                 there = self._db.run(verify.load(partition, namespace, ids, digest))
-                expected = self.source.expected(partition.thread, some)
+                expected = self.source.read_expected(partition.thread, some)
                 for entry, wanted in zip(some, expected, strict=True):
                     # What an earlier import has brought may have changed at the source: its saver may let
                     # one branch of a thread overwrite values of another.
@@ -353,7 +355,7 @@ class _Batch:
         self._rows, self._chunks, self._size = [], {}, 0
 
 
-def _chunked(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def _split_into_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(items)
     while some := list(islice(rest, size)):
         yield some

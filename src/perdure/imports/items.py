@@ -58,7 +58,7 @@ class ItemImporter:
                     counts.expired += 1
                     continue
                 try:
-                    some.append(_arriving(item, self._db.fresh()))
+                    some.append(_to_arriving(item, self._db.draw_version()))
                 except PerdureError as error:
                     counts.skipped.append(str(error))
                 if len(some) == _AT_ONCE:
@@ -93,7 +93,7 @@ class ItemImporter:
         self.counts.unchanged += len(items) - written
 
 
-def _arriving(item: SourceItem, version: int) -> ArrivingItem:
+def _to_arriving(item: SourceItem, version: int) -> ArrivingItem:
     where = f"item {item.key!r} of {item.namespace!r}: value"
     return ArrivingItem(
         item.key,

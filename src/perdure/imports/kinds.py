@@ -50,14 +50,14 @@ def _sqlite(where: str) -> Source:
 
 
 def _postgres(where: str) -> Source:
-    with needing("postgres"):
+    with require_extra("postgres"):
         from perdure.imports.postgres import PostgresSource
 
     return PostgresSource(where)
 
 
 def _redis(where: str) -> Source:
-    with needing("redis"):
+    with require_extra("redis"):
         from perdure.imports.plainredis import RedisSource
 
     return RedisSource(where)
@@ -71,7 +71,7 @@ def _server(where: str) -> Source:
 
 
 def _dynamodb(where: str) -> Source:
-    with needing("dynamodb"):
+    with require_extra("dynamodb"):
         from perdure.imports.dynamodb import DynamoSource
 
     return DynamoSource(where)
@@ -87,17 +87,17 @@ def _plain(where: str) -> Source:
     from perdure.imports.plain_sqlite import of_d1, of_file
 
     if where.startswith(("postgresql://", "postgres://")):
-        with needing("postgres"):
+        with require_extra("postgres"):
             from perdure.imports.plain_postgres import of_postgres
         return of_postgres(where)
     if where.startswith("d1://"):
-        with needing("d1"):
+        with require_extra("d1"):
             return of_d1(where)
     return of_file(Path(where.removeprefix("sqlite:///")))
 
 
 @contextmanager
-def needing(extra: str) -> Iterator[None]:
+def require_extra(extra: str) -> Iterator[None]:
     """Raise ``MissingExtra`` if a client library is not installed."""
     try:
         yield

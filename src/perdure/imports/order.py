@@ -23,7 +23,7 @@ def extent(outline: Iterable[CheckpointEntry]) -> bytes:
     return _digest(entries) + last.encode("utf-8", "surrogatepass")
 
 
-def pruned(
+def find_pruned(
     outline: Sequence[CheckpointEntry], known: Collection[CheckpointKey], before: bytes
 ) -> set[CheckpointKey]:
     """Return the checkpoints that were brought earlier and are not at the target any more.
@@ -52,7 +52,7 @@ def pruned(
     return found
 
 
-def unfinished(
+def find_unfinished(
     outline: Iterable[CheckpointEntry], known: Collection[CheckpointKey], before: bytes
 ) -> set[CheckpointKey]:
     """Return the checkpoints that an import has stored at the target beside those that were brought earlier,
@@ -73,7 +73,7 @@ def _last_of(extent: bytes) -> str:
     return extent[_SIZE:].decode("utf-8", "surrogatepass")
 
 
-def missing(
+def find_missing(
     outline: Iterable[CheckpointEntry], known: Collection[CheckpointKey], gone: Collection[CheckpointKey] = ()
 ) -> list[CheckpointEntry]:
     """Return the checkpoints that the target lacks, parents before children, otherwise by id.

@@ -35,7 +35,7 @@ class StockSerde:
         return _NAMES[kind], body
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        return loaded(*data)
+        return load(*data)
 
 
 def payload(kind: str | None, body: bytes | memoryview | str | None) -> tuple[int, bytes]:
@@ -52,15 +52,15 @@ def payload(kind: str | None, body: bytes | memoryview | str | None) -> tuple[in
         return found, raw
     if kind == "json":
         return SERDE.payload(_from_json(raw))
-    raise _refused(kind)
+    raise _unreadable_error(kind)
 
 
-def loaded(kind: str | None, body: bytes | memoryview | str | None) -> Any:
+def load(kind: str | None, body: bytes | memoryview | str | None) -> Any:
     """Return the value of a stock payload as plain data; raise ``Unserialisable`` as ``payload`` does."""
     return SERDE.value(*payload(kind, body))
 
 
-def _refused(kind: str | None) -> Unserialisable:
+def _unreadable_error(kind: str | None) -> Unserialisable:
     if kind == "pickle":
         return Unserialisable(
             "a value is pickled, and reading a pickle runs what it names. Load the thread in your own "

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
 from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, loaded, payload
+from perdure.imports.payloads import SERDE, load, payload
 from perdure.imports.source import (
     CheckpointEntry,
     Outline,
@@ -186,7 +186,7 @@ class PlainSource:
         self._held = _Held(thread, outline, slots)
         return outline
 
-    def _held_of(self, thread: str) -> _Held:
+    def _outline_of(self, thread: str) -> _Held:
         """Return what the last outline of a thread was, so that a page of it does not read it all again."""
         if self._held is None or self._held.thread != thread:
             self.outline(thread)
@@ -197,7 +197,7 @@ class PlainSource:
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order. One that has only values gets what LangGraph needs to go on:
         versions that count from the thread's first checkpoint, and no task to run."""
-        depths = self._held_of(thread).depths
+        depths = self._outline_of(thread).depths
         query = f"SELECT {self._sql.state}, {self._sql.time} FROM {self._sql.checkpoints}"  # noqa: S608 - a dialect's
         for entry in wanted:
             if not _HEX.fullmatch(entry.id.replace("-", "")):
@@ -209,8 +209,8 @@ class PlainSource:
             if not rows:
                 raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
             kind, text, created = rows[0]
-            with _naming(f"the state of checkpoint {entry.id}"):
-                state = loaded(*_stored(kind, text))
+            with _name_row(f"the state of checkpoint {entry.id}"):
+                state = load(*_read_column(kind, text))
             if not isinstance(state, dict):
                 raise Unserialisable(f"the state of checkpoint {entry.id} is not an object")
             # As LangGraph counts: the ids of tasks, by which writes are found again, depend on it.
@@ -234,7 +234,7 @@ class PlainSource:
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order. Those of a table that names no tasks belong to none that
         LangGraph would run: they are there to be read."""
-        known, sql = self._held_of(thread).rows, self._sql
+        known, sql = self._outline_of(thread).rows, self._sql
         for slot in wanted:
             row = known[slot]
             known_by = {"channel": row.channel, sql.task: row.task, sql.idx: row.idx}
@@ -252,13 +252,13 @@ class PlainSource:
             if not rows:
                 raise Contention(f"a write of checkpoint {slot.checkpoint_id} is gone from {self.name}")
             channel, kind, text = rows[0]
-            with _naming(f"the write of checkpoint {slot.checkpoint_id} to {channel!r}"):
-                found = payload(*_stored(kind, text))
+            with _name_row(f"the write of checkpoint {slot.checkpoint_id} to {channel!r}"):
+                found = payload(*_read_column(kind, text))
             yield SourceWrite(slot, "", channel, *found)
 
-    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as they are read here: no saver is known for this layout."""
-        slots = self._held_of(thread).slots
+        slots = self._outline_of(thread).slots
         for found in self.checkpoints(thread, wanted):
             yield as_tuple(thread, found, self.writes(thread, slots.get(found.entry.id, [])), SERDE)
 
@@ -320,7 +320,7 @@ def refuse_missing(name: str, checkpoints: Collection[str], writes: Collection[s
 
 
 @contextmanager
-def _naming(row: str) -> Iterator[None]:
+def _name_row(row: str) -> Iterator[None]:
     """Name a row in the reason why it cannot be read."""
     try:
         yield
@@ -328,7 +328,7 @@ def _naming(row: str) -> Iterator[None]:
         raise Unserialisable(f"{row}: {error}") from error
 
 
-def _stored(kind: str, text: Any) -> tuple[str, bytes]:
+def _read_column(kind: str, text: Any) -> tuple[str, bytes]:
     """Return a column's form and bytes: text is JSON, bytes are MessagePack, or the bytes of JSON."""
     if kind == "text":
         return "json", str(text).encode()

@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
 from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, StockSerde, loaded
+from perdure.imports.payloads import SERDE, StockSerde, load
 from perdure.imports.source import (
     CheckpointEntry,
     Outline,
@@ -22,15 +22,15 @@ from perdure.imports.source import (
     SourceItem,
     SourceWrite,
     WriteSlot,
-    reading,
+    translate_errors,
 )
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 PACKAGE = "langgraph-checkpoint-plainredis"
 PREFIX = "lg"
 _PAGE = 100
 _FORM = "redis://user:password@host:6379/0, with ?prefix=… unless the saver's is lg"
-_reading = reading(redis.RedisError)
+_reading = translate_errors(redis.RedisError)
 
 
 class RedisSource:
@@ -45,7 +45,7 @@ class RedisSource:
     """
 
     def __init__(self, url: str) -> None:
-        self.name = redacted(url)
+        self.name = redact(url)
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
         self._prefix = query.pop("prefix", PREFIX).rstrip(":")
@@ -138,8 +138,8 @@ class RedisSource:
             keys = [self._key("blob", thread, entry.namespace, *pair) for pair in lacking.items()]
             blobs: Any = self._client.mget(keys)
             for (channel, version), blob in zip(lacking.items(), blobs, strict=True):
-                kind, body = ("empty", b"") if blob is None else _typed(blob)
-                value = held if kind == "empty" else loaded(kind, body)
+                kind, body = ("empty", b"") if blob is None else _parse_value(blob)
+                value = held if kind == "empty" else load(kind, body)
                 held[entry.namespace, channel] = (version, value)
         values = {channel: held[entry.namespace, channel][1] for channel in versions}
         checkpoint["channel_values"] = {c: value for c, value in values.items() if value is not held}
@@ -156,18 +156,18 @@ class RedisSource:
         raw: Any = self._client.hget(key, f"{slot.task_id}:{slot.idx}")
         if raw is None:
             raise Contention(f"a write of checkpoint {slot.checkpoint_id} is gone from {self.name}")
-        found = loaded(*_typed(raw))
+        found = load(*_parse_value(raw))
         if not isinstance(found, list) or len(found) != 3:
             raise Corrupt(f"a write of checkpoint {slot.checkpoint_id} is damaged at the source")
         return SourceWrite(slot, "", found[1], *SERDE.payload(found[2]))
 
-    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as the saver returns them, or as they are read here without its package."""
         for entry in wanted:
-            yield self._expected(thread, entry)
+            yield self._read_expected(thread, entry)
 
     @_reading
-    def _expected(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
+    def _read_expected(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
         if self._saver is None:
             (found,) = self.checkpoints(thread, [entry])
             fields: Any = self._client.hkeys(self._key("wr", thread, *entry[:2]))
@@ -219,7 +219,7 @@ def _slot(namespace: str, checkpoint_id: str, field: str) -> WriteSlot:
     return WriteSlot(namespace, checkpoint_id, task, int(idx))
 
 
-def _typed(raw: Any) -> tuple[str, bytes]:
+def _parse_value(raw: Any) -> tuple[str, bytes]:
     try:
         found = json.loads(raw)
         return found["t"], base64.b64decode(found["d"])
@@ -228,7 +228,7 @@ def _typed(raw: Any) -> tuple[str, bytes]:
 
 
 def _object(raw: Any) -> dict[str, Any]:
-    found = loaded(*_typed(raw))
+    found = load(*_parse_value(raw))
     if not isinstance(found, dict) or not isinstance(found.get("checkpoint"), dict):
         raise Unserialisable("a checkpoint has not the form of the saver's")
     return found

@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from perdure.errors import BadUrl, Contention
 from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
+from perdure.imports.payloads import SERDE, StockSerde, load, payload
 from perdure.imports.postgres_rows import connect
 from perdure.imports.source import (
     CheckpointEntry,
@@ -22,10 +22,10 @@ from perdure.imports.source import (
     SourceItem,
     SourceWrite,
     WriteSlot,
-    reading,
+    translate_errors,
 )
 from perdure.imports.store_rows import read_item
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 PACKAGE = "langgraph-checkpoint-postgres"
 _TASKS = "__pregel_tasks"
@@ -34,7 +34,7 @@ _CHECKPOINTS = frozenset(
     {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "checkpoint"}
 )
 _STORE = frozenset({"prefix", "key", "value"})
-_reading = reading(psycopg.Error)
+_reading = translate_errors(psycopg.Error)
 
 
 class PostgresSource:
@@ -51,7 +51,7 @@ class PostgresSource:
     """
 
     def __init__(self, url: str) -> None:
-        self.name, self._connection = redacted(url), connect(url)
+        self.name, self._connection = redact(url), connect(url)
         self._has_threads = self._columns("checkpoints") >= _CHECKPOINTS
         self._has_store = self._columns("store") >= _STORE
         self._has_path = "task_path" in self._columns("checkpoint_writes")
@@ -156,7 +156,7 @@ class PostgresSource:
             )
             if sends:
                 # An older form kept them with the parent.
-                values[_TASKS] = [loaded(send["type"], send["blob"]) for send in sends]
+                values[_TASKS] = [load(send["type"], send["blob"]) for send in sends]
                 versions[_TASKS] = max(versions.values()) if versions else f"{1:032}.0"
         checkpoint |= {"channel_values": values, "channel_versions": versions}
         return SourceCheckpoint(entry, checkpoint, row["metadata"] or {})
@@ -180,7 +180,7 @@ class PostgresSource:
                 list(lacking),
                 list(lacking.values()),
             )
-            found = {r["channel"]: loaded(r["type"], r["blob"]) for r in rows if r["type"] != "empty"}
+            found = {r["channel"]: load(r["type"], r["blob"]) for r in rows if r["type"] != "empty"}
             for channel, version in lacking.items():
                 held[namespace, channel] = (version, found.get(channel, held))
         values = {channel: held[namespace, channel][1] for channel in versions}
@@ -209,13 +209,13 @@ class PostgresSource:
         }
         return [found[slot] for slot in page if slot in found]
 
-    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as the stock saver returns them, or as they are read here without its package."""
         for entry in wanted:
-            yield self._expected(thread, entry)
+            yield self._read_expected(thread, entry)
 
     @_reading
-    def _expected(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
+    def _read_expected(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
         if self._saver is None:
             (found,) = self.checkpoints(thread, [entry])
             rows = self._rows(

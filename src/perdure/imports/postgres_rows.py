@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from perdure.errors import BadUrl, Unavailable
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 PREFIXES = ("postgresql://", "postgres://")
 _NUMBERED = re.compile(r"\?(\d+)")
@@ -23,7 +23,7 @@ def connect(url: str) -> psycopg.Connection[Any]:
         BadUrl: libpq cannot read the URL.
         Unavailable: The server does not answer.
     """
-    name = redacted(url)
+    name = redact(url)
     if not url.startswith(PREFIXES):
         raise BadUrl(f"{name}: not a PostgreSQL URL; write postgresql://user@host:port/database")
     try:
@@ -49,7 +49,7 @@ class PostgresRows:
     """
 
     def __init__(self, url: str) -> None:
-        self.name = redacted(url)
+        self.name = redact(url)
         self._connection = connect(url)
 
     def __call__(self, query: str, *values: object) -> Sequence[Any]:

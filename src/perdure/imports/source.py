@@ -14,12 +14,12 @@ from perdure.errors import Unavailable
 R = TypeVar("R")
 
 
-def reading(
+def translate_errors(
     *errors: type[Exception], name_of: Callable[[Exception], str] = lambda error: type(error).__name__
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Return a decorator for methods of a source: an error of its client becomes ``Unavailable``."""
 
-    def decorated(method: Callable[..., R]) -> Callable[..., R]:
+    def decorate(method: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(method)
         def call(self: Source, *args: Any, **more: Any) -> R:
             try:
@@ -29,7 +29,7 @@ def reading(
 
         return call
 
-    return decorated
+    return decorate
 
 
 class CheckpointEntry(NamedTuple):
@@ -111,7 +111,7 @@ class Source(Protocol):
 
     @property
     def verifier(self) -> str:
-        """The package whose saver ``expected`` asks, or the source itself if it is not installed."""
+        """The package whose saver ``read_expected`` asks, or the source itself if it is not installed."""
         ...
 
     def count(self) -> int | None:
@@ -142,7 +142,7 @@ class Source(Protocol):
         """
         ...
 
-    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints with their pending writes as the saver itself returns them, its values as plain
         data, in the given order."""
         ...

@@ -12,7 +12,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt
 from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, StockSerde, loaded, payload
+from perdure.imports.payloads import SERDE, StockSerde, load, payload
 from perdure.imports.source import (
     CheckpointEntry,
     DamagedItem,
@@ -148,7 +148,7 @@ class SqliteSource:
                 entry.namespace,
                 entry.id,
             )
-            checkpoint = loaded(kind, body)
+            checkpoint = load(kind, body)
             if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("channel_values"), dict):
                 raise Corrupt(
                     f"checkpoint {entry.id} is not a checkpoint of LangGraph's: the source is damaged"
@@ -167,7 +167,7 @@ class SqliteSource:
             )
             yield SourceWrite(slot, task_path, channel, *payload(kind, body))
 
-    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as the stock saver returns them, or as they are read here without its package."""
         if self._saver is None:
             slots = self._slots(thread, wanted)

@@ -45,7 +45,7 @@ def open_stock_saver(url: str) -> Iterator[StockSaver]:
     """
     serde: Any = StockSerde()
     if url.startswith("sqlite:///"):
-        with _needing("sqlite"):
+        with _require_package("sqlite"):
             import sqlite3
 
             from langgraph.checkpoint.sqlite import SqliteSaver
@@ -59,7 +59,7 @@ def open_stock_saver(url: str) -> Iterator[StockSaver]:
         return
     if not url.startswith(("postgresql://", "postgres://")):
         raise BadUrl("a stock saver is sqlite:///FILE or postgresql://…, a LangGraph server http://…")
-    with _needing("postgres"):
+    with _require_package("postgres"):
         from langgraph.checkpoint.postgres import PostgresSaver
     with PostgresSaver.from_conn_string(url) as saver:
         saver.serde = serde
@@ -68,7 +68,7 @@ def open_stock_saver(url: str) -> Iterator[StockSaver]:
 
 
 @contextmanager
-def _needing(name: str) -> Iterator[None]:
+def _require_package(name: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
@@ -142,7 +142,7 @@ def _stock_versions(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         for channel, version in checkpoint["channel_versions"].items()
     }
 
-    def seen(channel: str, version: Any) -> Any:
+    def convert_seen(channel: str, version: Any) -> Any:
         if checkpoint["channel_versions"].get(channel) == version:
             return names[channel]
         return _stock(version, None, False)
@@ -151,7 +151,7 @@ def _stock_versions(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         **checkpoint,
         "channel_versions": names,
         "versions_seen": {
-            node: {channel: seen(channel, version) for channel, version in versions.items()}
+            node: {channel: convert_seen(channel, version) for channel, version in versions.items()}
             for node, versions in checkpoint["versions_seen"].items()
         },
     }

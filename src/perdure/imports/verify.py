@@ -9,14 +9,14 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.engine.threads import chunk_reads, history
 from perdure.errors import Corrupt
-from perdure.imports.channel_versions import translated
+from perdure.imports.channel_versions import translate_versions
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import CheckpointEntry
 from perdure.langgraph import translate
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 
 
 class Differs(Corrupt):
@@ -38,7 +38,7 @@ def load(
         wanted.update({f"{record.id}\0{channel}": ref for channel, ref in record.refs.items()})
         wanted.update({f"{record.id}\0\0{n}": w.ref for n, w in enumerate(writes[record.id])})
     trees, _ = yield from chunk_reads.resolve(partition, wanted, digest)
-    read = {name: SERDE.value(*joined(tree)) for name, tree in trees.items()}
+    read = {name: SERDE.value(*join_tree(tree)) for name, tree in trees.items()}
     return {
         record.id: translate.to_tuple(
             SERDE,
@@ -78,9 +78,9 @@ def compare(
     if whole:
         parts["parent"] = (_parent(expected), _parent(found))
         parts["metadata"] = (dict(expected.metadata), dict(found.metadata))
-        parts |= _parts(translated(expected.checkpoint), found.checkpoint)
+        parts |= _parts(translate_versions(expected.checkpoint), found.checkpoint)
     for part, (there, here) in parts.items():
-        if _packed(there) != _packed(here):
+        if _pack(there) != _pack(here):
             raise Differs(f"checkpoint {entry.id} was not stored as the source has it: its {part} differs")
 
 
@@ -102,7 +102,7 @@ def _parent(found: CheckpointTuple) -> str | None:
     return parent
 
 
-def _packed(value: Any) -> object:
+def _pack(value: Any) -> object:
     if isinstance(value, dict):
-        return {key: _packed(held) for key, held in value.items()}
+        return {key: _pack(held) for key, held in value.items()}
     return SERDE.payload(value)

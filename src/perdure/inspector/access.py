@@ -16,7 +16,7 @@ from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.records import Partition
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.graph_factories import Factory
-from perdure.runtime.operations.open_questions import asking_options
+from perdure.runtime.operations.open_questions import read_asking_options
 from perdure.runtime.options import Options
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.tenant import TenantRuntime
@@ -101,7 +101,7 @@ class Access(Protocol):
         """Open a graph to edit a thread's state; without a name the only graph."""
         ...
 
-    def drawn(
+    def open_to_draw(
         self, name: str | None, thread_id: str
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         """Open a graph to draw it; without a name the only one. Raise if the viewer may not see it."""
@@ -119,7 +119,9 @@ class Access(Protocol):
     @property
     def replay_graphs(self) -> ReplayGraphs: ...
 
-    def replayed(self, graphs: Sequence[str], thread_id: str) -> AbstractAsyncContextManager[ReplaySource]:
+    def open_to_replay(
+        self, graphs: Sequence[str], thread_id: str
+    ) -> AbstractAsyncContextManager[ReplaySource]:
         """Open graphs to replay a thread; raise if the viewer may not run them."""
         ...
 
@@ -127,7 +129,7 @@ class Access(Protocol):
         """Return the permissions that are worth offering. Each action is checked again."""
         ...
 
-    async def listed(self) -> Sees | None:
+    async def authorize_listing(self) -> Sees | None:
         """Return which threads the viewer may list, ``None`` for all; raise if none may be."""
         ...
 
@@ -211,14 +213,18 @@ class LocalAccess:
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         if self.runtime is None:
             raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
-        return self.runtime.opened(name, "threads.update", config={"configurable": {"thread_id": thread_id}})
+        return self.runtime.open_graph(
+            name, "threads.update", config={"configurable": {"thread_id": thread_id}}
+        )
 
     @asynccontextmanager
-    async def drawn(self, name: str | None, thread_id: str) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+    async def open_to_draw(
+        self, name: str | None, thread_id: str
+    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
         agents = self._replays.agents if self._replays is not None else {}
         if self.runtime is not None:
             config = {"configurable": {"thread_id": thread_id}}
-            async with self.runtime.opened(name, "assistants.read", config=config) as graph:
+            async with self.runtime.open_graph(name, "assistants.read", config=config) as graph:
                 yield graph
             return
         agent = next(iter(agents.values())) if len(agents) == 1 else agents.get(name or "")
@@ -238,7 +244,7 @@ class LocalAccess:
             raise NotAllowed("there is no graph here; start the inspector with --graph module:graph")
         if start.answer is not None:
             value, interrupt_id = start.answer
-            options = await self.handle.arun(asking_options(Partition(self.tenant, thread_id)))
+            options = await self.handle.arun(read_asking_options(Partition(self.tenant, thread_id)))
             ticket = await self.runtime.answer(thread_id, value, interrupt_id=interrupt_id, options=options)
             return ticket.id
         options = Options(checkpoint_id=start.checkpoint_id)
@@ -254,7 +260,7 @@ class LocalAccess:
         return ReplayGraphs(tuple(self._replays.agents), self._replays.compared)
 
     @asynccontextmanager
-    async def replayed(self, graphs: Sequence[str], thread_id: str) -> AsyncIterator[ReplaySource]:
+    async def open_to_replay(self, graphs: Sequence[str], thread_id: str) -> AsyncIterator[ReplaySource]:
         if self._replays is None:
             raise NotAllowed(not_granted("replay"))
         yield ReplaySource(self._replays.database, [self._replays.agents[name] for name in graphs])
@@ -264,7 +270,7 @@ class LocalAccess:
             return self._allowed
         return self._allowed & {"replay"} if self._replays is not None else frozenset()
 
-    async def listed(self) -> Sees | None:
+    async def authorize_listing(self) -> Sees | None:
         return None
 
     async def thread(self, thread_id: str) -> ThreadRow:

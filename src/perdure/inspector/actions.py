@@ -58,7 +58,7 @@ async def _edit(deed: Deed) -> dict[str, Any]:
     values, node = deed.given.get("values"), _text(deed.given, "as_node", "") or None
     if not isinstance(values, dict) or not values:
         raise BadSetting('values has to be a JSON object with channels, such as {"messages": […]}')
-    if deed.row.status == "busy" or await deed.runtime.postponed(deed.thread_id, limit=1):
+    if deed.row.status == "busy" or await deed.runtime.list_postponed(deed.thread_id, limit=1):
         raise RunInProgress(f"thread {deed.thread_id!r} has work under way or scheduled; wait, or cancel it")
     config = await _config(deed)
     async with deed.access.graph(_graph(deed), deed.thread_id) as graph:
@@ -72,7 +72,7 @@ async def _edit(deed: Deed) -> dict[str, Any]:
             raise BadSetting(f"the values do not fit the graph: {unfitness(error)}") from error
         now = await aread_state(graph, {"configurable": {"thread_id": deed.thread_id}})
     run_id = None if deed.row.run is None else deed.row.run.id
-    await deed.runtime.threads.edited(deed.thread_id, run_id, goes_on=bool(now.next))
+    await deed.runtime.threads.note_edit(deed.thread_id, run_id, goes_on=bool(now.next))
     return {"checkpoint_id": after.get("configurable", {}).get("checkpoint_id")}
 
 
@@ -189,7 +189,7 @@ async def act(access: Access, name: str, given: Given) -> dict[str, Any]:
     if runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")
     details = _details(action, given)
-    async with audit_log.recorded(access, name, row.thread_id, details) as more:
+    async with audit_log.record_action(access, name, row.thread_id, details) as more:
         result = await action.do(Deed(access, runtime, row, given))
         more.update({key: value for key, value in result.items() if key in ("checkpoint_id", "run_id")})
     return result

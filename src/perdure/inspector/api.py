@@ -85,23 +85,23 @@ async def view(access: Access, name: str, asked: Mapping[str, str]) -> dict[str,
     """
     if name not in VIEWS:
         raise NotFound(f"the inspector has no view {name!r}")
-    return await VIEWS[name](_chosen(access, asked), asked)
+    return await VIEWS[name](_choose_tenant(access, asked), asked)
 
 
 async def act(access: Access, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Carry out an action, on a thread of the ``tenant`` that is given, if any; otherwise as
     ``actions.act``. The action ``rerun-failed`` is one on many threads."""
     if name == "rerun-failed":
-        return await runs.rerun_failed(_chosen(access, given), given)
-    return await actions.act(_chosen(access, given), name, given)
+        return await runs.rerun_failed(_choose_tenant(access, given), given)
+    return await actions.act(_choose_tenant(access, given), name, given)
 
 
 async def replay(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
     """Replay steps of a thread, of the ``tenant`` that is given, if any; otherwise as ``replaying.part``."""
-    return await replaying.part(_chosen(access, given), given)
+    return await replaying.part(_choose_tenant(access, given), given)
 
 
-def _chosen(access: Access, given: Mapping[str, Any]) -> Access:
+def _choose_tenant(access: Access, given: Mapping[str, Any]) -> Access:
     tenant = given.get("tenant")
     if tenant is None:
         return access

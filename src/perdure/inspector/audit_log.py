@@ -38,7 +38,7 @@ def _place(tenant: str) -> Partition:
 
 
 @asynccontextmanager
-async def recorded(
+async def record_action(
     access: Access, action: str, thread_id: str, details: Mapping[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
     """Record an action around a block: as ``started`` before it, as ``done`` or ``failed`` after it.
@@ -93,14 +93,14 @@ async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         BadSetting: The cursor is not one of this log.
     """
-    sees = await access.listed()
+    sees = await access.authorize_listing()
     found: list[dict[str, Any]] = []
     place = WalkPlace.read(asked.get("cursor") or "")
     if place.passed > 2 * MOST:
         raise BadSetting("the cursor is not one of this log")
     page = await access.handle.arun(_older(access.tenant, place))
     names = {body["thread_id"] for entry in page if (body := entry.body).get("who") != access.who}
-    seen = set() if sees is None else await _seen(access, names, sees)
+    seen = set() if sees is None else await _find_visible(access, names, sees)
     for entry in page:
         body = dict(entry.body)
         if sees is not None and body.get("who") != access.who and body["thread_id"] not in seen:
@@ -111,7 +111,7 @@ async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     return {"entries": found, "cursor": place.cursor if len(page) == _PAGE else None}
 
 
-async def _seen(access: Access, names: Collection[str], sees: Sees) -> set[str]:
+async def _find_visible(access: Access, names: Collection[str], sees: Sees) -> set[str]:
     """Return those of the threads that the viewer may see."""
     looks = (access.handle.arun(look(Partition(access.tenant, name))) for name in names)
     rows = await asyncio.gather(*looks)
@@ -125,7 +125,7 @@ async def _now(access: Access) -> int:
 async def _put(access: Access, name: str, body: Mapping[str, Any], now: int) -> None:
     handle = access.handle
     program = documents.put(
-        _place(access.tenant), _COLLECTION, name, body, now, Expect.ANY, fresh=handle.fresh()
+        _place(access.tenant), _COLLECTION, name, body, now, Expect.ANY, fresh=handle.draw_version()
     )
     await handle.arun(program)
 

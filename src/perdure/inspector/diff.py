@@ -40,14 +40,14 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Ch
     return out
 
 
-def applied(before: Mapping[str, Any], found: Mapping[str, Change]) -> dict[str, Any]:
+def apply(before: Mapping[str, Any], found: Mapping[str, Change]) -> dict[str, Any]:
     """Return the state that the changes lead to from the first one."""
     out = dict(before)
     for name, change in found.items():
         if change["change"] == "removed":
             del out[name]
         else:
-            out[name] = _applied(before.get(name), change)
+            out[name] = _apply(before.get(name), change)
     return out
 
 
@@ -94,19 +94,19 @@ def _of_lists(before: Sequence[Any], after: Sequence[Any]) -> Change:
     }
 
 
-def _applied(before: Any, change: Change) -> Any:
+def _apply(before: Any, change: Change) -> Any:
     match change["change"]:
         case "dict":
             kept = {key: value for key, value in before.items() if key not in change["removed"]}
             edited = {key: each["after"] for key, each in change["edited"].items()}
             return {**kept, **edited, **change["added"]}
         case "list":
-            return _applied_list(before, change)
+            return _apply_list(before, change)
         case _:
             return change["after"]
 
 
-def _applied_list(before: Sequence[Any], change: Change) -> list[Any]:
+def _apply_list(before: Sequence[Any], change: Change) -> list[Any]:
     placed = {each["index"]: each["item"] for each in change["added"]}
     placed |= {each["to"]: each["after"] for each in change["edited"]}
     placed |= {each["to"]: before[each["from"]] for each in change["moved"]}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.inspector.access import Access
-from perdure.inspector.timeline import needed, number
+from perdure.inspector.timeline import number, require_parameter
 from perdure.langgraph.reading.thread_files import load_file, load_files
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
@@ -21,7 +21,7 @@ async def files(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: ``id`` of the thread; ``checkpoint``, the latest without it; ``namespace``; ``after``, the
             cursor of the page before.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     await access.thread(name)
     program = load_files(
         Partition(access.tenant, name),
@@ -41,9 +41,9 @@ async def file(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: as for ``files``, with the ``path``, and ``start``, the first character.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     await access.thread(name)
-    path = needed(asked, "path")
+    path = require_parameter(asked, "path")
     program = load_file(
         Partition(access.tenant, name),
         access.handle.digest,

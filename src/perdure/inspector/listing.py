@@ -67,7 +67,7 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         BadSetting: A value cannot be used.
     """
-    sees = await access.listed()
+    sees = await access.authorize_listing()
     status = _status(asked.get("status") or None)
     metadata, title = _metadata(asked.get("metadata") or ""), (asked.get("title") or "").casefold()
     sort = _sort(asked.get("sort") or None, has_id=bool(asked.get("id")))
@@ -75,14 +75,14 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         return await _search(access, sees, asked, status, metadata, sort)
     if sort in (_ID, _SIZE):
 
-        def wanted(row: ThreadRow) -> bool:
+        def is_wanted(row: ThreadRow) -> bool:
             fits = row.thread_id.startswith(asked.get("id") or "") and status in (None, row.status)
             return fits and contains(row.metadata, metadata) and title in title_in(row.metadata).casefold()
 
         prefix = asked.get("id") or ""
         place = WalkPlace.read(asked.get("cursor") or "")
         steps = walk(access.handle, access.tenant, sees, place, prefix=prefix, with_rows=True)
-        return await (_by_size if sort == _SIZE else _by_id)(access, steps, wanted)
+        return await (_by_size if sort == _SIZE else _by_id)(access, steps, is_wanted)
     skip = number(asked.get("cursor") or "0", "the cursor")
     index = ThreadIndex(access.handle, access.tenant)
     page: list[ThreadRow] = []
@@ -106,7 +106,7 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     await search.aclose()  # type: ignore[attr-defined]
     more = len(page) > PAGE
     return {
-        "threads": [shown(row) for row in page[:PAGE]],
+        "threads": [describe_thread(row) for row in page[:PAGE]],
         "cursor": str(skip + PAGE) if more else None,
     }
 
@@ -145,13 +145,13 @@ async def _search(
         async for step in steps:
             examined += 1
             if step.row is not None:
-                found.append({**shown(step.row), "excerpt": step.excerpt})
+                found.append({**describe_thread(step.row), "excerpt": step.excerpt})
             if len(found) == PAGE or time.monotonic() > until:
                 return {"threads": found, "examined": examined, "cursor": step.cursor}
     return {"threads": found, "examined": examined, "cursor": None}
 
 
-def shown(row: ThreadRow) -> dict[str, Any]:
+def describe_thread(row: ThreadRow) -> dict[str, Any]:
     """Return a thread of a listing as JSON data."""
     return {
         "thread_id": row.thread_id,
@@ -162,7 +162,7 @@ def shown(row: ThreadRow) -> dict[str, Any]:
         "title": title_in(row.metadata),
         "user": user_in(row.metadata),
         "graph_id": row.graph_id,
-        "run": None if row.run is None else run_shown(row.run),
+        "run": None if row.run is None else describe_run(row.run),
         "has_state": row.has_state,
         "fault": None if row.fault is None else str(row.fault),
     }
@@ -176,7 +176,7 @@ def _error(run: Run) -> str | None:
     return told if told == text or not kind else f"{kind}: {told}"
 
 
-def run_shown(run: Run) -> dict[str, Any]:
+def describe_run(run: Run) -> dict[str, Any]:
     """Return a run as JSON data, without what it was given."""
     return {
         "run_id": run.id,
@@ -201,7 +201,7 @@ async def _by_id(access: Access, steps: AsyncGenerator[WalkStep, None], wanted: 
     async with aclosing(steps):
         async for step in steps:
             if step.row is not None and wanted(step.row):
-                found.append(shown(step.row))
+                found.append(describe_thread(step.row))
             if len(found) == PAGE or time.monotonic() > until:
                 return {"threads": found, "cursor": step.place.cursor}
     return {"threads": found, "cursor": None}
@@ -219,19 +219,19 @@ async def _by_size(access: Access, steps: AsyncGenerator[WalkStep, None], wanted
             if step.row is not None and wanted(step.row):
                 group.append(step.row)
             if len(group) == _MEASURED_AT_ONCE:
-                found += await _measured(access, group)
+                found += await _measure(access, group)
                 group = []
             if time.monotonic() > until:
                 cursor = step.place.cursor
                 break
-    found += await _measured(access, group)
+    found += await _measure(access, group)
     found.sort(key=lambda each: -1 if each["bytes"] is None else each["bytes"], reverse=True)
     return {"threads": found[:PAGE], "examined": examined, "cursor": cursor}
 
 
-async def _measured(access: Access, rows: Sequence[ThreadRow]) -> list[dict[str, Any]]:
+async def _measure(access: Access, rows: Sequence[ThreadRow]) -> list[dict[str, Any]]:
     sizes = await asyncio.gather(*(_size(access, row.thread_id) for row in rows))
-    return [{**shown(row), "bytes": size} for row, size in zip(rows, sizes, strict=True)]
+    return [{**describe_thread(row), "bytes": size} for row, size in zip(rows, sizes, strict=True)]
 
 
 async def _size(access: Access, thread_id: str) -> int | None:

@@ -20,6 +20,6 @@ async def overview(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         NotAllowed: The viewer may see some of the tenant's threads only, and the numbers are of all.
     """
-    if await access.listed() is not None:
+    if await access.authorize_listing() is not None:
         raise NotAllowed("these numbers are of all threads, and you may see some of them only")
     return await read(access.handle, access.tenant)

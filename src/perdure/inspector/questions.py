@@ -32,7 +32,7 @@ async def questions(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         BadSetting: A value cannot be used.
     """
-    sees = await access.listed()
+    sees = await access.authorize_listing()
     user, prefix = read_text(asked, "user"), read_text(asked, "id")
     before = await time_in(access, asked, "older")
     walk = ThreadWalk(access.handle, access.tenant, sees, prefix=prefix or "")

@@ -9,10 +9,10 @@ from typing import Any
 
 from perdure.engine.decoding import read_each
 from perdure.engine.queue import inbox, outbox
-from perdure.engine.queue.scheduled import waiting
+from perdure.engine.queue.scheduled import list_postponed
 from perdure.inspector.access import Access, Sees
-from perdure.inspector.listing import run_shown, shown
-from perdure.inspector.timeline import lane_shown, needed, number
+from perdure.inspector.listing import describe_run, describe_thread
+from perdure.inspector.timeline import describe_lane, number, require_parameter
 from perdure.model.ops import Fetch, FindDue, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, RUN, Partition
@@ -40,8 +40,8 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: Nothing.
     """
-    sees = await access.listed()
-    now, hits = await access.handle.arun(_due(access.tenant))
+    sees = await access.authorize_listing()
+    now, hits = await access.handle.arun(_find_due(access.tenant))
     names = list(dict.fromkeys(partition for partition, lane in hits if lane in _QUEUES))
     looked = await asyncio.gather(*(_work_of(access, partition, sees) for partition in names[:_THREADS]))
     work = [each for each in looked if each is not None]
@@ -63,7 +63,7 @@ async def _work_of(access: Access, partition: Partition, sees: Sees | None) -> d
     row = await access.handle.arun(look(partition))
     if row is None or (sees is not None and not sees(row.metadata)):
         return None
-    return {**shown(row), **await access.handle.arun(_of_thread(partition))}
+    return {**describe_thread(row), **await access.handle.arun(_of_thread(partition))}
 
 
 async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -73,15 +73,15 @@ async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``before``, the number of a message.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     await access.thread(name)
     at = Partition(access.tenant, name)
     found = await access.handle.arun(inbox.latest(at, _PAGE, number(asked, "before")))
     replies = await access.handle.arun(outbox.replies(at, _PAGE))
-    later = await access.handle.arun(waiting(at, _PAGE))
+    later = await access.handle.arun(list_postponed(at, _PAGE))
     return {
         "messages": [
-            {**_message(each.message), "run": None if each.run is None else run_shown(each.run)}
+            {**_message(each.message), "run": None if each.run is None else describe_run(each.run)}
             for each in found
         ],
         "later": [_message(message) for message in later],
@@ -118,7 +118,7 @@ def _reply(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _due(tenant: str) -> Program[tuple[int, list[tuple[Partition, str]]]]:
+def _find_due(tenant: str) -> Program[tuple[int, list[tuple[Partition, str]]]]:
     now = yield from ask(Now())
     hits = yield from ask(FindDue(tenant, until=now + _AHEAD_US, limit=_DUE))
     return now, [(hit.partition, hit.record.key[0]) for hit in hits if hit.record is not None]
@@ -133,10 +133,10 @@ def _of_thread(partition: Partition) -> Program[dict[str, Any]]:
         run = next(read_each(partition, Run.read, found), None)
     replies = yield from outbox.replies(partition, _PAGE)
     return {
-        "queue": lane_shown(inbound),
-        "outbox": {**lane_shown(outbound), "states": dict(Counter(reply.state for reply in replies))},
+        "queue": describe_lane(inbound),
+        "outbox": {**describe_lane(outbound), "states": dict(Counter(reply.state for reply in replies))},
         "later_at": lanes[2][0].fields["due_at"] if lanes[2] else None,
-        "open_run": None if run is None else run_shown(run),
+        "open_run": None if run is None else describe_run(run),
     }
 
 
@@ -147,7 +147,7 @@ async def _with_status(access: Access, status: Any, sees: Sees | None) -> tuple[
     try:
         async with asyncio.timeout(_SECONDS):
             async for row in index.search(status=status, sees=sees, enough=_THREADS):
-                out.append(shown(row))
+                out.append(describe_thread(row))
                 if len(out) == _THREADS:
                     return out, False
     except TimeoutError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector import audit_log, diff
 from perdure.inspector.access import Access
-from perdure.inspector.states import bounded, shortened
+from perdure.inspector.states import shorten_values, truncate
 
 if TYPE_CHECKING:
     from perdure.replay.comparison import Difference
@@ -59,17 +59,17 @@ async def part(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
     is_first = cursor is None and access.runtime is not None
     details = {"graphs": ", ".join(names)}
     async with (
-        audit_log.recorded(access, "replay", row.thread_id, details) if is_first else nullcontext(),
-        access.replayed(names, row.thread_id) as (database, agents),
+        audit_log.record_action(access, "replay", row.thread_id, details) if is_first else nullcontext(),
+        access.open_to_replay(names, row.thread_id) as (database, agents),
     ):
         replayers = [
             await replayer_of(database, agent, row.thread_id, options=options, tenant=access.tenant)
             for agent in agents
         ]
-        return await _replayed(replayers, cursor)
+        return await _replay(replayers, cursor)
 
 
-async def _replayed(replayers: Sequence[Replayer], cursor: str | None) -> dict[str, Any]:
+async def _replay(replayers: Sequence[Replayer], cursor: str | None) -> dict[str, Any]:
     chain = replayers[0].chain
     places = {record.id: place for place, (record, _) in enumerate(chain)}
     done = 0 if cursor is None else places.get(cursor)
@@ -80,17 +80,17 @@ async def _replayed(replayers: Sequence[Replayer], cursor: str | None) -> dict[s
     differs = False
     while done < len(chain) and not differs and (not steps or time.monotonic() < until):
         results = [await each.step(chain[done]) for each in replayers]
-        steps.append(await asyncio.to_thread(_shown, results))
+        steps.append(await asyncio.to_thread(_describe, results))
         differs = any(each.differs for each in results)
         done += 1
     more = chain[done][0].id if done < len(chain) else None
     return {"steps": steps, "done": done, "total": len(chain), "cursor": more}
 
 
-def _shown(results: Sequence[StepResult]) -> dict[str, Any]:
+def _describe(results: Sequence[StepResult]) -> dict[str, Any]:
     first = results[0]
     found = [
-        [] if each.comparison is None else [_difference(one) for one in each.comparison.sorted()]
+        [] if each.comparison is None else [_difference(one) for one in each.comparison.sort_differences()]
         for each in results
     ]
     return {
@@ -112,7 +112,9 @@ def _difference(found: Difference) -> dict[str, Any]:
         "kind": found.kind,
         "place": found.place,
         "detail": found.detail,
-        "changes": {name: shortened(bounded(each)) for name, each in diff.changes(before, after).items()},
+        "changes": {
+            name: shorten_values(truncate(each)) for name, each in diff.changes(before, after).items()
+        },
     }
 
 

@@ -15,7 +15,7 @@ from perdure.errors import BadSetting, NotFound
 from perdure.inspector import actions
 from perdure.inspector.access import Access
 from perdure.inspector.requests import read_text, time_in
-from perdure.inspector.timeline import needed
+from perdure.inspector.timeline import require_parameter
 from perdure.model.records import Partition
 from perdure.runtime.operations import entries, failures, reruns, run_search
 from perdure.runtime.operations.run_search import STATES, FoundRun, RunQuery
@@ -44,7 +44,7 @@ async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         BadSetting: A value cannot be used.
     """
     walk = ThreadWalk(
-        access.handle, access.tenant, await access.listed(), prefix=read_text(asked, "id") or ""
+        access.handle, access.tenant, await access.authorize_listing(), prefix=read_text(asked, "id") or ""
     )
     query = await query_of(access, asked)
     found: list[FoundRun] = []
@@ -85,7 +85,7 @@ async def run(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread, ``run`` of the run.
     """
-    name, run_id = needed(asked, "id"), needed(asked, "run")
+    name, run_id = require_parameter(asked, "id"), require_parameter(asked, "run")
     row = await access.thread(name)
     found = await access.handle.arun(run_search.detail(Partition(access.tenant, name), run_id, row))
     if found is None:
@@ -111,7 +111,7 @@ async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, An
     texts = {name: value for name, value in given.items() if isinstance(value, str)}
     if wrong := [name for name in (*_CONDITIONS, "cursor") if name in given and name not in texts]:
         raise BadSetting(f"{wrong[0]} has to be text")
-    sees = await access.listed()
+    sees = await access.authorize_listing()
     query = (await query_of(access, texts))._replace(state=None)
     await actions.require_any(access, "retry")
 

@@ -46,7 +46,7 @@ class Presentation(NamedTuple):
 async def serve(access: Access, listener: socket.socket, shown: Presentation) -> None:
     """Serve the viewers with these rights until SIGINT or SIGTERM."""
 
-    def started() -> None:
+    def show_ready() -> None:
         shown.ready()
         if shown.open_browser is not None:
             threading.Thread(target=webbrowser.open, args=(shown.open_browser,), daemon=True).start()
@@ -59,4 +59,4 @@ async def serve(access: Access, listener: socket.socket, shown: Presentation) ->
         ws="none",
         timeout_graceful_shutdown=_STOPPING_S,
     )
-    await InspectorServer(config, started).serve(sockets=[listener])
+    await InspectorServer(config, show_ready).serve(sockets=[listener])

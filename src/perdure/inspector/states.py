@@ -11,7 +11,7 @@ from langgraph.checkpoint.serde.types import ERROR
 from perdure.errors import NotFound
 from perdure.inspector import diff
 from perdure.inspector.access import Access
-from perdure.inspector.timeline import needed, number
+from perdure.inspector.timeline import number, require_parameter
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.plain_reading import ChannelView, CheckpointView
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
@@ -38,10 +38,10 @@ async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
         access: The viewer's rights.
         asked: ``id`` of the thread, ``checkpoint`` (the latest without it) and ``namespace``.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     await access.thread(name)
     view = await _view(access, name, asked.get("checkpoint") or None, asked.get("namespace") or "")
-    return await asyncio.to_thread(_shown, view)
+    return await asyncio.to_thread(_describe, view)
 
 
 async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         NotFound: There is no such channel.
     """
-    name, wanted = needed(asked, "id"), needed(asked, "channel")
+    name, wanted = require_parameter(asked, "id"), require_parameter(asked, "channel")
     await access.thread(name)
     view = await _view(access, name, asked.get("checkpoint") or None, asked.get("namespace") or "")
     for found in view.channels:
@@ -77,7 +77,7 @@ async def difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     Raises:
         NotFound: There is no such checkpoint.
     """
-    name, namespace = needed(asked, "id"), asked.get("namespace") or ""
+    name, namespace = require_parameter(asked, "id"), asked.get("namespace") or ""
     await access.thread(name)
     after = await _view(access, name, await _id(access, name, asked.get("after"), namespace), namespace)
     old_id = await _id(access, name, asked.get("before"), namespace) or after.parent_id
@@ -86,7 +86,7 @@ async def difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     return {
         "before": old_id,
         "after": after.checkpoint_id,
-        "channels": {name: bounded(change) for name, change in found.items()},
+        "channels": {name: truncate(change) for name, change in found.items()},
     }
 
 
@@ -99,7 +99,7 @@ async def _id(access: Access, thread_id: str, named: str | None, namespace: str)
     """Return the id of a checkpoint that is named by its id or a tag."""
     if not named:
         return None
-    program = plain_reading.tagged(Partition(access.tenant, thread_id), namespace)
+    program = plain_reading.read_tags(Partition(access.tenant, thread_id), namespace)
     return (await access.handle.arun(program)).get(named, named)
 
 
@@ -112,7 +112,7 @@ def values(view: CheckpointView) -> dict[str, Any]:
     return {each.name: plain(each.value) for each in view.channels}
 
 
-def _shown(view: CheckpointView) -> dict[str, Any]:
+def _describe(view: CheckpointView) -> dict[str, Any]:
     return {
         "checkpoint_id": view.checkpoint_id,
         "namespace": view.namespace,
@@ -126,13 +126,13 @@ def _shown(view: CheckpointView) -> dict[str, Any]:
         "alert_bytes": WARN_BYTES,
         "channels": [_channel(each) for each in view.channels],
         "writes": [
-            {"task_id": task, "channel": name, **_value(_written(name, plain(value)))}
+            {"task_id": task, "channel": name, **_value(_show_write(name, plain(value)))}
             for task, name, value in view.pending
         ],
     }
 
 
-def _written(channel: str, value: Any) -> Any:
+def _show_write(channel: str, value: Any) -> Any:
     """Return the value of a write; of one that is an error, what clients are told of it."""
     if channel != ERROR:
         return value
@@ -172,7 +172,7 @@ def _value(value: Any) -> dict[str, Any]:
     return {"beginning": text[:_SHOWN_BYTES].decode(errors="ignore"), "bytes": len(text)}
 
 
-def bounded(change: diff.Change) -> diff.Change:
+def truncate(change: diff.Change) -> diff.Change:
     """Return a change with its counts and at most ``_DIFF_MOST`` items of a kind, so that a page stays
     small."""
     if change["change"] != "list":
@@ -182,7 +182,7 @@ def bounded(change: diff.Change) -> diff.Change:
     return {**change, **cut, "counts": {kind: len(change[kind]) for kind in kinds}}
 
 
-def shortened(change: diff.Change) -> diff.Change:
+def shorten_values(change: diff.Change) -> diff.Change:
     """Return a change with large values as the beginning of their text."""
     out = dict(change)
     for side in ("before", "after"):

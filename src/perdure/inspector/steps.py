@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure.errors import BadSetting, GraphLoadError, NotAllowed, NotFound
 from perdure.inspector.access import Access
-from perdure.inspector.timeline import needed, number
+from perdure.inspector.timeline import number, require_parameter
 from perdure.langgraph.reading.graph_picture import draw
 from perdure.langgraph.reading.thread_messages import load_messages
 from perdure.langgraph.reading.thread_steps import load_calls, load_steps, show_step, way_of
@@ -30,7 +30,7 @@ async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the page.
     """
-    name, namespace = needed(asked, "id"), asked.get("namespace") or ""
+    name, namespace = require_parameter(asked, "id"), asked.get("namespace") or ""
     await access.thread(name)
     program = load_steps(
         Partition(access.tenant, name), access.handle.digest, namespace, number(asked, "before")
@@ -51,7 +51,7 @@ async def usage(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``cursor`` of the part before.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     await access.thread(name)
     after = _key(asked.get("cursor") or "")
     until = time.monotonic() + _SECONDS
@@ -79,7 +79,7 @@ async def conversation(access: Access, asked: Mapping[str, str]) -> dict[str, An
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default; ``cursor`` of the page before.
     """
-    name, namespace = needed(asked, "id"), asked.get("namespace") or ""
+    name, namespace = require_parameter(asked, "id"), asked.get("namespace") or ""
     row = await access.thread(name)
     program = load_messages(
         Partition(access.tenant, name),
@@ -101,10 +101,10 @@ async def picture(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     row = await access.thread(name)
     try:
-        async with access.drawn(row.graph_id, name) as graph:
+        async with access.open_to_draw(row.graph_id, name) as graph:
             return {"graph": await draw(graph), "reason": None}
     except (NotAllowed, NotFound, GraphLoadError, BadSetting) as error:
         return {"graph": None, "reason": str(error)}

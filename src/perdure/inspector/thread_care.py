@@ -17,7 +17,7 @@ from perdure.engine.queue import inbox
 from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError
 from perdure.inspector.access import Access
-from perdure.inspector.listing import run_shown
+from perdure.inspector.listing import describe_run
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.model.retention_policy import Retention, RetentionRules
@@ -37,7 +37,7 @@ async def care(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: Nothing.
     """
-    await access.listed()
+    await access.authorize_listing()
     policy = access.handle.retention.default
     return {
         "alert_bytes": WARN_BYTES,
@@ -61,7 +61,7 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         BadSetting: A parameter cannot be used.
     """
-    sees = await access.listed()
+    sees = await access.authorize_listing()
     what = asked.get("what") or ""
     if what not in LOOKS:
         raise BadSetting(f"what is one of {sorted(LOOKS)}, not {what[:40]!r}")
@@ -73,13 +73,13 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         async for step in steps:
             if step.partition is not None:
                 examined += 1
-                rows += await _looked(LOOKS[what], access, step.partition, asked)
+                rows += await _look_at(LOOKS[what], access, step.partition, asked)
             if time.monotonic() > until:
                 return {"rows": rows, "examined": examined, "cursor": step.place.cursor}
     return {"rows": rows, "examined": examined, "cursor": None}
 
 
-async def _looked(
+async def _look_at(
     look: Look, access: Access, partition: Partition, asked: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     try:
@@ -104,9 +104,9 @@ async def _sizes(access: Access, partition: Partition, asked: Mapping[str, str])
 
 
 async def _dead(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
-    found = await access.handle.arun(inbox.given_up(partition))
+    found = await access.handle.arun(inbox.read_failures(partition))
     return [
-        *({"kind": "run", **run_shown(run)} for run in found.runs),
+        *({"kind": "run", **describe_run(run)} for run in found.runs),
         *(
             {
                 "kind": "reply",
@@ -175,5 +175,5 @@ def _schema(url: str) -> dict[str, Any]:
         return {"version": None, "release": None, "pending": []}
     version, release = backend.schema_version(url), backend.SCHEMA_VERSION
     # A later release may have migrated the database while this process goes on to use it.
-    pending = backend.pending(url) if version <= release else []
+    pending = backend.plan_migration(url) if version <= release else []
     return {"version": version, "release": release, "pending": pending}

@@ -11,7 +11,7 @@ from perdure.engine.decoding import read_each
 from perdure.engine.threads import history, tags
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector.access import Access
-from perdure.inspector.listing import run_shown, shown
+from perdure.inspector.listing import describe_run, describe_thread
 from perdure.langgraph.call_records import is_of_calls
 from perdure.langgraph.reading.thread_messages import load_title
 from perdure.model.checkpoint import CheckpointRecord
@@ -37,14 +37,14 @@ async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     row = await access.thread(name)
     at = Partition(access.tenant, name)
     held = await access.handle.arun(_about(at))
     title = title_in(row.metadata)
     if not title and row.has_state and row.fault is None:
         title = await access.handle.arun(load_title(at, access.handle.digest))
-    return {**shown(row), **held, "title": title, "permissions": sorted(await access.permissions())}
+    return {**describe_thread(row), **held, "title": title, "permissions": sorted(await access.permissions())}
 
 
 async def timeline(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ async def timeline(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the page.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     await access.thread(name)
     before = number(asked, "before")
     program = _timeline(Partition(access.tenant, name), asked.get("namespace") or "", before)
@@ -68,12 +68,12 @@ async def branches(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     await access.thread(name)
     return await access.handle.arun(_branches(Partition(access.tenant, name), asked.get("namespace") or ""))
 
 
-def needed(asked: Mapping[str, str], name: str) -> str:
+def require_parameter(asked: Mapping[str, str], name: str) -> str:
     """Return a parameter of a request; raise ``BadSetting`` without it."""
     value = asked.get(name)
     if not value:
@@ -109,14 +109,14 @@ def _about(partition: Partition) -> Program[dict[str, Any]]:
             for tag in named
         ],
         "epoch": epochs[0].version if epochs else 0,
-        "queue": lane_shown(Lane.read(IN, inbox)),
-        "outbox": lane_shown(Lane.read(OUT, outbox)),
+        "queue": describe_lane(Lane.read(IN, inbox)),
+        "outbox": describe_lane(Lane.read(OUT, outbox)),
         "later_at": later[0].fields["due_at"] if later else None,
-        "runs": [run_shown(run) for run in read_each(partition, Run.read, runs)],
+        "runs": [describe_run(run) for run in read_each(partition, Run.read, runs)],
     }
 
 
-def lane_shown(lane: Lane) -> dict[str, Any]:
+def describe_lane(lane: Lane) -> dict[str, Any]:
     """Return the state of a queue as JSON data."""
     return {
         "pending": lane.pending,
@@ -150,7 +150,7 @@ def _timeline(partition: Partition, namespace: str, before: int | None) -> Progr
             {**_checkpoint(record), "tags": tagged.get(record.id, []), "tasks": _tasks(own)}
             for record, own in zip(page, writes, strict=True)
         ],
-        "runs": {run.id: run_shown(run) for run in runs},
+        "runs": {run.id: describe_run(run) for run in runs},
         "cursor": page[-1].seq if len(page) == PAGE else None,
     }
 

@@ -27,7 +27,7 @@ from perdure.errors import (
 from perdure.inspector import api
 from perdure.inspector.access import Access
 from perdure.inspector.pages import HEADERS, PATH, inspector_pages
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.web.guard import Guard
 
 _BODY_MAX = 4 * 1024 * 1024
@@ -56,10 +56,10 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
         return json_response(await api.view(access, request.path_params["name"], request.query_params))
 
     async def act(request: Request) -> Response:
-        return json_response(await api.act(access, request.path_params["name"], await given(request)))
+        return json_response(await api.act(access, request.path_params["name"], await read_body(request)))
 
     async def replay(request: Request) -> Response:
-        return json_response(await api.replay(access, await given(request)))
+        return json_response(await api.replay(access, await read_body(request)))
 
     async def to_page(request: Request) -> Response:
         return RedirectResponse(f"{PATH}/")
@@ -73,11 +73,15 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
             Mount(PATH, inspector_pages(), name="inspector"),
         ],
         middleware=[Middleware(Guard, loopback=loopback)],
-        exception_handlers={PerdureError: _refused, UnicodeEncodeError: _halved, Exception: _failed},
+        exception_handlers={
+            PerdureError: _answer_error,
+            UnicodeEncodeError: _refuse_surrogate,
+            Exception: _answer_failure,
+        },
     )
 
 
-async def given(request: Request) -> Mapping[str, Any]:
+async def read_body(request: Request) -> Mapping[str, Any]:
     """Return the JSON object that a request has as its body, with the ``tenant`` that its address names, if
     any; raise ``BadSetting`` for anything else."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
@@ -102,21 +106,21 @@ async def given(request: Request) -> Mapping[str, Any]:
 
 def json_response(value: object, status: int = 200) -> Response:
     """Return a response with a value as JSON, which no browser takes for a page."""
-    return Response(encoded(value), status, HEADERS, "application/json")
+    return Response(to_json(value), status, HEADERS, "application/json")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     for kind, status in _STATUS:
         if isinstance(error, kind):
             return json_response({"detail": str(error)}, status)
     return json_response({"detail": str(error)}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-async def _halved(request: Request, error: Exception) -> Response:
+async def _refuse_surrogate(request: Request, error: Exception) -> Response:
     return json_response({"detail": "a parameter is not valid Unicode"}, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _answer_failure(request: Request, error: Exception) -> Response:
     _log.error("a request failed", exc_info=error)
     detail = f"The inspector failed: {type(error).__name__}; its log has more."
     return json_response({"detail": detail}, HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -41,7 +41,7 @@ class StoredCheckpoints:
             woken = self._take()
         _raise_in(woken, error)
 
-    def stored(self, namespace: str, checkpoint_id: str) -> Future[None]:
+    def future_of(self, namespace: str, checkpoint_id: str) -> Future[None]:
         """Return a future that is done when a checkpoint is durable, or has the error with which its write,
         or one before it, failed."""
         waiting: Future[None] = Future()

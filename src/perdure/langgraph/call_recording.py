@@ -12,7 +12,7 @@ from perdure.langgraph.call_records import CallRecorder
 from perdure.langgraph.saver import PerdureSaver
 
 
-def recorded(graph: Pregel[Any, Any, Any, Any]) -> Pregel[Any, Any, Any, Any]:
+def record_calls(graph: Pregel[Any, Any, Any, Any]) -> Pregel[Any, Any, Any, Any]:
     """Return a copy of a compiled graph that records each call of a model or a tool with its step.
 
     Stored are digests of what is sent and the answer, in the commit that stores the step's result: no commit
@@ -24,7 +24,7 @@ def recorded(graph: Pregel[Any, Any, Any, Any]) -> Pregel[Any, Any, Any, Any]:
     """
     if not isinstance(graph.checkpointer, PerdureSaver):
         raise TypeError(
-            "recorded(graph) needs a graph with a checkpointer of Perdure: "
+            "record_calls(graph) needs a graph with a checkpointer of Perdure: "
             "compile(checkpointer=db.checkpointer())"
         )
     saver, recorder = copy(graph.checkpointer), CallRecorder()

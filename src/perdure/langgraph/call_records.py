@@ -62,7 +62,7 @@ class CallRecord:
     is_over: bool = False
     questions: Sequence[Any] | None = None
 
-    def stored(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return the call as it is stored."""
         out: dict[str, Any] = {"kind": self.kind, "name": self.name, "parts": dict(self.parts)}
         if self.error is not None:

@@ -36,7 +36,7 @@ class Codec:
         if not self.name:
             object.__setattr__(self, "name", f"{self.type.__module__}.{self.type.__qualname__}")
 
-    def dumped(self, value: Any) -> Any:
+    def dump_value(self, value: Any) -> Any:
         """Return the stored form of a value; raise ``Unserialisable`` if ``dump`` fails."""
         try:
             return self.dump(value)

@@ -88,25 +88,25 @@ class Encoder:
         self.is_again = True
         room = max(0, self.budget - ops)
 
-        def encoded(reuse: Reuse) -> tuple[R, tuple[Check, ...] | None]:
+        def attempt(reuse: Reuse) -> tuple[R, tuple[Check, ...] | None]:
             encoding = self._last = Encoding(serde or self.serde, self.digest, self.cache, basis, reuse=reuse)
             return write(encoding), encoding.proof(room)
 
         for reuse in (Reuse.ALL, Reuse.OF_ROOT):
-            written, checks = encoded(reuse)
+            written, checks = attempt(reuse)
             if checks is not None:
                 return written, checks
         # There is no room for any proof, so every chunk is stored again, before the commit.
-        return encoded(Reuse.NONE)[0], ()
+        return attempt(Reuse.NONE)[0], ()
 
     @property
     def chunks(self) -> Mapping[bytes, bytes]:
         """The chunks that the last draft adds."""
         return {} if self._last is None else self._last.chunks
 
-    def frozen(self) -> Mapping[tuple[str, str], Frozen]:
+    def freeze(self) -> Mapping[tuple[str, str], Frozen]:
         """Return the values of channels as the last draft encoded them."""
-        return {} if self._last is None else self._last.frozen()
+        return {} if self._last is None else self._last.freeze()
 
     def acknowledge(self, record: CheckpointRecord | None = None) -> None:
         """Update the cache from the last draft: the write is durable. ``record`` is the checkpoint, if it
@@ -143,7 +143,7 @@ class CheckpointPlan:
             return
         self._is_frozen = True
         values = self.checkpoint["channel_values"]
-        frozen = {channel: value for (_, channel), value in self.encoder.frozen().items()}
+        frozen = {channel: value for (_, channel), value in self.encoder.freeze().items()}
         try:
             unchanged = self.checkpoint["channel_versions"].keys() - self.new_versions.keys()
             for channel in values.keys() - (unchanged if self._follows_load else set()) - frozen.keys():
@@ -233,9 +233,9 @@ class CheckpointPlan:
         if self.beside is not None or channels <= self.new_versions.keys():
             return self.beside
         name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
-        if is_known and loop is not None and (known := loop.built_on(name, generation)) is not None:
+        if is_known and loop is not None and (known := loop.find_base(name, generation)) is not None:
             return known
-        return (yield from self._stored(name))
+        return (yield from self._read_stored(name))
 
     def _cross_schema(
         self, base: CheckpointRecord | None, place: translate.CheckpointPosition
@@ -248,7 +248,7 @@ class CheckpointPlan:
             name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
             older = loop.base if loop is not None and loop.base is not None and loop.base.id == name else None
             if older is None:
-                older = yield from self._stored(name)
+                older = yield from self._read_stored(name)
         if older is None or not migration.is_due(older):
             return None
         deltas = translate.delta_channels(self.metadata).keys() - self.checkpoint["channel_values"].keys()
@@ -262,9 +262,9 @@ class CheckpointPlan:
             carried={},
             cut=False,
         )
-        return (yield from migration.crossing(self.encoder.partition, older, new))
+        return (yield from migration.plan_crossing(self.encoder.partition, older, new))
 
-    def _stored(self, name: str | None) -> Program[CheckpointRecord | None]:
+    def _read_stored(self, name: str | None) -> Program[CheckpointRecord | None]:
         """Return a checkpoint as it is stored, under the present names."""
         if name is None:
             return None
@@ -313,7 +313,7 @@ class WritesPlan:
     _last: tuple[PendingWrite, ...] = ()
 
     @contextmanager
-    def noting_outcome(self) -> Iterator[None]:
+    def note_outcome(self) -> Iterator[None]:
         """Tell those who wait for the statements if they were made."""
         try:
             yield
@@ -372,7 +372,7 @@ class WritesPlan:
             if serde.types.is_open:
                 raise refused
             try:
-                draft = self._draft(basis, serde.opened())
+                draft = self._draft(basis, serde.with_imported_types())
             except PerdureError:
                 raise refused from None
         place = f"thread {self.encoder.partition.thread!r}, checkpoint {self.checkpoint_id}"

@@ -16,7 +16,7 @@ from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.schema.schema import Schema
 from perdure.schema.steps import ChannelConverted
 
@@ -33,7 +33,7 @@ class Replay(NamedTuple):
         """Return the value that the replay starts from."""
         return converted.value(self.payloads[self.carried.seed or b""], self.steps(self.carried.schema))
 
-    def written(self, converted: Converted, write: CarriedWrite) -> Any:
+    def read_update(self, converted: Converted, write: CarriedWrite) -> Any:
         """Return the update of a write."""
         return converted.update(self.payloads[write.ref], self.steps(write.schema))
 
@@ -58,20 +58,20 @@ def read_replays(
         generation: As for ``delta_history``.
     """
 
-    def named(channel: str, version: int) -> str | None:
+    def find_former(channel: str, version: int) -> str | None:
         return schema.since(version).former(channel)
 
     def steps(channel: str) -> Callable[[int], list[ChannelConverted]]:
-        return lambda version: schema.since(version).conversions(named(channel, version) or channel)
+        return lambda version: schema.since(version).conversions(find_former(channel, version) or channel)
 
-    found = yield from history.delta_history(partition, record, channels, named, generation=generation)
+    found = yield from history.delta_history(partition, record, channels, find_former, generation=generation)
     refs: dict[str, bytes] = {}
     for name, carried in found.items():
         if carried.seed is not None:
             refs[f"{name}\0seed"] = carried.seed
         refs.update((f"{name}\0{i}", write.ref) for i, write in enumerate(carried.writes))
     trees, _ = yield from resolve(partition, refs, digest)
-    payloads = {ref: joined(trees[key]) for key, ref in refs.items()}
+    payloads = {ref: join_tree(trees[key]) for key, ref in refs.items()}
     return {name: Replay(carried, payloads, steps(name)) for name, carried in found.items()}
 
 
@@ -89,7 +89,7 @@ def to_history(
     out: dict[str, DeltaChannelHistory] = {}
     with noted(partition, record.id):
         for channel, replay in replays.items():
-            writes = [(w.task_id, channel, replay.written(converted, w)) for w in replay.carried.writes]
+            writes = [(w.task_id, channel, replay.read_update(converted, w)) for w in replay.carried.writes]
             entry: DeltaChannelHistory = {"writes": writes}
             if replay.carried.seed is not None:
                 entry["seed"] = replay.seed(converted)
@@ -97,7 +97,7 @@ def to_history(
     return out
 
 
-def carried_over(
+def carry_over(
     replays: Mapping[str, Replay], converted: Converted, encode: Callable[[Any], bytes]
 ) -> dict[str, Carried]:
     """Return the histories as a checkpoint of the present version carries them.
@@ -114,7 +114,7 @@ def carried_over(
         if seed is not None and replay.steps(carried.schema):
             seed = encode(replay.seed(converted))
         writes = (
-            write._replace(ref=encode(replay.written(converted, write)))
+            write._replace(ref=encode(replay.read_update(converted, write)))
             if replay.steps(write.schema)
             else write
             for write in carried.writes

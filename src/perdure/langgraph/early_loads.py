@@ -16,7 +16,7 @@ _KEPT: ContextVar[bool] = ContextVar("early_load_kept", default=False)
 
 
 @contextmanager
-def kept_for_the_next() -> Iterator[None]:
+def keep_for_next_load() -> Iterator[None]:
     """Leave what loads within it are answered with for the load that follows: for a caller that looks at a
     thread before a run's first step. What another writer stores in between refuses that step, as ever."""
     token = _KEPT.set(True)

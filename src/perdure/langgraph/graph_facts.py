@@ -154,7 +154,7 @@ def steps(bound: Any) -> Iterator[Any]:
         yield bound
 
 
-def unwrapped(function: Any) -> Callable[..., Any]:
+def unwrap(function: Any) -> Callable[..., Any]:
     """Return the function that a user wrote, without partial objects and decorators that name it."""
     while True:
         if isinstance(function, functools.partial):
@@ -177,7 +177,7 @@ def tool_functions(tool: Any) -> list[Callable[..., Any]]:
         for name in ("_run", "_arun")
         if getattr(type(tool), name) is not getattr(BaseTool, name)
     ]
-    return [unwrapped(each) for each in own]
+    return [unwrap(each) for each in own]
 
 
 def _channel(
@@ -230,7 +230,7 @@ def _node(name: str, bound: Runnable[Any, Any]) -> NodeFacts:
 def _functions_of(holder: Any, names: tuple[str, str]) -> list[Callable[..., Any]]:
     given = [getattr(holder, name, None) for name in names]
     own = [function for function in given if function is not None and not _is_executor(function)]
-    return list(dict.fromkeys(unwrapped(function) for function in own))
+    return list(dict.fromkeys(unwrap(function) for function in own))
 
 
 def _is_executor(function: Any) -> bool:

@@ -96,7 +96,7 @@ class Loop:
         if self.lost is not None:
             raise _bare(self.lost)
 
-    def built_on(self, parent: str | None, generation: int) -> CheckpointRecord | None:
+    def find_base(self, parent: str | None, generation: int) -> CheckpointRecord | None:
         """Return the checkpoint whose references may be reused for a put on ``parent``, if any."""
         base = self.base
         return base if base is not None and base.id == parent and self.generation == generation else None
@@ -177,13 +177,13 @@ def plain(thread: object) -> str:
     return str.__str__(thread) if isinstance(thread, str) else str(thread)
 
 
-def carried(configurable: Mapping[str, Any]) -> ThreadId | None:
+def read_carrier(configurable: Mapping[str, Any]) -> ThreadId | None:
     """Return the thread's id in a config, if it carries something."""
     thread = configurable.get("thread_id")
     return thread if isinstance(thread, ThreadId) else None
 
 
-def leased(thread: ThreadId | None) -> ThreadId | None:
+def lease_of(thread: ThreadId | None) -> ThreadId | None:
     """Return the id with the lease and the journal of a run, and without its loop; ``None`` if there is no
     lease."""
     if thread is None or thread.epoch is None:
@@ -193,7 +193,7 @@ def leased(thread: ThreadId | None) -> ThreadId | None:
     return leased
 
 
-def holding(
+def with_lease(
     configurable: Mapping[str, Any], epoch: int, journal: object = None, taking: Taking | None = None
 ) -> dict[str, Any]:
     """Return the configurable values for a caller that holds the thread's lease.
@@ -273,7 +273,7 @@ class Loops:
             namespace: The namespace of the call.
             configurable: The config's values.
         """
-        thread = carried(configurable)
+        thread = read_carrier(configurable)
         # A loop's config has ``checkpoint_id``, possibly ``None``; a config made by a caller may lack it.
         if thread is not None and "checkpoint_id" in configurable:
             loop = thread.loop

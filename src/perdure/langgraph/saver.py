@@ -64,7 +64,7 @@ class PerdureSaver(SaverPrograms):
     def with_allowlist(self, extra_allowlist: Collection[TypeName]) -> PerdureSaver:
         """Return the same saver with more types allowed; it shares this one's caches."""
         clone = copy(self)
-        clone._migration = self._migration.with_serde(self._packer.allowing(extra_allowlist))
+        clone._migration = self._migration.with_serde(self._packer.with_types(extra_allowlist))
         return clone
 
     def declare(self, types: Collection[type], place: str) -> None:
@@ -74,7 +74,7 @@ class PerdureSaver(SaverPrograms):
             types: The types.
             place: A format with one field, with which errors show where options of this saver are passed.
         """
-        serde = Serde(self._packer.types.allowing(types, place), codecs=self._packer.codecs)
+        serde = Serde(self._packer.types.with_types(types, place), codecs=self._packer.codecs)
         self._migration = self._migration.with_serde(serde)
 
     @property
@@ -288,7 +288,7 @@ class PerdureSaver(SaverPrograms):
         at = self._address(config)
         try:
             plan = self._plan_writes(at, writes, task_id, task_path)
-            with plan.noting_outcome():
+            with plan.note_outcome():
                 for given in plan.given:
                     given.wait_for_parent()
                 run(self._store_writes(at, plan), self._driver)
@@ -317,7 +317,7 @@ class PerdureSaver(SaverPrograms):
             raise
 
     async def _aput_writes(self, at: Address, plan: WritesPlan) -> None:
-        with plan.noting_outcome():
+        with plan.note_outcome():
             for given in plan.given:
                 await given.await_parent()
             await self._steps.store_writes(

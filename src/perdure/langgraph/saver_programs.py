@@ -32,7 +32,7 @@ from perdure.engine.threads import checkpoint_loading, checkpoints, copying, his
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, resolve
 from perdure.engine.threads.steering import Taking
 from perdure.engine.threads.thread_state import View, is_older
-from perdure.engine.threads.undisturbed import undisturbed
+from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, NotAllowed, NotFound, OtherGraph, TypeNotAllowed, Unserialisable
 from perdure.langgraph import translate
@@ -43,7 +43,7 @@ from perdure.langgraph.commit_plans import CheckpointPlan, Encoder, WritesPlan, 
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.given_statements import GivenStatements, statements_of, take
 from perdure.langgraph.listing import CheckpointListing, WholeListing
-from perdure.langgraph.loop_state import Loop, Loops, ThreadId, leased, plain
+from perdure.langgraph.loop_state import Loop, Loops, ThreadId, lease_of, plain
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.step_commits import Planned, StepCommits
@@ -59,7 +59,7 @@ from perdure.model.program import Program, advance
 from perdure.model.record_versions import first_version
 from perdure.model.records import Key, Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.model.write_records import NULL_TASK, RESUME
 from perdure.schema.schema import Schema
 from perdure.storage.port import Answers, Driver, MakesStatements
@@ -176,7 +176,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         step = advance(self._get({"configurable": {"thread_id": thread_id, "checkpoint_ns": ROOT}}))
         return step if isinstance(step, Fetch) else None
 
-    def loaded(self, load: Fetch, answers: Answers) -> None:
+    def take_load(self, load: Fetch, answers: Answers) -> None:
         """Take the answer to ``load_of``, read after a run's claim, for the first load under its lease."""
         self._early.add(load, answers)
 
@@ -241,7 +241,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         wanted = {f"{name}|{i}": w.ref for name, writes in found.items() for i, w in enumerate(writes)}
         trees, _ = yield from resolve(partition, wanted, self._digest)
         return {
-            name: [(w, self._packer.value(*joined(trees[f"{name}|{i}"]))) for i, w in enumerate(writes)]
+            name: [(w, self._packer.value(*join_tree(trees[f"{name}|{i}"]))) for i, w in enumerate(writes)]
             for name, writes in found.items()
         }
 
@@ -272,7 +272,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             at = self._address(config)
             root = self._loops.here(at.partition)
             asking = None if root is None or root.base is None else root.base.id
-            begun = partial(self._begun_by_listing, at, translate.run_of(config))
+            begun = partial(self._begin_by_listing, at, translate.run_of(config))
             if at.namespace is None and at.checkpoint_id is None:
                 return WholeListing(self._tenant, filter, before, limit, at.partition, begun)
             return CheckpointListing(at, filter, before, limit, asking, begun)
@@ -283,13 +283,13 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             )
         return WholeListing(self._tenant, filter, before, limit)
 
-    def _begun_by_listing(
+    def _begin_by_listing(
         self, at: Address, run_id: object, record: CheckpointRecord, writes: tuple[PendingWrite, ...]
     ) -> ThreadId | None:
         """Return the thread's id that a listed checkpoint's config carries. If a run starts from an old
         checkpoint, LangGraph begins the loop of a subgraph with one; that loop writes under the run's lease.
         """
-        held = leased(at.thread)
+        held = lease_of(at.thread)
         if record.namespace == ROOT:
             return held
         loop = self._loops.start(
@@ -320,7 +320,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if not channels:
             return {}
         at = self._address(config)
-        return (yield from undisturbed(at.partition, partial(self._delta_at, at, channels)))
+        return (yield from read_undisturbed(at.partition, partial(self._delta_at, at, channels)))
 
     def _delta_at(self, at: Address, channels: Sequence[str]) -> Program[Mapping[str, DeltaChannelHistory]]:
         found = yield from checkpoint_loading.load(at.partition, at.namespace or "", at.checkpoint_id)
@@ -492,12 +492,12 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         calls = recorder.take(task_id)
         if not calls:
             return writes
-        stored = [self._storable(call).stored() for call in calls]
+        stored = [self._storable(call).dump() for call in calls]
         return [*writes, (channel_of(writes), stored)]
 
     def _storable(self, call: CallRecord) -> CallRecord:
         try:
-            self._packer.payload(call.stored())
+            self._packer.payload(call.dump())
         except (TypeNotAllowed, Unserialisable):
             return call.without_answer()
         return call
@@ -517,7 +517,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             first_version=self._first_version(),
             budget=self._budget,
             on_older=self._report_older,
-            taking=_taken_with(at, plan),
+            taking=_take_with(at, plan),
             consumed=_find_consumed(at, plan),
             statements=plan.statements,
             at=(namespace, plan.checkpoint_id),
@@ -584,7 +584,7 @@ def _find_consumed(at: Address, plan: WritesPlan) -> list[Key]:
     return [(*place, NULL_TASK, WRITES_IDX_MAP[RESUME]) for place in places]
 
 
-def _taken_with(at: Address, plan: WritesPlan) -> Taking | None:
+def _take_with(at: Address, plan: WritesPlan) -> Taking | None:
     """Return the messages that a run takes with a task's writes: if the task holds any, and these are its
     result and not its error or interrupt, with which it gives them back."""
     taking = None if at.thread is None or plan.namespace != ROOT else at.thread.taking
@@ -595,6 +595,6 @@ def _taken_with(at: Address, plan: WritesPlan) -> Taking | None:
     if not channels.isdisjoint((ERROR, INTERRUPT)):
         taking.offer(plan.task_id, ())
     elif not channels <= WRITES_IDX_MAP.keys():
-        taking.written(plan.task_id)
+        taking.note_written(plan.task_id)
         return taking
     return None

@@ -27,7 +27,7 @@ from perdure.engine.transact import Budget
 from perdure.errors import StatementRefused, TooLarge, Unavailable, Unserialisable
 from perdure.langgraph.translate import Address
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.merged_commits import merged
+from perdure.model.merged_commits import merge
 from perdure.model.ops import Commit, Committed
 from perdure.model.program import Program, ProgramResult, advance, resume
 from perdure.model.records import Partition
@@ -245,7 +245,7 @@ class StepCommits:
         return step.is_stored
 
     async def _commit(self, parts: list[_Part]) -> bool:
-        commit = merged(part.commit for part in parts)
+        commit = merge(part.commit for part in parts)
         if commit is None or not self._budget.holds(commit.ops):
             return False
         try:

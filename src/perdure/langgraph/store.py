@@ -36,7 +36,7 @@ from perdure.engine.items import item_writes, items, nearest_items
 from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
-from perdure.langgraph.store_arguments import as_seen, checked_ttl, together, validate_all
+from perdure.langgraph.store_arguments import as_seen, check_ttl, together, validate_all
 from perdure.langgraph.store_puts import ItemName, Puts, last_puts
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
@@ -111,7 +111,7 @@ class PerdureStore(BaseStore):
         clock: Clock = _CLOCK,
         index: SearchIndex | None = None,
     ) -> None:
-        self.ttl_config = checked_ttl(ttl)
+        self.ttl_config = check_ttl(ttl)
         self._index = index
         self._driver = driver
         self._tenant = tenant
@@ -261,11 +261,11 @@ class PerdureStore(BaseStore):
             hits = yield from self._search(asked[0][1], now, embedded)
             for number, (place, op) in enumerate(asked):
                 # A caller may change its result, so each gets values of its own.
-                results[place] = [_found(hit if number == 0 else _again(hit)) for hit in hits]
+                results[place] = [_to_search_item(hit if number == 0 else _again(hit)) for hit in hits]
                 for hit in hits if op.refresh_ttl else ():
                     touch(partition_of(self._tenant, hit.labels), hit.record)
 
-        def listing(asked: list[tuple[int, ListNamespacesOp]]) -> Program[None]:
+        def list_namespaces(asked: list[tuple[int, ListNamespacesOp]]) -> Program[None]:
             listed = yield from self._list(asked[0][1], now)
             for place, _ in asked:
                 results[place] = list(listed)
@@ -276,7 +276,7 @@ class PerdureStore(BaseStore):
             # the garbage collector looks again and again at each object that lives.
             *([_one_by_one(gets)] if gets and self._driver.capabilities.is_local else gets),
             *map(search, _searches(ops)),
-            *map(listing, _listings(ops)),
+            *map(list_namespaces, _listings(ops)),
         ]
         yield [
             items.renew(partition, list(zip(left, _versions(), strict=False)), now, self._budget)
@@ -325,7 +325,7 @@ class PerdureStore(BaseStore):
         return item_writes.commit_if_unchanged(partition, writes, seen_as, self._budget)
 
     def _search(self, op: SearchOp, now: int, embedded: Embedded) -> Program[list[items.Hit[dict[str, Any]]]]:
-        wanted = filters.checked(op.filter or {})
+        wanted = filters.parse_filter(op.filter or {})
 
         def judge(labels: Labels, record: Record) -> dict[str, Any] | None:
             value = unpack(record.body, ItemName(record.key[0], labels))
@@ -366,7 +366,7 @@ class PerdureStore(BaseStore):
             self._tenant,
             prefix,
             judge,
-            holding=filters.holding(wanted),
+            holding=filters.find_patterns(wanted),
             bounds=filters.bounds(wanted),
             offset=op.offset,
             limit=op.limit,
@@ -459,7 +459,7 @@ def _item(labels: Labels, record: Record) -> Item:
     )
 
 
-def _found(hit: items.Hit[dict[str, Any]]) -> SearchItem:
+def _to_search_item(hit: items.Hit[dict[str, Any]]) -> SearchItem:
     (key,), fields = hit.record.key, hit.record.fields
     return SearchItem(
         namespace=hit.labels,

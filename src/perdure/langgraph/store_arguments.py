@@ -127,7 +127,7 @@ def _in_range(**numbers: int) -> None:
             raise ValueError(f"{name} is 0 or more, not {number}")
 
 
-def checked_ttl(ttl: TTLConfig | None) -> TTLConfig | None:
+def check_ttl(ttl: TTLConfig | None) -> TTLConfig | None:
     """Return the settings; raise ``ValueError`` for an unknown one, or a time that is none."""
     if ttl is None:
         return None

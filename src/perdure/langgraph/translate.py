@@ -23,7 +23,7 @@ from perdure.langgraph.cache.encoding import Encoding
 from perdure.langgraph.cache.gc_pause import collection_paused
 from perdure.langgraph.cache.known_chunks import HeadRefs
 from perdure.langgraph.cache.thread_cache import ThreadCache
-from perdure.langgraph.loop_state import ThreadId, carried, plain
+from perdure.langgraph.loop_state import ThreadId, plain, read_carrier
 from perdure.langgraph.values import value_errors
 from perdure.langgraph.values.serde import Serde
 from perdure.model import well_formed
@@ -32,7 +32,7 @@ from perdure.model.heads import ROOT, UNVERSIONED
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.model.values.packs import Runs
 
 _CHECKPOINT_KEYS = frozenset(
@@ -63,7 +63,7 @@ def address(tenant: str, config: RunnableConfig) -> Address:
     partition = Partition(tenant, plain(thread_id))
     namespace, checkpoint_id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id") or None
     require_text(*partition, namespace or "", checkpoint_id or "")
-    thread = carried(configurable)
+    thread = read_carrier(configurable)
     epoch = None if thread is None else thread.epoch
     return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, namespace)
 
@@ -313,9 +313,12 @@ def read_values(
                         are_roots=are_roots,
                     )
                 )
-            out = [(w.task_id, w.channel, serde.value(*joined(trees[n]))) for n, w in _named(record, pending)]
+            out = [
+                (w.task_id, w.channel, serde.value(*join_tree(trees[n])))
+                for n, w in _name_writes(record, pending)
+            ]
         except Unreadable as error:
-            new.update((write.channel, trees[name]) for name, write in _named(record, pending))
+            new.update((write.channel, trees[name]) for name, write in _name_writes(record, pending))
             raise value_errors.on_read(serde, error, new) from error
     cache.see(record.namespace, HeadRefs(record.id, record.refs))
     blocks = reader.runs_for(expansion.used) if own else None
@@ -346,12 +349,12 @@ def read_page(
     decoder = ListingDecoder(serde)
     out: list[Values] = []
     for record in records:
-        named = list(_named(record, writes[record.id]))
+        named = list(_name_writes(record, writes[record.id]))
         held = {channel: trees[f"{record.id}\0{channel}"] for channel in record.refs}
         with noted(partition, record.id), collection_paused:
             try:
                 values = {channel: decoder.value(tree) for channel, tree in held.items()}
-                pending = [(w.task_id, w.channel, serde.value(*joined(trees[name]))) for name, w in named]
+                pending = [(w.task_id, w.channel, serde.value(*join_tree(trees[name]))) for name, w in named]
             except Unreadable as error:
                 held.update((write.channel, trees[name]) for name, write in named)
                 raise value_errors.on_read(serde, error, held) from error
@@ -359,12 +362,14 @@ def read_page(
     return out
 
 
-def _named(record: CheckpointRecord, writes: Iterable[PendingWrite]) -> Iterator[tuple[str, PendingWrite]]:
+def _name_writes(
+    record: CheckpointRecord, writes: Iterable[PendingWrite]
+) -> Iterator[tuple[str, PendingWrite]]:
     return ((f"{record.id}\0\0{position}", write) for position, write in enumerate(writes))
 
 
 def _write_refs(record: CheckpointRecord, writes: Iterable[PendingWrite]) -> dict[str, bytes]:
-    return {name: write.ref for name, write in _named(record, writes)}
+    return {name: write.ref for name, write in _name_writes(record, writes)}
 
 
 class noted:  # noqa: N801 - read as a statement: with noted(…)

@@ -10,7 +10,7 @@ from perdure.memory.extraction import (
 from perdure.memory.facts import Fact, Remembered, ThreadSummary
 from perdure.memory.memory import Memory, ausers, users
 from perdure.memory.policy import MemoryPolicy, UserOf, verified_user
-from perdure.memory.recall import RECALL_ID, recalled
+from perdure.memory.recall import RECALL_ID, compose_recall
 from perdure.memory.tools import memory_tools
 from perdure.memory.users import namespace_of
 
@@ -28,9 +28,9 @@ __all__ = [
     "ThreadSummary",
     "UserOf",
     "ausers",
+    "compose_recall",
     "memory_tools",
     "namespace_of",
-    "recalled",
     "users",
     "verified_user",
 ]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from perdure.memory.facts import Fact
 
 
-def relinked(facts: Sequence[Fact], gone: set[str]) -> list[Fact]:
+def relink(facts: Sequence[Fact], gone: set[str]) -> list[Fact]:
     """Return the facts that stay and are changed by a removal, as they are after it.
 
     Args:

@@ -19,7 +19,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 
 from perdure.errors import ExtractionRefused
-from perdure.memory.facts import TEXT_MAX, Fact, aware, checked_text
+from perdure.memory.facts import TEXT_MAX, Fact, aware, clean_text
 from perdure.memory.recall import plain_line
 
 EXTRACTION_PROMPT = """\
@@ -109,11 +109,11 @@ class ModelExtractor:
         known = "\n".join(f"{n}. {plain_line(fact.text)}" for n, fact in enumerate(request.known, 1))
         filling = {"{facts}": known or "(none)", "{messages}": request.messages}
         filling["{today}"] = datetime.now(UTC).date().isoformat()
-        answer = await self._model.ainvoke([HumanMessage(filled(self._prompt, filling))])
-        return parsed(answer.text, request.known)
+        answer = await self._model.ainvoke([HumanMessage(fill(self._prompt, filling))])
+        return parse_facts(answer.text, request.known)
 
 
-def filled(prompt: str, filling: dict[str, str]) -> str:
+def fill(prompt: str, filling: dict[str, str]) -> str:
     """Return a prompt with its slots filled. What is filled in is not looked at for further slots."""
     out, rest = "", prompt
     while True:
@@ -125,7 +125,7 @@ def filled(prompt: str, filling: dict[str, str]) -> str:
         rest = rest[at + len(slot) :]
 
 
-def parsed(answer: str, known: Sequence[Fact]) -> list[ExtractedFact]:
+def parse_facts(answer: str, known: Sequence[Fact]) -> list[ExtractedFact]:
     """Return the facts of a model's answer, which may stand in a block of Markdown.
 
     Args:
@@ -150,7 +150,7 @@ def parsed(answer: str, known: Sequence[Fact]) -> list[ExtractedFact]:
     return [_fact(entry, known) for entry in entries]
 
 
-async def extracted(extract: Extract, request: ExtractionRequest) -> list[ExtractedFact]:
+async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[ExtractedFact]:
     """Return the checked result of an extractor.
 
     Raises:
@@ -168,7 +168,7 @@ async def extracted(extract: Extract, request: ExtractionRequest) -> list[Extrac
         raise ExtractionRefused("an extractor returns a list of ExtractedFact; nothing was remembered")
     for fact in result:
         try:
-            checked_text(fact.text, TEXT_MAX)
+            clean_text(fact.text, TEXT_MAX)
             if fact.valid_from is not None:
                 aware(fact.valid_from, "valid_from")
         except (TypeError, ValueError) as error:

@@ -65,7 +65,7 @@ class Fact:
         """Return True if the fact was a current one at a time."""
         return self.known_from <= at and (self.known_until is None or at < self.known_until)
 
-    def stored(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return the fact as the value of an item, without its id, which is the item's key."""
         return {
             "kind": "fact",
@@ -73,9 +73,9 @@ class Fact:
             "current": self.is_current,
             "thread": self.thread,
             "message": self.message,
-            "valid_from": _written(self.valid_from),
-            "known_from": _written(self.known_from),
-            "known_until": _written(self.known_until),
+            "valid_from": _format_time(self.valid_from),
+            "known_from": _format_time(self.known_from),
+            "known_until": _format_time(self.known_until),
             "superseded_by": self.superseded_by,
             "supersedes": list(self.supersedes),
         }
@@ -120,9 +120,9 @@ class ThreadSummary:
         """The thread, by which the summary is forgotten."""
         return self.thread
 
-    def stored(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return the summary as the value of an item, whose key is the thread."""
-        return {"kind": "summary", "text": self.text, "current": True, "at": _written(self.at)}
+        return {"kind": "summary", "text": self.text, "current": True, "at": _format_time(self.at)}
 
     @classmethod
     def read(cls, key: str, value: Mapping[str, Any]) -> ThreadSummary:
@@ -137,7 +137,7 @@ class ThreadSummary:
 
 def mark(at: datetime) -> dict[str, Any]:
     """Return the value that takes the place of a forgotten fact or summary. It has nothing of the text."""
-    return {"kind": _FORGOTTEN, "current": False, "at": _written(at)}
+    return {"kind": _FORGOTTEN, "current": False, "at": _format_time(at)}
 
 
 def is_mark(value: Mapping[str, Any]) -> bool:
@@ -176,7 +176,7 @@ def fact_id(text: str, number: int) -> str:
     return str(uuid5(_FACTS, f"{number}\0{same_text(text)}"))
 
 
-def checked_text(text: object, most: int) -> str:
+def clean_text(text: object, most: int) -> str:
     """Return a text without blanks around it.
 
     Raises:
@@ -225,5 +225,5 @@ def _readable(key: str, what: str) -> Iterator[None]:
         raise Corrupt(f"the item {key!r} is no {what} that this release can read") from error
 
 
-def _written(at: datetime | None) -> str | None:
+def _format_time(at: datetime | None) -> str | None:
     return None if at is None else at.astimezone(UTC).isoformat()

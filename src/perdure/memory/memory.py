@@ -160,11 +160,11 @@ class Memory:
             known_at: Return those that were current at this time instead.
             history: True to return superseded and retracted ones, too.
         """
-        return _chosen(self._run(programs.facts(self._place)), known_at, history=history)
+        return _choose(self._run(programs.facts(self._place)), known_at, history=history)
 
     async def afacts(self, *, known_at: datetime | None = None, history: bool = False) -> list[Fact]:
         """See ``facts``."""
-        return _chosen(await self._arun(programs.facts(self._place)), known_at, history=history)
+        return _choose(await self._arun(programs.facts(self._place)), known_at, history=history)
 
     def retract(self, id: str) -> Fact:  # noqa: A002 - the field's name
         """Close a fact that is not true any more, and has no successor; it stays in the history.
@@ -260,20 +260,20 @@ class Memory:
     def export(self) -> dict[str, Any]:
         """Return all that is known of the user, with its history, as plain JSON data."""
         found = self._run(programs.facts(self._place)), self._run(programs.summaries(self._place))
-        return self._exported(*found)
+        return self._build_export(*found)
 
     async def aexport(self) -> dict[str, Any]:
         """See ``export``."""
         place = self._place
         found = await self._arun(programs.facts(place)), await self._arun(programs.summaries(place))
-        return self._exported(*found)
+        return self._build_export(*found)
 
-    def _exported(self, facts: Sequence[Fact], summaries: Sequence[ThreadSummary]) -> dict[str, Any]:
+    def _build_export(self, facts: Sequence[Fact], summaries: Sequence[ThreadSummary]) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "user": self.user,
-            "facts": [{"id": fact.id, **fact.stored()} for fact in facts],
-            "summaries": [{"thread": summary.thread, **summary.stored()} for summary in summaries],
+            "facts": [{"id": fact.id, **fact.dump()} for fact in facts],
+            "summaries": [{"thread": summary.thread, **summary.dump()} for summary in summaries],
         }
 
     def _run(self, steps: Steps[R]) -> R:
@@ -301,7 +301,7 @@ def _question(query: str | None, k: int, offset: int, filter: Mapping[str, Any] 
     return FactQuery(query=query, most=k, offset=offset, fields=filter)
 
 
-def _chosen(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) -> list[Fact]:
+def _choose(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) -> list[Fact]:
     if known_at is not None and history:
         raise ValueError("history=True returns the facts of all times; leave out known_at")
     if known_at is not None:
@@ -310,7 +310,7 @@ def _chosen(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) 
     return [fact for fact in facts if history or fact.is_current]
 
 
-def _timed(store: BaseStore, ops: Sequence[Op]) -> list[Op]:
+def _add_ttl(store: BaseStore, ops: Sequence[Op]) -> list[Op]:
     """Return the operations with the store's own time to live, which only its methods for single ones add."""
     ttl = store.ttl_config or {}
     default, refresh = ttl.get("default_ttl"), ttl.get("refresh_on_read", True)
@@ -343,12 +343,12 @@ def _run(store: BaseStore, steps: Steps[R]) -> R:
     step = advance(steps)
     while not isinstance(step, ProgramResult):
         if not isinstance(step, FactChange):
-            answer: Any = store.batch(_timed(store, step))
+            answer: Any = store.batch(_add_ttl(store, step))
         elif isinstance(store, ConditionalStore):
-            answer = store.put_if_unchanged(_timed_puts(store, step), step.seen)
+            answer = store.put_if_unchanged(_add_ttl_to_puts(store, step), step.seen)
         else:
             answer = _is_as_seen(step, store.batch(_reads(step)))
-            store.batch(_timed_puts(store, step) if answer else [])
+            store.batch(_add_ttl_to_puts(store, step) if answer else [])
         step = advance(steps, answer)
     return step.result
 
@@ -357,18 +357,18 @@ async def _arun(store: BaseStore, steps: Steps[R]) -> R:
     step = advance(steps)
     while not isinstance(step, ProgramResult):
         if not isinstance(step, FactChange):
-            answer: Any = await store.abatch(_timed(store, step))
+            answer: Any = await store.abatch(_add_ttl(store, step))
         elif isinstance(store, ConditionalStore):
-            answer = await store.aput_if_unchanged(_timed_puts(store, step), step.seen)
+            answer = await store.aput_if_unchanged(_add_ttl_to_puts(store, step), step.seen)
         else:
             answer = _is_as_seen(step, await store.abatch(_reads(step)))
-            await store.abatch(_timed_puts(store, step) if answer else [])
+            await store.abatch(_add_ttl_to_puts(store, step) if answer else [])
         step = advance(steps, answer)
     return step.result
 
 
-def _timed_puts(store: BaseStore, change: FactChange) -> list[Any]:
-    return _timed(store, change.puts)
+def _add_ttl_to_puts(store: BaseStore, change: FactChange) -> list[Any]:
+    return _add_ttl(store, change.puts)
 
 
 def _reads(change: FactChange) -> list[Op]:

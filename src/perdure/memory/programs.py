@@ -16,7 +16,7 @@ from uuid import uuid4
 from langgraph.store.base import GetOp, Item, ListNamespacesOp, MatchCondition, PutOp, SearchOp
 
 from perdure.errors import Conflict, Corrupt, Forgotten, NotFound
-from perdure.memory.chains import relinked
+from perdure.memory.chains import relink
 from perdure.memory.facts import (
     SUMMARY_MAX,
     TEXT_MAX,
@@ -24,7 +24,7 @@ from perdure.memory.facts import (
     Remembered,
     ThreadSummary,
     aware,
-    checked_text,
+    clean_text,
     fact_id,
     is_mark,
     mark,
@@ -33,7 +33,7 @@ from perdure.memory.facts import (
     same_text,
 )
 from perdure.memory.new_fact import NewFact
-from perdure.memory.steps import TRIES, FactChange, Place, Steps, contended, fence, removal_of
+from perdure.memory.steps import TRIES, FactChange, Place, Steps, contention_error, fence, removal_of
 from perdure.memory.users import FACTS, REMOVALS
 
 _PAGE = 500
@@ -52,7 +52,7 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
     Of a fact that was superseded already, its current successor is closed, so that of two corrections of one
     fact the later one is current. One that was extracted from its source before is returned as it is.
     """
-    text = checked_text(new.text, TEXT_MAX)
+    text = clean_text(new.text, TEXT_MAX)
     valid_from = None if new.valid_from is None else aware(new.valid_from, "valid_from")
     heard_at = None if new.heard_at is None else aware(new.heard_at, "heard_at")
     for _ in range(TRIES):
@@ -90,26 +90,26 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
         seen = _first_seen({first: values[first], fact.id: values.get(fact.id)}, closed, required)
         if (yield from _put(place, puts, seen)):
             return fact
-    raise contended()
+    raise contention_error()
 
 
 def retract(place: Place, key: str) -> Steps[Fact]:
     """Close a current fact without a successor; return it as it is stored."""
     for _ in range(TRIES):
-        values = yield from _found(place, [key])
+        values = yield from _require_facts(place, [key])
         fact = Fact.read(key, values[key])
         if not fact.is_current:
             return fact
         fact = replace(fact, known_until=place.now())
         if (yield from _put(place, [fact], values)):
             return fact
-    raise contended()
+    raise contention_error()
 
 
 def undo(place: Place, key: str) -> Steps[list[Fact]]:
     """Take back the latest change of a fact; return the facts that are current again."""
     for _ in range(TRIES):
-        seen: dict[str, Mapping[str, Any] | None] = dict((yield from _found(place, [key])))
+        seen: dict[str, Mapping[str, Any] | None] = dict((yield from _require_facts(place, [key])))
         fact = Fact.read(key, seen[key] or {})
         if fact.is_current:
             there = yield from _values(place, fact.supersedes)
@@ -128,7 +128,7 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
             known, _, _ = yield from _latest(place, fact.text)
             if known is not None and known.is_current:
                 return [known]
-            if (yield from _found(place, [key])) != seen:
+            if (yield from _require_facts(place, [key])) != seen:
                 continue
             raise Conflict(
                 f"fact {key!r} was superseded by {fact.superseded_by!r}; undo that one to have this one again"
@@ -150,7 +150,7 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         puts.append(replace(fact, known_until=fact.known_until or now, superseded_by=successor))
         if (yield from _put(place, puts, seen)):
             return again
-    raise contended()
+    raise contention_error()
 
 
 def facts(place: Place) -> Steps[list[Fact]]:
@@ -168,7 +168,7 @@ def summaries(place: Place) -> Steps[list[ThreadSummary]]:
 
 def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = None) -> Steps[ThreadSummary]:
     """Store the summary of a thread in place of its earlier one; an equal one is left as it is."""
-    text = checked_text(text, SUMMARY_MAX)
+    text = clean_text(text, SUMMARY_MAX)
     heard_at = None if heard_at is None else aware(heard_at, "heard_at")
     for _ in range(TRIES):
         (item,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
@@ -182,10 +182,10 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
             if known.text == text:
                 return known
         summary = ThreadSummary(thread=thread, text=text, at=place.now())
-        put = PutOp(place.summaries, thread, summary.stored(), index=_TEXT)
+        put = PutOp(place.summaries, thread, summary.dump(), index=_TEXT)
         if (yield FactChange([put], {thread: value, **required})):
             return summary
-    raise contended()
+    raise contention_error()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ def forget(place: Place, key: str) -> Steps[int]:
             removed += yield from _forget_fact(place, key, same_text(Fact.read(key, fact).text))
         if removed:
             return removed
-    raise contended()
+    raise contention_error()
 
 
 def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
@@ -269,7 +269,7 @@ def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
 def _removal_of(place: Place, found: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> FactChange:
     """Return the change that removes some of the found facts, and keeps the chains that they were in."""
     puts = [PutOp(place.facts, key, None) for key in keys]
-    puts += [_stored(place, fact) for fact in relinked(_facts(found), set(keys))]
+    puts += [_put_fact(place, fact) for fact in relink(_facts(found), set(keys))]
     return FactChange(puts, {put.key: found[put.key] for put in puts})
 
 
@@ -283,14 +283,14 @@ def forget_source(place: Place, thread: str, message: str) -> Steps[int]:
         if not gone or (yield _removal_of(place, found, gone)):
             break
     else:
-        raise contended()
+        raise contention_error()
     for _ in range(TRIES):
         (summary,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
         if summary is None or marked_at(thread, summary.value) is not None:
             return len(gone)
         if (yield FactChange([PutOp(place.summaries, thread, None)], {thread: summary.value})):
             return len(gone) + 1
-    raise contended()
+    raise contention_error()
 
 
 def forget_all(place: Place) -> Steps[int]:
@@ -356,7 +356,7 @@ def _latest(place: Place, text: str) -> Steps[tuple[Fact | None, int, dict[str, 
 def _ends(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
     """Return the values of the facts at the ends of the chains of corrections that some facts are in: current
     ones, and retracted ones."""
-    found = yield from _found(place, list(dict.fromkeys(keys)))
+    found = yield from _require_facts(place, list(dict.fromkeys(keys)))
     ends: dict[str, Mapping[str, Any]] = {}
     passed = set(found)
     while found:
@@ -383,7 +383,7 @@ def _first_seen(
     return seen
 
 
-def _found(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
+def _require_facts(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
     """Return the values of facts; raise ``NotFound`` if there is no such fact, or it was forgotten."""
     found = yield from _values(place, keys)
     out: dict[str, Mapping[str, Any]] = {}
@@ -423,14 +423,14 @@ def _put(place: Place, changed: Sequence[Fact], seen: Mapping[str, Mapping[str, 
     if not changed:
         return True
     # One that was stored twice was changed between two readings, which the store notices.
-    puts = {fact.id: _stored(place, fact) for fact in changed}
+    puts = {fact.id: _put_fact(place, fact) for fact in changed}
     made: bool = yield FactChange(list(puts.values()), seen)
     return made
 
 
-def _stored(place: Place, fact: Fact) -> PutOp:
+def _put_fact(place: Place, fact: Fact) -> PutOp:
     """Return the operation that stores a fact. Closed facts are not found by their text."""
-    return PutOp(place.facts, fact.id, fact.stored(), index=_TEXT if fact.is_current else False)
+    return PutOp(place.facts, fact.id, fact.dump(), index=_TEXT if fact.is_current else False)
 
 
 def _all(namespace: tuple[str, ...]) -> Steps[list[Any]]:

@@ -25,7 +25,7 @@ RECALL_ABOUT = (
 _MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
-def recalled(
+def compose_recall(
     nearest: Sequence[Remembered],
     newest: Sequence[Remembered],
     *,
@@ -51,7 +51,7 @@ def recalled(
     return _message(list(chosen.values())) if chosen else None
 
 
-def recalled_ids(message: SystemMessage) -> list[str]:
+def read_recalled_ids(message: SystemMessage) -> list[str]:
     """Return the ids of the facts and summaries in the message."""
     return list(message.additional_kwargs.get("recalled", ()))
 

@@ -92,9 +92,9 @@ def fence(
             return {_FENCE: item.value}
         made = {**mark(place.now()), "fence": uuid4().hex}
         is_new = yield FactChange([PutOp(namespace, _FENCE, made, index=False)], {_FENCE: None})
-    raise contended()
+    raise contention_error()
 
 
-def contended() -> Contention:
+def contention_error() -> Contention:
     """Return the error of a change that others have overtaken each time."""
     return Contention("others change this memory all the time; nothing was changed, try again")

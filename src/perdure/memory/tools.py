@@ -63,11 +63,11 @@ def memory_tools(
         action: ManageAction = "create",
         id: UUID | None = None,  # noqa: A002 - LangMem's name
     ) -> str:
-        known, key = memory(), _checked(content, action, id)
-        with _answering():
+        known, key = memory(), _check_arguments(content, action, id)
+        with _report_errors():
             if action == "delete":
-                return _managed(action, known.retract(key))
-            return _managed(
+                return _describe_change(action, known.retract(key))
+            return _describe_change(
                 action, known.remember(content or "", thread=thread(), supersedes=_old(action, key))
             )
 
@@ -76,12 +76,12 @@ def memory_tools(
         action: ManageAction = "create",
         id: UUID | None = None,  # noqa: A002 - LangMem's name
     ) -> str:
-        known, key = memory(), _checked(content, action, id)
-        with _answering():
+        known, key = memory(), _check_arguments(content, action, id)
+        with _report_errors():
             if action == "delete":
-                return _managed(action, await known.aretract(key))
+                return _describe_change(action, await known.aretract(key))
             supersedes = _old(action, key)
-            return _managed(
+            return _describe_change(
                 action, await known.aremember(content or "", thread=thread(), supersedes=supersedes)
             )
 
@@ -91,8 +91,8 @@ def memory_tools(
         offset: int = 0,
         filter: dict[str, Any] | None = None,  # noqa: A002 - LangMem's name
     ) -> tuple[str, list[Remembered]]:
-        with _answering():
-            return _listed(memory().recall(query, limit, offset=offset, filter=filter))
+        with _report_errors():
+            return _list_found(memory().recall(query, limit, offset=offset, filter=filter))
 
     async def asearch(
         query: str,
@@ -100,8 +100,8 @@ def memory_tools(
         offset: int = 0,
         filter: dict[str, Any] | None = None,  # noqa: A002 - LangMem's name
     ) -> tuple[str, list[Remembered]]:
-        with _answering():
-            return _listed(await memory().arecall(query, limit, offset=offset, filter=filter))
+        with _report_errors():
+            return _list_found(await memory().arecall(query, limit, offset=offset, filter=filter))
 
     return [
         StructuredTool.from_function(
@@ -123,7 +123,7 @@ def memory_tools(
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
+def _report_errors() -> Iterator[None]:
     """Turn errors that the model can do something about into answers of the tool."""
     try:
         yield
@@ -135,15 +135,15 @@ def _old(action: ManageAction, key: str) -> list[str]:
     return [key] if action == "update" else []
 
 
-def _managed(action: ManageAction, fact: Fact) -> str:
+def _describe_change(action: ManageAction, fact: Fact) -> str:
     return f"Deleted memory {fact.id}" if action == "delete" else f"{action}d memory {fact.id}"
 
 
-def _listed(found: list[Remembered]) -> tuple[str, list[Remembered]]:
-    return json.dumps([_shown(each) for each in found], ensure_ascii=False), found
+def _list_found(found: list[Remembered]) -> tuple[str, list[Remembered]]:
+    return json.dumps([_describe(each) for each in found], ensure_ascii=False), found
 
 
-def _checked(content: str | None, action: ManageAction, key: UUID | None) -> str:
+def _check_arguments(content: str | None, action: ManageAction, key: UUID | None) -> str:
     if action == "create" and key is not None:
         raise ToolException("a new memory has no id yet; leave it out, or use the action update")
     if action != "create" and key is None:
@@ -153,5 +153,5 @@ def _checked(content: str | None, action: ManageAction, key: UUID | None) -> str
     return "" if key is None else str(key)
 
 
-def _shown(entry: Remembered) -> Mapping[str, Any]:
+def _describe(entry: Remembered) -> Mapping[str, Any]:
     return {"id": entry.id, "content": entry.text, "noted": entry.at.date().isoformat()}

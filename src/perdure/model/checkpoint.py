@@ -111,7 +111,7 @@ class CheckpointRecord(NamedTuple):
     blocks: Runs = ()
 
     @property
-    def replaced(self) -> str | None:
+    def replaced_head(self) -> str | None:
         """Head that this checkpoint replaced, stored or not; ``None`` if there was none."""
         return self.parent_id if self.prior is None else self.prior or None
 

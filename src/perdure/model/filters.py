@@ -18,7 +18,7 @@ from typing import Any
 
 from perdure.errors import Unserialisable
 from perdure.model.ops import Bound
-from perdure.model.values.json_values import packed, plain
+from perdure.model.values.json_values import pack_data, plain
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "$gt": operator.gt,
@@ -37,7 +37,7 @@ _OPERATORS = ("$eq", "$ne", *_ORDERS, *_LISTS, *_JOINS, "$not")
 Filter = Mapping[str, Any]
 
 
-def checked(conditions: Any) -> Filter:
+def parse_filter(conditions: Any) -> Filter:
     """Return the filter in plain data.
 
     Raises:
@@ -49,7 +49,7 @@ def checked(conditions: Any) -> Filter:
         raise TypeError(f"a filter is a dict of conditions by field, not {conditions!r}")
     data: dict[str, Any] = plain(_finite(conditions), "filter")
     try:
-        packed(data)
+        pack_data(data)
     except UnicodeEncodeError as error:
         raise Unserialisable("filter holds text that is not well-formed Unicode") from error
     data = _infinite(data, conditions)
@@ -57,7 +57,7 @@ def checked(conditions: Any) -> Filter:
     return data
 
 
-def holding(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
+def find_patterns(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
     """Return byte patterns for a prefilter: a value that meets the checked filter contains one of each group
     in its stored form.
 
@@ -75,7 +75,7 @@ def holding(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
                 wanted = operand if sign == "$in" else [operand]
             forms = [_forms(value) for value in wanted]
             if forms and all(forms):
-                out.append(tuple(packed({name: form})[1:-1] for found in forms for form in found))
+                out.append(tuple(pack_data({name: form})[1:-1] for found in forms for form in found))
     return tuple(out)
 
 

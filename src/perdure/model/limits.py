@@ -305,7 +305,7 @@ def is_blank(limit: SharedLimit, state: LimitState, now: int) -> bool:
 
 def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tuple[LimitState, Share]:
     """Return the state after a process has taken what it may of what it asks for, and its share."""
-    state = _settled(limit, state, now)
+    state = _drop_expired(limit, state, now)
     if limit.concurrency is not None:
         demand = demand._replace(wants=min(demand.wants, max(limit.concurrency, demand.in_use)))
     parts = dict(state.parts)
@@ -323,13 +323,15 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
     if limit.rate is not None and demand.calls > 0:
         loads = {name: (part.calls, max(1, part.users)) for name, part in asks.items()}
         how = limit.interval_us, limit.burst_size
-        next_call, calls, later = _spaced(state.next_call, how, demand.calls, loads, demand.owner, now)
+        next_call, calls, later = _space_permits(state.next_call, how, demand.calls, loads, demand.owner, now)
         again += later
     next_token, tokens = state.next_token, PermitSpan(0, 0)
     if limit.tokens is not None and demand.tokens > 0:
         loads = {name: (part.tokens, max(1, part.users)) for name, part in asks.items()}
         how = limit.token_interval_us, limit.token_burst
-        next_token, tokens, later = _spaced(state.next_token, how, demand.tokens, loads, demand.owner, now)
+        next_token, tokens, later = _space_permits(
+            state.next_token, how, demand.tokens, loads, demand.owner, now
+        )
         again += later
     places = allotted = turn = 0
     if limit.concurrency is not None:
@@ -395,7 +397,7 @@ _LOOK_US = 200_000
 """Time after which a process looks again for a place that others may have given back."""
 
 
-def _settled(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
+def _drop_expired(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
     """Return a state without what is over: leases, the day, and moments that a clock set back left behind."""
     live = {
         name: part._replace(until=min(part.until, now + LEASE_US))
@@ -427,7 +429,7 @@ def _earliest(now: int, interval: float, burst: int) -> int:
     return now - lasts + min(_USABLE_US, lasts // 2)
 
 
-def _spaced(
+def _space_permits(
     moment: int,
     how: tuple[float, int],
     wanted: int,

@@ -8,7 +8,7 @@ from perdure.model.ops import ApplicationStatement, Check, Commit, Delete, Expec
 from perdure.model.records import Key, Kind
 
 
-def merged(commits: Iterable[Commit]) -> Commit | None:
+def merge(commits: Iterable[Commit]) -> Commit | None:
     """Return the commit that is accepted exactly when all of these would be, in order and with nothing in
     between, and that has the same result.
 

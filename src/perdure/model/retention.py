@@ -66,7 +66,7 @@ def plan_retention(
     ancestry = _Ancestry(roots)
     for namespace, group in groups.items():
         if namespace != "":
-            kept[namespace] = _kept_in_subgraph(namespace, group, kept[""], ancestry, heads)
+            kept[namespace] = _find_kept_in_subgraph(namespace, group, kept[""], ancestry, heads)
             kept[namespace] |= {i for n, i in (*tags, *bases) if n == namespace and i in group}
     removed = tuple(
         (namespace, i) for namespace, group in groups.items() for i in group if i not in kept[namespace]
@@ -120,7 +120,7 @@ def head_before(head: str, group: Mapping[str, CheckpointRecord], runs: Collecti
     passed: set[str] = set()
     while at is not None and at in group and group[at].run_id in runs and at not in passed:
         passed.add(at)
-        at = group[at].replaced
+        at = group[at].replaced_head
     return at
 
 
@@ -135,7 +135,7 @@ def nearest_survivor(start: str | None, group: Mapping[str, CheckpointRecord], k
     return at
 
 
-def _kept_in_subgraph(
+def _find_kept_in_subgraph(
     namespace: str,
     group: Mapping[str, CheckpointRecord],
     roots: set[str],
@@ -192,7 +192,7 @@ class _Ancestry:
             at = self._roots[at].parent_id
         return out - {checkpoint_id}
 
-    def passed(self, checkpoint_id: str, kept: set[str], named: set[str]) -> tuple[str, ...]:
+    def find_passed(self, checkpoint_id: str, kept: set[str], named: set[str]) -> tuple[str, ...]:
         """Return the ``named`` removed checkpoints between a kept one and its nearest kept ancestor."""
         if not named:
             return ()
@@ -244,12 +244,12 @@ def _relink(
                 after = after._replace(
                     parent_id=nearest_survivor(checkpoint.parent_id, group, stay), cut=True
                 )
-            replaced = _replaced_head(checkpoint, group, stay, passes)
-            if replaced != after.replaced:
+            replaced = _find_replaced_head(checkpoint, group, stay, passes)
+            if replaced != after.replaced_head:
                 after = after._replace(prior=replaced or ORIGIN)
             root = checkpoint.root
             if namespace == "":
-                passed = ancestry.passed(checkpoint_id, stay, named)
+                passed = ancestry.find_passed(checkpoint_id, stay, named)
                 if passed != checkpoint.passed:
                     after = after._replace(passed=passed)
             elif root and root not in kept[""] and ancestry.has(root) and checkpoint.root_head != root:
@@ -260,18 +260,18 @@ def _relink(
     return out
 
 
-def _replaced_head(
+def _find_replaced_head(
     checkpoint: CheckpointRecord,
     group: Mapping[str, CheckpointRecord],
     stay: Collection[str],
     passes: Callable[[CheckpointRecord, CheckpointRecord], bool],
 ) -> str | None:
     """Return the head that a survivor replaced, skipping removed ones that may be skipped."""
-    at = checkpoint.replaced
+    at = checkpoint.replaced_head
     passed: set[str] = set()
     while at is not None and at in group and at not in stay and at not in passed:
         if not passes(checkpoint, group[at]):
             break
         passed.add(at)
-        at = group[at].replaced
+        at = group[at].replaced_head
     return at

@@ -113,14 +113,14 @@ class Retention:
         """True if checkpoints are removed from threads that do not expire."""
         return self.keep_last is not None or self.keep_for is not None
 
-    def kept(self, roots: list[CheckpointRecord], now: int) -> set[str]:
+    def find_kept(self, roots: list[CheckpointRecord], now: int) -> set[str]:
         """Return the ids of the root checkpoints to keep by number or age, at a time in microseconds."""
         if not self.prunes:
             return {c.id for c in roots}
-        kept = self.kept_by_age(roots, now)
+        kept = self.find_kept_by_age(roots, now)
         return kept if self.keep_last is None else kept | keep_newest(self.keep_last)(roots)
 
-    def kept_by_age(self, roots: list[CheckpointRecord], now: int) -> set[str]:
+    def find_kept_by_age(self, roots: list[CheckpointRecord], now: int) -> set[str]:
         """Return the ids of the root checkpoints that ``keep_for`` keeps; one without a time stays."""
         if self.keep_for_us is None:
             return set()

@@ -52,13 +52,13 @@ def check_statement(text: str, parameters: Mapping[str, object]) -> list[str]:
     if word is None or word[0].upper() not in _MAY_BEGIN:
         raise ValueError(
             f"a statement in a step's commit begins with one of {', '.join(_MAY_BEGIN)}: "
-            f"{shortened(text)!r} does not; Perdure begins and ends the transaction"
+            f"{shorten(text)!r} does not; Perdure begins and ends the transaction"
         )
     names = names_in(text)
     if missing := [name for name in names if name not in parameters]:
-        raise ValueError(f"parameters {missing} have no value: {shortened(text)!r}")
+        raise ValueError(f"parameters {missing} have no value: {shorten(text)!r}")
     if unused := sorted(parameters.keys() - set(names)):
-        raise ValueError(f"parameters {unused} do not occur in the text, as :name: {shortened(text)!r}")
+        raise ValueError(f"parameters {unused} do not occur in the text, as :name: {shorten(text)!r}")
     return names
 
 
@@ -66,12 +66,10 @@ def refusal(text: str, error: Exception | None, reason: str = "") -> str:
     """Return the message for a statement that was refused. The driver's text may have values, so the message
     has only the class of its error; the error itself is the cause."""
     shown = reason or type(error).__name__
-    return (
-        f"the database refused a statement ({shown}), and nothing of its step was stored: {shortened(text)}"
-    )
+    return f"the database refused a statement ({shown}), and nothing of its step was stored: {shorten(text)}"
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a statement's text in one line of at most 300 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 300 else f"{line[:297]}..."

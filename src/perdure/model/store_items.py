@@ -109,7 +109,7 @@ def expiry(ttl: int | None, now: int) -> int | None:
     return None if ttl is None else min(LAST, now + ttl)
 
 
-def renewed(record: Record, now: int) -> int | None:
+def postpone_expiry(record: Record, now: int) -> int | None:
     """Return the expiry of an item that is read now, if later than the stored one; otherwise ``None``."""
     later = expiry(record.fields["ttl"], now)
     stored: int | None = record.fields["expires_at"]

@@ -18,7 +18,7 @@ class ThreadTtl:
     sweep_limit: int = 1000
 
     @property
-    def given(self) -> dict[str, Any]:
+    def client_form(self) -> dict[str, Any]:
         """The time to live in the form in which clients send one."""
         return {"ttl": self.default_ttl, "strategy": self.strategy}
 

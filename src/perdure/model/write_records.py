@@ -55,12 +55,12 @@ def new_puts(writes: Iterable[PendingWrite], expect: Expectation = Expect.ANY) -
     return [_put(key, some, expect, some[0].version) for key, some in by_record(writes).items()]
 
 
-def held_by_record(records: Iterable[Record]) -> dict[Key, Sequence[PendingWrite]]:
+def read_by_record(records: Iterable[Record]) -> dict[Key, Sequence[PendingWrite]]:
     """Return the writes that each record holds, by its key."""
     return {record.key: _read(record) for record in records}
 
 
-def added_puts(writes: Iterable[PendingWrite], held_by: Mapping[Key, Sequence[PendingWrite]]) -> list[Put]:
+def plan_puts(writes: Iterable[PendingWrite], held_by: Mapping[Key, Sequence[PendingWrite]]) -> list[Put]:
     """Return the operations that store writes in slots that are free, beside those that are stored.
 
     Args:
@@ -74,7 +74,7 @@ def added_puts(writes: Iterable[PendingWrite], held_by: Mapping[Key, Sequence[Pe
     return out
 
 
-def kept_put(record: Sequence[PendingWrite], gone: Iterable[PendingWrite]) -> Put | None:
+def plan_partial_removal(record: Sequence[PendingWrite], gone: Iterable[PendingWrite]) -> Put | None:
     """Return the operation that removes some of a record's writes, ``None`` if it removes all of them."""
     keys = {write.key for write in gone}
     kept = [write for write in record if write.key not in keys]
@@ -86,7 +86,7 @@ def put_over(write: PendingWrite, stored: PendingWrite) -> Put:
     return _put(record_key(stored), [write], stored.version, stored.version + 1)
 
 
-def asking_tasks(records: Iterable[Record]) -> set[str]:
+def find_asking_tasks(records: Iterable[Record]) -> set[str]:
     """Return the tasks of a checkpoint that have an interrupt without an answer, given the records of its
     writes, whose bodies are not needed.
 

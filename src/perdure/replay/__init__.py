@@ -4,8 +4,8 @@
 >>> assert report.is_same, report.differences[0]
 """
 
-from perdure.langgraph.call_recording import recorded
+from perdure.langgraph.call_recording import record_calls
 from perdure.replay.comparison import Difference
 from perdure.replay.run import ReplayOptions, ReplayReport, replay, replay_sync
 
-__all__ = ["Difference", "ReplayOptions", "ReplayReport", "recorded", "replay", "replay_sync"]
+__all__ = ["Difference", "ReplayOptions", "ReplayReport", "record_calls", "replay", "replay_sync"]

@@ -131,15 +131,15 @@ class Answering:
         """
         with self._lock:
             if tool_call_id is not None and (stop := self._stop(call)) is not None:
-                raise self._stopped(call, stop)
+                raise self._find_interrupt(call, stop)
             found, task = self._find(call, tool_call_id)
-            asked = self._asked_before(found, task)
+            asked = self._find_earlier_questions(found, task)
         if found is None or found.missing is not None:
             raise self.refuse(call, task, found)
         if call.kind != MODEL:
             self.answered_tools.add(self.places.key(call.place))
         if found.questions is not None:
-            raise self._stopped(call, found.questions)
+            raise self._find_interrupt(call, found.questions)
         for question in asked:
             # The tool took up these answers, and nothing waits for those that it asked for in vain.
             with suppress(GraphInterrupt):
@@ -165,7 +165,7 @@ class Answering:
             why = "the recorded step has no answer for it"
         error = UnrecordedCall(
             f"node {node!r} calls the {call.kind} {call.name!r}: {why}. It was not called. Threads of graphs "
-            "with Agent(graph, record=True), or perdure.replay.recorded(graph), have every answer"
+            "with Agent(graph, record=True), or perdure.replay.record_calls(graph), have every answer"
         )
         with self._lock:
             self.refused.append(RefusedCall(call.place, str(error)))
@@ -185,7 +185,7 @@ class Answering:
             self.refused.append(RefusedCall(namespace, str(error)))
         return error
 
-    def unused(self) -> list[CallDifference]:
+    def find_unused(self) -> list[CallDifference]:
         """Return the recorded calls that tasks did not make, although they were replayed."""
         out: list[CallDifference] = []
         for key, calls in self._asked.items():
@@ -203,7 +203,7 @@ class Answering:
     def _find(
         self, call: CallRecord, tool_call_id: str | None
     ) -> tuple[CallRecord | None, TaskRecord | None]:
-        task, calls = self._recorded(self.places.key(call.place))
+        task, calls = self._find_recorded(self.places.key(call.place))
         free = [each for each in calls if id(each) not in self._used and each.kind == call.kind]
         if tool_call_id is not None:
             own = [each for each in free if getattr(each.answer, "tool_call_id", None) == tool_call_id]
@@ -227,20 +227,20 @@ class Answering:
     def _stop(self, call: CallRecord) -> Sequence[Any] | None:
         """Return the questions of another call if they stopped the task before a model's call of a tool was
         recorded: calls that a model asks for together run at the same time."""
-        _, calls = self._recorded(self.places.key(call.place))
+        _, calls = self._find_recorded(self.places.key(call.place))
         if any(_is_same(each, call) for each in calls):
             return None
         return next((each.questions for each in calls if each.questions is not None), None)
 
-    def _stopped(self, call: CallRecord, questions: Sequence[Any]) -> GraphInterrupt:
+    def _find_interrupt(self, call: CallRecord, questions: Sequence[Any]) -> GraphInterrupt:
         """Return the interrupt of a tool. If several asked at the same time, which of them stopped the task
         is chance: it is the one that is recorded."""
-        task, calls = self._recorded(self.places.key(call.place))
+        task, calls = self._find_recorded(self.places.key(call.place))
         asked = [_interrupt(each.questions, call.place) for each in calls if each.questions is not None]
         own = _interrupt(questions, call.place)
         return next((e for e in asked if task is not None and snapshot(e.args[0]) == task.interrupts), own)
 
-    def _asked_before(self, found: CallRecord | None, task: TaskRecord | None) -> list[Any]:
+    def _find_earlier_questions(self, found: CallRecord | None, task: TaskRecord | None) -> list[Any]:
         """Return the questions at which a call stopped before it was given this answer."""
         if found is None or task is None:
             return []
@@ -253,7 +253,7 @@ class Answering:
             for question in each.questions or ()
         ]
 
-    def _recorded(self, key: TaskKey) -> tuple[TaskRecord | None, list[CallRecord]]:
+    def _find_recorded(self, key: TaskKey) -> tuple[TaskRecord | None, list[CallRecord]]:
         """Return the innermost recorded task on the way to a place that made calls, and its calls."""
         met: TaskRecord | None = None
         for end in range(len(key), 0, -1):
@@ -272,12 +272,12 @@ class Answering:
                 at = given if given in task.calls else max(task.calls)
                 self._asked[task.key] = task.calls[at]
             else:
-                self._asked[task.key] = task.derived()
+                self._asked[task.key] = task.derive_calls()
         return self._asked[task.key]
 
 
 @contextmanager
-def answering(answers: Answering) -> Iterator[None]:
+def answer_calls(answers: Answering) -> Iterator[None]:
     """Answer the calls of the block from the recording."""
     token = CURRENT.set(answers)
     try:

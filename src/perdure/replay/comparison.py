@@ -10,7 +10,7 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from perdure.errors import UnrecordedCall
 from perdure.replay.answering import CallDifference, RefusedCall
-from perdure.replay.plain_values import aligned, snapshot
+from perdure.replay.plain_values import align, snapshot
 from perdure.replay.recording import TaskKey, TaskRecord, names_of
 
 Kind = Literal["nodes", "prompt", "call", "unrecorded", "error", "interrupt", "write", "next", "state"]
@@ -58,7 +58,7 @@ class Difference:
         path = "/".join((*self.namespace, self.node)) if self.node else ""
         return f"step {self.step}" + (f", node {path}" if path else "")
 
-    def shown(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the difference as JSON data."""
         return {**asdict(self), "namespace": list(self.namespace)}
 
@@ -83,7 +83,7 @@ class Comparison:
     found: list[Difference] = field(default_factory=list[Difference])
     noise: int = 0
 
-    def sorted(self) -> list[Difference]:
+    def sort_differences(self) -> list[Difference]:
         """Return the differences: causes first, and those of inner graphs before those of outer ones."""
         return sorted(self.found, key=lambda each: (_ORDER.index(each.kind), -len(each.namespace)))
 
@@ -92,7 +92,7 @@ class Comparison:
         if sorted(expected) != sorted(found):
             self._add("nodes", expected=sorted(expected), found=sorted(found), detail="other nodes run")
 
-    def refused(self, refusal: RefusedCall) -> None:
+    def add_refusal(self, refusal: RefusedCall) -> None:
         """Add a call that was refused."""
         *above, node = names_of(refusal.place) or ("",)
         added = Difference(
@@ -106,7 +106,7 @@ class Comparison:
         if added not in self.found:
             self.found.append(added)
 
-    def failed(self, error: Exception) -> None:
+    def add_failure(self, error: Exception) -> None:
         """Add an error that ended the replay outside of a node."""
         self._add("error", found=f"{type(error).__name__}: {error}", detail="the step fails")
 
@@ -159,12 +159,12 @@ class Comparison:
                     task.interrupts = None
                 self._task(task, other)
             elif len(key) > 1 and not any(key[: len(at)] == at for at in unreplayed) and key[:-1]:
-                self._missing(task, found)
+                self._add_missing(task, found)
         for key, task in found.items():
             if key not in expected and len(key) > 1 and self.is_whole and not is_cut:
                 self._add("nodes", task, detail="runs, and did not when it was recorded")
 
-    def _missing(self, task: TaskRecord, found: Mapping[TaskKey, TaskRecord]) -> None:
+    def _add_missing(self, task: TaskRecord, found: Mapping[TaskKey, TaskRecord]) -> None:
         above = next(
             (found[task.key[:end]] for end in range(len(task.key) - 1, 0, -1) if task.key[:end] in found),
             None,
@@ -185,7 +185,7 @@ class Comparison:
                 )
             return
         if expected.interrupts is not None or found.interrupts is not None:
-            now = self._noted(expected.interrupts, found.interrupts)
+            now = self._align(expected.interrupts, found.interrupts)
             if now != expected.interrupts:
                 self._add(
                     "interrupt",
@@ -209,7 +209,7 @@ class Comparison:
             before, after = (
                 [snapshot(value) for value in each.writes.get(name, [])] for each in (expected, found)
             )
-            after = self._noted(before, after)
+            after = self._align(before, after)
             if before != after:
                 kind: Kind = "next" if name == TASKS else "write"
                 channel = None if name == TASKS else name
@@ -231,14 +231,14 @@ class Comparison:
         for name in sorted({*expected, *found}):
             if name in known or name in self.ignored or name in deltas or name.startswith(_INTERNAL):
                 continue
-            now = self._noted(expected.get(name), found.get(name))
+            now = self._align(expected.get(name), found.get(name))
             if now != expected.get(name):
                 self._add(
                     "state", None, name, expected.get(name), now, f"the channel {name!r} ends up different"
                 )
 
-    def _noted(self, expected: Any, found: Any) -> Any:
-        out, count = aligned(expected, found)
+    def _align(self, expected: Any, found: Any) -> Any:
+        out, count = align(expected, found)
         self.noise += count
         return out
 
@@ -267,10 +267,10 @@ class Comparison:
 
 
 def _next(task: TaskRecord) -> list[str]:
-    return sorted(_called(name) for name in task.writes if name.startswith((_BRANCH, _JOIN)))
+    return sorted(_strip_prefix(name) for name in task.writes if name.startswith((_BRANCH, _JOIN)))
 
 
-def _called(channel: str) -> str:
+def _strip_prefix(channel: str) -> str:
     return channel.removeprefix(_BRANCH).removeprefix(_JOIN)
 
 

@@ -133,17 +133,17 @@ def _submit(
     # A worker of the pool may be started here. It outlives the replay, and so begins without it.
     token = CURRENT.set(None)
     try:
-        return original(_carried(answers, function), *args, **kwargs)
+        return original(_carry(answers, function), *args, **kwargs)
     finally:
         CURRENT.reset(token)
 
 
 def _start(answers: Answering, original: Callable[..., Any], thread: Thread) -> None:
-    thread.run = _carried(answers, thread.run)  # type: ignore[method-assign]
+    thread.run = _carry(answers, thread.run)  # type: ignore[method-assign]
     original()
 
 
-def _carried(answers: Answering, function: Callable[..., Any]) -> Callable[..., Any]:
+def _carry(answers: Answering, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that belongs to the replay in the thread that calls it."""
     namespace = _namespace() or _STARTED_IN.get()
 
@@ -163,7 +163,7 @@ def _refuse_process(answers: Answering, original: Callable[..., Any], process: B
     raise answers.refuse_connection(_namespace() or _STARTED_IN.get(), reason)
 
 
-def _answered(answers: Answering, call: CallRecord, tool_call_id: str | None = None) -> Any:
+def _answer(answers: Answering, call: CallRecord, tool_call_id: str | None = None) -> Any:
     if not call.place and (namespace := _STARTED_IN.get()):
         raise answers.refuse_thread(call, namespace)
     return answers.answer(call, tool_call_id)
@@ -177,7 +177,7 @@ def _namespace(config: Any = None) -> str:
 # Models
 
 
-def _asked(answers: Answering, model: BaseChatModel, run_manager: Any) -> CallRecord:
+def _find_call(answers: Answering, model: BaseChatModel, run_manager: Any) -> CallRecord:
     """Return the call of a model as the replay's recorder has noted it. A call without its callbacks was not
     recorded either."""
     found = None if run_manager is None else answers.recorder.open.get(run_manager.run_id)
@@ -197,7 +197,7 @@ def _generate(
     run_manager: Any = None,
     **kwargs: Any,
 ) -> ChatResult:
-    return _result(_answered(answers, _asked(answers, model, run_manager)))
+    return _result(_answer(answers, _find_call(answers, model, run_manager)))
 
 
 async def _agenerate(*args: Any, **kwargs: Any) -> ChatResult:
@@ -253,7 +253,7 @@ def _run(
     if tool.name in answers.live:
         answers.compare(call, tool_call_id)
         return original(tool_input, *args, **kwargs)
-    return _returned(_answered(answers, call, tool_call_id), tool_call_id)
+    return _convert_answer(_answer(answers, call, tool_call_id), tool_call_id)
 
 
 async def _arun(*args: Any, **kwargs: Any) -> Any:
@@ -261,7 +261,7 @@ async def _arun(*args: Any, **kwargs: Any) -> Any:
     return await answer if isawaitable(answer) else answer
 
 
-def _returned(answer: Any, tool_call_id: str | None) -> Any:
+def _convert_answer(answer: Any, tool_call_id: str | None) -> Any:
     """Return an answer as the tool would: a message for a model's call, else its content."""
     if tool_call_id is None and hasattr(answer, "tool_call_id"):
         return answer.content

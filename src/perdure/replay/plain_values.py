@@ -36,7 +36,7 @@ def snapshot(value: Any) -> Any:
             return plain(value)
 
 
-def aligned(expected: Any, found: Any) -> tuple[Any, int]:
+def align(expected: Any, found: Any) -> tuple[Any, int]:
     """Return what was found with noise replaced by what was expected, and how often that was so.
 
     What is returned equals ``expected`` exactly if nothing but noise differs.
@@ -50,11 +50,11 @@ def aligned(expected: Any, found: Any) -> tuple[Any, int]:
             elif key == "id" and expected[key] != value and _has_own_id(expected) and _has_own_id(found):
                 out[key], count = expected[key], count + 1
             else:
-                out[key], more = aligned(expected[key], value)
+                out[key], more = align(expected[key], value)
                 count += more
         return out, count
     if isinstance(expected, list) and isinstance(found, list):
-        pairs = [aligned(a, b) for a, b in zip(expected, found, strict=False)]
+        pairs = [align(a, b) for a, b in zip(expected, found, strict=False)]
         return [*(each for each, _ in pairs), *found[len(pairs) :]], sum(count for _, count in pairs)
     if isinstance(expected, str) and isinstance(found, str) and expected != found:
         for kind in (_UUID, _TIME):

@@ -60,7 +60,7 @@ class TaskRecord:
         """True if it returned."""
         return bool(self.writes)
 
-    def derived(self) -> list[CallRecord]:
+    def derive_calls(self) -> list[CallRecord]:
         """Return the calls that its messages show, without digests: a model's for each message of an
         assistant, a tool's for each message of a tool."""
         out: list[CallRecord] = []
@@ -168,7 +168,7 @@ class Recording:
             child=child,
             tasks=tasks,
             commanded=commanded,
-            stateful=self._began(record),
+            stateful=self._start_values(record),
             skipped=reason,
         )
 
@@ -189,7 +189,7 @@ class Recording:
         if _is_by_name(namespace):
             self._by_name[namespace] = records
 
-    def _began(self, record: CheckpointRecord) -> dict[str, str]:
+    def _start_values(self, record: CheckpointRecord) -> dict[str, str]:
         """Return the checkpoints at which subgraphs with a state of their own began a step: their latest ones
         of earlier steps."""
         out: dict[str, str] = {}
@@ -243,7 +243,7 @@ def config_of(thread_id: str, namespace: str, checkpoint_id: str) -> Any:
 def by_key(stored: Iterable[StoredTask]) -> dict[TaskKey, TaskRecord]:
     """Return the tasks of a step and of its subgraphs by their keys, in their order."""
     out: dict[TaskKey, TaskRecord] = {}
-    for key, task in keyed(stored):
+    for key, task in key_tasks(stored):
         record = TaskRecord(key, node_of(task.path), names_of(task.namespace))
         for channel, value in task.writes:
             if is_of_calls(channel):
@@ -263,7 +263,7 @@ def by_key(stored: Iterable[StoredTask]) -> dict[TaskKey, TaskRecord]:
     return out
 
 
-def keyed(stored: Iterable[StoredTask]) -> Iterator[tuple[TaskKey, StoredTask]]:
+def key_tasks(stored: Iterable[StoredTask]) -> Iterator[tuple[TaskKey, StoredTask]]:
     """Yield tasks with their keys, without writes that no task made, as those of an update."""
     tasks = list(stored)
     places = {task.task_id: task for task in tasks}

@@ -32,7 +32,7 @@ from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.records import Key, Partition
-from perdure.replay.answering import Answering, answering
+from perdure.replay.answering import Answering, answer_calls
 from perdure.replay.comparison import Comparison, Difference, leads_on
 from perdure.replay.interception import RefusingStore, everywhere, install
 from perdure.replay.plain_values import snapshot
@@ -172,7 +172,7 @@ async def replay(
         thread_id=thread_id,
         replayed=sum(each.has_run for each in results),
         skipped=tuple((each.number, each.skipped) for each in results if each.skipped is not None),
-        differences=tuple(found for each in compared for found in each.sorted()),
+        differences=tuple(found for each in compared for found in each.sort_differences()),
         noise=sum(each.noise for each in compared),
         derived=sum(each.is_derived for each in results),
     )
@@ -313,7 +313,7 @@ class Replayer:
         step, start, after = loaded.step, loaded.start, loaded.after
         saver = StepSaver(self.partition.thread, start, loaded.deltas)
         answers = Answering(step.tasks, self.options.live_tools)
-        graph = self._bound(saver)
+        graph = self._bind(saver)
         config = self._config(answers, start[""] if after is None else after)
         sends = start[""].checkpoint["channel_values"].get(TASKS) or []
         name_sent(dict(step.tasks), sends)
@@ -323,21 +323,21 @@ class Replayer:
                 state = await graph.aget_state(config)
                 comparison.nodes([], state.next)
             return False
-        with answering(answers):
+        with answer_calls(answers):
             error = await self._run(graph, config, step, saver, answers)
-        found = by_key(saver.stored())
+        found = by_key(saver.list_stored())
         name_sent(found, sends)
         for refused in answers.refused:
-            comparison.refused(refused)
+            comparison.add_refusal(refused)
         if error is not None and _was_refused(step.tasks, found, is_followed=after is not None):
             error = None
         if error is not None and not answers.refused and not any(task.error for task in found.values()):
-            comparison.failed(error)
+            comparison.add_failure(error)
         if error is None:
             for key in found:
                 if key in step.tasks and found[key].is_finished:
                     answers.expect(key)
-            comparison.calls([*answers.differences, *answers.unused()])
+            comparison.calls([*answers.differences, *answers.find_unused()])
         else:
             comparison.calls([each for each in answers.differences if each.recorded is not None])
         comparison.tasks(step.tasks, found, answers.answered_tools, is_cut=error is not None)
@@ -346,7 +346,7 @@ class Replayer:
             comparison.state(values, saver.reached, loaded.deltas)
         return answers.is_derived
 
-    def _bound(self, saver: StepSaver) -> Pregel[Any, Any, Any, Any]:
+    def _bind(self, saver: StepSaver) -> Pregel[Any, Any, Any, Any]:
         update = {"checkpointer": saver, "store": RefusingStore(), "cache": None}
         return self.graph.copy(update=update)
 
@@ -385,8 +385,8 @@ class Replayer:
             if step.commanded and not is_commanded and (command is not None or not has_answers):
                 saver.command(step.commanded)
                 is_commanded = True
-            before = len(saver.stored())
-            finished = {key for key, task in by_key(saver.stored()).items() if task.is_finished}
+            before = len(saver.list_stored())
+            finished = {key for key, task in by_key(saver.list_stored()).items() if task.is_finished}
             answers.begin(finished)
             try:
                 await graph.ainvoke(
@@ -404,7 +404,7 @@ class Replayer:
                 if recorded is not None and given < len(recorded.answers):
                     resume[interrupts[0].id] = deepcopy(recorded.answers[given])
                     answers.given[key] = given + 1
-            if not resume and (step.child is None or len(saver.stored()) == before):
+            if not resume and (step.child is None or len(saver.list_stored()) == before):
                 return None
             command = Command(resume=resume) if resume else None
         return None

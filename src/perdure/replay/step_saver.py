@@ -21,7 +21,7 @@ from langgraph.types import Interrupt
 from perdure.langgraph.channel_versions import next_version
 from perdure.model.checkpoint import Version
 from perdure.replay.plain_values import snapshot
-from perdure.replay.recording import NULL_TASK, StoredTask, TaskKey, config_of, keyed
+from perdure.replay.recording import NULL_TASK, StoredTask, TaskKey, config_of, key_tasks
 
 _RESUMING = "__pregel_resuming"
 _Place = tuple[str, str, str]
@@ -54,7 +54,7 @@ class StepSaver(BaseCheckpointSaver[Any]):
         self.reached: dict[str, Any] | None = None
         """Values of the outermost graph's channels after the step, as plain data; ``None`` before."""
 
-    def stored(self) -> list[StoredTask]:
+    def list_stored(self) -> list[StoredTask]:
         """Return the tasks that have stored something, as plain data."""
         return [
             StoredTask(
@@ -71,7 +71,7 @@ class StepSaver(BaseCheckpointSaver[Any]):
         """Return the interrupts at which tasks wait, each with the innermost task that raised it."""
         out: dict[TaskKey, list[Interrupt]] = {}
         owners: dict[str, TaskKey] = {}
-        for key, task in sorted(keyed(self.stored()), key=lambda each: len(each[0])):
+        for key, task in sorted(key_tasks(self.list_stored()), key=lambda each: len(each[0])):
             place = next(p for p in self._written if p[0] == task.namespace and p[2] == task.task_id)
             slots = self._written[place]
             if any(slot >= 0 for slot in slots):

@@ -8,7 +8,7 @@ from perdure.runtime.nodes.effects import effect, effect_key, effects, effects_s
 from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
 from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
 from perdure.runtime.nodes.model_calls import Price
-from perdure.runtime.nodes.steering import steered, steered_sync
+from perdure.runtime.nodes.steering import take_messages, take_messages_sync
 from perdure.runtime.nodes.transactions import Transaction, transaction
 from perdure.runtime.nodes.waiting import Question, ask, sleep, sleep_sync, wait_for, wait_for_sync
 from perdure.runtime.observers import Logs, Observer
@@ -46,8 +46,8 @@ __all__ = [
     "isolated_subgraph",
     "sleep",
     "sleep_sync",
-    "steered",
-    "steered_sync",
+    "take_messages",
+    "take_messages_sync",
     "transaction",
     "wait_for",
     "wait_for_sync",

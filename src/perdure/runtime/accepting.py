@@ -90,30 +90,30 @@ class Acceptance:
             terms.debounce,
             terms.strategy,
             context.settings.max_pending,
-            context.database.fresh(),
+            context.database.draw_version(),
             terms.precondition,
             terms.cancel_pending,
             partial(self._worker.runner.graphs.read_asked, partition),
         )
-        known = await self._known(accept)
+        known = await self._find_inbox(accept)
         if known is None or not self._may_begin(accept, known):
             lane = None if known is None else known.lane
-            accepted, _ = await self._stored(accept, accept.store(lane))
-            return await self._scheduled(accept, terms, accepted)
+            accepted, _ = await self._store(accept, accept.store(lane))
+            return await self._schedule_run(accept, terms, accepted)
         # The caller may be cancelled, and what it claims has to be worked on.
-        beginning = asyncio.create_task(self._began(accept, terms, known))
+        beginning = asyncio.create_task(self._begin_at_once(accept, terms, known))
         self._worker.beginning.add(beginning)
         beginning.add_done_callback(self._over)
         return await asyncio.shield(beginning)
 
-    async def _known(self, accept: Accept) -> RememberedInbox | None:
+    async def _find_inbox(self, accept: Accept) -> RememberedInbox | None:
         """Return the inbox of a message's thread as this process remembers it. If it does not, and may claim
         the message with its acceptance, the inbox is read, or guessed where the commit reads it, too."""
         context, partition = self._context, accept.partition
         if isinstance(accept.precondition, Put) and accept.precondition.expect is Expect.ABSENT:
             # A thread that does not exist yet has no inbox, and no epoch.
             return accept_and_claim.NEW
-        known = context.queues.known(partition)
+        known = context.queues.get(partition)
         graphs = self._worker.runner.graphs.agents.keys()
         if known is not None or not context.works or not accept_and_claim.may_ever_begin(accept, graphs):
             return known
@@ -134,7 +134,7 @@ class Acceptance:
             and self._worker.dispatch.reserve((partition, IN))
         )
 
-    async def _began(self, accept: Accept, terms: AcceptanceTerms, known: RememberedInbox) -> Ticket:
+    async def _begin_at_once(self, accept: Accept, terms: AcceptanceTerms, known: RememberedInbox) -> Ticket:
         """Store a message and claim its run in one commit; only store it if the thread is not idle."""
         partition, dispatch, runner = accept.partition, self._worker.dispatch, self._worker.runner
         saver = runner.graphs.saver(accept.message.graph, partition.tenant)
@@ -153,17 +153,17 @@ class Acceptance:
                 dispatch.release((partition, IN))
                 is_outdated = accept_and_claim.is_of_inbox(begun) and answers is None
                 lane = known.lane if begun.kind is LANE and not is_outdated else None
-                accepted, _ = await self._stored(accept, accept.store(lane))
-                return await self._scheduled(accept, terms, accepted)
+                accepted, _ = await self._store(accept, accept.store(lane))
+                return await self._schedule_run(accept, terms, accepted)
             accepted, held = begun
             if saver is not None and load is not None and answers is not None:
-                saver.loaded(load, answers[len(gets) :])
-            self._context.queues.begun(partition, held.lane)
-            self._context.subscriptions.changed(partition)
+                saver.take_load(load, answers[len(gets) :])
+            self._context.queues.note_begun(partition, held.lane)
+            self._context.subscriptions.wake(partition)
             if dispatch.is_stopping:
-                await runner.handed_over(held)
+                await runner.hand_back(held)
             else:
-                runner.begun(held, known.epoch)
+                runner.note_claimed(held, known.epoch)
                 dispatch.serve_reserved((partition, IN))
             self._emit_accepted(accept, accepted)
             return _ticket(partition, accepted)
@@ -177,9 +177,9 @@ class Acceptance:
         runner = self._worker.runner
         planned = accept_and_claim.plan(accept, runner.claim(accept.partition, accept.now), known)
         try:
-            return await self._stored(accept, accept_and_claim.begin(accept, planned, known), fetch)
+            return await self._store(accept, accept_and_claim.begin(accept, planned, known), fetch)
         except Unavailable:
-            runner.doubted(planned.held)
+            runner.note_doubted(planned.held)
             self._worker.dispatch.serve_reserved((accept.partition, IN))
             raise
 
@@ -189,7 +189,7 @@ class Acceptance:
             # A caller that was cancelled does not ask for it.
             beginning.exception()
 
-    async def _stored(
+    async def _store(
         self, accept: Accept, program: Program[R], fetch: Fetch | None = None
     ) -> tuple[R, Answers | None]:
         """Run a program that stores a message, and read after it where that costs no round trip."""
@@ -202,7 +202,7 @@ class Acceptance:
             self._context.queues.forget(accept.partition)
             raise
 
-    async def _scheduled(self, accept: Accept, terms: AcceptanceTerms, accepted: Accepted) -> Ticket:
+    async def _schedule_run(self, accept: Accept, terms: AcceptanceTerms, accepted: Accepted) -> Ticket:
         """Schedule the run of a message that was stored."""
         self._emit_accepted(accept, accepted)
         if accepted.is_duplicate and self._worker.is_resumed:
@@ -230,11 +230,11 @@ class Acceptance:
             context.queues.forget(partition)
         if accepted.lane is not None and accepted.message is not None:
             self._emit("run.retried", partition, accepted.message, accepted.id)
-            context.subscriptions.changed(partition)
+            context.subscriptions.wake(partition)
             if context.works:
                 self._worker.dispatch.schedule(partition, accepted.lane, now)
             else:
-                context.notifications.due(partition)
+                context.notifications.notify_due(partition)
         return _ticket(partition, accepted)
 
     async def signal(
@@ -251,7 +251,7 @@ class Acceptance:
             to_all,
             str(uuid.uuid4()),
             now,
-            context.database.fresh(),
+            context.database.draw_version(),
             partial(self._worker.runner.graphs.read_asked, partition),
         )
         found: signals.Signalled = await context.database.arun(signal.store())
@@ -261,11 +261,11 @@ class Acceptance:
         context.observers.event(f"signal.{outcome}", **where, signal=name)
         if accepted is not None and accepted.lane is not None:
             context.queues.forget(partition)
-            context.subscriptions.changed(partition)
+            context.subscriptions.wake(partition)
             if context.works:
                 self._worker.dispatch.schedule(partition, accepted.lane, now)
             else:
-                context.notifications.due(partition)
+                context.notifications.notify_due(partition)
         run_id = None if accepted is None else accepted.id
         return SignalReceipt(partition.thread, name, run_id, found.is_duplicate)
 
@@ -278,13 +278,13 @@ class Acceptance:
         wait = span_us("delay", delay)
         now = await context.clock.now()
         due = now + wait
-        most, fresh = context.settings.max_pending, context.database.fresh()
+        most, fresh = context.settings.max_pending, context.database.draw_version()
         program = scheduled.postpone(partition, message, due, most, fresh, precondition)
         accepted: Accepted = await context.database.arun(program)
         if accepted.lane is not None and context.works:
             self._worker.dispatch.schedule(partition, accepted.lane, now)
         elif accepted.lane is not None:
-            context.notifications.due(partition, delay)
+            context.notifications.notify_due(partition, delay)
         return _ticket(partition, accepted)
 
     def _schedule(self, partition: Partition, accepted: Accepted, terms: AcceptanceTerms, now: int) -> None:
@@ -292,16 +292,16 @@ class Acceptance:
         if terms.cancel_pending:
             # The cached messages are withdrawn.
             context.queues.forget(partition)
-        context.queues.accepted(partition, accepted)
-        context.subscriptions.changed(partition)
+        context.queues.note_accepted(partition, accepted)
+        context.subscriptions.wake(partition)
         if lane.stop is not None:
-            self._control.stop_asked(partition, lane.stop, lane.run_id)
+            self._control.request_stop(partition, lane.stop, lane.run_id)
         if terms.strategy == STEER and lane.run_id is not None:
             self._control.message_waits(partition)
         if context.works:
             self._worker.dispatch.schedule(partition, lane, now)
         elif lane.due_at is not None and lane.owner is None:
-            context.notifications.due(partition, (lane.due_at - now) / 1_000_000)
+            context.notifications.notify_due(partition, (lane.due_at - now) / 1_000_000)
 
     def _emit(self, name: str, partition: Partition, message: Message, accepted_id: str = "") -> None:
         stored = {"message": accepted_id} if accepted_id else {}

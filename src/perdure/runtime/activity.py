@@ -18,7 +18,7 @@ from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Commit, Delete, Fetch, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, INTERNAL, SERVER, Partition
-from perdure.model.runs.messages import FAILED, encode, stored_text
+from perdure.model.runs.messages import FAILED, encode, replace_surrogates
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observers import Observers
 from perdure.runtime.threads.users import user_of_options
@@ -88,7 +88,7 @@ class _Counts:
     def _entry(self, what: str, name: str, empty: dict[str, Any]) -> dict[str, Any]:
         """Return the entry of a name; of names without bound the first ones have entries of their own."""
         entries: dict[str, Any] = self.body[what]
-        name = stored_text(name[:_NAME_MAX])
+        name = replace_surrogates(name[:_NAME_MAX])
         if name not in entries and len(entries) >= _NAMES_MAX[what]:
             name = OTHER
         return entries.setdefault(name, empty)  # type: ignore[no-any-return]
@@ -133,7 +133,7 @@ class ActivityCounts:
         """Note that a model in a run gives its first token; later ones do not count."""
         self._first.setdefault(run_id, self._clock.estimate())
 
-    def ended(self, held: HeldRun, ending: Ending, now: int) -> None:
+    def count_run(self, held: HeldRun, ending: Ending, now: int) -> None:
         """Count a run that ended at a time in microseconds, and store the counts within some seconds."""
         first = self._first.pop(held.run.id, None)
         if held.partition.thread.startswith(INTERNAL) or held.messages[0].is_withdrawn:
@@ -255,7 +255,7 @@ class ActivityCounts:
     def _put(self, collection: str, counts: _Counts) -> Put:
         key = (collection, f"{counts.start}:{self._owner}:{counts.number}")
         body = encode(counts.body, "document")
-        return Put(DOCUMENT, key, {"updated_at": counts.start}, body, version=self._database.fresh())
+        return Put(DOCUMENT, key, {"updated_at": counts.start}, body, version=self._database.draw_version())
 
 
 def _tidy(partition: Partition, now: int) -> Program[None]:

@@ -27,15 +27,15 @@ class Control:
         now = await self._context.clock.now()
         stopping = await self._database.arun(runs.stop(partition, run_id, how, now))
         if stopping:
-            self.stop_asked(partition, how, run_id)
-            self._context.notifications.due(partition)
+            self.request_stop(partition, how, run_id)
+            self._context.notifications.notify_due(partition)
             self._worker.end_stopped(partition)
         return stopping
 
     def message_waits(self, partition: Partition) -> None:
         """Notify the holder of a thread's open run of a message that it may take."""
         if not self._worker.runner.leases.message_waits(partition):
-            self._context.notifications.due(partition)
+            self._context.notifications.notify_due(partition)
 
     async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
         """Withdraw a message that still waits. Return True if it did."""
@@ -43,15 +43,15 @@ class Control:
         now = await self._context.clock.now()
         withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now))
         if not withdrawn:
-            postponed = scheduled.withdraw(partition, run_id, how, now, self._database.fresh())
+            postponed = scheduled.withdraw(partition, run_id, how, now, self._database.draw_version())
             withdrawn = await self._database.arun(postponed)
         if withdrawn:
             self._context.queues.forget(partition)
-            self._context.notifications.ended(partition)
+            self._context.notifications.notify_ended(partition)
             if self._context.works:
                 self._worker.dispatch.soon((partition, IN))
             else:
-                self._context.notifications.due(partition)
+                self._context.notifications.notify_due(partition)
         return withdrawn
 
     async def cancel(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
@@ -66,7 +66,7 @@ class Control:
         """Send a dead or held reply again, after all others of its thread."""
         now = await self._context.clock.now()
         reply = await self._database.arun(outbox.retry(partition, number, now))
-        self._context.notifications.due(partition)
+        self._context.notifications.notify_due(partition)
         return reply
 
     async def delete(self, partition: Partition) -> None:
@@ -74,42 +74,42 @@ class Control:
         leases = self._worker.runner.leases
         run_id = leases.run_of(partition)
         await self._database.arun(removal.delete_thread(partition))
-        self.stop_asked(partition, DELETED, run_id)
+        self.request_stop(partition, DELETED, run_id)
         if leases.run_of(partition) not in (None, run_id):
             # Claimed meanwhile: before the removal, or on a new thread of this name.
-            leases.asked(lambda other: other == partition)
-        self._removed(partition)
+            leases.renew_now(lambda other: other == partition)
+        self._note_removed(partition)
 
     async def remove_resting(self, partition: Partition, *, only_unused: bool = False) -> bool:
         """Remove a thread without current work, and return True if it was removed. Any change of the thread
         meanwhile keeps it, and with ``only_unused`` any message that was ever accepted for it."""
         removed = await self._database.arun(expiry.remove_resting(partition, only_unused=only_unused))
         if removed:
-            self._removed(partition)
+            self._note_removed(partition)
         return removed
 
     async def remove_run(self, partition: Partition, run: Run, *, rollback: bool) -> None:
         """Remove the records of a run that has ended; with ``rollback`` also what it stored in the thread."""
         if rollback:
-            await self._database.take_back(partition, run.id)
+            await self._database.roll_back(partition, run.id)
             # A question that it had gone past is the latest state again, with what its deadline has left.
             now = await self._context.clock.now()
-            await self._database.arun(waits.look_again(partition, now, self._database.fresh()))
+            await self._database.arun(waits.look_again(partition, now, self._database.draw_version()))
         await self._database.arun(queue_retention.remove(partition, run, self._database.limits.ops))
 
     def serves(self, partition: Partition) -> bool:
         """Return True if this process works on a thread's inbox now."""
         return self._worker.dispatch.serves(partition)
 
-    def stop_asked(self, partition: Partition, how: str, run_id: str | None) -> None:
+    def request_stop(self, partition: Partition, how: str, run_id: str | None) -> None:
         """Notify the worker of a thread's run that the run has to end."""
-        self._worker.runner.stop_asked(partition, how, run_id)
+        self._worker.runner.request_stop(partition, how, run_id)
         self._context.notifications.stop(partition)
 
-    def _removed(self, partition: Partition) -> None:
+    def _note_removed(self, partition: Partition) -> None:
         self._worker.runner.conversations.forget(partition)
         self._worker.runner.graphs.forget(partition)
         self._context.queues.forget(partition)
         self._context.subscriptions.forget(partition)
-        self._context.notifications.ended(partition)
+        self._context.notifications.notify_ended(partition)
         self._context.observers.event("thread.deleted", tenant=partition.tenant, thread=partition.thread)

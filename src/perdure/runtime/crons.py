@@ -34,7 +34,7 @@ class Crons:
         Raises:
             QueueFull: The tenant has as many crons as it may have.
         """
-        now, fresh = await self._context.clock.now(), self._context.database.fresh()
+        now, fresh = await self._context.clock.now(), self._context.database.draw_version()
         made = None
         while made is None:
             program = crons.create(self._place, str(uuid.uuid4()), Due(body, due_at), now, fresh)
@@ -48,23 +48,23 @@ class Crons:
         Raises:
             NotFound: There is no such cron.
         """
-        now, fresh = await self._context.clock.now(), self._context.database.fresh()
+        now, fresh = await self._context.clock.now(), self._context.database.draw_version()
         changed = await self._context.database.arun(crons.change(self._place, cron_id, alter, now, fresh))
         if changed is None:
-            raise _missing(cron_id)
+            raise _missing_error(cron_id)
         self._schedule(changed, now)
         return changed
 
     async def remove(self, cron_id: str) -> None:
         """Remove a cron; runs that it started go on. ``NotFound`` if there is none."""
         if not await self._context.database.arun(crons.remove(self._place, cron_id)):
-            raise _missing(cron_id)
+            raise _missing_error(cron_id)
 
     async def get(self, cron_id: str) -> Cron:
         """Return a cron; ``NotFound`` if there is none."""
         found = await self._context.database.arun(crons.get(self._place, cron_id))
         if found is None:
-            raise _missing(cron_id)
+            raise _missing_error(cron_id)
         return found
 
     async def everything(self) -> list[Cron]:
@@ -77,8 +77,8 @@ class Crons:
         if self._context.works:
             self._dispatch.schedule(self._place, queue_of(cron.due_at), now)
         else:
-            self._context.notifications.due(self._place, max(0.0, (cron.due_at - now) / 1_000_000))
+            self._context.notifications.notify_due(self._place, max(0.0, (cron.due_at - now) / 1_000_000))
 
 
-def _missing(cron_id: str) -> NotFound:
+def _missing_error(cron_id: str) -> NotFound:
     return NotFound(f"Cron {cron_id!r} not found.")

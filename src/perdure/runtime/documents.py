@@ -35,7 +35,7 @@ class TenantDocuments:
 
     async def create(self, name: str, body: Mapping[str, Any]) -> Versioned | None:
         """Store the first version of a document; None if it exists."""
-        now, fresh = await self._clock.now(), self._database.fresh()
+        now, fresh = await self._clock.now(), self._database.draw_version()
         return await self._database.arun(
             versioned_documents.create(self._partition, self._kind, name, body, now, fresh)
         )
@@ -51,7 +51,7 @@ class TenantDocuments:
         Returns:
             The new version; None if there is neither a document nor ``before``.
         """
-        now, fresh = await self._clock.now(), self._database.fresh()
+        now, fresh = await self._clock.now(), self._database.draw_version()
         program = versioned_documents.revise(
             self._partition, self._kind, name, change, now, fresh, before=before
         )
@@ -59,7 +59,7 @@ class TenantDocuments:
 
     async def choose(self, name: str, number: int) -> Versioned | None:
         """Make an earlier version the current one; None if there is no such version."""
-        now, fresh = await self._clock.now(), self._database.fresh()
+        now, fresh = await self._clock.now(), self._database.draw_version()
         return await self._database.arun(
             versioned_documents.choose(self._partition, self._kind, name, number, now, fresh)
         )
@@ -97,7 +97,7 @@ class ThreadDocuments:
         Returns:
             The document; None if the thread does not exist any more.
         """
-        now, fresh = await self._clock.now(), self._database.fresh()
+        now, fresh = await self._clock.now(), self._database.draw_version()
         return await self._database.arun(
             documents.change_of_thread(self._partition, self._kind, name, change, now, fresh)
         )

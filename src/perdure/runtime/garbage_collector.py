@@ -12,7 +12,7 @@ _YOUNG = 20_000
 that end within milliseconds; with Python's 700 they are searched again and again while they live."""
 
 
-def settle() -> None:
+def exempt_existing() -> None:
     """Exempt all objects that exist now from garbage collection, and search new ones less often."""
     gc.collect()
     gc.freeze()

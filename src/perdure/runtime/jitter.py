@@ -20,7 +20,7 @@ def spread() -> float:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def use_seed(seed: int) -> Iterator[None]:
     """Use a seeded source in this block and in tasks created within it; other threads do not affect it."""
     token = _source.set(random.Random(seed))
     try:

@@ -32,7 +32,7 @@ Text stands for what is deeper, so that a list with the value in it can still be
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
-def encoded(value: Any) -> str:
+def to_json(value: Any) -> str:
     """Return a value as JSON text on one line."""
     try:
         return orjson.dumps(value, default=_plain, option=_OPTIONS).decode()
@@ -52,7 +52,7 @@ def interrupt(asked: Interrupt) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Return a value as plain JSON data."""
-    return json.loads(encoded(value))
+    return json.loads(to_json(value))
 
 
 def _plain(value: Any) -> Any:

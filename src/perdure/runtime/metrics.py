@@ -381,7 +381,7 @@ def exposition(accept: str = "", registry: CollectorRegistry | None = None) -> t
 
 
 @contextmanager
-def served(host: str, port: int) -> Iterator[str]:
+def serve_metrics(host: str, port: int) -> Iterator[str]:
     """Serve this process's metrics from a thread during the block, and yield the URL.
 
     It is for a process without routes.

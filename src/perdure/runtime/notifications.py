@@ -94,33 +94,33 @@ class Notifications:
 
     # Sending
 
-    def due(self, partition: Partition, delay: float = 0.0) -> None:
+    def notify_due(self, partition: Partition, delay: float = 0.0) -> None:
         """Notify that a queue of a thread is due in ``delay`` seconds and this runtime does not serve it. It
         is sent at that time; a later call for the thread replaces it."""
         if delay <= 0:
-            self._database.ring(self._word(DUE, partition.tenant))
+            self._database.notify(self._word(DUE, partition.tenant))
             return
         if (timer := self._later.get(partition)) is not None:
             timer.cancel()
-        self._later[partition] = asyncio.get_running_loop().call_later(delay, self._due_now, partition)
+        self._later[partition] = asyncio.get_running_loop().call_later(delay, self._notify_due_now, partition)
 
     def stop(self, partition: Partition) -> None:
         """Notify that a run of a thread has to stop; another process may work on it."""
-        self._database.ring(self._of(STOP, partition))
+        self._database.notify(self._of(STOP, partition))
 
-    def ended(self, partition: Partition) -> None:
+    def notify_ended(self, partition: Partition) -> None:
         """Notify that a run of a thread has ended."""
         self._notify(ENDED, partition)
 
-    def stored(self, partition: Partition) -> None:
+    def notify_stored(self, partition: Partition) -> None:
         """Notify that events of a thread are stored."""
         self._notify(STORED, partition)
 
-    def followed(self, partition: Partition) -> None:
+    def notify_followed(self, partition: Partition) -> None:
         """Notify that this process began to follow a thread, on whose run another process may work."""
-        self._database.ring(self._of(FOLLOWED, partition))
+        self._database.notify(self._of(FOLLOWED, partition))
 
-    def happened(self, kind: str, partition: Partition) -> None:
+    def notify_here(self, kind: str, partition: Partition) -> None:
         """Act as if a notification had been received, in this process only."""
         self._set(self._of(kind, partition))
 
@@ -130,7 +130,7 @@ class Notifications:
         """Receive notifications from other processes from now on; idempotent."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._stop = self._database.listen(self._come)
+            self._stop = self._database.listen(self._take_notification)
 
     def serve(
         self,
@@ -167,19 +167,19 @@ class Notifications:
             timer.cancel()
         self._later.clear()
 
-    def _due_now(self, partition: Partition) -> None:
+    def _notify_due_now(self, partition: Partition) -> None:
         del self._later[partition]
-        self.due(partition)
+        self.notify_due(partition)
 
     def _notify(self, kind: str, partition: Partition) -> None:
         word = self._of(kind, partition)
-        self._database.ring(word)
+        self._database.notify(word)
         self._set(word)
 
     def _of(self, kind: str, partition: Partition) -> str:
         return self._word(kind, partition.tenant, partition.thread)
 
-    def _come(self, word: str) -> None:
+    def _take_notification(self, word: str) -> None:
         """Receive a notification in a thread of the database."""
         with self._lock:
             is_first = not self._heard
@@ -221,11 +221,11 @@ class PollDelay:
         self._timer: asyncio.TimerHandle | None = None
         self._is_summoned = False
 
-    def heard(self) -> None:
+    def hear(self) -> None:
         """Schedule a poll after a notification."""
         self._schedule(0.0)
 
-    def looked(self, *, in_vain: bool, due_in: float | None = None) -> None:
+    def note_look(self, *, in_vain: bool, due_in: float | None = None) -> None:
         """Adapt the delay to the result of a poll, whatever caused it.
 
         Args:

@@ -139,11 +139,11 @@ class Observers:
                 except Exception:
                     _complain(observer, name)
                 else:
-                    stack.push(_leaving(observer, name, span))
+                    stack.push(_make_leave(observer, name, span))
             yield
 
 
-def _leaving(observer: Observer, name: str, span: AbstractContextManager[object, bool | None]) -> _Leave:
+def _make_leave(observer: Observer, name: str, span: AbstractContextManager[object, bool | None]) -> _Leave:
     """Return the end of a span, which neither raises nor hides the error of the work within."""
 
     def leave(
@@ -170,10 +170,10 @@ def duration_text(seconds: float) -> str:
 def _field(key: str, value: object) -> str:
     if key in _TIMES and isinstance(value, int):
         return duration_text(value / 1_000_000)
-    return _shown(value)
+    return _format(value)
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     """Return a field for a log line. Threads and channels have names that callers chose: long ones are cut,
     and those with a space or line break are quoted, so that no name can pass for another field or line."""
     text = str(value)

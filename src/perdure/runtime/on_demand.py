@@ -29,9 +29,9 @@ class OnDemand:
             return True
         loop = asyncio.get_running_loop()
         until = loop.time() + within
-        is_done = await self._worker.dispatch.settled(within)
+        is_done = await self._worker.dispatch.wait_until_served(within)
         # A summary that is cancelled here would be begun again after each reply, and never be made.
-        await self._worker.runner.conversations.settled(max(0.0, until - loop.time()))
+        await self._worker.runner.conversations.wait_for_summaries(max(0.0, until - loop.time()))
         await self._worker.drain(0)
         return is_done
 
@@ -51,4 +51,4 @@ class OnDemand:
         nothing is left to try now."""
         if not self._context.works:
             raise RuntimeError("this runtime leaves the work to others; open it with works=True")
-        return await self._worker.dispatch.exhausted(within)
+        return await self._worker.dispatch.serve_all(within)

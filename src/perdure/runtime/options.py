@@ -120,7 +120,7 @@ class Options:
         if self.attempts is not None and self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}; it has to be at least 1")
 
-    def stored(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return the options as they are stored with a message, without those that are not set."""
         fields: dict[str, Any] = {
             name: getattr(self, name)

@@ -35,7 +35,7 @@ def _is_action(value: Any) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("args") or {}, Mapping)
 
 
-def allowed_for(value: Mapping[str, Any], request: Mapping[str, Any]) -> set[str]:
+def read_allowed_decisions(value: Mapping[str, Any], request: Mapping[str, Any]) -> set[str]:
     """Return the decisions that the middleware allows on a request."""
     for config in value.get("review_configs") or ():
         if isinstance(config, Mapping) and config.get("action_name") == request.get("name"):
@@ -95,7 +95,7 @@ def form_of(value: Any) -> dict[str, Any]:
     """
     if (requests := requests_in(value)) is not None:
         actions = [
-            _offer(each.get("name"), each, [d for d in DECISIONS if d in allowed_for(value, each)])
+            _offer(each.get("name"), each, [d for d in DECISIONS if d in read_allowed_decisions(value, each)])
             for each in requests
         ]
         return {"kind": "review", "actions": actions}

@@ -17,14 +17,14 @@ class QueueCache:
     def __init__(self) -> None:
         self._known: BoundedCache[Partition, RememberedInbox] = BoundedCache(_MOST)
 
-    def known(self, partition: Partition) -> RememberedInbox | None:
+    def get(self, partition: Partition) -> RememberedInbox | None:
         return self._known.get(partition)
 
     def lane(self, partition: Partition) -> Lane | None:
         known = self._known.get(partition)
         return None if known is None else known.lane
 
-    def accepted(self, partition: Partition, accepted: Accepted) -> None:
+    def note_accepted(self, partition: Partition, accepted: Accepted) -> None:
         """Record a message that this process stored."""
         if accepted.lane is None or accepted.message is None:
             return
@@ -37,11 +37,11 @@ class QueueCache:
         elif before is None or before.lane.version < accepted.lane.version:
             self._known[partition] = RememberedInbox(accepted.lane)
 
-    def begun(self, partition: Partition, lane: Lane) -> None:
+    def note_begun(self, partition: Partition, lane: Lane) -> None:
         """Record that this process stored a message and claimed its run."""
         self._known[partition] = RememberedInbox(lane)
 
-    def ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
+    def note_ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
         """Record that this process ended a run, and its epoch."""
         self._known[partition] = RememberedInbox(lane, None if lane.pending else epoch)
 

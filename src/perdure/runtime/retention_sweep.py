@@ -77,7 +77,7 @@ class RetentionLoop:
         """Return the seconds until a sweep is due; not above 0 if it is, or if one was left unfinished."""
         tenant = None if self._options.all_tenants else self._database.tenant
         state, _ = await self._handle.arun(sweep.read_state(tenant))
-        left = self._left(state, await self._handle.arun(ask(Now())))
+        left = self._time_left(state, await self._handle.arun(ask(Now())))
         if left > 0:
             self._saw(state.finished_at)
         return left
@@ -101,7 +101,7 @@ class RetentionLoop:
         self._saw(await self._handle.arun(ask(Now())))
         return swept
 
-    def _left(self, state: SweepState, now: int) -> float:
+    def _time_left(self, state: SweepState, now: int) -> float:
         if not state.is_over or state.finished_at is None:
             return 0.0
         return (state.finished_at - now) / 1_000_000 + self._every

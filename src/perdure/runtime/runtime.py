@@ -205,7 +205,7 @@ class Runtime(OnDemand, TenantRuntime):
     @property
     def waiting_runs(self) -> int:
         """The number of threads whose next run waits for a slot of this process."""
-        return self._worker.dispatch.waiting
+        return self._worker.dispatch.waiting_count
 
     @property
     def name(self) -> str:

@@ -43,7 +43,7 @@ class Sizes:
         """Use the current event loop."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
-    def stored(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
+    def report_checkpoint(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         """Report a durable checkpoint. Graphs that a plain function invokes store theirs in another
         thread."""
         self._on_loop(lambda: self._emit(partition, namespace, sizes))
@@ -54,7 +54,7 @@ class Sizes:
         fields = {"tenant": partition.tenant, "thread": partition.thread}
         self._on_loop(lambda: self._observers.event("thread.older", **fields))
 
-    def undeclared(self, graph: str, node: str, key: str) -> None:
+    def report_undeclared(self, graph: str, node: str, key: str) -> None:
         """Report a key that a graph dropped."""
         self._on_loop(lambda: self._observers.event("state.undeclared", graph=graph, node=node, key=key))
 

@@ -340,7 +340,7 @@ class TenantRuntime:
         is_ours = self._worker.dispatch.will_serve(partition)
         async with asyncio.timeout(timeout):
             while True:
-                if (run := self._worker.runner.ended(partition, ticket.id)) is not None:
+                if (run := self._worker.runner.find_ended(partition, ticket.id)) is not None:
                     return run
                 ended = self._context.notifications.expect(ENDED, partition)
                 if not is_ours and (run := (await self.look(ticket)).run) is not None and run.state != OPEN:
@@ -403,7 +403,7 @@ class TenantRuntime:
         """Return a graph with the tenant's checkpointer and store, to read and edit state."""
         return self._worker.runner.graphs.graph(self._graph_name(name), self._tenant)
 
-    def opened(
+    def open_graph(
         self,
         name: str | None,
         access: Access,
@@ -420,7 +420,7 @@ class TenantRuntime:
             config: The config, for a factory.
         """
         graphs = self._worker.runner.graphs
-        return graphs.opened(self._graph_name(name), self._tenant, access, user=user, config=config)
+        return graphs.open(self._graph_name(name), self._tenant, access, user=user, config=config)
 
     async def messages(
         self, thread_id: str, *, limit: int = 100, before: int | None = None
@@ -429,9 +429,9 @@ class TenantRuntime:
         ``before`` if it is given."""
         return await self._database.arun(inbox.latest(self._partition(thread_id), limit, before))
 
-    async def postponed(self, thread_id: str, *, limit: int = 100) -> Sequence[Message]:
+    async def list_postponed(self, thread_id: str, *, limit: int = 100) -> Sequence[Message]:
         """Return the messages of a thread whose time comes later, the earliest due first."""
-        return await self._database.arun(scheduled.waiting(self._partition(thread_id), limit))
+        return await self._database.arun(scheduled.list_postponed(self._partition(thread_id), limit))
 
     async def runs(self, thread_id: str, *, limit: int = 100, before: int | None = None) -> Sequence[Run]:
         """Return the newest runs of a thread, newest first; those whose first message is below the number
@@ -453,7 +453,7 @@ class TenantRuntime:
         """End a run that waits or is open. Return True if there was one."""
         if rollback:
             # A run that is rolled back does not show any more that the thread was in use.
-            await self.threads.touched(thread_id)
+            await self.threads.touch(thread_id)
         return await self._control.cancel(self._partition(thread_id), run_id, rollback=rollback)
 
     async def withdraw(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
@@ -476,7 +476,7 @@ class TenantRuntime:
             CannotTakeBack: The checkpoint to return to was pruned since.
         """
         # As in ``cancel``.
-        await self.threads.touched(thread_id)
+        await self.threads.touch(thread_id)
         await self._control.remove_run(self._partition(thread_id), run, rollback=rollback)
 
     def _partition(self, thread_id: str) -> Partition:

@@ -77,7 +77,7 @@ def message_of(
             raise ValueError("dedupe_key is empty; give the sender's key of the message, or None")
     if (channel == WEBHOOK) != (options.webhook is not None):
         raise ValueError(f"runs with a webhook have the channel {WEBHOOK!r}, and no others have it")
-    stored = options.stored()
+    stored = options.dump()
     if answers is not None:
         stored[ANSWERS] = list(answers)
     dedupe = b"" if dedupe_key is None else dedupe_digest(dedupe_key)

@@ -61,7 +61,7 @@ class Changes:
         for step in reversed(self.steps):
             if isinstance(step, ChannelRenamed) and step.new == name:
                 name = step.old
-            elif isinstance(step, ChannelRenamed | ChannelDropped) and name == _left(step):
+            elif isinstance(step, ChannelRenamed | ChannelDropped) and name == _old_name(step):
                 return None
         return name
 
@@ -82,7 +82,7 @@ class Changes:
         return self.channel(name) != name or bool(self.conversions(name))
 
 
-def _left(step: ChannelRenamed | ChannelDropped) -> str:
+def _old_name(step: ChannelRenamed | ChannelDropped) -> str:
     """Return the name that a step takes away."""
     return step.old if isinstance(step, ChannelRenamed) else step.channel
 

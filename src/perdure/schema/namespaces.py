@@ -34,7 +34,7 @@ class NamespaceNames:
         """True if no node was ever renamed: every namespace is stored under its present name."""
         return not self._renames
 
-    def stored(self, name: str) -> Iterator[str]:
+    def find_stored(self, name: str) -> Iterator[str]:
         """Yield the names under which a namespace may be stored, the one for a new one first, then those
         that it had before, latest first.
 
@@ -46,7 +46,7 @@ class NamespaceNames:
         """
         for level in name.split(_LEVEL):
             self._refuse_taken(level)
-        levels = [list(self._traced(level)) for level in name.split(_LEVEL)]
+        levels = [list(self._trace(level)) for level in name.split(_LEVEL)]
         last = ""
         # Before one of its nodes existed there was no such namespace.
         for each in zip(*levels, strict=False):
@@ -68,13 +68,13 @@ class NamespaceNames:
                     f"is stored under that name, because of {step}; give the node {name!r} another name"
                 )
 
-    def _traced(self, name: str) -> Iterator[str]:
+    def _trace(self, name: str) -> Iterator[str]:
         """Yield the stored name of a node in the last version, and in each one before a rename, backwards, as
         long as the node exists. Names that it had only between two steps of one version never were in use."""
         for place in range(len(self._renames), -1, -1):
             around = self._renames[max(place - 1, 0) : place + 1]
             if place == 0 or len({step.version for step in around}) == len(around):
-                yield self._marked(name, place)
+                yield self._mark(name, place)
             if place == 0:
                 return
             step = self._renames[place - 1]
@@ -83,7 +83,7 @@ class NamespaceNames:
             elif step.old == name:
                 return
 
-    def _marked(self, name: str, place: int) -> str:
+    def _mark(self, name: str, place: int) -> str:
         """Return the stored name of the node that is called ``name`` after ``place`` renames."""
         given = next((step for step in reversed(self._renames[:place]) if name in (step.old, step.new)), None)
         return name if given is None else f"{name}{_SINCE}{given.version}"

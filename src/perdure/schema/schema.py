@@ -91,17 +91,17 @@ class _Names:
     def follow(self, steps: Sequence[Step]) -> None:
         for step in steps:
             if isinstance(step, ChannelRenamed):
-                self._renamed("channel", step.old, step.new, step)
+                self._rename("channel", step.old, step.new, step)
             elif isinstance(step, NodeRenamed):
-                self._renamed("node", step.old, step.new, step)
+                self._rename("node", step.old, step.new, step)
             elif isinstance(step, TypeRenamed):
-                self._renamed("type", step.old, step.new, step)
+                self._rename("type", step.old, step.new, step)
             elif isinstance(step, ChannelDropped):
                 self._leave("channel", step.channel, step)
             else:
                 self._use("channel", step.channel, step)
 
-    def _renamed(self, what: str, old: str, new: str, step: Step) -> None:
+    def _rename(self, what: str, old: str, new: str, step: Step) -> None:
         self._leave(what, old, step)
         # A type's old names stay its own, as stored values keep the name that they were stored with.
         taken = self._gone.get((what, new)) if what == "type" else self._there.get((what, new))

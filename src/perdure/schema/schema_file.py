@@ -97,11 +97,11 @@ def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
         out += [f"{what} {name} is new" for name in new if name not in old]
         for name in old:
             if name in new and old[name] != new[name]:
-                out += _changed(f"{what} {name}", old[name], new[name])
+                out += _list_changes(f"{what} {name}", old[name], new[name])
     return out
 
 
-def _changed(name: str, old: Any, new: Any) -> Iterator[str]:
+def _list_changes(name: str, old: Any, new: Any) -> Iterator[str]:
     if not isinstance(old, dict) or not isinstance(new, dict):
         yield f"{name} was {old!r} and is {new!r}"
         return

@@ -162,9 +162,9 @@ class Outermost:
         )
         request_id = asked if _REQUEST_ID.fullmatch(asked) else str(uuid.uuid4())
 
-        async def answered(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
-        await self._app(scope, receive, answered)
+        await self._app(scope, receive, send_with_id)

@@ -79,13 +79,13 @@ class Assistants:
     def check_graph(self, graph_id: str) -> None:
         """Raise ``Refusal`` unless such a graph is served."""
         if graph_id not in self._runtime.graphs:
-            raise Refusal(422, f"There is no graph {graph_id!r}; {self._known()}.")
+            raise Refusal(422, f"There is no graph {graph_id!r}; {self._list_graphs()}.")
 
     async def find(self, tenant: str, named: str) -> Assistant:
         """Return an assistant as ``look`` does. ``NotFound`` if it does not exist, ``Refusal`` if the name
         can be neither an id nor a graph."""
         if self.id_of(named) is None:
-            raise Refusal(422, f"There is no graph or assistant {named!r}; {self._known()}.")
+            raise Refusal(422, f"There is no graph or assistant {named!r}; {self._list_graphs()}.")
         found = await self.look(tenant, named)
         if found is None:
             raise NotFound(NONE_TO_RUN)
@@ -96,14 +96,14 @@ class Assistants:
         assistant_id = self.id_of(named)
         if assistant_id is None:
             return None
-        held = await self._stored(tenant).get(assistant_id)
+        held = await self._documents(tenant).get(assistant_id)
         if held is not None:
             return _assistant(held)
         return self._system(assistant_id) if assistant_id in self._own else None
 
     async def everything(self, tenant: str) -> list[Assistant]:
         """Return all assistants of a tenant, including the default ones."""
-        stored = await self._stored(tenant).everything()
+        stored = await self._documents(tenant).everything()
         changed = {held.name for held in stored}
         return [*(self._system(own) for own in self._own if own not in changed), *map(_assistant, stored)]
 
@@ -111,7 +111,7 @@ class Assistants:
         """Store a new assistant, and return it with its times and version; None if the id is in use."""
         if self.is_own(new.assistant_id):
             return None
-        made = await self._stored(tenant).create(new.assistant_id, _body(new))
+        made = await self._documents(tenant).create(new.assistant_id, _body(new))
         return None if made is None else _assistant(made)
 
     async def change(self, tenant: str, assistant_id: str, change: Change) -> Assistant | None:
@@ -128,7 +128,7 @@ class Assistants:
         before: Versioned | None = None
         if self.is_own(assistant_id):
             before = Versioned(assistant_id, _body(self._system(assistant_id)), 1, 1, 0, 0)
-        held = await self._stored(tenant).revise(
+        held = await self._documents(tenant).revise(
             assistant_id, lambda held: _body(change(_assistant(held))), before
         )
         return None if held is None else _assistant(held)
@@ -144,7 +144,7 @@ class Assistants:
         Returns:
             The assistant at that version; None if there is no such version.
         """
-        held = await self._stored(tenant).choose(assistant_id, version)
+        held = await self._documents(tenant).choose(assistant_id, version)
         if held is not None:
             return _assistant(held)
         # An unchanged default assistant has one version.
@@ -153,16 +153,16 @@ class Assistants:
 
     async def versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
         """Return every version, the newest first."""
-        held = await self._stored(tenant).past(assistant_id)
+        held = await self._documents(tenant).past(assistant_id)
         if not held and self.is_own(assistant_id):
             return [self._system(assistant_id)]
         return list(map(_assistant, held))
 
     async def remove(self, tenant: str, assistant_id: str) -> bool:
         """Remove an assistant with its versions, and return True if it existed."""
-        return await self._stored(tenant).remove(assistant_id)
+        return await self._documents(tenant).remove(assistant_id)
 
-    def _stored(self, tenant: str) -> TenantDocuments:
+    def _documents(self, tenant: str) -> TenantDocuments:
         return self._runtime.for_tenant(tenant).documents("assistant")
 
     def _system(self, assistant_id: str) -> Assistant:
@@ -178,7 +178,7 @@ class Assistants:
             metadata={"created_by": "system"},
         )
 
-    def _known(self) -> str:
+    def _list_graphs(self) -> str:
         return f"the graphs are {', '.join(sorted(self._runtime.graphs))}"
 
 

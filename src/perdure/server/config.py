@@ -16,8 +16,8 @@ from langgraph.store.base import TTLConfig
 
 from perdure.config.agents import AgentSettings, agent_settings
 from perdure.config.channels import chat_channels
-from perdure.config.resolve import GraphPlace, ResolvedConfig, settle
-from perdure.config.retention import Sweeping, sweeping, thread_ttl
+from perdure.config.resolve import GraphPlace, ResolvedConfig, resolve_config
+from perdure.config.retention import Sweeping, read_sweeping, thread_ttl
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
 from perdure.config.sources import GivenValue
 from perdure.config.store_index import StoreIndex
@@ -181,7 +181,7 @@ def load(
     Raises:
         BadSetting: a setting is missing or cannot work.
     """
-    settled = settle(
+    settled = resolve_config(
         file=file,
         graphs=graphs,
         flags={
@@ -197,7 +197,7 @@ def load(
     is_development = bool(settled["development"])
     claims = settled["auth.tenant_claims"]
     if claims is None:
-        claims = ("sub",) if settled.given("auth.jwt.") else ()
+        claims = ("sub",) if settled.select_given("auth.jwt.") else ()
     graphs_named = settled.graphs("perdure serve ./agent.py:graph")
     return Config(
         database_url=settled.database_url(),
@@ -212,7 +212,7 @@ def load(
         store=settled.store_ttl(),
         store_index=settled.store_index(),
         store_url=settled.store_url(),
-        retention=sweeping(settled),
+        retention=read_sweeping(settled),
         checkpointer=thread_ttl(settled),
         channels=chat_channels(settled),
         env=settled.env,
@@ -250,7 +250,7 @@ def _cors(settled: ResolvedConfig, is_development: bool) -> Cors:
 
 def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the arguments of ``perdure.server.auth.jwt.JwtSettings``, which decides what is safe."""
-    given = settled.given("auth.jwt.")
+    given = settled.select_given("auth.jwt.")
     if not given:
         return None
     from perdure.server.auth.jwt import JwtSettings

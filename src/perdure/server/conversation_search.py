@@ -67,7 +67,7 @@ async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
 
 
 async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[str, Any] | None:
-    shown = responses.selected(responses.thread(row, None), _SHOWN)
+    shown = responses.select_parts(responses.thread(row, None), _SHOWN)
     title = row.metadata.get("title")
     if isinstance(title, str) and has_words(title, wanted):
         return shown

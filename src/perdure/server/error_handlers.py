@@ -29,7 +29,7 @@ from perdure.errors import (
     Unserialisable,
 )
 from perdure.runtime.failures.failure_location import shows_texts, text_for_clients
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.identity import Refusal
 from perdure.server.validation_faults import all_faults
 
@@ -61,12 +61,12 @@ KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEn
 
 def install(app: FastAPI) -> None:
     """Install the handlers that give all errors one form."""
-    app.exception_handler(Refusal)(_refused)
+    app.exception_handler(Refusal)(_answer_refusal)
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(HTTPException)(_http)
     app.exception_handler(PerdureError)(_perdure)
-    app.exception_handler(UnicodeEncodeError)(_halved)
-    app.exception_handler(Exception)(_failed)
+    app.exception_handler(UnicodeEncodeError)(_refuse_surrogate)
+    app.exception_handler(Exception)(_answer_failure)
 
 
 async def answer(request: Request, error: Exception) -> JSONResponse:
@@ -74,13 +74,13 @@ async def answer(request: Request, error: Exception) -> JSONResponse:
     own endpoints: ``app.exception_handler(PerdureError)(answer_error)``."""
     match error:
         case Refusal():
-            return await _refused(request, error)
+            return await _answer_refusal(request, error)
         case RequestValidationError():
             return await _invalid(request, error)
         case HTTPException():
             return await _http(request, error)
         case UnicodeEncodeError():
-            return await _halved(request, error)
+            return await _refuse_surrogate(request, error)
         case _:
             return await _perdure(request, error)
 
@@ -144,7 +144,7 @@ def event_data(name: str, data: str) -> str:
     exceptions."""
     if shows_texts.get() or name.partition("|")[0] not in _WITH_ERRORS or '"error"' not in data:
         return data
-    return encoded(_without_texts(json.loads(data)))
+    return to_json(_without_texts(json.loads(data)))
 
 
 def _without_texts(held: Any) -> Any:
@@ -185,7 +185,7 @@ def _kinds(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
     return found
 
 
-async def _refused(_: Request, error: Exception) -> JSONResponse:
+async def _answer_refusal(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Refusal)  # noqa: S101 - what it was installed for
     return error_response(error.status, error.detail, dict(error.headers))
 
@@ -194,11 +194,11 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it was installed for
     if isinstance(error.body, bytes):
         # It was not read as JSON, and no field of it could be checked.
-        return error_response(422, sent_otherwise(request))
+        return error_response(422, describe_body(request))
     return error_response(422, all_faults(error.errors()))
 
 
-def sent_otherwise(request: Request) -> str:
+def describe_body(request: Request) -> str:
     """Return the message for a body that was not sent as JSON."""
     kind = request.headers.get("content-type")
     sent = "without a content type" if kind is None else f"as {kind}"
@@ -219,7 +219,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     return error_response(error.status_code, str(error.detail), dict(error.headers or {}))
 
 
-async def _halved(_: Request, __: Exception) -> JSONResponse:
+async def _refuse_surrogate(_: Request, __: Exception) -> JSONResponse:
     return error_response(422, "A text holds half of a character (a lone surrogate) and cannot be stored.")
 
 
@@ -234,7 +234,7 @@ async def _perdure(request: Request, error: Exception) -> JSONResponse:
     return error_response(status, sentence(error), {"Retry-After": again} if status in (429, 503) else None)
 
 
-async def _failed(request: Request, error: Exception) -> JSONResponse:
+async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
     _note(logging.ERROR, request, error)
     return error_response(500, _somewhere(type(error)))
 

@@ -26,7 +26,7 @@ _LACKS_ONE = (PydanticUserError, NameError, NotImplementedError, TypeError, Valu
 checker, and anything that is neither a model, a data class nor a TypedDict."""
 
 
-async def drawn(graph: Graph, xray: int | bool) -> dict[str, list[dict[str, Any]]]:
+async def draw(graph: Graph, xray: int | bool) -> dict[str, list[dict[str, Any]]]:
     """Return nodes and edges. ``xray`` includes those of subgraphs, down to that depth."""
     try:
         return (await graph.aget_graph(xray=xray)).to_json()

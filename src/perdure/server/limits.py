@@ -159,7 +159,7 @@ class Bounded:
             return
         size = 0
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
@@ -170,7 +170,7 @@ class Bounded:
         page_max.set(limits.page_max)
         body_max.set(limits.body_bytes)
         with ExitStack() as stack:
-            await self._app({**scope, _HELD: stack}, counted, send)
+            await self._app({**scope, _HELD: stack}, receive_counted, send)
 
 
 def _read_declared(scope: Scope) -> int:

@@ -41,7 +41,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 """Error responses of every route."""
 
 
-def joined(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def merge_descriptions(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Return the description of the API merged with that of a custom application. The API's methods
     take precedence, as in routing; a schema whose name it uses too is renamed."""
     taken = ours.get("components", {}).get("schemas", {})
@@ -51,7 +51,9 @@ def joined(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         for name in schemas
         if taken.get(name, schemas[name]) != schemas[name]
     }
-    own = _referring(own, {f"{_SCHEMAS}{name}": f"{_SCHEMAS}{other}" for name, other in renamed.items()})
+    own = _rename_references(
+        own, {f"{_SCHEMAS}{name}": f"{_SCHEMAS}{other}" for name, other in renamed.items()}
+    )
     components = dict(ours.get("components", {}))
     for kind, held in own.get("components", {}).items():
         named = {renamed.get(name, name): each for name, each in held.items()} if kind == "schemas" else held
@@ -72,11 +74,11 @@ def _free(name: str, taken: set[str]) -> str:
     return next(other for n in itertools.count(2) if (other := f"{name}{n}") not in taken)
 
 
-def _referring(held: Any, renamed: Mapping[str, str]) -> Any:
+def _rename_references(held: Any, renamed: Mapping[str, str]) -> Any:
     if isinstance(held, dict):
-        return {key: _referring(each, renamed) for key, each in held.items()}
+        return {key: _rename_references(each, renamed) for key, each in held.items()}
     if isinstance(held, list):
-        return [_referring(each, renamed) for each in held]
+        return [_rename_references(each, renamed) for each in held]
     return renamed.get(held, held) if isinstance(held, str) else held
 
 

@@ -30,7 +30,7 @@ def serve_process(app: FastAPI, path: str) -> None:
     started_at = round(time.time() * 1000)
 
     @app.get(f"{path}/process.json", include_in_schema=False)
-    async def shown(caller: CallerNow, request: Request) -> JSONResponse:
+    async def show(caller: CallerNow, request: Request) -> JSONResponse:
         return JSONResponse(
             {"pid": os.getpid(), "started_at": started_at, "can_kill": _refusal(request) is None},
             headers=_HEADERS,

@@ -201,7 +201,7 @@ class Command(Body):
 
     @model_validator(mode="after")
     def _check_parts(self) -> Command:
-        if not holds_anything(self.given()):
+        if not holds_anything(self.dump_sent()):
             raise ValueError(
                 "the command holds nothing: no resume, no update and no goto; leave it out to go on"
             )
@@ -210,7 +210,7 @@ class Command(Body):
         return self
 
     @model_serializer
-    def given(self) -> dict[str, Any]:
+    def dump_sent(self) -> dict[str, Any]:
         """Return what was given."""
         parts = {"update": self.update, "goto": self.goto}
         held = {name: part for name, part in parts.items() if part is not None}

@@ -26,7 +26,7 @@ from perdure.runtime.options import Options
 from perdure.runtime.retention_sweep import RetentionLoop
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.threads import Threads, missing
+from perdure.runtime.threads.threads import Threads, missing_error
 from perdure.runtime.worker.attempt import TENANT
 from perdure.server import thread_ids
 from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
@@ -108,9 +108,9 @@ class ServerState:
         """Run a task that a request started and that continues after its client disconnects."""
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background_ended)
+        task.add_done_callback(self._note_background_end)
 
-    def _background_ended(self, task: asyncio.Task[Any]) -> None:
+    def _note_background_end(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("a background task of a request failed: %s", type(error).__name__)
@@ -169,7 +169,7 @@ class Caller:
         """Return a thread that the user may see. ``NotFound`` if there is none, also for another user's."""
         row = await self.threads.look(thread_id)
         if row is None or not self.sees(conditions, row.metadata):
-            raise missing(thread_id)
+            raise missing_error(thread_id)
         return row
 
     async def assistant(self, named: str, to: str) -> Assistant:
@@ -218,7 +218,7 @@ class Caller:
             configurable["thread_id"] = thread_id
         config = {"configurable": configurable}
         user = user_of(self.user.dict())
-        async with self.runtime.opened(graph_id, access, user=user, config=config) as graph:
+        async with self.runtime.open_graph(graph_id, access, user=user, config=config) as graph:
             yield graph
 
     async def _configurable(self, thread_id: str) -> dict[str, Any]:
@@ -323,14 +323,14 @@ def _text(request: Request, name: str) -> str:
 
 
 async def _tag_name(request: Request, name: Annotated[str, Path()]) -> str:
-    return _bounded(request, "name")
+    return _read_bounded(request, "name")
 
 
 async def _entry_id(request: Request, entry_id: Annotated[str, Path()]) -> str:
-    return _bounded(request, "entry_id")
+    return _read_bounded(request, "entry_id")
 
 
-def _bounded(request: Request, name: str) -> str:
+def _read_bounded(request: Request, name: str) -> str:
     value = _text(request, name)
     if not 0 < len(value) <= _TEXT_MAX:
         raise Refusal(422, f"the {name} in the path has 1 to {_TEXT_MAX} characters")

@@ -28,7 +28,7 @@ from perdure.model.runs.queue import INTERRUPT
 from perdure.model.runs.waits import read_waits
 from perdure.runtime import Standing, json_encoding
 from perdure.runtime.events.outgoing import reference_of
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.assistants import Assistant
 from perdure.server.error_handlers import sentence, sentence_of
@@ -43,7 +43,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return encoded(content).encode()
+        return to_json(content).encode()
 
 
 R = TypeVar("R")
@@ -68,7 +68,7 @@ def page(found: Sequence[R], asked: _Page, shown: Callable[[R], dict[str, Any]])
     rows = [shown(one) for one in found[asked.offset : end]]
     select: Sequence[str] | None = getattr(asked, "select", None)
     if select is not None:
-        rows = [selected(one, select) for one in rows]
+        rows = [select_parts(one, select) for one in rows]
     return Json(rows, headers=page_headers(len(found), end if len(found) > end else None))
 
 
@@ -196,7 +196,7 @@ def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[
         "values": {} if is_empty else snapshot.values,
         "next": list(snapshot.next),
         "tasks": list(map(_task, snapshot.tasks)),
-        "metadata": None if here is None or is_empty else _described(here, snapshot.metadata),
+        "metadata": None if here is None or is_empty else _describe(here, snapshot.metadata),
         "created_at": snapshot.created_at,
         "checkpoint": None if is_empty else here,
         "parent_checkpoint": None if is_empty else parent,
@@ -204,14 +204,14 @@ def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[
         "checkpoint_id": None if is_empty or here is None else here["checkpoint_id"],
         "parent_checkpoint_id": None if parent is None else parent["checkpoint_id"],
     }
-    return body if not select else selected(body, select)
+    return body if not select else select_parts(body, select)
 
 
-def _described(ref: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
+def _describe(ref: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
     return {**(metadata or {}), "thread_id": ref["thread_id"]}
 
 
-def selected(whole: Mapping[str, Any], select: Iterable[str]) -> dict[str, Any]:
+def select_parts(whole: Mapping[str, Any], select: Iterable[str]) -> dict[str, Any]:
     """Return the named parts of a mapping; ``values.key`` names a part of a part."""
     parts: dict[str, Any] = {}
     for name in select:
@@ -306,7 +306,7 @@ def run_error(run: Run) -> dict[str, str]:
     return {"error": kind, "message": sentence_of(kind, text.removeprefix(f"{kind}: "))}
 
 
-def given(payload: Mapping[str, Any]) -> dict[str, Any]:
+def read_input(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of a run, as its client sent it."""
     command = dict(payload.get(COMMAND) or {})
     if RESUME in payload:
@@ -329,7 +329,7 @@ def run(standing: Standing, thread_id: str) -> dict[str, Any]:
         "updated_at": when(updated),
         "status": run_status(standing),
         "metadata": about.get("metadata", {}),
-        "kwargs": {**given(message.payload), **about.get("kwargs", {})},
+        "kwargs": {**read_input(message.payload), **about.get("kwargs", {})},
         "multitask_strategy": about.get("multitask_strategy", "enqueue"),
         **({"retry_of": message.options[RETRY_OF]} if RETRY_OF in message.options else {}),
         **({"taken_up_by": standing.run.id} if is_taken and standing.run is not None else {}),

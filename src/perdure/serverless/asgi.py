@@ -61,7 +61,7 @@ async def _answer(outward: asyncio.Queue[Message], running: asyncio.Future[None]
     return None
 
 
-def opened_of(app: object) -> Any:
+def find_opened(app: object) -> Any:
     """Return what ``checkpoint_lifespan`` or Perdure's server has opened for an application: an object with
     the runtime; ``None`` if neither has."""
     found = getattr(getattr(app, "state", None), "perdure", None)
@@ -70,5 +70,5 @@ def opened_of(app: object) -> Any:
 
 def runtime_of(app: object) -> Runtime | None:
     """Return the runtime that an application has opened, if it has one."""
-    runtime = getattr(opened_of(app), "runtime", None)
+    runtime = getattr(find_opened(app), "runtime", None)
     return runtime if isinstance(runtime, Runtime) else None

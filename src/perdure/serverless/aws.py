@@ -16,7 +16,7 @@ from perdure.database.base import DatabaseBase, handle_of
 from perdure.errors import MissingExtra, Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import ask
-from perdure.serverless.asgi import AsgiApp, lifespan_of, opened_of, runtime_of
+from perdure.serverless.asgi import AsgiApp, find_opened, lifespan_of, runtime_of
 from perdure.serverless.warm_resources import Container
 
 try:
@@ -73,7 +73,7 @@ class TimeBudget:
         left = context.get_remaining_time_in_millis() / 1000
         return cls(time.monotonic() + left, min(reserve, left / 3))
 
-    def left(self) -> float:
+    def time_left(self) -> float:
         """Return the seconds for work, at least 0."""
         return max(0.0, self.ends_at - time.monotonic() - self.reserve)
 
@@ -194,13 +194,13 @@ async def _serve(app: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budge
     cycle.scope["state"] = dict(state)
     answering = asyncio.ensure_future(cycle.run(app))
     try:
-        await asyncio.wait([answering], timeout=budget.left())
+        await asyncio.wait([answering], timeout=budget.time_left())
         is_done = answering.done()
         if not is_done:
             answering.cancel()
             await asyncio.wait([answering], timeout=1)
     finally:
-        if runtime is not None and not await runtime.pause(budget.left()):
+        if runtime is not None and not await runtime.pause(budget.time_left()):
             _log.warning("work that did not fit the time of the call was released")
     return is_done
 
@@ -215,19 +215,19 @@ async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, 
         )
     await runtime.resume()
     try:
-        is_done = await runtime.work_off(budget.left())
+        is_done = await runtime.work_off(budget.time_left())
         swept = 0
-        sweeps = opened_of(app).sweeps
-        if sweep and sweeps is not None and budget.left() and await sweeps.seconds_left() <= 0:
+        sweeps = find_opened(app).sweeps
+        if sweep and sweeps is not None and budget.time_left() and await sweeps.seconds_left() <= 0:
             try:
-                async with asyncio.timeout(budget.left()):
+                async with asyncio.timeout(budget.time_left()):
                     done = await sweeps.sweep(share=1.0)  # No other work of this process waits.
             except TimeoutError:
                 _log.info("the sweep did not fit the time of the call; a later one continues it")
             else:
                 swept = 0 if done is None else done.expired
     finally:
-        await runtime.pause(budget.left())
+        await runtime.pause(budget.time_left())
     return {"is_done": is_done, "swept": swept}
 
 
@@ -236,7 +236,7 @@ async def _check(app: object) -> None:
     if runtime is not None:
         await runtime.check()
     else:
-        await _check_resource(getattr(opened_of(app), "database", None))
+        await _check_resource(getattr(find_opened(app), "database", None))
 
 
 async def _check_resource(resource: object) -> None:

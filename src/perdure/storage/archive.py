@@ -208,7 +208,7 @@ class Archive:
             self._apply(effect.partition, effect.puts)
             return None
         if isinstance(effect, Drop) and not effect.checks:
-            self._take_back(effect.partition)
+            self._roll_back(effect.partition)
             return Committed()
         raise TypeError(f"not a request to an archive: {type(effect).__name__}")
 
@@ -318,7 +318,7 @@ class Archive:
             keys.reverse()
         if item.after is not None:
             keys = [k for k in keys if (k < item.after if item.reverse else k > item.after)]
-        return [_shown(item, self._record(table[key])) for key in keys[: item.limit]]
+        return [_trim(item, self._record(table[key])) for key in keys[: item.limit]]
 
     def _by(self, item: Range, field: str, found: list[Record]) -> list[Record]:
         found.sort(key=lambda r: r.fields[field], reverse=item.reverse)
@@ -328,7 +328,7 @@ class Archive:
                 for r in found
                 if (r.fields[field] < item.after if item.reverse else r.fields[field] > item.after)
             ]
-        return [_shown(item, record) for record in found[: item.limit]]
+        return [_trim(item, record) for record in found[: item.limit]]
 
     def _find(self, effect: Find) -> Iterator[IndexHit]:
         if not isinstance(effect, FindThreads):
@@ -360,7 +360,7 @@ class Archive:
                 self._frame([_DELETE, *_name(partition, op)])
                 self._table(partition, op.kind).pop(op.key, None)
 
-    def _take_back(self, partition: Partition) -> None:
+    def _roll_back(self, partition: Partition) -> None:
         """Cut off what was written of a thread, which has to be the last in the file."""
         if not any(self._tables.pop(partition, {}).values()):
             return
@@ -440,7 +440,7 @@ def _fit(columns: tuple[Column, ...], values: Sequence[Any]) -> bool:
     )
 
 
-def _shown(item: Range, record: Record) -> Record:
+def _trim(item: Range, record: Record) -> Record:
     return record if item.bodies else record._replace(body=b"")
 
 

@@ -68,7 +68,7 @@ class PendingRequest:
     asked_at: float = field(default_factory=time.monotonic)
 
 
-def company_at(distance_s: float) -> float:
+def wait_at(distance_s: float) -> float:
     """Return the ``company`` of a batcher whose shortest round trip takes ``distance_s`` seconds: near the
     server a round trip is mostly work; over a network it is mostly latency, so nothing waits for one."""
     return _COMPANY_S if distance_s < _NEAR_S else 0.0
@@ -256,16 +256,16 @@ class Batcher:
             (waiting if held else group).append(job)
         self._queue.extendleft(reversed(waiting))
         self._since = now if self._queue else _NEVER
-        self._held.update(dict.fromkeys(_written_partitions(group), _UNDER_WAY))
+        self._held.update(dict.fromkeys(_find_written_partitions(group), _UNDER_WAY))
         return group
 
     def _release(self, group: Sequence[PendingRequest], moment: float) -> None:
         """Release the writes of the group's partitions: at once, or after ``moment`` seconds if some wait."""
-        done = _written_partitions(group)
+        done = _find_written_partitions(group)
         for partition in done:
             del self._held[partition]
         if moment and not self._closed:
-            waiting = _written_partitions(self._queue) & done
+            waiting = _find_written_partitions(self._queue) & done
             self._held.update(dict.fromkeys(waiting, time.monotonic() + moment))
         if self._closed:
             self._wake_all()
@@ -303,7 +303,7 @@ class Batcher:
             self._minded = _NEVER
 
 
-def _written_partitions(group: Iterable[PendingRequest]) -> set[Partition]:
+def _find_written_partitions(group: Iterable[PendingRequest]) -> set[Partition]:
     return {job.effect.partition for job in group if isinstance(job.effect, _WRITES)}
 
 

@@ -123,9 +123,9 @@ class PasswordSource:
                 # An attempt may take its time even where the server is waited for briefly.
                 wait_for([attempt], _ANSWER_S)
                 if not attempt.done():
-                    raise self._failed(TimeoutError(), f"did not answer within {_ANSWER_S:.0f} seconds")
+                    raise self._to_error(TimeoutError(), f"did not answer within {_ANSWER_S:.0f} seconds")
             elif error is not None and again_at >= until:
-                raise self._failed(error)
+                raise self._to_error(error)
             else:
                 time.sleep(max(0.0, again_at - now))
 
@@ -188,7 +188,7 @@ class PasswordSource:
                     )
         attempt.set_result(None)
 
-    def _failed(self, error: Exception, text: str = "") -> PerdureError:
+    def _to_error(self, error: Exception, text: str = "") -> PerdureError:
         if isinstance(error, PerdureError):
             return error
         new = Unavailable(
@@ -221,7 +221,7 @@ def source_of(password: Password | None, endpoint: Endpoint) -> PasswordSource |
 
 def _token_of(answer: Any) -> Token:
     if inspect.isawaitable(answer):
-        answer = asyncio.run(_awaited(answer))
+        answer = asyncio.run(_await_answer(answer))
     value: Any = answer
     end: Any = None
     if isinstance(answer, tuple) and len(answer) == 2:
@@ -247,5 +247,5 @@ def _token_of(answer: Any) -> Token:
     return Token(value, now + seconds, now + seconds * _PART_OF_LIFE)
 
 
-async def _awaited(answer: Awaitable[Any]) -> Any:
+async def _await_answer(answer: Awaitable[Any]) -> Any:
     return await answer

@@ -48,7 +48,7 @@ from perdure.model.records import (
     Record,
 )
 from perdure.model.store_items import labels_of
-from perdure.model.values.compression import SEALED, stored_body
+from perdure.model.values.compression import SEALED, compress_body
 from perdure.model.well_formed import require_names
 from perdure.storage.port import (
     Answers,
@@ -107,11 +107,11 @@ class Keyring:
 
     def seal(self, partition: Partition, put: Put) -> Put:
         nonce = secrets.token_bytes(_NONCE_SIZE)
-        bound = _bound(partition, put)
-        body = self._cipher(self._first, partition).encrypt(nonce, stored_body(put), bound)
+        bound = _pack_context(partition, put)
+        body = self._cipher(self._first, partition).encrypt(nonce, compress_body(put), bound)
         return put._replace(body=_MAGIC + self._first + nonce + body)
 
-    def sealed_first(self, body: bytes) -> bool:
+    def is_sealed_by_first(self, body: bytes) -> bool:
         """Return True if a body was sealed with the first key."""
         return body[len(_MAGIC) :].startswith(self._first)
 
@@ -135,7 +135,9 @@ class Keyring:
             )
         nonce = body[_HEADER - _NONCE_SIZE : _HEADER]
         try:
-            clear = self._cipher(key_id, partition).decrypt(nonce, body[_HEADER:], _bound(partition, record))
+            clear = self._cipher(key_id, partition).decrypt(
+                nonce, body[_HEADER:], _pack_context(partition, record)
+            )
         except InvalidTag as error:
             raise DecryptionError(
                 f"{where} was changed or moved since it was written; it was not used"
@@ -163,7 +165,7 @@ def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
             keyring.open(RESERVED, found[0])
         except DecryptionError as error:
             raise DecryptionError(f"{url} is encrypted with another key than the ones given") from error
-        if keyring.sealed_first(found[0].body):
+        if keyring.is_sealed_by_first(found[0].body):
             return
     elif any(driver.perform(FindThreads(None, limit=1, space=space)) for space in SPACES):
         raise DecryptionError(
@@ -242,7 +244,7 @@ class EncryptedDriver(WrappingDriver):
 
     def _up(self, effect: Effect[R], answer: R) -> R:
         if isinstance(effect, FindItems | FindNearest):
-            return cast(R, tuple(map(self._opened, cast("tuple[IndexHit, ...]", answer))))
+            return cast(R, tuple(map(self._open_hit, cast("tuple[IndexHit, ...]", answer))))
         if not isinstance(effect, Fetch):
             return answer
         records = cast("tuple[tuple[Record, ...], ...]", answer)
@@ -261,7 +263,7 @@ class EncryptedDriver(WrappingDriver):
             ),
         )
 
-    def _opened(self, found: IndexHit) -> IndexHit:
+    def _open_hit(self, found: IndexHit) -> IndexHit:
         if found.record is None:
             return found
         if self._keyring is None:
@@ -294,7 +296,7 @@ def _where(partition: Partition, record: Record) -> str:
     return f"thread {partition.thread!r}: {record.kind.name} {_name(record)}"
 
 
-def _bound(partition: Partition, item: Put | Record) -> bytes:
+def _pack_context(partition: Partition, item: Put | Record) -> bytes:
     fields: list[Any] = [item.fields[c.name] for c in item.kind.fields if c.name != item.kind.grows]
     return ormsgpack.packb([_place(partition), item.kind.name, _text(item.key), _text(fields)])
 

@@ -193,7 +193,7 @@ def schema_version(url: str) -> int:
     return SCHEMA_VERSION
 
 
-def pending(url: str) -> list[str]:
+def plan_migration(url: str) -> list[str]:
     return []
 
 

@@ -97,7 +97,7 @@ class ServerNotifier:
         self._is_known = False
         self._may_have_others_until = 0.0
 
-    def ring(self, words: Collection[str]) -> None:
+    def notify(self, words: Collection[str]) -> None:
         """Notify all listeners, soon and perhaps never. Words are short and have no spaces."""
         # Before the lock: in a forked child it may be held for ever by a thread of the parent.
         if self._is_unusable or not words:

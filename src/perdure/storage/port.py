@@ -30,7 +30,7 @@ class Notifier(Protocol):
     """Notifications between processes on one database, on backends that have them. They are hints: their
     receivers read the database, and processes that miss one poll it a little later."""
 
-    def ring(self, words: Collection[str]) -> None:
+    def notify(self, words: Collection[str]) -> None:
         """Notify all listeners, soon and perhaps never. Words are short and have no spaces. Never blocks and
         never raises."""
         ...
@@ -69,7 +69,7 @@ class Examines(Protocol):
         as a whole."""
         ...
 
-    def settle(self, partition: Partition) -> bool:
+    def trust(self, partition: Partition) -> bool:
         """Take the records of a partition for the ones that were written last, from now on; return True if
         the backend knew otherwise. Nothing is changed if a record is itself damaged."""
         ...
@@ -97,7 +97,7 @@ class MakesStatements(Protocol):
 
 
 NOT_LATEST = "records are missing, or are not the ones that were written last"
-"""What ``examine`` returns of a partition whose records are sound one by one; ``settle`` ends it."""
+"""What ``examine`` returns of a partition whose records are sound one by one; ``trust`` ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

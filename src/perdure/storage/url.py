@@ -31,7 +31,7 @@ class BackendModule(Protocol):
         """Return the version of the database's layout, 0 when there is none. Changes nothing."""
         ...
 
-    def pending(self, url: str) -> list[str]:
+    def plan_migration(self, url: str) -> list[str]:
         """Return the steps that ``migrate`` would execute now, in words or statements. Changes nothing."""
         ...
 
@@ -113,7 +113,7 @@ def open_driver(url: str, *, migrate: bool = False, password: Password | None = 
     backend = backend_of(url)
     if password is not None:
         if _scheme_of(url) not in _WITH_PASSWORDS:
-            raise BadUrl(f"{redacted(url)}: password= is for PostgreSQL and Redis; take it out")
+            raise BadUrl(f"{redact(url)}: password= is for PostgreSQL and Redis; take it out")
         signing_in = cast(SigningInBackend, backend)
         if migrate:
             signing_in.migrate(url, password)
@@ -167,7 +167,7 @@ def _scheme_of(url: object) -> str:
         ) from error
 
 
-def redacted(url: str) -> str:
+def redact(url: str) -> str:
     """Return the URL without its password and parameters, for messages. A password that was not escaped, with
     ``/``, ``?`` or ``@`` in it, is left out too."""
     scheme, _, rest = url.partition("://")

@@ -65,7 +65,7 @@ class RollingSummary:
         if self.keep < 1:
             raise ValueError(f"keep is {self.keep}; at least 1 message has to stay")
 
-    def outdated(self, messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
+    def find_outdated(self, messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
         """Return the messages that are due to become part of the summary. The first one that stays is a
         user's, so that no answer is separated from what it answers."""
         if len(messages) <= 2 * self.keep:
@@ -75,14 +75,14 @@ class RollingSummary:
 
     async def node(self, state: SummarisedState) -> dict[str, Any]:
         """Return the next summary, and the removal of what it covers."""
-        old = self.outdated(state["messages"])
-        prompt = "\n\n".join(filter(None, (self.prompt, _known_before(state))))
+        old = self.find_outdated(state["messages"])
+        prompt = "\n\n".join(filter(None, (self.prompt, _describe_summary(state))))
         answer = await self.model.ainvoke([SystemMessage(prompt), *old])
         gone = [RemoveMessage(message.id) for message in old if message.id is not None]
         return {"summary": str(answer.text), "messages": gone}
 
 
-def _known_before(state: Mapping[str, Any]) -> str:
+def _describe_summary(state: Mapping[str, Any]) -> str:
     return f"{_SUMMARY}{state['summary']}" if state.get("summary") else ""
 
 
@@ -177,15 +177,15 @@ def supervisor(
         answer = await writer.ainvoke([SystemMessage(_instructions(prompt, state)), *state["messages"]])
         return {"messages": [answer], "result": ""}
 
-    def following(state: SupervisorState) -> str:
+    def route_next(state: SupervisorState) -> str:
         found = Route.model_validate(state["route"])
         if found.kind == "chitchat":
             # A model may name the kind and leave the reply out.
-            return ended(state) if state["messages"][-1].type == "ai" else WRITE
+            return route_end(state) if state["messages"][-1].type == "ai" else WRITE
         return found.worker or WRITE
 
-    def ended(state: SupervisorState) -> str:
-        return SUMMARISE if summary is not None and summary.outdated(state["messages"]) else END
+    def route_end(state: SupervisorState) -> str:
+        return SUMMARISE if summary is not None and summary.find_outdated(state["messages"]) else END
 
     builder: StateGraph[Any, Any, Any, Any]
     schema = SupervisorState if summary is None else SummarisedState
@@ -201,15 +201,15 @@ def supervisor(
     if summary is not None:
         builder.add_node(SUMMARISE, summary.node)
         builder.add_edge(SUMMARISE, END)
-    builder.add_conditional_edges(ROUTE, following, [*known, WRITE, *last])
-    builder.add_conditional_edges(WRITE, ended, last)
+    builder.add_conditional_edges(ROUTE, route_next, [*known, WRITE, *last])
+    builder.add_conditional_edges(WRITE, route_end, last)
     return builder
 
 
 def _instructions(prompt: str, state: SupervisorState) -> str:
     parts: Sequence[str] = (
         prompt,
-        _known_before(state),
+        _describe_summary(state),
         _CORRECTED if state["route"]["kind"] == "correction" else "",
         f"What is known:\n{state['result']}" if state["result"] else "",
     )

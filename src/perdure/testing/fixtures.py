@@ -27,8 +27,8 @@ def cold(tmp_path: Path) -> Cold:
     url = f"sqlite:///{tmp_path / 'threads.db'}"
 
     @contextmanager
-    def opened(**options: Any) -> Iterator[SyncDatabase]:
+    def open_database(**options: Any) -> Iterator[SyncDatabase]:
         with connect_sync(url, migrate=True, **options) as database:
             yield database
 
-    return opened
+    return open_database

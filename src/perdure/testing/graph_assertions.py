@@ -8,7 +8,7 @@ from typing import Any
 from langgraph.pregel import Pregel
 
 from perdure.audit import Ignore, audit
-from perdure.langgraph.values.undeclared import refuse, watching
+from perdure.langgraph.values.undeclared import refuse, watch_undeclared
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.graph_factories import Factory
 
@@ -38,4 +38,4 @@ def assert_sound(graph: Pregel[Any, Any, Any, Any] | Agent, *, ignore: Collectio
 def strict(graph: Pregel[Any, Any, Any, Any]) -> Pregel[Any, Any, Any, Any]:
     """Return a copy of a compiled graph whose runs raise ``UndeclaredKey`` where LangGraph drops a key: one
     that a node returned, or that the input has, and that the state does not declare."""
-    return watching(graph, refuse)
+    return watch_undeclared(graph, refuse)

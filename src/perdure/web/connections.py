@@ -188,15 +188,15 @@ class LimitedConnection(HttpToolsProtocol):
             self._leave_unwatched()
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
-        super()._start_asgi_task(cycle, self._watched(app, cycle))
+        super()._start_asgi_task(cycle, self._watch_response(app, cycle))
 
-    def _watched(self, app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    def _watch_response(self, app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
         """Return the application, after whose end the client has to take what is left of the response.
 
         One that fails after its response, as Starlette's do after that of a 500, has answered: the base class
         would close the connection, without having said so, under the next request on it."""
 
-        async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
             try:
                 await app(scope, receive, send)
             except Exception as error:
@@ -211,7 +211,7 @@ class LimitedConnection(HttpToolsProtocol):
                 if not is_watched and self.transport.get_write_buffer_size():
                     self._watch()
 
-        return cast(ASGI3Application, answered)
+        return cast(ASGI3Application, answer)
 
     def _watch(self) -> None:
         """Close the connection unless its client takes some of what is sent to it within ``STALLED_S``."""
@@ -260,13 +260,13 @@ def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3
     """Return the application for a client of HTTP/1.0, which takes the sizes of chunks for parts of the body.
     The end of the connection is the end of such a response."""
 
-    async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        async def unchunked(message: ASGISendEvent) -> None:
+    async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def send_unchunked(message: ASGISendEvent) -> None:
             cycle.chunked_encoding = False
             if message["type"] == "http.response.body":
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
-        await app(scope, receive, unchunked)
+        await app(scope, receive, send_unchunked)
 
-    return cast(ASGI3Application, answered)
+    return cast(ASGI3Application, answer)

@@ -12,10 +12,10 @@ _BACKLOG = 2048
 """Connections that wait while the process is busy."""
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; raise ``BadSetting`` if the address cannot be listened on."""
     try:
-        return bound(host, port)
+        return bind(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BadSetting(
@@ -25,7 +25,7 @@ def listening(host: str, port: int) -> socket.socket:
         raise BadSetting(f"{host}:{port} cannot be listened on: {error.strerror}") from error
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; raise ``OSError`` if the address cannot be listened on."""
     # With the protocol given as TCP, asyncio sets TCP_NODELAY: small writes go out at once, not 40 ms later.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, proto=socket.IPPROTO_TCP)

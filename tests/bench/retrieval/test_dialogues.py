@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.retrieval.__main__ import SPLITS, measured
+from bench.retrieval.__main__ import SPLITS, measure
 from bench.retrieval.dialogues import PEOPLE, corpus
 
 
@@ -31,8 +31,8 @@ def test_a_seed_gives_one_corpus() -> None:
 
 def test_words_and_vectors_find_more_than_words_on_every_split() -> None:
     data, people = corpus(), PEOPLE[1:4:2]
-    words = measured(data, {"text": True}, people)
-    both = measured(data, {"embed": "perdure:offline", "text": True}, people)
+    words = measure(data, {"text": True}, people)
+    both = measure(data, {"embed": "perdure:offline", "text": True}, people)
     assert all(both[split] >= words[split] for split in SPLITS), (words, both)
     assert both["all"] >= words["all"] + 5, (words, both)
 
@@ -48,6 +48,6 @@ def test_the_published_figures_are_those_of_the_corpus() -> None:
         "both, `vector_weight=0.7`": {"embed": "perdure:offline", "text": True, "vector_weight": 0.7},
     }
     for name, config in configs.items():
-        shares = measured(data, config, PEOPLE[1::2])
+        shares = measure(data, config, PEOPLE[1::2])
         row = f"| {name} | {' | '.join(f'{shares[split]:.1f}' for split in SPLITS)} |"
         assert row in page, row

@@ -222,7 +222,7 @@ def test_a_repair_that_mends_nothing_ends_and_says_what_is_left(
     head = one(driver, HEAD, ("",))
     stray = Put(HEAD, ("",), {**head.fields, "checkpoint_id": "nowhere"}, version=head.version + 1)
     commit(driver, stray)
-    monkeypatch.setattr("perdure.engine.checks.fsck._fixed_heads", lambda *_: iter([stray]))
+    monkeypatch.setattr("perdure.engine.checks.fsck._fix_heads", lambda *_: iter([stray]))
     repaired = database.repair("thread")
     assert (repaired.fixed, only(list(repaired.left)).kind) == ((), Damage.HEAD)
 

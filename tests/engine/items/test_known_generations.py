@@ -15,7 +15,7 @@ ADA = Partition("", "ada", STORE)
 def written(known: KnownGenerations, partition: Partition, *versions: int) -> None:
     before = None
     for version in versions:
-        known.written(partition, before, Generation(version, []))
+        known.note_commit(partition, before, Generation(version, []))
         before = version
 
 
@@ -23,30 +23,30 @@ def test_a_generation_is_known_once_this_process_wrote_the_last_two() -> None:
     known = KnownGenerations(Lock())
     written(known, ADA, 1)
     assert known.get(ADA) is None
-    known.written(ADA, 1, Generation(2, [[1, ["tea"]]]))
+    known.note_commit(ADA, 1, Generation(2, [[1, ["tea"]]]))
     assert known.get(ADA) == (2, [[1, ["tea"]]])
 
 
 def test_a_generation_after_another_writer_s_is_not_known() -> None:
     known = KnownGenerations(Lock())
     written(known, ADA, 1, 2)
-    known.written(ADA, 7, Generation(8, []))
+    known.note_commit(ADA, 7, Generation(8, []))
     assert known.get(ADA) is None
 
 
 def test_a_refused_generation_is_forgotten_unless_a_newer_one_was_written_since() -> None:
     known = KnownGenerations(Lock())
     written(known, ADA, 1, 2, 3)
-    known.refused(ADA, 2)
+    known.note_refusal(ADA, 2)
     assert known.get(ADA) is not None
-    known.refused(ADA, 3)
+    known.note_refusal(ADA, 3)
     assert known.get(ADA) is None
 
 
 def test_an_index_without_a_generation_is_not_known() -> None:
     known = KnownGenerations(Lock())
     written(known, ADA, 1, 2)
-    known.written(ADA, 2, None)
+    known.note_commit(ADA, 2, None)
     assert known.get(ADA) is None
 
 

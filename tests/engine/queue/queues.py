@@ -111,7 +111,7 @@ class Queue:
         return self.run(Take(HERE, owner, channels, self.now, TTL, most).take())
 
     def settle(self, sending: Sending, settled: DeliveryOutcome) -> Sending | None:
-        return self.run(outbox.settle(sending, settled, ("post",), self.now, TTL))
+        return self.run(outbox.record_outcome(sending, settled, ("post",), self.now, TTL))
 
     def rows(self, kind: Kind) -> tuple[Record, ...]:
         return self.memory.perform(Fetch(HERE, (Range(kind),)))[0]

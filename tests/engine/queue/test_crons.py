@@ -83,12 +83,12 @@ def test_an_id_is_taken_once_and_a_missing_cron_is_not_changed(queue: Queue) -> 
 def test_those_that_are_due_come_earliest_first(queue: Queue) -> None:
     for name, time in (("a", 30), ("b", 10), ("c", 20), ("d", 40), ("e", None)):
         create(queue, name, time)
-    found = queue.run(crons.due(PLACE, 30, 10))
+    found = queue.run(crons.list_due(PLACE, 30, 10))
     assert [cron.id for cron in found.crons] == ["b", "c", "a"]
     assert found.fault is None
     assert not found.may_be_more
-    assert [cron.id for cron in queue.run(crons.due(PLACE, 30, 2)).crons] == ["b", "c"]
-    assert queue.run(crons.due(PLACE, 5, 10)).crons == ()
+    assert [cron.id for cron in queue.run(crons.list_due(PLACE, 30, 2)).crons] == ["b", "c"]
+    assert queue.run(crons.list_due(PLACE, 5, 10)).crons == ()
 
 
 @pytest.mark.parametrize("after", [70, None])
@@ -105,7 +105,7 @@ def test_one_that_another_process_starts_while_they_are_read_is_not_due(
         if seen == 2:
             move(queue, "a", after)
 
-    found = queue.run(crons.due(PLACE, 30, 2), between)
+    found = queue.run(crons.list_due(PLACE, 30, 2), between)
     assert seen == 2
     assert [cron.id for cron in found.crons] == ["b"]
     assert found.may_be_more
@@ -116,7 +116,7 @@ def test_one_that_cannot_be_read_does_not_hide_the_others(queue: Queue) -> None:
     create(queue, "b", 20)
     damaged = Put(DOCUMENT, ("cron", "a"), {"updated_at": 10}, b"{", version=queue.fresh)
     queue.memory.perform(Commit(PLACE, (damaged,)))
-    found = queue.run(crons.due(PLACE, 30, 10))
+    found = queue.run(crons.list_due(PLACE, 30, 10))
     assert [cron.id for cron in found.crons] == ["b"]
     assert isinstance(found.fault, Corrupt)
     assert queue.run(crons.remove(PLACE, "a")) is True

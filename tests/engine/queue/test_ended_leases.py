@@ -30,7 +30,7 @@ def now(storage: Storage) -> int:
 
 def held(storage: Storage, thread: str, owner: str, until: int, *, tenant: str = "", name: str = IN) -> None:
     """Store a queue with a run, or replies, that a process holds."""
-    lane = Lane(name).accepted(1, Debounce()).taken("run", 1, None)
+    lane = Lane(name).accept(1, Debounce()).take("run", 1, None)
     lane = lane._replace(owner=owner, epoch=7, lease_until=until)
     run = Run("run", 1, 1, OPEN, "graph", "", 1, 1, None, 1, 1)
     storage.driver.perform(Commit(Partition(tenant, thread), (lane.put(1), run.put())))
@@ -99,7 +99,7 @@ def before_the_first_commit(storage: Storage, change: Callable[[Lane], Lane]) ->
 def test_a_message_that_comes_meanwhile_does_not_keep_a_lease() -> None:
     with stored("memory") as storage:
         held(storage, "ada", "dead", now(storage) + 1_000_000)
-        before_the_first_commit(storage, lambda lane: lane.accepted(1, Debounce()))
+        before_the_first_commit(storage, lambda lane: lane.accept(1, Debounce()))
         assert run(ended_leases.end(["dead"], None, TTL), storage.driver) == 1
         found = lane(storage, "ada")
         assert found.last == 2
@@ -109,6 +109,6 @@ def test_a_message_that_comes_meanwhile_does_not_keep_a_lease() -> None:
 def test_a_run_that_another_process_takes_meanwhile_is_left_to_it() -> None:
     with stored("memory") as storage:
         held(storage, "ada", "dead", now(storage) + 1_000_000)
-        before_the_first_commit(storage, lambda lane: lane.held("alive", 8, now(storage), TTL))
+        before_the_first_commit(storage, lambda lane: lane.hold("alive", 8, now(storage), TTL))
         assert run(ended_leases.end(["dead"], None, TTL), storage.driver) == 0
         assert lane(storage, "ada").owner == "alive"

@@ -33,10 +33,10 @@ def talk(db: perdure.SyncDatabase, run_id: str = "r1") -> None:
     """Make a thread of one turn, with the records of the run that a runtime would have."""
     handle = handle_of(db)
     message = Message(run_id, "hi", "g", "", "coalesce", {})
-    handle.run(Accept(AT, message, NOW, Debounce(0, 0), "enqueue", 9, handle.fresh()).store(None))
-    held = handle.run(Claim(AT, "w", ("g",), NOW, 1_000_000, 9, handle.fresh()).take(None))
+    handle.run(Accept(AT, message, NOW, Debounce(0, 0), "enqueue", 9, handle.draw_version()).store(None))
+    held = handle.run(Claim(AT, "w", ("g",), NOW, 1_000_000, 9, handle.draw_version()).take(None))
     assert isinstance(held, HeldRun)
-    handle.run(runs.finish(held, Ending(DONE, {}), NOW, handle.fresh(), 90))
+    handle.run(runs.finish(held, Ending(DONE, {}), NOW, handle.draw_version(), 90))
     builder = StateGraph(MessagesState).add_node("n", lambda _: {}).add_edge(START, "n")
     graph: Any = builder.compile(checkpointer=db.checkpointer())
     graph.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "t"}})
@@ -45,16 +45,16 @@ def talk(db: perdure.SyncDatabase, run_id: str = "r1") -> None:
 def store(db: perdure.SyncDatabase, text: str, before: Any, run_id: str = "r1") -> bool:
     handle = handle_of(db)
     made = FinishedSummary({"text": text}, run_id, before)
-    return handle.run(pending_summary.store(AT, made, NOW, fresh=handle.fresh()))
+    return handle.run(pending_summary.store(AT, made, NOW, fresh=handle.draw_version()))
 
 
 def test_of_several_makers_the_first_one_s_is_kept(db: perdure.SyncDatabase) -> None:
     talk(db)
     handle = handle_of(db)
-    assert handle.run(pending_summary.waiting(AT)) is None
+    assert handle.run(pending_summary.load(AT)) is None
     assert store(db, "first", None)
     assert not store(db, "second", None)
-    found = handle.run(pending_summary.waiting(AT))
+    found = handle.run(pending_summary.load(AT))
     assert found is not None
     assert found.body == {"text": "first"}
     assert store(db, "third", found)
@@ -67,7 +67,7 @@ def test_a_thread_that_was_deleted_gets_none(db: perdure.SyncDatabase) -> None:
     talk(db)
     assert store(db, "first", None)
     db.checkpointer().delete_thread("t")
-    assert handle_of(db).run(pending_summary.waiting(AT)) is None
+    assert handle_of(db).run(pending_summary.load(AT)) is None
     assert not store(db, "late", None)
 
 
@@ -78,5 +78,5 @@ def test_a_summary_of_a_deleted_thread_does_not_reach_the_one_that_has_its_id_no
     db.checkpointer().delete_thread("t")
     talk(db, "r2")
     assert not store(db, "of the deleted thread", None, "r1")
-    assert handle_of(db).run(pending_summary.waiting(AT)) is None
+    assert handle_of(db).run(pending_summary.load(AT)) is None
     assert store(db, "of this thread", None, "r2")

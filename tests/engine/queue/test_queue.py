@@ -145,7 +145,7 @@ def test_there_is_one_holder(queue: Queue) -> None:
     assert (other.run.id, other.run.attempts, other.epoch > held.epoch) == (held.run.id, 2, True)
     for program in (
         runs.renew(held, queue.now, TTL),
-        runs.put_off(held, queue.now, {}, queue.now),
+        runs.postpone(held, queue.now, {}, queue.now),
         runs.finish(held, Ending(DONE, {}, ("late",)), queue.now, queue.fresh, BUDGET),
         runs.finish(held, Ending(DONE, {}), queue.now, queue.fresh, BUDGET),
         journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch),
@@ -231,17 +231,17 @@ def test_a_run_of_another_graph_is_left_alone(queue: Queue) -> None:
 def test_a_run_that_is_handed_over_was_not_attempted(queue: Queue) -> None:
     queue.accept()
     held = queue.held()
-    queue.run(runs.put_off(held, queue.now, {}, queue.now, counts=False))
+    queue.run(runs.postpone(held, queue.now, {}, queue.now, counts=False))
     again = queue.held()
     assert again.run.attempts == 1
     assert again.epoch > held.epoch
-    queue.run(runs.put_off(again, queue.now + 50, {"error": "boom"}, queue.now))
+    queue.run(runs.postpone(again, queue.now + 50, {"error": "boom"}, queue.now))
     assert queue.claim() is None
     queue.now += 50
     last = queue.held()
     assert (last.run.attempts, last.run.note) == (2, {"error": "boom"})
     with pytest.raises(Fenced):
-        queue.run(runs.put_off(held, queue.now, {}, queue.now))
+        queue.run(runs.postpone(held, queue.now, {}, queue.now))
 
 
 def test_a_run_ends_in_one_commit(queue: Queue) -> None:
@@ -303,7 +303,7 @@ def test_a_message_may_end_a_run(queue: Queue) -> None:
     accepted = queue.accept(strategy="rollback", known=held.lane)
     assert accepted.lane is not None
     assert accepted.lane.stop == "rollback"
-    queue.run(runs.put_off(held, queue.now + 1000, {}, queue.now))
+    queue.run(runs.postpone(held, queue.now + 1000, {}, queue.now))
     queue.accept(strategy="interrupt")
     assert queue.claim() is not None, "nobody waits for the pause of a run that is to end"
 
@@ -377,7 +377,7 @@ def test_a_holder_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None
     for program in (
         runs.renew(stale, queue.now, TTL),
         runs.finish(stale, Ending(DONE, {}, ("late",)), queue.now, queue.fresh, BUDGET),
-        runs.put_off(stale, queue.now, {}, queue.now),
+        runs.postpone(stale, queue.now, {}, queue.now),
         journal.note(HERE, stale.run.id, "pay", 0, b"{}", stale.epoch),
     ):
         with pytest.raises(Fenced):
@@ -419,7 +419,7 @@ def test_what_is_given_up_is_found(queue: Queue) -> None:
     sending = queue.settle(sending, DeliveryOutcome(DEAD, error="blocked"))
     assert sending is not None
     queue.settle(sending, DeliveryOutcome(SENT))
-    found = queue.run(inbox.given_up(HERE))
+    found = queue.run(inbox.read_failures(HERE))
     assert [r.note for r in found.runs] == [{"error": "boom"}]
     assert [(r.payload, r.error) for r in found.replies] == [("sorry", "blocked")]
 

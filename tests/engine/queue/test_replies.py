@@ -68,7 +68,7 @@ def test_what_was_being_sent_is_in_doubt(queue: Queue) -> None:
     assert sending is not None
     assert (sending.in_doubt, sending.reply.attempts) == (True, 1)
     for program in (
-        outbox.settle(gone, DeliveryOutcome(SENT), ("post",), queue.now, TTL),
+        outbox.record_outcome(gone, DeliveryOutcome(SENT), ("post",), queue.now, TTL),
         outbox.send_again(gone, queue.now, TTL),
     ):
         with pytest.raises(Fenced):

@@ -41,24 +41,24 @@ def keep(storage: Storage, thread: str, *ops: Op, tenant: str = "") -> None:
 
 def message(graph: str, at: int) -> tuple[Op, ...]:
     """An inbox with a message that has been due since."""
-    lane = Lane("inbox").accepted(at, Debounce())
+    lane = Lane("inbox").accept(at, Debounce())
     return lane.put(1), Message("m", "hi", graph, seq=1, accepted_at=at).put()
 
 
 def attempted(graph: str, attempts: int, again_at: int) -> tuple[Op, ...]:
     """An inbox with an open run that is to be tried again."""
-    lane = Lane("inbox").accepted(again_at, Debounce()).taken("run", 1, None).put_off(again_at)
+    lane = Lane("inbox").accept(again_at, Debounce()).take("run", 1, None).postpone(again_at)
     run = Run("run", 1, 1, OPEN, graph, "", 1, attempts, None, again_at - MINUTE, again_at)
     return lane.put(1), run.put()
 
 
 def reply(channel: str, at: int, attempts: int = 0) -> tuple[Op, ...]:
-    lane = Lane("outbox").appended(at, 1)
+    lane = Lane("outbox").append(at, 1)
     return lane.put(1), Reply(1, "run", 0, channel, "hi", attempts=attempts, created_at=at - MINUTE).put()
 
 
 def found(storage: Storage, *, most: int = 1000, **how: Any) -> tuple[Stuck, ...]:
-    survey = storage.database().stuck(60, most=most, **how)
+    survey = storage.database().find_stuck(60, most=most, **how)
     assert survey.is_whole
     return survey.stuck
 
@@ -110,6 +110,6 @@ def test_all_of_it_is_counted_page_by_page(memory: Storage, monkeypatch: pytest.
         keep(memory, f"t{n}", *message("old", start - 5 * MINUTE - n // 40))
     (one,) = found(memory)
     assert one.threads == 100
-    survey = memory.database().stuck(60, most=60)
+    survey = memory.database().find_stuck(60, most=60)
     assert not survey.is_whole
     assert [one.threads for one in survey.stuck] == [60]

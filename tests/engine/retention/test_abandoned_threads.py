@@ -76,7 +76,7 @@ def test_documents_of_the_name_stay() -> None:
     db = in_memory()
     driver = handle_of(db).driver
     noted = Put(DOCUMENT, OF_THREAD, {"updated_at": 1}, b"{}", version=1)
-    claim = transfer_claim.claiming(7, 0, Expect.ABSENT)
+    claim = transfer_claim.make_claim(7, 0, Expect.ABSENT)
     driver.perform(Commit(ADA, (noted, claim)))
     assert swept(db).unfinished == 1
     assert not is_claimed(db)

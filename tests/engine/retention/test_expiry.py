@@ -80,7 +80,9 @@ def test_a_thread_expires_by_its_own_time_or_its_policy(
 
 
 def put(db: perdure.SyncDatabase, body: Mapping[str, Any], at: int) -> None:
-    handle_of(db).run(documents.put(HERE, *OF_THREAD, body, at, Expect.ANY, fresh=handle_of(db).fresh()))
+    handle_of(db).run(
+        documents.put(HERE, *OF_THREAD, body, at, Expect.ANY, fresh=handle_of(db).draw_version())
+    )
 
 
 def test_the_last_activity_is_the_latest_of_checkpoint_document_and_run() -> None:

@@ -204,11 +204,11 @@ def test_an_import_that_fails_leaves_what_was_accepted_meanwhile(backend: str) -
         handle = handle_of(db)
         for is_written_to in (True, False):
             found = handle.run(importing.survey(ADA))
-            arrival = handle.run(importing.begin(ADA, found, {"": 1}, handle.fresh(), handle.budget))
+            arrival = handle.run(importing.begin(ADA, found, {"": 1}, handle.draw_version(), handle.budget))
             handle.run(importing.store(arrival, [], {b"c" * 16: b"half"}))
             if is_written_to:
                 message = Message(id="m1", payload="hello", graph="g")
-                accept = Accept(ADA, message, 1, Debounce(), "enqueue", 10, handle.fresh())
+                accept = Accept(ADA, message, 1, Debounce(), "enqueue", 10, handle.draw_version())
                 handle.run(accept.store(None))
             handle.run(importing.abandon(arrival))
             assert not any(rows(db, ADA, kind) for kind in (SEAL, CHUNK))

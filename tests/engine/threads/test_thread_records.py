@@ -22,7 +22,7 @@ def test_a_thread_is_read_as_a_whole() -> None:
     contents = handle.run(read(ADA))
     assert {c.id for c in contents.checkpoints} == {row.key[1] for row in rows(db, ADA, CHECKPOINT)}
     assert {record_key(write) for write in contents.writes} == {row.key for row in rows(db, ADA, WRITE)}
-    assert contents.tagged == set(contents.latest.items()) == {("", db.show("ada").checkpoint_id)}
+    assert contents.tagged_names == set(contents.latest.items()) == {("", db.show("ada").checkpoint_id)}
     assert contents.heads == handle.run(read_heads(ADA))
     reached = handle.run(reachable(ADA, references(contents), handle.digest))
     assert reached == chunk_names(db, ADA)

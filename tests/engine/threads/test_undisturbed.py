@@ -20,7 +20,7 @@ from perdure.care.sweeper import SweepOptions
 from perdure.database.base import handle_of
 from perdure.engine import range_reads
 from perdure.engine.threads import history
-from perdure.engine.threads.undisturbed import undisturbed
+from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import CannotTakeBack, Contention, Corrupt, HeadConflict, NotFound, SchemaTooNew
 from perdure.model.ops import Commit, Put
 from perdure.model.program import Program, ask
@@ -241,7 +241,7 @@ def test_what_is_missing_again_although_nothing_was_removed_is_damage() -> None:
 
     with perdure.connect_sync("memory://") as db:
         with pytest.raises(Corrupt, match="a chunk is missing"):
-            handle_of(db).run(undisturbed(ADA, read))
+            handle_of(db).run(read_undisturbed(ADA, read))
         assert calls == [0, 1, 2, 3]
 
 
@@ -257,4 +257,4 @@ def test_a_thread_that_is_pruned_all_the_time_is_not_read_for_ever() -> None:
         perdure.connect_sync("memory://") as db,
         pytest.raises(Contention, match="'ada' is pruned all the time"),
     ):
-        handle_of(db).run(undisturbed(ADA, read))
+        handle_of(db).run(read_undisturbed(ADA, read))

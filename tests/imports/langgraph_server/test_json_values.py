@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from perdure.errors import Unserialisable
-from perdure.imports.langgraph_server.json_values import coerced, revived
+from perdure.imports.langgraph_server.json_values import coerce, revive
 
 MESSAGES: list[BaseMessage] = [
     HumanMessage([{"type": "text", "text": "ž"}], id="1", name="ada"),
@@ -60,7 +60,7 @@ def sent(value: Any) -> Any:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.type)
 def test_a_message_comes_back_as_it_was_at_any_depth(message: BaseMessage) -> None:
-    found = revived(sent({"messages": [message], "deep": [{"one": message}]}))
+    found = revive(sent({"messages": [message], "deep": [{"one": message}]}))
     assert found == {"messages": [message], "deep": [{"one": message}]}
     assert type(found["messages"][0]) is type(message)
 
@@ -78,7 +78,7 @@ def test_a_message_comes_back_as_it_was_at_any_depth(message: BaseMessage) -> No
     ],
 )
 def test_what_is_not_a_message_stays(value: Any) -> None:
-    assert revived(value) == value
+    assert revive(value) == value
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_what_is_not_a_message_stays(value: Any) -> None:
     ],
 )
 def test_a_value_gets_the_type_of_its_channel(value: Any, expected: Any, typed: Any) -> None:
-    found = coerced("channel", value, expected)
+    found = coerce("channel", value, expected)
     assert (found, type(found)) == (typed, type(typed))
 
 
 def test_a_value_of_another_type_is_refused_without_its_text() -> None:
     with pytest.raises(Unserialisable, match="channel 'when' does not fit") as failed:
-        coerced("when", "my secret", datetime)
+        coerce("when", "my secret", datetime)
     assert "secret" not in str(failed.value)

@@ -307,13 +307,13 @@ def test_elements_are_compared_once_a_put(
     assert found is not None
     state = [*found.checkpoint["channel_values"]["messages"], HumanMessage("new", id="new")]
     compared: list[Watch] = []
-    unchanged = Watch.unchanged
+    unchanged = Watch.find_unchanged
 
     def counted(watch: Watch) -> Iterator[bool]:
         compared.append(watch)
         return unchanged(watch)
 
-    monkeypatch.setattr(Watch, "unchanged", counted)
+    monkeypatch.setattr(Watch, "find_unchanged", counted)
     step_on(saver, found.config, state, "c2")
     assert len(compared) == 1
 

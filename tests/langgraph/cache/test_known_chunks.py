@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from perdure.database.opening import open_database
 from perdure.langgraph.cache import known_chunks, thread_cache
-from perdure.langgraph.cache.known_chunks import KnownChunks, entered
+from perdure.langgraph.cache.known_chunks import KnownChunks, enter_generation
 from perdure.langgraph.cache.thread_cache import Caches, Elements, KnownValue, ThreadCache
 from perdure.model.ops import Commit, Put, Stage
 from perdure.model.program import Effect
@@ -37,13 +37,13 @@ def test_a_checkpoint_heard_of_late_does_not_prove_what_came_after_it() -> None:
 def test_digests_of_earlier_states_are_forgotten_beyond_a_multiple_of_the_state() -> None:
     known = KnownChunks(1, "head")
     known.stored.update((str(n).encode(), PLACE) for n in range(2000))
-    known.learned()
+    known.note_end()
     known.recent.update((str(n).encode(), PLACE) for n in range(2000, 8000))
-    known.learned()
-    assert entered(known, 1, "head") is known
-    assert entered(known, 1, "other").first == 2000
+    known.note_end()
+    assert enter_generation(known, 1, "head") is known
+    assert enter_generation(known, 1, "other").first == 2000
     known.recent[b"one more"] = PLACE
-    assert entered(known, 1, "head").count == 0
+    assert enter_generation(known, 1, "head").count == 0
 
 
 def test_what_is_known_of_a_thread_counts_for_the_bound_of_all_threads() -> None:

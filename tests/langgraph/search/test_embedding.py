@@ -11,7 +11,7 @@ import pytest
 
 from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
 from perdure.langgraph.search.embedding import TextEmbedder
-from perdure.langgraph.search.ranking import ranked
+from perdure.langgraph.search.ranking import rank
 from perdure.storage.memory import MemoryDriver
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.meaning import new_index
@@ -99,9 +99,9 @@ def test_searches_compute_beside_the_event_loop() -> None:
     async def work(monkeypatch: pytest.MonkeyPatch) -> None:
         def noted(*arguments: Any) -> Any:
             threads.append(threading.current_thread())
-            return ranked(*arguments)
+            return rank(*arguments)
 
-        monkeypatch.setattr(module, "ranked", noted)
+        monkeypatch.setattr(module, "rank", noted)
         await store.aput(("u",), "k", {"text": "tea"})
         assert [item.key for item in await store.asearch(("u",), query="tea")] == ["k"]
         assert threads

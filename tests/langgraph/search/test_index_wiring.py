@@ -12,7 +12,7 @@ from perdure.engine.items import search_index
 from perdure.errors import ReindexRequired
 from perdure.langgraph.search import index as module
 from perdure.langgraph.search.index import SearchIndex
-from perdure.langgraph.search.ranking import RankedQuery, ranked
+from perdure.langgraph.search.ranking import RankedQuery, rank
 from perdure.langgraph.search.reindex import reindex
 from perdure.langgraph.search.terms import TermExtractor
 from perdure.model.store_items import partition_of
@@ -117,7 +117,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "words of a query": (TermExtractor, "query_terms", lambda self, query: {}),
     "words of items": (TermExtractor, "terms", lambda self, text: {}),
     "fields": (SearchIndex, "texts", lambda self, value, paths: [str(dict(value))]),
-    "order": (module, "ranked", lambda *given, real=ranked: reversed(list(real(*given)))),
+    "order": (module, "ranked", lambda *given, real=rank: reversed(list(real(*given)))),
     "the weight of the vectors": (
         module,
         "RankedQuery",

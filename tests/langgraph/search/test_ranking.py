@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from perdure.langgraph.search.cache import IndexUpdate, NamespaceIndex
-from perdure.langgraph.search.ranking import RankedQuery, ranked
+from perdure.langgraph.search.ranking import RankedQuery, rank
 from perdure.langgraph.search.segments import IndexedItem
 from perdure.model.records import STORE, Partition
 
@@ -40,7 +40,7 @@ class Model:
         versions = {item.key: self.number for item in written}
         shown = [item for item in written if item.vectors or item.terms]
         update = IndexUpdate(self.number, versions, removed, shown, ())
-        self.found[partition] = self.found.get(partition, NamespaceIndex()).changed(update, DIMS)
+        self.found[partition] = self.found.get(partition, NamespaceIndex()).apply(update, DIMS)
         for key in removed:
             del held[key]
         held |= {item.key: item for item in written}
@@ -108,7 +108,7 @@ def test_scores_are_those_of_the_formulas_after_any_changes(seed: int) -> None:
         vector = np.array([model.chance.uniform(-1, 1) for _ in range(DIMS)], dtype=np.float32)
         for query in (RankedQuery(vector, None), RankedQuery(None, terms), RankedQuery(vector, terms, 0.3)):
             expected = model.expected(query)
-            found = list(ranked(model.found, query, 3))
+            found = list(rank(model.found, query, 3))
             assert {(c.partition, c.key): c.score for c in found} == pytest.approx(expected, abs=1e-5)
             assert len(found) == len(expected)
             scores = [c.score for c in found]
@@ -121,25 +121,25 @@ def test_changes_are_held_in_few_parts() -> None:
     model, index = Model(chance), NamespaceIndex()
     for number in range(1, 400):
         item = model.item(f"k{chance.randrange(300)}")
-        index = index.changed(IndexUpdate(number, {item.key: number}, (), [item], ()), DIMS)
+        index = index.apply(IndexUpdate(number, {item.key: number}, (), [item], ()), DIMS)
         assert len(index.parts) <= 10
-        assert all(2 * part.living >= len(part.segment.keys) for part in index.parts)
+        assert all(2 * part.living_count >= len(part.segment.keys) for part in index.parts)
     assert index.size < 400 * 1000
 
 
 def test_a_score_of_words_does_not_depend_on_the_number_of_matches() -> None:
     items = [IndexedItem(f"k{n}", b"", (), Counter(["tea", f"w{n}"])) for n in range(50)]
-    index = NamespaceIndex().changed(IndexUpdate(1, {}, (), items, ()), 0)
+    index = NamespaceIndex().apply(IndexUpdate(1, {}, (), items, ()), 0)
     place = Partition("", "n", STORE)
-    (whole,) = [c for c in ranked({place: index}, RankedQuery(None, Counter(["w7"])), 1) if c.key == "k7"]
-    (half,) = [c for c in ranked({place: index}, RankedQuery(None, Counter(["w7", "x"])), 1) if c.key == "k7"]
+    (whole,) = [c for c in rank({place: index}, RankedQuery(None, Counter(["w7"])), 1) if c.key == "k7"]
+    (half,) = [c for c in rank({place: index}, RankedQuery(None, Counter(["w7", "x"])), 1) if c.key == "k7"]
     assert 0 < half.score < whole.score <= 1
 
 
 def test_nothing_is_found_in_nothing() -> None:
-    assert list(ranked({}, RankedQuery(None, Counter(["tea"])), 1)) == []
+    assert list(rank({}, RankedQuery(None, Counter(["tea"])), 1)) == []
     place = Partition("", "n", STORE)
-    assert list(ranked({place: NamespaceIndex()}, RankedQuery(None, Counter(["tea"])), 1)) == []
+    assert list(rank({place: NamespaceIndex()}, RankedQuery(None, Counter(["tea"])), 1)) == []
 
 
 def test_words_that_no_item_has_any_more_are_forgotten() -> None:
@@ -147,7 +147,7 @@ def test_words_that_no_item_has_any_more_are_forgotten() -> None:
     for number in range(200):
         terms = {f"word{number}": 1, f"again{number}": 2}
         item = IndexedItem(f"k{number % 4}", b"", (), terms)
-        found = found.changed(IndexUpdate(number, {item.key: number}, (), (item,), ()), DIMS)
+        found = found.apply(IndexUpdate(number, {item.key: number}, (), (item,), ()), DIMS)
     held = [term for part in found.parts for term in part.segment.vocabulary]
     assert {"word199", "again196"} <= set(held)
     assert len(held) <= 4 * 4, "two terms of each of four items, and at most as many of replaced ones"

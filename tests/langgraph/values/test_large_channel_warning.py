@@ -90,7 +90,7 @@ def test_the_threads_that_it_knows_are_bounded(
     monkeypatch.setattr(large_channel_warning, "_THREADS_MOST", 2)
     watched = LargeChannels(10)
     for thread in ("a", "b", "c", "a"):
-        watched.stored(Partition("", thread), "", {"x": 11, "y": 10, START: 99})
+        watched.check(Partition("", thread), "", {"x": 11, "y": 10, START: 99})
     assert len(warnings(caplog)) == 4
 
 
@@ -107,11 +107,11 @@ def test_a_state_of_many_middling_channels_is_named_once_with_the_largest(
     sizes = {f"note_{number}": 1000 + number for number in range(12)}
     partition = Partition("", "ada")
     for _ in range(3):
-        large.stored(partition, "research:1", sizes)
+        large.check(partition, "research:1", sizes)
     (warning,) = warnings(caplog)
     assert "12,066 bytes" in warning
     assert [f"research/note_{number} " in warning for number in (11, 7, 6)] == [True, True, False]
-    large.stored(Partition("", "bob"), "", {"small": 10, "other": 20})
-    large.stored(Partition("", "bob"), "", {"one": 11_000, "other": 20})
+    large.check(Partition("", "bob"), "", {"small": 10, "other": 20})
+    large.check(Partition("", "bob"), "", {"one": 11_000, "other": 20})
     assert len(warnings(caplog)) == 2
     assert "'one'" in warnings(caplog)[1]

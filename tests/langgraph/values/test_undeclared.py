@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from perdure.errors import UndeclaredKey
-from perdure.langgraph.values.undeclared import INPUT, ReportedOnce, refuse, watching
+from perdure.langgraph.values.undeclared import INPUT, ReportedOnce, refuse, watch_undeclared
 
 
 class State(TypedDict, total=False):
@@ -42,7 +42,7 @@ def graph(node: Any, **options: Any) -> Any:
 def seen(compiled: Any, value: Any) -> tuple[Any, list[tuple[str, str]]]:
     """The result of a run of the watched graph, and what was reported."""
     reported: list[tuple[str, str]] = []
-    watched = watching(compiled, lambda node, key: reported.append((node, key)))
+    watched = watch_undeclared(compiled, lambda node, key: reported.append((node, key)))
     config: Any = {"configurable": {"thread_id": "ada"}}
     return watched.invoke(value, config), reported
 
@@ -81,7 +81,7 @@ def test_a_key_of_the_input_is_reported_also_one_that_the_input_may_not_have() -
 
 def test_a_key_that_an_update_of_the_state_has_is_reported() -> None:
     reported: list[tuple[str, str]] = []
-    watched = watching(graph(lambda state: {}), lambda node, key: reported.append((node, key)))
+    watched = watch_undeclared(graph(lambda state: {}), lambda node, key: reported.append((node, key)))
     config: Any = {"configurable": {"thread_id": "ada"}}
     watched.update_state(config, {"topic": "dogs", "x": 1}, as_node="work")
     assert reported == [("work", "x")]
@@ -99,7 +99,7 @@ def test_subgraphs_are_watched_and_still_resumed() -> None:
     inner.add_edge(START, "ask")
     outer = graph(inner.compile())
     reported: list[tuple[str, str]] = []
-    watched = watching(outer, lambda node, key: reported.append((node, key)))
+    watched = watch_undeclared(outer, lambda node, key: reported.append((node, key)))
     config: Any = {"configurable": {"thread_id": "ada"}}
     assert watched.invoke({"topic": "cats"}, config)["__interrupt__"][0].value == "which?"
     within = watched.get_state(config, subgraphs=True).tasks[0].state
@@ -111,12 +111,12 @@ def test_subgraphs_are_watched_and_still_resumed() -> None:
 
 def test_the_graph_itself_is_left_as_it_is() -> None:
     compiled = graph(lambda state: {"x": 1})
-    watching(compiled, refuse)
+    watch_undeclared(compiled, refuse)
     assert compiled.invoke({"topic": "cats"}, {"configurable": {"thread_id": "ada"}})["topic"] == "cats"
 
 
 def test_a_refused_key_ends_the_run_before_anything_of_the_step_is_stored() -> None:
-    watched = watching(graph(lambda state: {"log": ["a"], "x": 1}), refuse)
+    watched = watch_undeclared(graph(lambda state: {"log": ["a"], "x": 1}), refuse)
     config: Any = {"configurable": {"thread_id": "ada"}}
     with pytest.raises(UndeclaredKey, match="the node 'work' returned the key 'x'"):
         watched.invoke({"topic": "cats"}, config)
@@ -130,7 +130,7 @@ def test_a_functional_graph_has_no_keys() -> None:
     def work(value: dict[str, int]) -> dict[str, int]:
         return value
 
-    assert watching(work, refuse) is work
+    assert watch_undeclared(work, refuse) is work
 
 
 def test_each_key_is_reported_once_and_not_without_end() -> None:

@@ -24,7 +24,7 @@ def test_nobody_waits_for_longer_than_the_first_message_may(
     by: list[int] = []
     for after, debounce in arrivals:
         now += after
-        lane = lane.accepted(now, debounce)
+        lane = lane.accept(now, debounce)
         by.append(now + (debounce.most if debounce.quiet else 0))
         assert lane.due_at == min(now + debounce.quiet, *by), "quiet since the last, none too long"
         assert lane.is_due(lane.due_at)
@@ -36,15 +36,15 @@ def test_nobody_waits_for_longer_than_the_first_message_may(
 def test_what_does_not_wait_is_due_at_once_whatever_comes_after_it(
     arrivals: list[tuple[int, Debounce]], now: int, before: int
 ) -> None:
-    lane = Lane(IN).accepted(now - before, Debounce(10**9, 10**9)).accepted(now, Debounce())
+    lane = Lane(IN).accept(now - before, Debounce(10**9, 10**9)).accept(now, Debounce())
     assert lane.is_due(now)
     # As long as a run is open nothing is taken; once it has ended, all that is pending is due.
-    lane = lane.taken("r", 1, now).held("w", 1, now, 10**9)
+    lane = lane.take("r", 1, now).hold("w", 1, now, 10**9)
     at = now
     for after, debounce in arrivals:
         at += after
-        lane = lane.accepted(at, debounce)
-    assert lane.closed().is_due(now)
+        lane = lane.accept(at, debounce)
+    assert lane.close().is_due(now)
 
 
 @given(TIMES, st.integers(2, 10**9), st.integers(1, 100))
@@ -58,7 +58,7 @@ def test_a_steady_stream_is_due_at_the_latest_after_the_longest_wait(
         if lane.is_due(at):
             assert at >= now + 3 * quiet
             return
-        lane = lane.accepted(at, debounce)
+        lane = lane.accept(at, debounce)
     assert lane.due_at is not None
     assert lane.due_at <= now + 3 * quiet
 
@@ -68,7 +68,7 @@ def test_fragments_are_due_once_it_is_quiet(now: int, quiet: int) -> None:
     lane = Lane(IN)
     for step in range(3):
         assert not lane.is_due(now + step * (quiet - 1))
-        lane = lane.accepted(now + step * (quiet - 1), Debounce(quiet, 10 * quiet))
+        lane = lane.accept(now + step * (quiet - 1), Debounce(quiet, 10 * quiet))
     assert lane.due_at == now + 2 * (quiet - 1) + quiet
 
 
@@ -76,12 +76,12 @@ def test_fragments_are_due_once_it_is_quiet(now: int, quiet: int) -> None:
 def test_a_reply_that_comes_does_not_hurry_one_that_pauses(
     now: int, pause: int, first: int, more: int
 ) -> None:
-    lane = Lane(OUT).appended(now, first).held("a", 1, now, 10).released(now + pause)
-    after = lane.appended(now + 1, more)
+    lane = Lane(OUT).append(now, first).hold("a", 1, now, 10).release(now + pause)
+    after = lane.append(now + 1, more)
     assert (after.due_at, after.pending) == (now + pause, first + more)
-    settled = after.passed(after.last)
+    settled = after.complete(after.last)
     assert settled.due_at is None
-    assert settled.appended(now + 2, 1).due_at == now + 2
+    assert settled.append(now + 2, 1).due_at == now + 2
 
 
 def test_a_lane_without_anything_is_never_due() -> None:
@@ -92,23 +92,23 @@ def test_a_lane_without_anything_is_never_due() -> None:
 
 @pytest.mark.parametrize("version", [0, 7])
 def test_it_is_stored_over_the_version_that_was_read(version: int) -> None:
-    lane = Lane(IN, version).accepted(5, Debounce()).taken("r", 1, None).held("w", 3, 5, 10)
+    lane = Lane(IN, version).accept(5, Debounce()).take("r", 1, None).hold("w", 3, 5, 10)
     put = lane.put(900)
     assert put.expect == (version or Expect.ABSENT)
     assert put.version > version if version else put.version == 900
-    assert lane.stored(900).version == put.version
+    assert lane.mark_stored(900).version == put.version
     record = Record(put.kind, put.key, put.fields, put.version)
-    assert Lane.read(IN, (record,)) == lane.stored(900)
+    assert Lane.read(IN, (record,)) == lane.mark_stored(900)
     assert set(put.fields) == {column.name for column in LANE.fields}
     assert put.fields["due_at"] == 15
 
 
 @given(TIMES, SPANS)
 def test_a_run_that_nobody_holds_is_due_for_its_end(now: int, pause: int) -> None:
-    lane = Lane(IN).accepted(now, Debounce()).taken("r", 1, None).held("w", 1, now, 30)
-    assert lane.stopping("interrupt", now).due_at == now + 30, "its holder ends it"
-    assert lane.put_off(now + pause).stopping("rollback", now).due_at == now
-    assert lane.stopping("rollback", now).closed().stop is None
+    lane = Lane(IN).accept(now, Debounce()).take("r", 1, None).hold("w", 1, now, 30)
+    assert lane.request_stop("interrupt", now).due_at == now + 30, "its holder ends it"
+    assert lane.postpone(now + pause).request_stop("rollback", now).due_at == now
+    assert lane.request_stop("rollback", now).close().stop is None
 
 
 class Life(RuleBasedStateMachine):
@@ -132,7 +132,7 @@ class Life(RuleBasedStateMachine):
     @rule(debounce=DEBOUNCES)
     def accept(self, debounce: Debounce) -> None:
         before = self.lane.due_at
-        self.lane = self.lane.accepted(self.now, debounce)
+        self.lane = self.lane.accept(self.now, debounce)
         self.waiting.append(self.now)
         if self.open:
             assert self.lane.due_at == before, "a message does not change when an open run is looked at"
@@ -144,7 +144,7 @@ class Life(RuleBasedStateMachine):
         bound = self.lane.bound + count
         self.waiting = self.waiting[count:]
         since = self.waiting[0] if self.waiting else None
-        self.lane = self.lane.taken("r", bound, since).held("w", self.lane.epoch + 1, self.now, ttl)
+        self.lane = self.lane.take("r", bound, since).hold("w", self.lane.epoch + 1, self.now, ttl)
         self.open = True
         assert not self.lane.is_due(self.now)
         assert self.lane.due_at == self.now + ttl
@@ -152,33 +152,33 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.open and self.lane.owner is not None)
     @rule(ttl=SPANS)
     def renew(self, ttl: int) -> None:
-        self.lane = self.lane.renewed(self.now, ttl)
+        self.lane = self.lane.renew(self.now, ttl)
         assert self.lane.due_at == self.now + ttl
 
     @precondition(lambda self: self.open and self.lane.owner is not None)
     @rule(pause=SPANS)
     def put_off(self, pause: int) -> None:
-        self.lane = self.lane.put_off(self.now + pause)
+        self.lane = self.lane.postpone(self.now + pause)
         assert self.lane.due_at == self.now + pause
 
     @precondition(lambda self: self.open and self.lane.owner is None and self.lane.is_due(self.now))
     @rule(ttl=SPANS.filter(bool))
     def adopt(self, ttl: int) -> None:
         epoch = self.lane.epoch
-        self.lane = self.lane.held("x", epoch + 1, self.now, ttl)
+        self.lane = self.lane.hold("x", epoch + 1, self.now, ttl)
         assert (self.lane.run_id, self.lane.retry_at) == ("r", None)
 
     @precondition(lambda self: self.open)
     @rule(how=st.sampled_from(["interrupt", "rollback"]))
     def stop(self, how: str) -> None:
-        self.lane = self.lane.stopping(how, self.now)
+        self.lane = self.lane.request_stop(how, self.now)
         if self.lane.owner is None:
             assert self.lane.is_due(self.now)
 
     @precondition(lambda self: self.open)
     @rule(waits=st.booleans())
     def close(self, waits: bool) -> None:
-        self.lane = self.lane.closed("r" if waits else None)
+        self.lane = self.lane.close("r" if waits else None)
         self.open = False
         assert self.lane.waiting == ("r" if waits else None)
 
@@ -201,6 +201,6 @@ TestLife = Life.TestCase
 @given(DEBOUNCES, TIMES, SPANS)
 def test_what_is_left_by_a_run_does_not_wait_again(debounce: Debounce, now: int, more: int) -> None:
     later = debounce.most + more
-    lane = Lane(IN).accepted(now, debounce).accepted(now, debounce)
-    lane = lane.taken("r", 1, now).held("w", 1, now + later, 10).closed()
+    lane = Lane(IN).accept(now, debounce).accept(now, debounce)
+    lane = lane.take("r", 1, now).hold("w", 1, now + later, 10).close()
     assert lane.is_due(now + later)

@@ -41,24 +41,24 @@ def test_a_note_holds_waits_as_they_are(waits: dict[str, Wait]) -> None:
 
 @given(WAITS, st.integers(0, 1 << 50))
 def test_each_reminder_and_the_deadline_come_once(wait: Wait, start: int) -> None:
-    wait = replace(wait.begun(start), is_spent=False)
+    wait = replace(wait.begin(start), is_spent=False)
     left, reminders, deadlines = wait, 0, 0
     while (due := left.due_at) is not None:
         assert due > start
         if left.has_expired(due):
-            left, deadlines = left.spent(), deadlines + 1
+            left, deadlines = left.spend(), deadlines + 1
         else:
             assert left.is_to_remind(due)
-            left, reminders = left.noted(due), reminders + 1
+            left, reminders = left.note_reminders(due), reminders + 1
     assert deadlines == (wait.until is not None)
     before = [at for at in wait.remind if wait.until is None or at < wait.until]
     assert reminders == len(before)
 
 
 def test_reminders_of_a_time_in_which_nobody_looked_are_one() -> None:
-    wait = Wait("question", 100, (), (10, 20, 30)).begun(0)
-    assert wait.noted(25).due_at == 30
-    assert wait.noted(35).due_at == 100
+    wait = Wait("question", 100, (), (10, 20, 30)).begin(0)
+    assert wait.note_reminders(25).due_at == 30
+    assert wait.note_reminders(35).due_at == 100
 
 
 def test_a_wait_that_is_asked_again_keeps_its_times() -> None:
@@ -72,7 +72,7 @@ def test_a_wait_that_is_asked_again_keeps_its_times() -> None:
 
 
 def test_a_wait_whose_deadline_gave_an_answer_begins_anew_if_it_is_asked_again() -> None:
-    before = {"a": Wait("sleep", 50).spent()}
+    before = {"a": Wait("sleep", 50).spend()}
     assert before["a"].due_at is None
     assert after_run({"a": Wait("sleep", 10)}, before, [], 1000, is_answer=False)["a"].until == 1010
 

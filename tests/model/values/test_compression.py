@@ -20,8 +20,8 @@ from perdure.model.values.compression import (
     LONG_MARK,
     MARK,
     MOST,
-    compressed,
-    decompressed,
+    compress,
+    decompress,
 )
 
 DIGEST = Digester()
@@ -37,17 +37,17 @@ PLAIN = st.one_of(
 @given(PLAIN)
 def test_a_chunk_comes_back_whatever_its_bytes_are(body: bytes) -> None:
     name = DIGEST(body)
-    assert DIGEST.plain(name, compressed(body)) == body
+    assert DIGEST.plain(name, compress(body)) == body
     # A release without compression stored it as it is, even if it looks compressed.
     assert DIGEST.plain(name, body) == body
-    twice = compressed(body)
-    assert DIGEST.plain(DIGEST(twice), compressed(twice)) == twice
+    twice = compress(body)
+    assert DIGEST.plain(DIGEST(twice), compress(twice)) == twice
     assert DIGEST.plain(DIGEST(twice), twice) == twice
 
 
 @given(st.binary(min_size=1, max_size=40).map(lambda some: some * LEAST), st.data())
 def test_a_changed_chunk_is_not_taken_for_another(body: bytes, data: st.DataObject) -> None:
-    stored, name = compressed(body), DIGEST(body)
+    stored, name = compress(body), DIGEST(body)
     assert len(stored) < len(body)
     at = data.draw(st.integers(0, len(stored) - 1))
     other = stored[:at] + bytes([stored[at] ^ data.draw(st.integers(1, 255))]) + stored[at + 1 :]
@@ -58,43 +58,43 @@ def test_a_changed_chunk_is_not_taken_for_another(body: bytes, data: st.DataObje
 
 def test_what_gains_nothing_is_stored_as_it_is() -> None:
     short, random = b"a" * (LEAST - 1), Random(1).randbytes(10_000)
-    assert compressed(short) is short
-    assert compressed(random) is random
-    assert decompressed(short) is None
-    assert decompressed(MARK + random) is None
+    assert compress(short) is short
+    assert compress(random) is random
+    assert decompress(short) is None
+    assert decompress(MARK + random) is None
 
 
 def test_a_body_expands_to_a_limit() -> None:
     whole = bytes(MOST)
-    assert decompressed(compressed(whole)) == whole
-    assert compressed(whole + b"\0") == whole + b"\0"
+    assert decompress(compress(whole)) == whole
+    assert compress(whole + b"\0") == whole + b"\0"
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
-    assert decompressed(MARK + deflate.compress(bytes(100 * MOST)) + deflate.flush()) is None
+    assert decompress(MARK + deflate.compress(bytes(100 * MOST)) + deflate.flush()) is None
 
 
 def test_a_long_body_expands_to_a_limit() -> None:
     frame = zstandard.ZstdCompressor(level=19).compress(bytes(MOST + 1))
-    assert decompressed(LONG_MARK + frame) is None
+    assert decompress(LONG_MARK + frame) is None
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(9000))
     for odd in (unsized, frame[:20], frame + b"x", b"", b"\x28\xb5\x2f\xfd"):
-        assert decompressed(LONG_MARK + odd) is None
+        assert decompress(LONG_MARK + odd) is None
 
 
 def test_large_bodies_are_compressed_too() -> None:
     for size in (LEAST, 3 << 10, (3 << 10) + 1, 16 << 10, (16 << 10) + 1, 256 << 10):
         body = (string.printable * (size // 100 + 1))[:size].encode()
-        assert len(compressed(body)) < size
-        assert decompressed(compressed(body)) == body
+        assert len(compress(body)) < size
+        assert decompress(compress(body)) == body
 
 
 def test_the_frame_of_a_message_takes_few_bytes() -> None:
     text = "".join(Random(1).choices(string.ascii_letters, k=40))
     _, body = JsonPlusSerializer().dumps_typed(HumanMessage(text, id="0" * 36))
     assert len(body) > 200
-    assert len(compressed(body)) < 80
+    assert len(compress(body)) < 80
 
 
 def test_the_dictionary_is_frozen() -> None:
     """What is stored can be read only with the dictionary that it was written with."""
     assert sha256(DICTIONARY).hexdigest()[:16] == "6127fcb1c50112af"
-    assert decompressed(bytes.fromhex("c101c3e6e2412a0400")) == b"\xb1additional_kwargs\x80" * 9
+    assert decompress(bytes.fromhex("c101c3e6e2412a0400")) == b"\xb1additional_kwargs\x80" * 9

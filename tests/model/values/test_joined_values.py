@@ -13,9 +13,9 @@ from perdure.model.values.joined_values import (
     SNAPSHOT_EXT,
     array_header,
     ext_header,
-    joined,
+    join_tree,
     map_header,
-    packed,
+    pack_tree,
 )
 from perdure.model.values.tree import EncodedDict, EncodedList, Leaf, Snapshot, Tree
 
@@ -48,7 +48,7 @@ def split(value: Any, draw: Any) -> Tree:
 
 @given(VALUES, st.data())
 def test_the_pieces_of_a_value_join_to_its_whole(value: Any, data: st.DataObject) -> None:
-    assert packed(split(value, data.draw)) == ormsgpack.packb(value)
+    assert pack_tree(split(value, data.draw)) == ormsgpack.packb(value)
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65535, 65536, 70000])
@@ -62,21 +62,21 @@ def test_headers_change_form_where_messagepack_says_so(count: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 255, 256, 65535, 65536])
 def test_the_headers_of_bytes_and_of_snapshots_change_form_too(size: int) -> None:
     body = bytes(size)
-    assert packed(Leaf(refs.BYTES, body)) == ormsgpack.packb(body)
+    assert pack_tree(Leaf(refs.BYTES, body)) == ormsgpack.packb(body)
     assert ext_header(SNAPSHOT_EXT, size) + body == ormsgpack.packb(ormsgpack.Ext(SNAPSHOT_EXT, body))
 
 
 @given(VALUES, st.data())
 def test_a_snapshot_wraps_the_bytes_of_its_value(value: Any, data: st.DataObject) -> None:
     inner = ormsgpack.packb(value)
-    assert packed(Snapshot(split(value, data.draw))) == ormsgpack.packb(ormsgpack.Ext(SNAPSHOT_EXT, inner))
+    assert pack_tree(Snapshot(split(value, data.draw))) == ormsgpack.packb(ormsgpack.Ext(SNAPSHOT_EXT, inner))
 
 
 @given(st.sampled_from([refs.MSGPACK, refs.NULL, refs.BYTES, refs.BYTEARRAY]), st.binary())
 def test_a_whole_payload_keeps_its_type(kind: int, body: bytes) -> None:
-    assert joined(Leaf(kind, body)) == (kind, body)
+    assert join_tree(Leaf(kind, body)) == (kind, body)
 
 
 def test_a_payload_type_that_stands_only_alone_is_refused_inside() -> None:
     with pytest.raises(Corrupt):
-        packed(EncodedList([b""], [Leaf(refs.BYTEARRAY, b"x")]))
+        pack_tree(EncodedList([b""], [Leaf(refs.BYTEARRAY, b"x")]))

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.errors import Corrupt, Unserialisable
-from perdure.model.values.json_values import DEPTH, _packed_quickly, pack, packed, plain, unpack
+from perdure.model.values.json_values import DEPTH, _pack_quickly, pack, pack_data, plain, unpack
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 JSON = st.recursive(
@@ -50,7 +50,7 @@ def nested(depth: int) -> dict[str, Any]:
 @example(nested(200))
 @example(nested(DEPTH))
 def test_equal_values_have_equal_bytes_whichever_way_they_are_encoded(value: dict[str, Any]) -> None:
-    assert pack(value, "value") == packed(plain(value, "value"))
+    assert pack(value, "value") == pack_data(plain(value, "value"))
 
 
 def test_only_plain_data_is_encoded_quickly() -> None:
@@ -66,8 +66,8 @@ def test_only_plain_data_is_encoded_quickly() -> None:
         {"a": "\ud800"},
         endless,
     ):
-        assert _packed_quickly(value) is None
-    assert _packed_quickly({"a": [1, 0.5, None, True, {"b": "c"}]}) == b'{"a":[1,0.5,null,true,{"b":"c"}]}'
+        assert _pack_quickly(value) is None
+    assert _pack_quickly({"a": [1, 0.5, None, True, {"b": "c"}]}) == b'{"a":[1,0.5,null,true,{"b":"c"}]}'
     with pytest.raises(Unserialisable, match="deeper than"):
         pack(endless, "value")
 

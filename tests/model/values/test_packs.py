@@ -10,7 +10,7 @@ from perdure.errors import Corrupt
 from perdure.model.ops import Put
 from perdure.model.records import BLOB, CHUNK, PACK, Record
 from perdure.model.values.chunks import Digester
-from perdure.model.values.compression import stored_body
+from perdure.model.values.compression import compress_body
 from perdure.model.values.packs import (
     BLOCK,
     PACK_BYTES,
@@ -31,7 +31,7 @@ BODIES = st.lists(st.binary(max_size=PACKED_MAX), min_size=1, max_size=40, uniqu
 
 def record(put: Put) -> Record:
     """The record of a pack as a driver reads it."""
-    return Record(PACK, put.key, put.fields, 0, stored_body(put))
+    return Record(PACK, put.key, put.fields, 0, compress_body(put))
 
 
 def named(bodies: list[bytes], digest: Digester = DIGEST) -> dict[bytes, bytes]:

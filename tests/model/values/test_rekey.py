@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure.errors import Corrupt
 from perdure.model.values import refs
 from perdure.model.values.chunks import CHUNK_MAX, Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.model.values.rekey import Graft, Named
 from perdure.model.values.tree import Builder, Expansion
 
@@ -44,7 +44,7 @@ def build(builder: Builder, value: Any) -> bytes:
 def read(ref: bytes, chunks: dict[bytes, bytes], digest: Digester) -> Any:
     expansion = Expansion()
     while (tree := expansion.try_expand(ref)) is None:
-        expansion.feed({name: chunks[name] for name in expansion.missing()})
+        expansion.feed({name: chunks[name] for name in expansion.take_missing()})
     return tree
 
 
@@ -54,7 +54,7 @@ def grafted(
     """A reference at the target, with all the chunks that it has there."""
     graft = Graft(source, target)
     while not graft.explore(ref):
-        graft.feed({name: chunks[name] for name in graft.missing()})
+        graft.feed({name: chunks[name] for name in graft.take_missing()})
     out = {graft.arrive(name, chunks[name]): chunks[name] for name in graft.payloads}
     named = graft.reference(ref)
     assert graft.names == {*out, *graft.fresh}
@@ -127,7 +127,7 @@ def test_a_list_of_many_levels_and_a_value_of_many_pieces(target: Digester) -> N
     ref = build(builder, value)
     named, chunks = grafted(ref, builder.fresh, KEYS[0], target)
     assert _plain(read(named.name, chunks, target)) == _plain(read(ref, builder.fresh, KEYS[0]))
-    assert joined(read(named.name, chunks, target)) == joined(read(ref, builder.fresh, KEYS[0]))
+    assert join_tree(read(named.name, chunks, target)) == join_tree(read(ref, builder.fresh, KEYS[0]))
     assert not set(chunks) & set(builder.fresh)
 
 
@@ -146,7 +146,7 @@ def test_what_is_not_what_its_name_says_is_refused() -> None:
     ref = build(builder, [(refs.MSGPACK, bytes([n]) * 100) for n in range(100)])
     graft = Graft(KEYS[0], KEYS[0])
     while not graft.explore(ref):
-        graft.feed({name: builder.fresh[name] for name in graft.missing()})
+        graft.feed({name: builder.fresh[name] for name in graft.take_missing()})
     name = next(iter(graft.payloads))
     with pytest.raises(Corrupt, match=name.hex()):
         graft.arrive(name, builder.fresh[name] + b"x")

@@ -73,7 +73,7 @@ def expand(ref: bytes, store: dict[bytes, bytes], expansion: Expansion | None = 
     expansion = expansion or Expansion()
     asked: set[bytes] = set()
     while (tree := expansion.try_expand(ref)) is None:
-        wanted = expansion.missing()
+        wanted = expansion.take_missing()
         assert wanted - asked, "a round that asks for nothing new never ends"
         asked |= wanted
         expansion.feed({digest: store[digest] for digest in wanted})
@@ -108,7 +108,7 @@ def test_without_payloads_exactly_the_needed_digests_are_named(value: Any) -> No
     ref = build(builder, value)
     nodes_only = Expansion(payloads=False)
     while nodes_only.try_expand(ref) is None:
-        nodes_only.feed({digest: builder.fresh[digest] for digest in nodes_only.missing()})
+        nodes_only.feed({digest: builder.fresh[digest] for digest in nodes_only.take_missing()})
     full = Expansion()
     expand(ref, builder.fresh, full)
     assert nodes_only.used == full.used == set(builder.fresh)

@@ -20,7 +20,7 @@ from langgraph.types import interrupt
 import perdure
 from perdure.conversation import Conversation, Limit, Summary
 from perdure.database.base import handle_of
-from perdure.engine.queue.pending_summary import FinishedSummary, store, waiting
+from perdure.engine.queue.pending_summary import FinishedSummary, load, store
 from perdure.model.records import Partition
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail, faulty
@@ -87,7 +87,7 @@ async def working(
 
 async def say(app: Runtime, text: str = "x" * 60) -> str:
     run = await app.wait(await app.accept("t", text))
-    await app._worker.runner.conversations.settled()
+    await app._worker.runner.conversations.wait_for_summaries()
     return run.state
 
 
@@ -149,9 +149,9 @@ def test_what_is_held_of_a_thread_goes_when_it_is_deleted() -> None:
         for _ in range(30):
             await say(app)
         handle = handle_of(app.database)
-        before = await handle.arun(waiting(Partition("", "t")))
+        before = await handle.arun(load(Partition("", "t")))
         await app.delete("t")
-        return [before is not None, await handle.arun(waiting(Partition("", "t")))]
+        return [before is not None, await handle.arun(load(Partition("", "t")))]
 
     assert run(Agent(graph(model), conversation=policy(summaries)), body) == [True, None]
 
@@ -172,8 +172,8 @@ def test_a_summary_of_a_thread_that_another_process_deleted_is_dropped() -> None
             await other.delete("t")
         assert (await app.wait(await app.accept("t", "x"))).state == "done"
         go_on.set()
-        await app._worker.runner.conversations.settled()
-        return await handle_of(app.database).arun(waiting(Partition("", "t")))
+        await app._worker.runner.conversations.wait_for_summaries()
+        return await handle_of(app.database).arun(load(Partition("", "t")))
 
     seen = Seen()
     agent = Agent(graph(Scripted(answers=[AIMessage(REPLY)])), conversation=policy(slow))
@@ -225,9 +225,9 @@ def test_of_two_summaries_at_once_the_first_one_is_stored() -> None:
         handle = handle_of(app.database)
         other: dict[str, Any] = {"base": None, "text": "the early one", "covers": covered[0], "keeps": []}
         made = FinishedSummary(other, last)
-        assert await handle.arun(store(Partition("", "t"), made, 1, fresh=handle.fresh()))
+        assert await handle.arun(store(Partition("", "t"), made, 1, fresh=handle.draw_version()))
         go_on.set()
-        await app._worker.runner.conversations.settled()
+        await app._worker.runner.conversations.wait_for_summaries()
         assert seen.names == ["summary_superseded"]
         while "summary_stored" not in seen.names:
             await say(app)
@@ -421,7 +421,7 @@ def test_a_fault_at_any_write_leaves_one_summary_and_every_message(on: str) -> N
                     except perdure.Unavailable:
                         continue
                 assert (await app.wait(ticket)).state == "done"
-                await app._worker.runner.conversations.settled()
+                await app._worker.runner.conversations.wait_for_summaries()
             return await stored(app)
 
     def checked(*faults: Fault) -> tuple[int, int]:
@@ -460,7 +460,7 @@ def test_a_process_that_ends_at_any_effect_leaves_one_summary_and_every_message(
             for number in range(first, last):
                 ticket = await app.accept("t", "x" * 60, dedupe_key=str(number))
                 assert (await asyncio.wait_for(app.wait(ticket), 60)).state == "done"
-                await app._worker.runner.conversations.settled()
+                await app._worker.runner.conversations.wait_for_summaries()
             return await stored(app)
 
     def checked(end: int | None) -> tuple[int, int]:

@@ -392,7 +392,7 @@ def test_a_turn_from_before_its_user_was_forgotten_is_not_extracted() -> None:
         turn = WaitingTurn(
             agent="agent", thread="t", run="r", at=1, message=None, messages=[["human", "I x"]]
         )
-        late = {"user": "ada", "turns": [turn.stored()]}
+        late = {"user": "ada", "turns": [turn.dump()]}
         await app._worker.runner.graphs.graph(MEMORY, "").ainvoke(
             late, {"configurable": {"thread_id": "late"}}
         )

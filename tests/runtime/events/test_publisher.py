@@ -506,8 +506,8 @@ def test_options_come_back_as_they_were_stored() -> None:
         on_failure="keep",
         about={"d": 3},
     )
-    assert Options.read(json.loads(json.dumps(whole.stored()))) == whole
-    assert Options.read(Options().stored()) == Options()
+    assert Options.read(json.loads(json.dumps(whole.dump()))) == whole
+    assert Options.read(Options().dump()) == Options()
 
 
 def test_what_comes_later_waits_for_its_time_and_holds_up_nothing(storage: Storage, talk: Talk) -> None:

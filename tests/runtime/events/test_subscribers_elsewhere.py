@@ -179,8 +179,8 @@ COST = (6, 5)
 def test_a_follower_record_that_was_renewed_is_not_removed(near: Storage) -> None:
     database = near.database()
     at = Partition("", "ada")
-    handle_of(database).run(subscribers.note(at, 100, handle_of(database).fresh()))
-    handle_of(database).run(subscribers.note(at, 200, handle_of(database).fresh()))
+    handle_of(database).run(subscribers.note(at, 100, handle_of(database).draw_version()))
+    handle_of(database).run(subscribers.note(at, 200, handle_of(database).draw_version()))
     assert handle_of(database).run(subscribers.forget(at, 150)) is False
     assert is_followed(near)
     handle_of(database).run(subscribers.forget(at, 200))

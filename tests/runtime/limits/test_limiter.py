@@ -178,10 +178,10 @@ def test_a_limit_can_be_set_while_it_is_used(monkeypatch: pytest.MonkeyPatch) ->
             await limiter.acquire(turn(), "", MOST)
             with pytest.raises(LimitReached):
                 await limiter.acquire(turn(), "", 0)
-            await handle.arun(stored.set_amounts("", "shared", {"concurrency": 2}, 1, handle.fresh()))
+            await handle.arun(stored.set_amounts("", "shared", {"concurrency": 2}, 1, handle.draw_version()))
             async with asyncio.timeout(5):
                 await limiter.acquire(turn(), "", MOST)
-            await handle.arun(stored.set_amounts("", "shared", {"concurrency": -2}, 2, handle.fresh()))
+            await handle.arun(stored.set_amounts("", "shared", {"concurrency": -2}, 2, handle.draw_version()))
             with pytest.raises(LimitReached):
                 await limiter.acquire(turn(), "", 0)
 

@@ -40,7 +40,7 @@ def test_threads_are_found_newest_first_by_what_they_are(storage: Storage, talk:
             assert await found(threads, metadata={"tags": ["y"]}) == ["a"]
             assert await found(threads, ids=["b", "nobody"]) == ["b"]
             assert await found(threads, ids=["a", "b", "c"], metadata={"n": 1}, skip=1) == ["a"]
-            await threads.touched("a")
+            await threads.touch("a")
             assert await found(threads) == ["a", "c", "b"]
             row = await threads.change("b", {"m": 3})
             assert row.metadata == {"n": 2, "m": 3}

@@ -29,7 +29,7 @@ async def _filled(runtime: Runtime, threads: Threads, talk: Talk) -> None:
     for name, goes_on in (("edited", False), ("edited to go on", True)):
         row = await threads.get(name)
         assert row.run is not None
-        await threads.edited(name, row.run.id, goes_on=goes_on)
+        await threads.note_edit(name, row.run.id, goes_on=goes_on)
     await runtime.submit("busy", {"messages": [("user", "hold on")]}, precondition=THERE)
     await eventually(lambda: talk.under_way)
 

@@ -38,7 +38,7 @@ def test_a_thread_and_its_first_message_are_one_commit(storage: Storage, talk: T
             # It is found before the index knows it, and afterwards.
             for _ in range(2):
                 assert [row.thread_id async for row in threads.index.search(metadata={"n": 1})] == ["ada"]
-                await threads.drafted(draft)
+                await threads.index_draft(draft)
             again = await runtime.submit(
                 "ada", {"messages": []}, dedupe_key="once", precondition=draft.precondition
             )

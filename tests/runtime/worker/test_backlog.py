@@ -124,7 +124,7 @@ def test_what_was_put_off_comes_behind_what_was_not_and_is_not_forgotten(near: S
         await backlog.look(10, 0.5, {}, 4)
         assert backlog.take({}, 9, None) == [second, third]
         for item in (second, third):
-            backlog.served(item)
+            backlog.note_served(item)
         await backlog.look(10, 1.0, {}, 4)
         assert backlog.take({}, 9, None) == [second, third, first], "it comes last once its pause is over"
         backlog.in_vain(first, 1.0, failed=True)
@@ -162,12 +162,12 @@ def test_what_is_for_other_workers_does_not_wait_for_a_slot_here(near: Storage) 
             due(near, f"t{n}", n)
         backlog = Backlog(handle_of(near.database()), None, 1.0)
         await backlog.look(1 << 40, 0.0, {}, 10)
-        assert backlog.waiting == 6
+        assert backlog.waiting_count == 6
         for item in backlog.take({}, 4, None):
             backlog.in_vain(item, 0.0, FOREIGN)
-        assert backlog.waiting == 2
+        assert backlog.waiting_count == 2
         # They are tried again in time, and count as little as before.
         await backlog.look(1 << 40, 5.0, {}, 10)
-        assert (backlog.waiting, len(backlog)) == (2, 6)
+        assert (backlog.waiting_count, len(backlog)) == (2, 6)
 
     go(main())

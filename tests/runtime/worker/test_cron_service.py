@@ -72,7 +72,7 @@ class World:
         return Crons(self.context, Dispatch(self.context), tenant)
 
     async def is_behind(self) -> bool:
-        found = await self.context.database.arun(crons.due(crons.place(""), self.clock.time, 1))
+        found = await self.context.database.arun(crons.list_due(crons.place(""), self.clock.time, 1))
         return bool(found.crons)
 
     async def fire(self, firing: Firing) -> Fired:

@@ -75,7 +75,7 @@ def test_a_run_that_is_cancelled_before_it_starts_never_does(
             assert await (front if is_far else runtime).cancel("ada", ticket.id)
             if is_far:
                 # What a notification of the database does.
-                runtime._worker.runner.leases.asked(lambda partition: partition.thread == "ada")
+                runtime._worker.runner.leases.renew_now(lambda partition: partition.thread == "ada")
             opening.gate.set()
             assert (await runtime.wait(ticket, 30)).state == INTERRUPTED
         assert "echo: hold two" not in await spoken(database, talk.graph, "ada")

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 import pytest
 
 from perdure.config.hosts import hosts
-from perdure.server.runs.outbound_policy import OutboundPolicy, Unreachable, resolved
+from perdure.server.runs.outbound_policy import OutboundPolicy, Unreachable, resolve_host
 
 PUBLIC = ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 NOT_PUBLIC = [
@@ -177,5 +177,5 @@ def test_a_name_is_looked_up_off_the_event_loop(monkeypatch: pytest.MonkeyPatch)
         return list(found)
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    assert asyncio.run(resolved("hooks.example", 80)) == ["127.0.0.1"]
+    assert asyncio.run(resolve_host("hooks.example", 80)) == ["127.0.0.1"]
     assert asked == [False]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from perdure.server.runs.webhook_signature import signed
+from perdure.server.runs.webhook_signature import sign
 from tests.runtime.graphs import Storage
 from tests.server.receiving import begun, made, receiving
 
@@ -21,7 +21,7 @@ OLD, NEW = ("whsec_" + base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2
 def test_the_library_makes_the_same_signature() -> None:
     at = datetime.now(UTC)
     body = json.dumps({"text": "é"})
-    headers = signed([OLD, NEW], "reply-1", int(at.timestamp()), body.encode())
+    headers = sign([OLD, NEW], "reply-1", int(at.timestamp()), body.encode())
     assert headers["webhook-signature"].split(" ") == [
         Webhook(secret).sign("reply-1", at, body) for secret in (OLD, NEW)
     ]
@@ -32,7 +32,7 @@ def test_the_library_makes_the_same_signature() -> None:
 @pytest.mark.parametrize("part", ["body", "webhook-id", "webhook-timestamp", "webhook-signature"])
 def test_what_was_changed_or_recorded_is_refused(part: str) -> None:
     body = b'{"n": 1}'
-    headers = signed([NEW], "reply-1", int(datetime.now(UTC).timestamp()), body)
+    headers = sign([NEW], "reply-1", int(datetime.now(UTC).timestamp()), body)
     if part == "body":
         body = b'{"n": 2}'
     else:
@@ -43,7 +43,7 @@ def test_what_was_changed_or_recorded_is_refused(part: str) -> None:
         Webhook(NEW).verify(body, headers)
     long_ago = int((datetime.now(UTC) - timedelta(hours=1)).timestamp())
     with pytest.raises(WebhookVerificationError, match="old"):
-        Webhook(NEW).verify(b"{}", signed([NEW], "reply-1", long_ago, b"{}"))
+        Webhook(NEW).verify(b"{}", sign([NEW], "reply-1", long_ago, b"{}"))
 
 
 def test_each_attempt_is_signed_under_one_id(storage: Storage, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_each_attempt_is_signed_under_one_id(storage: Storage, tmp_path: Path) -
 
 
 def test_without_a_secret_nothing_is_signed(storage: Storage) -> None:
-    assert signed([], "reply-1", 0, b"") == {}
+    assert sign([], "reply-1", 0, b"") == {}
 
     async def main() -> None:
         async with receiving() as receiver, made(storage) as runtime:

@@ -10,14 +10,14 @@ import pytest
 
 from perdure.engine.queue.events import END
 from perdure.runtime import Event
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.server.streaming.protocol_events import CHANNELS, EventFilter, is_channel, project
 
 ALL = EventFilter(frozenset(CHANNELS))
 
 
 def event(name: str, data: Any, seq: int = 1_000_007) -> Event:
-    return Event(seq, "r", name, encoded(data))
+    return Event(seq, "r", name, to_json(data))
 
 
 def said(told: Event, wanted: EventFilter = ALL) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ def test_a_subscription_is_bounded(asked: dict[str, Any], part: str) -> None:
 def test_of_a_filter_only_a_digest_is_kept() -> None:
     ends, place = _Ends(), Partition("", "t")
     names = [f"custom:name-{number}" for number in range(50)]
-    ends.given(place, "run", EventFilter(frozenset(names), (("left", "right"),), 1))
+    ends.note_given(place, "run", EventFilter(frozenset(names), (("left", "right"),), 1))
     assert ends.was_given(place, "run", EventFilter(frozenset(reversed(names)), (("left", "right"),), 1))
     for other in (
         EventFilter(frozenset(names[1:]), (("left", "right"),), 1),

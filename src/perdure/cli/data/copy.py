@@ -14,7 +14,7 @@ from perdure.cli.app import err, key_of, out, progress_bar, several
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -131,10 +131,10 @@ def copy(
         closing(open_for_reading(source, encryption_key=from_key)) as here,
         connect_sync(target, encryption_key=to_key) as there,
     ):
-        partitions = _chosen(here, tenant, threads)
+        partitions = _choose(here, tenant, threads)
         tally = CopyCounts()
         try:
-            with shown(len(partitions)) as progress:
+            with show_progress(len(partitions)) as progress:
                 for partition in partitions:
                     _one(
                         partition,
@@ -158,7 +158,7 @@ def copy(
     for line in tally.failed:
         err.print(escape(line), soft_wrap=True)
     verb = "To copy" if dry_run else "Copied"
-    out.print(f"{verb} to {escape(redacted(target))}: {tally}", soft_wrap=True)
+    out.print(f"{verb} to {escape(redact(target))}: {tally}", soft_wrap=True)
     if tally.failed:
         raise typer.Exit(1)
 
@@ -187,7 +187,7 @@ def _databases(*named: str | None) -> tuple[str, str]:
     return source, target
 
 
-def _chosen(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -> list[Partition]:
+def _choose(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -> list[Partition]:
     from perdure import admin
 
     partitions = admin.partitions(here, tenant)
@@ -264,7 +264,7 @@ class ProgressReport:
 
 
 @contextmanager
-def shown(total: int) -> Iterator[ProgressReport]:
+def show_progress(total: int) -> Iterator[ProgressReport]:
     """Show progress: a bar on a terminal, otherwise a line for each thread."""
     with progress_bar("{task.fields[megabytes]:,.1f} MB") as bar:
         if bar is None:

@@ -17,7 +17,7 @@ from perdure.cli.app import (
     ThreadId,
     json_text,
     legible,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -51,7 +51,7 @@ def diff(
     Without ids: what the latest step changed. Lists are compared item by item, so that of a conversation the
     messages are shown that were added, removed or replaced. With --json, one object for each changed channel.
     """
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         newest = None if after is None else checkpoint_id(database, thread_id, after, namespace)
         new = database.show(thread_id, newest, namespace)
         old_id = new.parent_id if before is None else checkpoint_id(database, thread_id, before, namespace)
@@ -96,7 +96,7 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[di
         elif _text(first[name]) != _text(second[name]):
             removed, added = _items(first[name]), _items(second[name])
             if isinstance(first[name], list) and isinstance(second[name], list):
-                removed, added = _differing(removed, added)
+                removed, added = _diff_lists(removed, added)
             yield {"channel": name, "change": "changed", "removed": removed, "added": added}
 
 
@@ -104,7 +104,7 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _differing(first: list[Any], second: list[Any]) -> tuple[list[Any], list[Any]]:
+def _diff_lists(first: list[Any], second: list[Any]) -> tuple[list[Any], list[Any]]:
     """Return the items of one list that are not in the other, in order."""
     matcher = SequenceMatcher(None, [_text(i) for i in first], [_text(i) for i in second], autojunk=False)
     removed: list[Any] = []

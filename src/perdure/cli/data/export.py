@@ -18,7 +18,7 @@ from perdure.cli.app import (
     handle_in,
     json_text,
     key_of,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -117,7 +117,7 @@ def export(
     server.require(is_used=to is not None)
     if form is not ExportForm.JSON and (output is not None or clear):
         raise NotAllowed(f"--as {form} is printed; redirect it to a file instead of --output")
-    with opened(db, tenant, key) as database:
+    with open_database(db, tenant, key) as database:
         if to is not None:
             export_to(to, database, tenant, TargetOptions(thread_ids or [], everything, server))
             return
@@ -243,7 +243,7 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
     key = key_of(options.key_file)
     file_key = key_of(options.file_key_file) or key
     with (
-        opened(options.db, options.tenant, key) as database,
+        open_database(options.db, options.tenant, key) as database,
         admin.open_archive(
             file, encryption_key=file_key, sealed_only=options.file_key_file is not None
         ) as archive,

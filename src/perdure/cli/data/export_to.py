@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import awaited, err, handle_in, out, printable, several
+from perdure.cli.app import err, handle_in, out, printable, run_coroutine, several
 from perdure.cli.data.import_server import ServerOptions, load_graphs
 from perdure.errors import BadSetting, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -54,7 +54,7 @@ def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOpti
 
     with open_stock_saver(url) as saver:
         handle = handle_in(database)
-        written = _Written(redacted(url))
+        written = _Written(redact(url))
         for name in wanted:
             with written.of(f"thread {name!r}") as note:
                 count = depart(handle, Partition(tenant, name), saver)
@@ -71,12 +71,12 @@ def _to_server(
 
     if not options.server.graphs:
         raise BadSetting(
-            f"{redacted(url)} gets the steps of a graph: name it with --graph agent=./agent.py:graph"
+            f"{redact(url)} gets the steps of a graph: name it with --graph agent=./agent.py:graph"
         )
-    loaded = awaited(load_graphs(options.server.graphs))
-    api = ServerApi(url, options.server.named_headers())
+    loaded = run_coroutine(load_graphs(options.server.graphs))
+    api = ServerApi(url, options.server.parse_headers())
     try:
-        target, handle, written = ServerTarget(api), handle_in(database), _Written(redacted(url))
+        target, handle, written = ServerTarget(api), handle_in(database), _Written(redact(url))
         graphs = {
             name: graph.copy(update={"checkpointer": database.checkpointer()})
             for name, graph in loaded.items()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, opened, out, print_json, several
+from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, open_database, out, print_json, several
 from perdure.errors import Conflict, Corrupt, Unreadable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import INTERNAL, SESSIONS, THREADS, Partition
@@ -59,7 +59,7 @@ def fsck(
 
     if all_tenants and (thread_ids or tenant):
         raise typer.BadParameter("checks all threads of all tenants: leave out --tenant and the threads' ids")
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         report = _Report(as_json, names_tenants=all_tenants)
         if repair and not thread_ids:
             _accept_losses(database, None if all_tenants else tenant, report)
@@ -195,7 +195,7 @@ def _accept_losses(database: SyncDatabase, tenant: str | None, report: _Report) 
     from perdure.storage.port import NOT_LATEST
 
     for place in admin.partitions(database, tenant):
-        if place.space != THREADS and handle_of(database).settle(place):
+        if place.space != THREADS and handle_of(database).trust(place):
             report.add_accepted(place, f"{label(place)}: {NOT_LATEST}; what is left counts from now on")
 
 

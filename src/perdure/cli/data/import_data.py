@@ -16,7 +16,7 @@ from perdure.cli.app import (
     Tenant,
     err,
     key_of,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -38,7 +38,7 @@ from perdure.cli.data.import_server import (
 from perdure.cli.data.sessions import SessionOptions, import_sessions
 from perdure.errors import NotAllowed, NotFound, Unavailable
 from perdure.imports.kinds import SourceKind, open_source
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -162,7 +162,7 @@ def import_(
     opened_source = server or open_source(kind, source)
     counts, items, records = ImportCounts(), None, None
     try:
-        with opened(db, tenant, key_of(key_file)) as database:
+        with open_database(db, tenant, key_of(key_file)) as database:
             try:
                 with progress_bar("threads, {task.fields[rows]:,} rows") as bar:
                     progress = _Progress(bar, len(threads) if threads else opened_source.count())
@@ -182,7 +182,7 @@ def import_(
     finally:
         opened_source.close()
     result = _Result(
-        opened_source.name, redacted(url_of(db)), opened_source.verifier, counts, items, dry_run, records
+        opened_source.name, redact(url_of(db)), opened_source.verifier, counts, items, dry_run, records
     )
     if as_json:
         result.print_json()
@@ -197,7 +197,7 @@ def _kind_of(source: str, *, is_of_sessions: bool) -> SourceKind:
     from perdure.imports.detection import detect_kind
 
     kind = SourceKind.SESSIONS if is_of_sessions else detect_kind(source)
-    name = redacted(source) if "://" in source else source
+    name = redact(source) if "://" in source else source
     err.print(escape(f"{printable(name)} is read as {kind}"), soft_wrap=True)
     return kind
 
@@ -273,7 +273,7 @@ class _Result:
                 "writes": counts.writes,
                 "verified": counts.verified,
                 "items": items.written if items else 0,
-                **(self.records.written() if self.records else {}),
+                **(self.records.count_written() if self.records else {}),
             }
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import Keys, awaited
+from perdure.cli.app import Keys, run_coroutine
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ServerOptions:
         if not is_used and (self.headers or self.graphs):
             raise BadSetting("--graph and --header are for a LangGraph server; leave them out")
 
-    def named_headers(self) -> dict[str, str]:
+    def parse_headers(self) -> dict[str, str]:
         """Return the headers. ``BadSetting`` for one without a name or a value."""
         headers: dict[str, str] = {}
         for given in self.headers:
@@ -66,8 +66,8 @@ def open_server(url: str, options: ServerOptions) -> ServerSource:
     from perdure.imports.langgraph_server.api import ServerApi
     from perdure.imports.langgraph_server.source import ServerSource
 
-    headers = options.named_headers()
-    graphs = awaited(load_graphs(options.graphs)) if options.graphs else {}
+    headers = options.parse_headers()
+    graphs = run_coroutine(load_graphs(options.graphs)) if options.graphs else {}
     return ServerSource(ServerApi(url, headers), graphs)
 
 
@@ -98,7 +98,7 @@ class RecordCounts:
     threads: int = 0
     skipped: list[str] = field(default_factory=list)
 
-    def written(self) -> dict[str, int]:
+    def count_written(self) -> dict[str, int]:
         """Return the numbers of what was written, by their names in a report."""
         return {"assistants": self.assistants, "crons": self.crons, "records": self.threads}
 
@@ -123,4 +123,4 @@ def import_records(api: ServerApi, target: RecordTarget, without: Collection[str
     """
     from perdure.cli.data.server_records import write_records
 
-    return awaited(write_records(api, target, without))
+    return run_coroutine(write_records(api, target, without))

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import Db, err, legible, out, url_of
-from perdure.storage.url import backend_of, redacted
+from perdure.storage.url import backend_of, redact
 
 
 def migrate(
@@ -22,10 +22,10 @@ def migrate(
 ) -> None:
     """Create or upgrade the schema. Safe to run again, and from many processes at once."""
     url = url_of(db)
-    backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, redacted(url)
+    backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, redact(url)
     if check or dry_run:
         found = backend.schema_version(url)
-        steps = backend.pending(url)
+        steps = backend.plan_migration(url)
         for step in steps if dry_run else ():
             out.print(escape(step), soft_wrap=True)
         if steps:
@@ -35,7 +35,7 @@ def migrate(
             raise typer.Exit(1 if check else 0)
         _print(f"{name} is at schema version {after} already")
         return
-    is_short = bool(backend.pending(url))
+    is_short = bool(backend.plan_migration(url))
     before = backend.migrate(url)
     if before == after and is_short:
         _print(f"{name} was at schema version {after} already; parts of it that were missing were added")

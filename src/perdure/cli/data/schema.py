@@ -19,7 +19,7 @@ from perdure.cli.app import (
     ThreadId,
     err,
     handle_in,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -129,7 +129,7 @@ def check(
 
     records = read_records(file)
     failed = False
-    for chosen in _chosen(graphs or (), config):
+    for chosen in _choose(graphs or (), config):
         agent, found = _agent(chosen, schema_place)
         # A graph is recorded under one of its two names, whichever it was first given.
         place = chosen.other if chosen.word not in records and chosen.other in records else chosen.word
@@ -200,7 +200,7 @@ def plan(
     agent, found = _agent(_one(graph_word, config), schema_place)
     versions: Counter[str] = Counter()
     pinned = waiting = broken = 0
-    with opened(db, tenant, key_file) as database:
+    with open_database(db, tenant, key_file) as database:
         names = [each.thread_id for each in database.threads() if not each.thread_id.startswith(INTERNAL)]
         tried = names if sample is None else names[:: max(1, -(-len(names) // sample))]
         plans = plan_threads(database, agent, found, tried, has_history=history)
@@ -264,11 +264,11 @@ def _pin(thread_id: str, version: int | None, database: tuple[Any, str, Any]) ->
     from perdure.engine.threads.schema_pin import pin as pin_thread
     from perdure.model.records import Partition
 
-    with opened(*database) as db:
+    with open_database(*database) as db:
         handle_in(db).run(pin_thread(Partition(database[1], thread_id), version, time.time_ns() // 1000))
 
 
-def _chosen(words: Sequence[str], config: Path | None) -> list[ChosenGraph]:
+def _choose(words: Sequence[str], config: Path | None) -> list[ChosenGraph]:
     """Return the graphs that a command was given; those of the settings without any."""
     from perdure.config.graph_choice import choose_graphs
 
@@ -283,7 +283,7 @@ def _one(word: str | None, config: Path | None) -> ChosenGraph:
     """
     from perdure.errors import BadSetting
 
-    found = _chosen([] if word is None else [word], config)
+    found = _choose([] if word is None else [word], config)
     if len(found) > 1:
         raise BadSetting(f"which graph? Name one of {', '.join(sorted(each.word for each in found))}")
     return found[0]

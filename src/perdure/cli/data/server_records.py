@@ -22,7 +22,7 @@ from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.documents import TenantDocuments
 from perdure.runtime.threads.index import ThreadIndex
 from perdure.runtime.threads.rows import look
-from perdure.runtime.threads.threads import missing
+from perdure.runtime.threads.threads import missing_error
 
 _PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
 
@@ -89,7 +89,7 @@ class _Records:
             created = _microseconds(shown.get("created_at")) or (row.created_at if row is not None else now)
             body = {"metadata": dict(shown.get("metadata") or {}), "created_at": created, "ttl": None}
             program = documents.put(
-                partition, *OF_THREAD, body, now, Expect.ABSENT, fresh=self._handle.fresh()
+                partition, *OF_THREAD, body, now, Expect.ABSENT, fresh=self._handle.draw_version()
             )
             if (made := await self._handle.arun(program)) is not None:
                 await index.write(name, made)
@@ -122,7 +122,7 @@ class _Records:
         if thread_id := shown.get("thread_id"):
             row = await self._handle.arun(look(Partition(self._target.tenant, thread_id)))
             if row is None and not self._target.dry_run:
-                raise missing(thread_id)
+                raise missing_error(thread_id)
             thread = {"created_at": row.created_at if row is not None else 0, "conditions": None}
         payload = dict(shown.get("payload") or {})
         assistant_id = str(shown.get("assistant_id") or payload["assistant_id"])
@@ -145,12 +145,12 @@ class _Records:
             user={"email": None, "identity": identity, "permissions": [], "display_name": identity},
         )
         now = await self._clock.now()
-        due = job.due_after(now)
+        due = job.next_after(now)
         self._counts.crons += 1
         if not self._target.dry_run:
-            new = crons.Due(job.stored(), due)
+            new = crons.Due(job.dump(), due)
             place = crons.place(self._target.tenant)
-            await self._handle.arun(crons.create(place, name, new, now, self._handle.fresh()))
+            await self._handle.arun(crons.create(place, name, new, now, self._handle.draw_version()))
 
 
 def _body(assistant: Mapping[str, Any]) -> dict[str, Any]:

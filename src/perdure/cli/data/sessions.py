@@ -11,7 +11,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     err,
     key_of,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -21,7 +21,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.data.copy import INTERRUPTED
 from perdure.errors import NotFound, Unavailable
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -55,7 +55,7 @@ def import_sessions(where: str, options: SessionOptions) -> None:
     wanted = set(options.sessions or ())
     seen: set[str] = set()
     try:
-        with opened(options.db, options.tenant, key_of(options.key_file)) as database:
+        with open_database(options.db, options.tenant, key_of(options.key_file)) as database:
             importer = SessionImporter(database.history(), replaces=options.replace, dry_run=options.dry_run)
             found = (each for each in source.sessions() if not wanted or each.id in wanted)
             try:
@@ -83,13 +83,13 @@ def import_sessions(where: str, options: SessionOptions) -> None:
 
 def export_sessions(database: SyncDatabase, session_ids: list[str] | None, everything: bool) -> None:
     """Print a line for each session."""
-    from perdure.imports.histories.sessions import exported
+    from perdure.imports.histories.sessions import export_session
 
     histories = database.history()
     if not everything and not session_ids:
         raise NotFound("which session? Name one or more, or pass --all")
     for name in histories.sessions() if everything else dict.fromkeys(session_ids or ()):
-        line = exported(histories, name)
+        line = export_session(histories, name)
         if line is not None:
             print_json(line)
         elif not everything:
@@ -111,7 +111,7 @@ def _print(source: str, counts: SessionCounts, options: SessionOptions) -> None:
         return
     for skipped in counts.skipped:
         err.print(escape(f"session {skipped.session!r} was skipped: {skipped.why}"), soft_wrap=True)
-    verb, target = "To import" if options.dry_run else "Imported", redacted(url_of(options.db))
+    verb, target = "To import" if options.dry_run else "Imported", redact(url_of(options.db))
     out.print(escape(f"{verb} from {source} to {target}: {_text(counts)}"), soft_wrap=True)
 
 

@@ -19,7 +19,7 @@ from perdure.cli.app import (
     err,
     handle_in,
     key_of,
-    opened,
+    open_database,
     out,
     print_json,
     printable,
@@ -72,7 +72,7 @@ def reindex(
     key = key_of(key_file)
     url, index = _settings(config, db, key is not None)
     total, places = Reindexed(), 0
-    with opened(url, tenant, key) as database, closing(index):
+    with open_database(url, tenant, key) as database, closing(index):
         handle = handle_in(database)
         found = handle.run(namespaces(None if all_tenants else tenant, tuple(namespace or ())))
         for partition in found:
@@ -102,9 +102,11 @@ def reindex(
 
 
 def _settings(config: Path | None, db: str | None, has_key: bool) -> tuple[str, SearchIndex]:
-    from perdure.config.resolve import add_import_folders, set_variables, settle
+    from perdure.config.resolve import add_import_folders, resolve_config, set_variables
 
-    settled = settle(file=config, flags={"database_url": (db, "--db")}, environ=os.environ, has_key=has_key)
+    settled = resolve_config(
+        file=config, flags={"database_url": (db, "--db")}, environ=os.environ, has_key=has_key
+    )
     chosen = settled.store_index()
     if chosen is None:
         raise BadSetting(

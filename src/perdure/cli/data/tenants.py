@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from perdure.cli.app import AsJson, Db, KeyFile, add_listing, opened, out, print_json, printable
+from perdure.cli.app import AsJson, Db, KeyFile, add_listing, open_database, out, print_json, printable
 from perdure.cli.suggestions import Group
 
 tenants = typer.Typer(cls=Group, help="Look at the tenants of a database.", no_args_is_help=True)
@@ -22,7 +22,7 @@ def list_tenants(db: Db = None, key_file: KeyFile = None, as_json: AsJson = Fals
     """
     from perdure import admin
 
-    with opened(db, key=key_file) as database:
+    with open_database(db, key=key_file) as database:
         counts = admin.tenants(database)
     if as_json:
         for tenant, threads in counts.items():

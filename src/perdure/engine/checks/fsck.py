@@ -25,7 +25,7 @@ from perdure.model.record_versions import successor
 from perdure.model.records import BLOB, CHECKPOINT, GC, HEAD, LANE, SEAL, TAG, WRITE, Key, Partition, Record
 from perdure.model.retention import Name
 from perdure.model.values.chunks import Digester
-from perdure.model.values.packs import shown_name
+from perdure.model.values.packs import format_name
 from perdure.model.values.tree import Expansion
 from perdure.model.write_records import read_writes
 
@@ -56,7 +56,7 @@ def check(partition: Partition, digest: Digester) -> Program[list[Finding]]:
     try:
         _, findings = yield from _read_settled(partition, digest)
     except Corrupt as error:
-        return [_found(partition, error)]
+        return [_to_finding(partition, error)]
     return findings
 
 
@@ -80,9 +80,9 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
             view = yield from load_view(partition, "")
         except Corrupt as error:
             # The records that a repair would build on are themselves damaged.
-            return Repaired((), (_found(partition, error),))
+            return Repaired((), (_to_finding(partition, error),))
         wanted += [f for f in findings if f.repairable and f not in wanted]
-        ops = [*_fixed_links(contents, findings), *_fixed_heads(contents, findings)]
+        ops = [*_fix_links(contents, findings), *_fix_heads(contents, findings)]
         # What a commit has not mended the next one would not mend either.
         if not ops or findings == before:
             return Repaired(tuple(f for f in wanted if f not in findings), tuple(findings))
@@ -118,7 +118,7 @@ def _read_settled(partition: Partition, digest: Digester) -> Program[tuple[_Cont
         try:
             findings += yield from check_queue(partition)
         except Corrupt as error:
-            findings.append(_found(partition, error))
+            findings.append(_to_finding(partition, error))
         if findings and (yield from transfer_claim.is_claimed(partition)):
             # A repair would make a part of the thread visible as if it were all.
             return _Contents({}, ()), [
@@ -174,7 +174,7 @@ def _read(
     return contents
 
 
-def _found(partition: Partition, error: Corrupt) -> Finding:
+def _to_finding(partition: Partition, error: Corrupt) -> Finding:
     return Finding(partition.thread, "", None, Damage.UNREADABLE, str(error), RESTORE)
 
 
@@ -255,7 +255,7 @@ def _chunks(
     error, needs = yield from _expand(reader, dict.fromkeys(ref for _, _, ref in owners), sound)
     if not error and needs <= sound:
         return []
-    in_packs = ", ".join(f"pack {shown_name(name)}" for name in reader.damaged_packs)
+    in_packs = ", ".join(f"pack {format_name(name)}" for name in reader.damaged_packs)
     findings: list[Finding] = []
     for name, what, ref in owners:
         error, needs = yield from _expand(reader, (ref,), sound)
@@ -318,7 +318,7 @@ def _expand(
             pending = [ref for ref in pending if expansion.try_expand(ref) is None]
         except Corrupt as error:
             return str(error), expansion.used
-        wanted = (expansion.missing() & sound) - asked
+        wanted = (expansion.take_missing() & sound) - asked
         if not wanted:
             return "", expansion.used
         asked.update(wanted)
@@ -328,7 +328,7 @@ def _expand(
 # Repair
 
 
-def _fixed_links(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
+def _fix_links(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
     holes = {(f.namespace, f.checkpoint_id) for f in findings if f.kind is Damage.HOLE and f.repairable}
     for record in contents.checkpoints:
         if (record.namespace, record.id) in holes:
@@ -350,7 +350,7 @@ def _proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointRecord
     return nearest.id if record.seq - nearest.seq == record.step - nearest.step else None
 
 
-def _fixed_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
+def _fix_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
     for namespace in dict.fromkeys(
         f.namespace for f in findings if f.repairable and f.kind in (Damage.HEAD, Damage.ORDER)
     ):

@@ -13,7 +13,7 @@ from typing import Any
 from perdure.engine.checks.fsck_report import RESTORE, Damage, Finding
 from perdure.engine.checks.scan import start
 from perdure.engine.documents import Document
-from perdure.engine.queue.inbox import postponed
+from perdure.engine.queue.inbox import read_postponed
 from perdure.engine.queue.scheduled import UNREADABLE
 from perdure.errors import Corrupt
 from perdure.model.ops import Fetch, Get
@@ -77,7 +77,7 @@ def _read(partition: Partition) -> Program[_Queue]:
                 try:
                     read = reader.read(record)
                     if isinstance(read, Document) and record.key[0] in _POSTPONED:
-                        postponed(read)
+                        read_postponed(read)
                 except (Corrupt, ValueError, KeyError, TypeError) as error:
                     queue.unreadable.append(
                         f"{_name(name, record.key)} cannot be read: {type(error).__name__}"

@@ -48,7 +48,10 @@ class Walk:
         self.stubs = tuple(stub for stub in found if self._is_named(stub))
         self.records = []
         self.unreadable = [
-            (tuple(map(_shown, stub.key)), f"{self.kind.name} {'/'.join(map(_shown, stub.key))}: {_MISNAMED}")
+            (
+                tuple(map(_format, stub.key)),
+                f"{self.kind.name} {'/'.join(map(_format, stub.key))}: {_MISNAMED}",
+            )
             for stub in found
             if not self._is_named(stub)
         ]
@@ -85,6 +88,6 @@ def _page(kind: Kind, after: Key | None) -> Range:
     return Range(kind, after=after, limit=_PAGE, bodies=False, verify=False)
 
 
-def _shown(part: object) -> str:
+def _format(part: object) -> str:
     """Format a part of a key."""
     return part if isinstance(part, str) else repr(part)

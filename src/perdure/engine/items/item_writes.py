@@ -58,16 +58,16 @@ def commit_writes(
     if overwrites and not any(w.entry for w in writes):
         removes = any(map(is_indexed, writes))
         also = (search_index.generation_removal(),) if removes else ()
-        yield from ask(Commit(partition, (*_overwriting(writes), *also)))
+        yield from ask(Commit(partition, (*_plan_overwrite(writes), *also)))
         return
     known = known if any(map(is_indexed, writes)) else None
     if overwrites and known is not None and (guess := known.get(partition)) is not None:
-        ops = _overwriting(writes)
+        ops = _plan_overwrite(writes)
         change, after = _generation(ops, writes, guess, budget)
         if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
-            known.written(partition, guess.version, after)
+            known.note_commit(partition, guess.version, after)
             return
-        known.refused(partition, guess.version)
+        known.note_refusal(partition, guess.version)
     attempt = 0
     while True:
         headers = () if overwrites else tuple(Range(ITEM, (w.key,), bodies=False) for w in writes)
@@ -75,7 +75,7 @@ def commit_writes(
         answers = yield from ask(Fetch(partition, (*generation, *headers)))
         records = [record for answer in answers for record in answer]
         stored = {record.key[0]: record for record in records if record.kind is ITEM}
-        ops = _overwriting(writes) if overwrites else _plan(writes, stored, exact=attempt < EXACT)
+        ops = _plan_overwrite(writes) if overwrites else _plan(writes, stored, exact=attempt < EXACT)
         if not ops:
             return
         found = next((record for record in records if record.kind is not ITEM), None)
@@ -85,7 +85,7 @@ def commit_writes(
         change, after = _generation(ops, writes, before, budget)
         if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
             if known is not None and change:
-                known.written(partition, None if found is None else found.version, after)
+                known.note_commit(partition, None if found is None else found.version, after)
             return
         attempt += 1
 
@@ -95,7 +95,7 @@ def is_indexed(write: Write) -> bool:
     return write.body is None or write.entry is not None
 
 
-def _overwriting(writes: Sequence[Write]) -> tuple[Op, ...]:
+def _plan_overwrite(writes: Sequence[Write]) -> tuple[Op, ...]:
     """Return the operations of writes that remove nothing, for drivers that keep the creation time."""
     items = tuple(
         Put(ITEM, (w.key,), _fields(w, w.at), w.body or b"", Expect.ANY, w.version, "created_at")
@@ -240,7 +240,7 @@ def _generation(
     version = changed[0].version if changed else 0
     named = before is not None and weight(ops)[1] + search_index.LOG_BYTES <= budget.bytes
     if before is not None and named and changed:
-        op, after = search_index.logged_generation(before, version, [w.key for w in changed])
+        op, after = search_index.log_generation(before, version, [w.key for w in changed])
         return (op,), after
     if any(w.entry for w in changed):
         return (search_index.generation_op(version),), Generation(version, [])

@@ -43,7 +43,7 @@ from perdure.model.store_items import (
     name_after,
     name_of,
     partition_of,
-    renewed,
+    postpone_expiry,
 )
 
 _WHOLE = 64
@@ -135,7 +135,7 @@ def renew(
     removed since is left as it is."""
     ops: list[tuple[Op, ...]] = []
     for record, version in read_now:
-        later = renewed(record, now)
+        later = postpone_expiry(record, now)
         if later is not None:
             fields = {**record.fields, "expires_at": later}
             put = Put(ITEM, record.key, fields, record.body, expect=record.version, version=version)

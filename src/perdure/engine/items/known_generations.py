@@ -41,7 +41,7 @@ class KnownGenerations:
         known = self._known.get(partition)
         return known.generation if known is not None and known.is_ours else None
 
-    def written(self, partition: Partition, before: int | None, after: Generation | None) -> None:
+    def note_commit(self, partition: Partition, before: int | None, after: Generation | None) -> None:
         """Note a commit.
 
         Args:
@@ -55,7 +55,7 @@ class KnownGenerations:
                 is_ours = known is not None and known.generation.version == before
                 self._known[partition] = _Known(after, is_ours)
 
-    def refused(self, partition: Partition, version: int) -> None:
+    def note_refusal(self, partition: Partition, version: int) -> None:
         """Forget a generation that is not the one that is stored."""
         with self._lock:
             known = self._known.get(partition)

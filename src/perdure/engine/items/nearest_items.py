@@ -144,7 +144,7 @@ def nearest_stored(
     exact = False
     while limit:
         found = yield from ask(replace(find, limit=size, exact=exact))
-        out = _judged(found, judge)[offset : offset + limit]
+        out = _judge_all(found, judge)[offset : offset + limit]
         is_whole = exact or (len(found) > 0 and all(hit.ranked and hit.ranked.is_whole for hit in found))
         if len(out) == limit or (len(found) < size and is_whole):
             return out
@@ -154,7 +154,7 @@ def nearest_stored(
     return []
 
 
-def _judged(found: Sequence[IndexHit], judge: Callable[[Labels, Record], V | None]) -> list[Hit[V]]:
+def _judge_all(found: Sequence[IndexHit], judge: Callable[[Labels, Record], V | None]) -> list[Hit[V]]:
     """Return the accepted ones of found items, each once with its best score, the best first, equal ones by
     name; those whose value has changed since it was indexed are left out."""
     out: dict[tuple[Partition, Key], Hit[V]] = {}

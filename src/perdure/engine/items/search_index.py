@@ -115,7 +115,7 @@ def generation_op(version: int) -> Op:
     return Put(DOCUMENT, _GENERATION, {"updated_at": 0}, version=version)
 
 
-def logged_generation(before: Generation, version: int, keys: Sequence[str]) -> tuple[Op, Generation]:
+def log_generation(before: Generation, version: int, keys: Sequence[str]) -> tuple[Op, Generation]:
     """Return the operation that gives the namespace a new generation, which names the entries that changed,
     and that generation.
 
@@ -152,7 +152,7 @@ def _log(record: Record) -> list[Any]:
     return log
 
 
-def _changed_since(record: Record, generation: int | None) -> list[str] | None:
+def _find_changed(record: Record, generation: int | None) -> list[str] | None:
     """Return the keys of the entries that changed since a generation; ``None`` if that is not known."""
     try:
         log = [(int(before), [str(key) for key in keys]) for before, keys in _log(record)]
@@ -192,7 +192,7 @@ def changes(
         now = found[0].version if found else 0
         if found and now == generation:
             return None
-        changed = _changed_since(found[0], generation) if found and generation else None
+        changed = _find_changed(found[0], generation) if found and generation else None
         if changed is not None:
             wanted, kept, absent = changed, {}, []
         else:
@@ -224,7 +224,7 @@ def _entries(
     for place in range(0, len(keys), _BODIES):
         gets = _gets(keys[place : place + _BODIES])
         found, *answers = yield from ask(Fetch(partition, (GENERATION, *gets)))
-        out.update((_item(record), _stored(partition, record)) for answer in answers for record in answer)
+        out.update((_item(record), _read_entry(partition, record)) for answer in answers for record in answer)
         is_same = is_same and (found[0].version if found else 0) == generation
     return out, is_same
 
@@ -245,7 +245,7 @@ def values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -> Pro
 def read(partition: Partition, keys: Sequence[str]) -> Program[dict[str, StoredIndexEntry]]:
     """Return the entries of some items, those that exist."""
     records = yield from _records(partition, keys)
-    return {_item(record): _stored(partition, record) for record in records}
+    return {_item(record): _read_entry(partition, record) for record in records}
 
 
 def copies(partition: Partition, keys: Sequence[str]) -> Program[dict[str, Op]]:
@@ -313,7 +313,7 @@ def _item(record: Record) -> str:
     return name[len(_OF_ITEM) :]
 
 
-def _stored(partition: Partition, record: Record) -> StoredIndexEntry:
+def _read_entry(partition: Partition, record: Record) -> StoredIndexEntry:
     try:
         model, content, paths, vectors = ormsgpack.unpackb(record.body)
         entry = IndexEntry(bytes(model), bytes(content), _paths(paths), tuple(map(bytes, vectors)))

@@ -69,7 +69,7 @@ def plan(accept: Accept, claim: Claim, known: RememberedInbox) -> PlannedClaim:
         claim: the claimant; the claim is of the same thread and time.
         known: the inbox as the caller remembers it.
     """
-    lane = known.lane.accepted(accept.now, accept.debounce)
+    lane = known.lane.accept(accept.now, accept.debounce)
     message = replace(accept.message, seq=lane.last, accepted_at=accept.now)
     return claim.of_new(lane, known.epoch or 0, message)
 

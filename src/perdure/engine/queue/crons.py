@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.engine.range_reads import read_all
-from perdure.engine.transact import retrying
+from perdure.engine.transact import retry_attempt
 from perdure.errors import Corrupt, QueueFull
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
@@ -106,7 +106,7 @@ def create(partition: Partition, cron_id: str, new: Due, now: int, fresh: int) -
         cron = Cron(cron_id, new.body, new.due_at, now, now, fresh)
         return (yield from _store(partition, view, cron, Expect.ABSENT, fresh))
 
-    (made,) = yield from retrying(partition, None, load, attempt)
+    (made,) = yield from retry_attempt(partition, None, load, attempt)
     return made
 
 
@@ -138,7 +138,7 @@ def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: i
         )
         return (yield from _store(partition, view, cron, before.version, fresh))
 
-    (changed,) = yield from retrying(partition, None, load, attempt)
+    (changed,) = yield from retry_attempt(partition, None, load, attempt)
     return changed
 
 
@@ -159,10 +159,10 @@ def remove(partition: Partition, cron_id: str) -> Program[bool]:
         outcome = yield from ask(Commit(partition, ops))
         return True if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, load, attempt))
 
 
-def bound_to(thread: Partition) -> Program[list[str]]:
+def list_for_thread(thread: Partition) -> Program[list[str]]:
     """Return the ids of the crons that are bound to a thread. One that cannot be read is bound to none."""
     (found,) = yield from read_all(place(thread.tenant), Range(DOCUMENT, (COLLECTION,)))
     out: list[str] = []
@@ -195,7 +195,7 @@ class DueCrons(NamedTuple):
     may_be_more: bool
 
 
-def due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
+def list_due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
     """Return the crons that are due, the earliest first, out of the ``limit`` earliest ones."""
     (stubs,) = yield from ask(Fetch(partition, (_earliest(limit),)))
     names = [stub.key[1] for stub in stubs if stub.fields["updated_at"] <= now]
@@ -227,7 +227,7 @@ def arm(partition: Partition, fresh: int) -> Program[bool]:
         outcome = yield from ask(Commit(partition, (_queue_op(view.lane, view.others_due_at, fresh),)))
         return True if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, load, attempt))
 
 
 class _View(NamedTuple):

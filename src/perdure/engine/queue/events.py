@@ -197,7 +197,7 @@ def read(partition: Partition, after: int, run_id: str | None = None) -> Program
         limit = max(_FIRST, min(_PAGE - count, count * _GROWTH, fitting))
 
 
-def keeping(until: int, fresh: int) -> Put:
+def keep_until(until: int, fresh: int) -> Put:
     """Return the operation that schedules removal of a thread's events at ``until``, replacing any earlier
     schedule."""
     put = Lane(EVENTS, last=1, since=until, ready_at=until).put(fresh)

@@ -12,7 +12,7 @@ from perdure.engine.queue import questions
 from perdure.engine.queue.preconditions import Precondition, check_precondition
 from perdure.engine.range_reads import PAGE
 from perdure.engine.threads import steering
-from perdure.engine.transact import ATTEMPTS, retrying
+from perdure.engine.transact import ATTEMPTS, retry_attempt
 from perdure.errors import Corrupt, NotFound, QueueFull, RunInProgress
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
@@ -102,7 +102,9 @@ class Accept:
         )
         guess = None if refused or known is None else _Seen(known)
         return (
-            yield from retrying(self.partition, guess, self._load, self._attempt, refusals=questions.REFUSALS)
+            yield from retry_attempt(
+                self.partition, guess, self._load, self._attempt, refusals=questions.REFUSALS
+            )
         )
 
     def _load(self) -> Program[_Seen]:
@@ -110,7 +112,7 @@ class Accept:
         found, *rest = yield from ask(Fetch(self.partition, (Get(LANE, (IN,)), *dedupe)))
         before = None
         if rest and rest[0]:
-            before = yield from accepted_before(self.partition, self.message.dedupe, rest[0][0])
+            before = yield from find_accepted(self.partition, self.message.dedupe, rest[0][0])
         return _Seen(Lane.read(IN, found), before)
 
     def _refusal(self, lane: Lane) -> Exception | None:
@@ -142,9 +144,9 @@ class Accept:
         else:
             checks = yield from questions.refuse_leaving(self.partition, message, lane, self.read_asked)
             if lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
-                lane = lane.stopping(self.strategy, self.now)
-        withdrawn = (yield from self._withdrawn(lane)) if self.cancel_pending else []
-        lane = lane.accepted(self.now, self.debounce)
+                lane = lane.request_stop(self.strategy, self.now)
+        withdrawn = (yield from self._withdraw_pending(lane)) if self.cancel_pending else []
+        lane = lane.accept(self.now, self.debounce)
         message = replace(message, seq=lane.last, accepted_at=self.now)
         ops = (lane.put(self.fresh), *self.ops(message), *withdrawn, *checks)
         outcome = yield from ask(Commit(self.partition, ops))
@@ -153,7 +155,7 @@ class Accept:
             return None
         is_first = not lane.version
         return Accepted(
-            message.seq, message.id, False, lane.stored(self.fresh), message, is_first, lane.version
+            message.seq, message.id, False, lane.mark_stored(self.fresh), message, is_first, lane.version
         )
 
     def ops(self, message: Message) -> list[Op]:
@@ -161,7 +163,7 @@ class Accept:
         dedupe = [dedupe_put(message.dedupe, message.seq)] if message.dedupe else []
         return [message.put(), *dedupe, *([] if self.precondition is None else [self.precondition])]
 
-    def _withdrawn(self, lane: Lane) -> Program[list[Op]]:
+    def _withdraw_pending(self, lane: Lane) -> Program[list[Op]]:
         """Return the operations that withdraw the pending messages."""
         if self.strategy not in (INTERRUPT, ROLLBACK) or not lane.pending:
             return []
@@ -176,7 +178,7 @@ class Accept:
         waiting = [
             message for message in read_each(self.partition, Message.read, found) if not message.is_withdrawn
         ]
-        return [message.withdrawn(self.strategy).put(Expect.PRESENT) for message in waiting]
+        return [message.withdraw(self.strategy).put(Expect.PRESENT) for message in waiting]
 
 
 def was_accepted(partition: Partition, dedupe: bytes) -> Program[bool]:
@@ -185,7 +187,7 @@ def was_accepted(partition: Partition, dedupe: bytes) -> Program[bool]:
     return bool(found)
 
 
-def accepted_before(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:
+def find_accepted(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:
     """Return the acceptance of the message that holds a dedupe key; ``None`` if the key was removed.
 
     Args:
@@ -258,10 +260,10 @@ def look(partition: Partition, seq: int) -> Program[Standing]:
         raise NotFound(f"thread {partition.thread!r} has no message {seq}: it was removed, or never accepted")
     run = read_one(partition, Run.read, runs[0]) if runs else None
     message = read_one(partition, Message.read, found[0])
-    return _standing(message, run if run is not None and run.last >= seq else None)
+    return _make_standing(message, run if run is not None and run.last >= seq else None)
 
 
-def _standing(message: Message, run: Run | None, stop: str | None = None) -> Standing:
+def _make_standing(message: Message, run: Run | None, stop: str | None = None) -> Standing:
     """Return the status of a message with the run that covers its number: that run passed over a message that
     was withdrawn, whose own run is over without ever having begun."""
     if run is not None and message.is_withdrawn and run.id != message.id:
@@ -276,10 +278,10 @@ def find(partition: Partition, run_id: str) -> Program[Standing | None]:
     )
     if not found:
         if later:
-            return Standing(postponed(Document.read(later[0])), None)
+            return Standing(read_postponed(Document.read(later[0])), None)
         message = yield from _load_pending(partition, Lane.read(IN, lanes), run_id)
         its = (message, None) if message else (yield from steering.find_taken(partition, run_id))
-        return None if its is None else _standing(*its)
+        return None if its is None else _make_standing(*its)
     run = read_one(partition, Run.read, found[0])
     # Messages of a finished run are removed one by one; take the first that is left.
     (left,) = yield from ask(Fetch(partition, (Range(INBOX, after=(run.first - 1,), limit=1),)))
@@ -318,7 +320,7 @@ def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
     return None
 
 
-def postponed(document: Document) -> Message:
+def read_postponed(document: Document) -> Message:
     """Decode the message in a document; ``accepted_at`` is the time it is due."""
     fields = document.body
     return Message(
@@ -336,15 +338,15 @@ def postponed(document: Document) -> Message:
 def readable(record: Record) -> Message | None:
     """Decode the message in a document's record; ``None`` if it cannot be read."""
     try:
-        return postponed(Document.read(record))
+        return read_postponed(Document.read(record))
     except (Corrupt, ValueError, KeyError, TypeError):
         return None
 
 
-def taken_back(lane: Lane, message: Message, how: Stop, now: int, fresh: int) -> list[Op]:
+def withdraw_postponed(lane: Lane, message: Message, how: Stop, now: int, fresh: int) -> list[Op]:
     """Return the operations that move a postponed message into the inbox as a withdrawn one."""
-    lane = lane.accepted(now, Debounce())
-    message = replace(message.withdrawn(how), seq=lane.last, accepted_at=now)
+    lane = lane.accept(now, Debounce())
+    message = replace(message.withdraw(how), seq=lane.last, accepted_at=now)
     lane, over = _over(lane, [message], now)
     ops: list[Op] = [message.put(), lane.put(fresh), *over]
     if message.dedupe:
@@ -362,7 +364,7 @@ def _over(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, lis
         return lane, []
     if any(message.channel for message in withdrawn):
         return lane, []
-    return lane.passed(lane.last), [_never_begun(message, lane.epoch, now).put() for message in withdrawn]
+    return lane.complete(lane.last), [_never_begun(message, lane.epoch, now).put() for message in withdrawn]
 
 
 def _never_begun(message: Message, epoch: int, at: int) -> Run:
@@ -393,7 +395,7 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
             return False
         if message.is_withdrawn:
             return True
-        message = message.withdrawn(how)
+        message = message.withdraw(how)
         over: list[Op] = []
         if all(each.is_withdrawn for each in pending if each.seq != message.seq):
             lane, over = _over(lane, [message if each.seq == message.seq else each for each in pending], now)
@@ -405,7 +407,7 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
         outcome = yield from ask(Commit(partition, ops))
         return True if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Standing, ...]]:
@@ -427,7 +429,7 @@ def latest(partition: Partition, limit: int, after: int | None = None) -> Progra
     standing: list[Standing] = []
     for message in read_each(partition, Message.read, messages):
         taken = next((run for run in found if run.first <= message.seq <= run.last), None)
-        standing.append(_standing(message, taken, None if taken is None else lane.stop_of(taken.id)))
+        standing.append(_make_standing(message, taken, None if taken is None else lane.stop_of(taken.id)))
     return tuple(standing)
 
 
@@ -438,7 +440,7 @@ class GivenUp(NamedTuple):
     replies: tuple[Reply, ...]
 
 
-def given_up(partition: Partition) -> Program[GivenUp]:
+def read_failures(partition: Partition) -> Program[GivenUp]:
     """Read the final failures on a thread. Bodies are read only for these."""
     runs = yield from _in_state(partition, Range(RUN, by="first", reverse=True), (FAILED,))
     replies = yield from _in_state(partition, Range(OUTBOX, reverse=True), (DEAD, UNKNOWN))

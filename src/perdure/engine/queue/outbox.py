@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue.queued_records import read_queued
 from perdure.engine.queue.runs import Unserved
-from perdure.engine.transact import retrying
+from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, Fenced, NotFound
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
@@ -56,7 +56,7 @@ class Take:
 
     def take(self) -> Program[Sending | Unserved | None]:
         """Take the replies; ``None`` if nothing is due, ``Unserved`` if the first is for another channel."""
-        (sending,) = yield from retrying(self.partition, None, self._load, self._attempt)
+        (sending,) = yield from retry_attempt(self.partition, None, self._load, self._attempt)
         return sending
 
     def _load(self) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
@@ -77,16 +77,16 @@ class Take:
             return (None,)
         if replies[0].channel not in self.channels:
             return (Unserved(replies[0].channel),)
-        lane = lane.held(self.owner, successor(lane.epoch, self.owner, self.now), self.now, self.ttl)
+        lane = lane.hold(self.owner, successor(lane.epoch, self.owner, self.now), self.now, self.ttl)
         in_doubt = replies[0].state == SENDING
         ops: list[Op] = [lane.put(0)]
         if not in_doubt:
             ops.append(_mark_sending(replies[0]).put())
-            replies = (_stored(_mark_sending(replies[0])), *replies[1:])
+            replies = (_mark_stored(_mark_sending(replies[0])), *replies[1:])
         outcome = yield from ask(Commit(self.partition, tuple(ops)))
         if not isinstance(outcome, Committed):
             return None
-        return (Sending(self.partition, lane.stored(0), replies, in_doubt),)
+        return (Sending(self.partition, lane.mark_stored(0), replies, in_doubt),)
 
 
 class DeliveryOutcome(NamedTuple):
@@ -109,7 +109,7 @@ class DeliveryOutcome(NamedTuple):
     counts: int = 0
 
 
-def settle(
+def record_outcome(
     sending: Sending, settled: DeliveryOutcome, channels: Sequence[str], now: int, ttl: int
 ) -> Program[Sending | None]:
     """Record the outcome of the first reply and mark the next one, in one commit.
@@ -140,17 +140,17 @@ def settle(
         ops: list[Op] = [first.put()]
         replies = tuple(rest)
         if is_over:
-            lane = lane.passed(first.seq)
+            lane = lane.complete(first.seq)
         if goes_on:
-            lane = lane.renewed(now, ttl)
+            lane = lane.renew(now, ttl)
             ops.append(_mark_sending(rest[0]).put())
-            replies = (_stored(_mark_sending(rest[0])), *rest[1:])
+            replies = (_mark_stored(_mark_sending(rest[0])), *rest[1:])
         else:
-            lane = lane.released(now if settled.again_at is None else settled.again_at)
+            lane = lane.release(now if settled.again_at is None else settled.again_at)
         outcome = yield from ask(Commit(sending.partition, (lane.put(0), *ops)))
         if not isinstance(outcome, Committed):
             return None
-        left = Sending(sending.partition, lane.stored(0), replies, in_doubt=False) if goes_on else None
+        left = Sending(sending.partition, lane.mark_stored(0), replies, in_doubt=False) if goes_on else None
         return (left,)
 
     (left,) = yield from _under(sending, attempt)
@@ -166,12 +166,12 @@ def send_again(sending: Sending, now: int, ttl: int) -> Program[Sending]:
     marked = _mark_sending(sending.reply)
 
     def attempt(lane: Lane) -> Program[Sending | None]:
-        lane = lane.renewed(now, ttl)
+        lane = lane.renew(now, ttl)
         outcome = yield from ask(Commit(sending.partition, (lane.put(0), marked.put())))
         if not isinstance(outcome, Committed):
             return None
-        replies = (_stored(marked), *sending.replies[1:])
-        return Sending(sending.partition, lane.stored(0), replies, in_doubt=False)
+        replies = (_mark_stored(marked), *sending.replies[1:])
+        return Sending(sending.partition, lane.mark_stored(0), replies, in_doubt=False)
 
     return (yield from _under(sending, attempt))
 
@@ -198,13 +198,13 @@ def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
                 f"reply {seq} of thread {partition.thread!r} is {reply.state}; only replies that are "
                 f"{DEAD} or {UNKNOWN} can be sent again"
             )
-        lane = lane.appended(now, 1)
+        lane = lane.append(now, 1)
         again = replace(reply, seq=lane.last, state=READY, attempts=0, error=None, version=0)
         gone = Delete(OUTBOX, (seq,), reply.version)
         outcome = yield from ask(Commit(partition, (lane.put(0), gone, again.put())))
         return again if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def replies(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Reply, ...]]:
@@ -228,12 +228,12 @@ def _under(sending: Sending, attempt: Callable[[Lane], Program[A | None]]) -> Pr
             )
         return lane
 
-    return (yield from retrying(partition, sending.lane, load, attempt))
+    return (yield from retry_attempt(partition, sending.lane, load, attempt))
 
 
 def _mark_sending(reply: Reply) -> Reply:
     return replace(reply, state=SENDING, attempts=reply.attempts + 1)
 
 
-def _stored(reply: Reply) -> Reply:
+def _mark_stored(reply: Reply) -> Reply:
     return replace(reply, version=reply.version + 1)

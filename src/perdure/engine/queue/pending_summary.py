@@ -24,7 +24,7 @@ SUMMARY = ("conversation", "summary")
 _LATEST = Check(HEAD, ("",), Expect.PRESENT)
 
 
-def waiting(partition: Partition) -> Program[Document | None]:
+def load(partition: Partition) -> Program[Document | None]:
     """Return the latest summary that was stored for a thread, ``None`` if there is none."""
     return (yield from documents.get(partition, *SUMMARY))
 

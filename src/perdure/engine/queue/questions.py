@@ -28,7 +28,14 @@ from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
 from perdure.model.runs.stale_questions import StaleQuestions
 from perdure.model.runs.waits import BY_WAIT, takes_no_answer
-from perdure.model.write_records import NULL_TASK, RESUME, asking_tasks, put_over, read_writes, record_key
+from perdure.model.write_records import (
+    NULL_TASK,
+    RESUME,
+    find_asking_tasks,
+    put_over,
+    read_writes,
+    record_key,
+)
 
 REFUSALS = (NotWaiting, Conflict)
 """Refusals of a message because of what its thread asks, which is read after the inbox: it may be the outcome
@@ -75,7 +82,7 @@ class OpenQuestion(NamedTuple):
         return self.asked.interrupts
 
     @property
-    def left_alone(self) -> frozenset[str]:
+    def unanswerable_ids(self) -> frozenset[str]:
         """Ids of the interrupts that no person answers: those of a sleep, or of a wait for a signal."""
         return frozenset() if self.run is None else takes_no_answer(self.run.note)
 
@@ -132,7 +139,7 @@ def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | 
     """Return the question of a thread that a person may answer now, ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
     question, _ = yield from look(partition, Lane.read(IN, found), read_asked)
-    if question is None or not (left_alone := question.left_alone):
+    if question is None or not (left_alone := question.unanswerable_ids):
         return question
     ids = tuple(name for name in question.interrupts if name not in left_alone)
     return question._replace(asked=question.asked._replace(interrupts=ids)) if ids else None
@@ -163,8 +170,8 @@ def address_answer(
             "message goes on without one; nothing of this answer was stored. Look at the thread's state"
         )
     ids, run = question.interrupts, question.run
-    if question.left_alone and BY_WAIT not in message.options:
-        ids = tuple(name for name in ids if name not in question.left_alone)
+    if question.unanswerable_ids and BY_WAIT not in message.options:
+        ids = tuple(name for name in ids if name not in question.unanswerable_ids)
         _refuse_wait(thread, question, named, has_question=bool(ids))
     asked = " and ".join(map(repr, ids)) or "nothing"
     if unknown := [name for name in named if not question.knows(name)]:
@@ -194,7 +201,7 @@ def address_answer(
 
 def _refuse_wait(thread: str, question: OpenQuestion, named: Sequence[str], *, has_question: bool) -> None:
     """Raise ``NotWaiting`` if an answer is to a sleep or to a wait for a signal."""
-    if has_question and not question.left_alone.intersection(named):
+    if has_question and not question.unanswerable_ids.intersection(named):
         return
     raise NotWaiting(
         f"thread {thread!r} sleeps or waits for a signal, and takes no answer to that; nothing of this "
@@ -223,11 +230,11 @@ def refuse_leaving(
         return ()
     question, unchanged = yield from look(partition, lane, read_asked)
     if question is not None and question.interrupts:
-        raise Conflict(leaving(partition.thread, question.interrupts))
+        raise Conflict(describe_leaving(partition.thread, question.interrupts))
     return unchanged
 
 
-def leaving(thread: str, interrupts: Sequence[str]) -> str:
+def describe_leaving(thread: str, interrupts: Sequence[str]) -> str:
     """Return the text of the error of a command that would leave open questions."""
     asked = " and ".join(map(repr, interrupts))
     return (
@@ -281,7 +288,7 @@ def _read_left(partition: Partition, run: Run, waited: Run | None) -> Program[Le
     stored, records = yield from ask(
         Fetch(partition, (Get(CHECKPOINT, (ROOT, head)), Range(WRITE, (ROOT, head), bodies=False)))
     )
-    return Left(not _is_made_by(run, stored), bool(asking_tasks(records)), was_paused)
+    return Left(not _is_made_by(run, stored), bool(find_asking_tasks(records)), was_paused)
 
 
 def _is_made_by(run: Run, checkpoint: tuple[Record, ...]) -> bool:
@@ -319,7 +326,7 @@ def read_behind(partition: Partition, run: Run) -> Program[frozenset[str]]:
     if len(latest) < 2 or ROOT not in latest:
         return frozenset()
     (records,) = yield from ask(Fetch(partition, (Range(WRITE, (ROOT, latest[ROOT])),)))
-    stale = StaleQuestions.of(read_writes(records), asking_tasks(records), run.id)
+    stale = StaleQuestions.of(read_writes(records), find_asking_tasks(records), run.id)
     return frozenset(filter(stale.holds, latest))
 
 
@@ -351,7 +358,7 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
             if not _is_of(namespace, tasks):
                 continue
             (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, checkpoint_id)),)))
-            asking, writes = asking_tasks(records), read_writes(records)
+            asking, writes = find_asking_tasks(records), read_writes(records)
             tasks |= asking
             stale = StaleQuestions.of(writes, asking, run.id)
             called = frozenset[str]() if namespace else stale.called

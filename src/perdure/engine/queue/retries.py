@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue import questions
-from perdure.engine.queue.inbox import Accepted, accepted_before
+from perdure.engine.queue.inbox import Accepted, find_accepted
 from perdure.engine.range_reads import PAGE
-from perdure.engine.transact import retrying
+from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, NotFound, QueueFull, RunInProgress
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT
@@ -68,7 +68,9 @@ class Retry:
             messages wait.
         """
         return (
-            yield from retrying(self.partition, None, self._load, self._attempt, refusals=questions.REFUSALS)
+            yield from retry_attempt(
+                self.partition, None, self._load, self._attempt, refusals=questions.REFUSALS
+            )
         )
 
     @property
@@ -89,7 +91,7 @@ class Retry:
                 "removed"
             )
         run = read_one(self.partition, Run.read, runs[0])
-        before = (yield from accepted_before(self.partition, self._key, keys[0])) if keys else None
+        before = (yield from find_accepted(self.partition, self._key, keys[0])) if keys else None
         checkpoint: tuple[Record, ...] = ()
         if heads:
             key = ROOT, heads[0].fields["checkpoint_id"]
@@ -134,7 +136,7 @@ class Retry:
                 "was stored. "
                 "Try again later"
             )
-        lane = lane.accepted(self.now, Debounce(), len(messages))
+        lane = lane.accept(self.now, Debounce(), len(messages))
         first = lane.last - len(messages) + 1
         stored = [
             replace(message, seq=first + n, accepted_at=self.now, dedupe=b"" if n else self._key)
@@ -144,7 +146,9 @@ class Retry:
         ops += [message.put() for message in stored]
         if not isinstance((yield from ask(Commit(self.partition, tuple(ops)))), Committed):
             return None
-        return Accepted(first, stored[0].id, False, lane.stored(self.fresh), stored[0], False, lane.version)
+        return Accepted(
+            first, stored[0].id, False, lane.mark_stored(self.fresh), stored[0], False, lane.version
+        )
 
     def _again(self, seen: _Seen) -> Program[tuple[list[Message], tuple[Op, ...]]]:
         """Return the messages to accept, and the checks under which they are right."""

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue import questions, subscribers, waits
 from perdure.engine.queue.queued_records import read_queued
-from perdure.engine.transact import retrying
+from perdure.engine.transact import retry_attempt
 from perdure.errors import Corrupt, Fenced, TooLarge
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Record
-from perdure.model.runs.lifecycle import Left, waiting_after
+from perdure.model.runs.lifecycle import Left, find_waiting_run
 from perdure.model.runs.messages import DONE, OPEN, WAITING, Message, Reply, Run, batch
 from perdure.model.runs.queue import FOLLOWED, IN, OUT, Lane
 from perdure.model.runs.queue import WAITS as TIMER
@@ -93,7 +93,7 @@ class Claim:
         if known is not None and known.is_whole and known.lane.is_due(self.now):
             guess = _Seen(known.lane, known.epoch or 0, None, None, known.messages[: self.most], None)
         lane = None if known is None else known.lane
-        (held,) = yield from retrying(self.partition, guess, lambda: self._load(lane), self._attempt)
+        (held,) = yield from retry_attempt(self.partition, guess, lambda: self._load(lane), self._attempt)
         return held
 
     def _load(self, known: Lane | None) -> Program[_Seen | None]:
@@ -143,7 +143,7 @@ class Claim:
         return Range(INBOX, after=(after,), limit=most)
 
     def _attempt(self, seen: _Seen) -> Program[tuple[HeldRun | Unserved | None] | None]:
-        planned = self._planned(seen)
+        planned = self._plan(seen)
         if not isinstance(planned, PlannedClaim):
             return (planned,)
         outcome = yield from ask(Commit(self.partition, planned.ops))
@@ -157,14 +157,14 @@ class Claim:
             epoch: the thread's epoch, 0 if it has none.
             message: the message, of a graph that the claimant can run.
         """
-        planned = self._planned(_Seen(lane, epoch, None, None, (message,), None))
+        planned = self._plan(_Seen(lane, epoch, None, None, (message,), None))
         if not isinstance(planned, PlannedClaim):
             raise ValueError(
                 "a message that is claimed by the commit that stores it is due, and of a graph here"
             )
         return planned
 
-    def _planned(self, seen: _Seen) -> PlannedClaim | Unserved | None:
+    def _plan(self, seen: _Seen) -> PlannedClaim | Unserved | None:
         lane, now = seen.lane, self.now
         if not lane.is_due(now):
             return None
@@ -195,17 +195,17 @@ class Claim:
             )
             rest = seen.messages[len(messages) :]
             since = rest[0].accepted_at if rest else now if lane.last > last.seq else None
-            lane = lane.taken(run.id, last.seq, since)
+            lane = lane.take(run.id, last.seq, since)
         is_to_end = lane.stop is not None or messages[0].is_withdrawn
         if run.graph not in self.graphs and not is_to_end:
             return Unserved(run.graph)
-        lane = lane.held(self.owner, epoch, now, self.ttl)
+        lane = lane.hold(self.owner, epoch, now, self.ttl)
         raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
         ops: list[Op] = [raised, lane.put(self.fresh), run.put()]
         if seen.follower is None:
             # Without a fetch, this check is how the claim learns that the thread is followed.
-            ops.append(subscribers.unchanged(None))
-        run, lane = replace(run, version=run.version + 1), lane.stored(self.fresh)
+            ops.append(subscribers.check_unchanged(None))
+        run, lane = replace(run, version=run.version + 1), lane.mark_stored(self.fresh)
         is_followed = seen.follower is not None and subscribers.is_followed(seen.follower, now)
         held = HeldRun(self.partition, run, messages, lane, seen.head, is_followed)
         return PlannedClaim(tuple(ops), held)
@@ -272,7 +272,7 @@ def renew(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
     Raises:
         Fenced: another worker holds the run.
     """
-    return (yield from _relane(held, lambda lane: lane.renewed(now, ttl)))
+    return (yield from _relane(held, lambda lane: lane.renew(now, ttl)))
 
 
 def fence(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
@@ -290,14 +290,14 @@ def fence(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
     return (
         yield from _relane(
             held,
-            lambda lane: lane.renewed(now, ttl)._replace(epoch=epoch),
+            lambda lane: lane.renew(now, ttl)._replace(epoch=epoch),
             lambda run: replace(run, epoch=epoch),
             raised,
         )
     )
 
 
-def put_off(
+def postpone(
     held: HeldRun, until: int, note: Mapping[str, Any], now: int, *, counts: bool = True
 ) -> Program[HeldRun]:
     """Release an open run, to be tried again at ``until``.
@@ -310,15 +310,15 @@ def put_off(
         Fenced: another worker holds the run.
     """
 
-    def noted(run: Run) -> Run:
+    def note_attempt(run: Run) -> Run:
         kept = {_EXCUSED: _read_excused(run)} if _read_excused(run) else {}
         attempts = held.run.attempts - (not counts)
         return replace(run, note={**note, **kept}, updated_at=now, attempts=attempts)
 
-    return (yield from _relane(held, lambda lane: lane.put_off(until), noted))
+    return (yield from _relane(held, lambda lane: lane.postpone(until), note_attempt))
 
 
-def counted_attempts(run: Run) -> int:
+def count_attempts(run: Run) -> int:
     """Return how many attempts count towards the most that a run may have."""
     return run.attempts - len(_read_excused(run))
 
@@ -351,7 +351,7 @@ def excuse(held: HeldRun) -> Program[bool]:
         outcome = yield from ask(Commit(partition, (replace(run, note=note).put(),)))
         return True if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def finish(
@@ -409,9 +409,9 @@ def finish(
         if not events and lanes.follower is not None and subscribers.is_followed(lanes.follower, now):
             raise Followed(f"thread {partition.thread!r} is followed, and its run {run.id!r} has no events")
         before = lanes.inbox.waiting
-        waiting = waiting_after(ending.state, run.id, before, lanes.left, has_begun=has_begun)
+        waiting = find_waiting_run(ending.state, run.id, before, lanes.left, has_begun=has_begun)
         closing = questions.closing_reply(lanes.waited, waiting, is_answer=is_answer)
-        inbox = lanes.inbox.closed(waiting=waiting)
+        inbox = lanes.inbox.close(waiting=waiting)
         note, timed = waits.at_end(
             run,
             held.messages[0],
@@ -425,7 +425,7 @@ def finish(
         closed = replace(lanes.run, state=ending.state, note=note, updated_at=now)
         ops: list[Op] = [over, inbox.put(fresh), closed.put(), *timed, *events]
         if not events:
-            ops.append(subscribers.unchanged(lanes.follower))
+            ops.append(subscribers.check_unchanged(lanes.follower))
         replies: tuple[Reply, ...] = ()
         if outgoing or closing is not None:
             outbox = lanes.outbox or Lane(OUT)
@@ -448,14 +448,14 @@ def finish(
                     created_at=now,
                 )
                 replies = (*replies, last)
-            outbox = outbox.appended(now, len(replies))
+            outbox = outbox.append(now, len(replies))
             ops += [outbox.put(fresh), *(reply.put() for reply in replies)]
         outcome = yield from ask(Commit(partition, tuple(ops)))
-        return (inbox.stored(fresh), replies) if isinstance(outcome, Committed) else None
+        return (inbox.mark_stored(fresh), replies) if isinstance(outcome, Committed) else None
 
     # Without replies the remembered inbox will do: the commit is refused if it has changed since.
     known = None if outgoing or not is_plain or held.lane.waiting is not None else _Lanes(held.lane, held.run)
-    return (yield from retrying(partition, known, load, attempt))
+    return (yield from retry_attempt(partition, known, load, attempt))
 
 
 class _Lanes(NamedTuple):
@@ -488,10 +488,10 @@ def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]
             return False
         if lane.stop is not None:
             return True
-        outcome = yield from ask(Commit(partition, (lane.stopping(how, now).put(0),)))
+        outcome = yield from ask(Commit(partition, (lane.request_stop(how, now).put(0),)))
         return True if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def _relane(
@@ -518,9 +518,9 @@ def _relane(
             ops.append(run.put())
             run = replace(run, version=run.version + 1)
         outcome = yield from ask(Commit(partition, tuple(ops)))
-        return held._replace(run=run, lane=lane.stored(0)) if isinstance(outcome, Committed) else None
+        return held._replace(run=run, lane=lane.mark_stored(0)) if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, (held.lane, held.run), load, attempt))
+    return (yield from retry_attempt(partition, (held.lane, held.run), load, attempt))
 
 
 def _current(held: HeldRun, stored: tuple[Record, ...]) -> Run:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.engine.documents import Document
-from perdure.engine.queue.inbox import Accepted, accepted_before, postponed, readable, taken_back
+from perdure.engine.queue.inbox import Accepted, find_accepted, read_postponed, readable, withdraw_postponed
 from perdure.engine.queue.preconditions import Precondition, check_precondition
-from perdure.engine.transact import Budget, retrying
+from perdure.engine.transact import Budget, retry_attempt
 from perdure.errors import QueueFull
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
@@ -45,7 +45,7 @@ def postpone(
         lanes, *known = yield from ask(Fetch(partition, (Get(LANE, (LATER,)), *dedupe)))
         before = None
         if known and known[0]:
-            before = yield from accepted_before(partition, message.dedupe, known[0][0])
+            before = yield from find_accepted(partition, message.dedupe, known[0][0])
         return Lane.read(LATER, lanes), before
 
     def attempt(seen: tuple[Lane, Accepted | None]) -> Program[Accepted | None]:
@@ -69,9 +69,9 @@ def postpone(
             check_precondition(partition, precondition, outcome)
             return None
         stored = replace(message, accepted_at=due)
-        return Accepted(0, message.id, False, lane.stored(fresh), stored, False)
+        return Accepted(0, message.id, False, lane.mark_stored(fresh), stored, False)
 
-    return (yield from retrying(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, load, attempt))
 
 
 class Brought(NamedTuple):
@@ -132,7 +132,7 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
             return None
         return Brought(next_due is not None and next_due <= now, tuple(unreadable))
 
-    return (yield from retrying(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def _plan_entry(
@@ -146,14 +146,14 @@ def _plan_entry(
             *moved,
             Put(DOCUMENT, (UNREADABLE, record.key[1]), record.fields, record.body, version=fresh),
         ], inbox
-    inbox = inbox.accepted(now, Debounce())
+    inbox = inbox.accept(now, Debounce())
     moved.append(replace(message, seq=inbox.last, accepted_at=now).put())
     if message.dedupe:
         moved.append(dedupe_put(message.dedupe, inbox.last, Expect.ANY))
     return moved, inbox
 
 
-def waiting(partition: Partition, limit: int) -> Program[tuple[Message, ...]]:
+def list_postponed(partition: Partition, limit: int) -> Program[tuple[Message, ...]]:
     """Read the postponed messages of a thread that can be read, the earliest due first."""
     (found,) = yield from ask(Fetch(partition, (Range(DOCUMENT, (LATER,), by="updated_at", limit=limit),)))
     return tuple(message for message in map(readable, found) if message is not None)
@@ -185,13 +185,13 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: 
         later, inbox, document, other = seen
         if document is None:
             return False
-        ops = taken_back(inbox, postponed(document), how, now, fresh)
+        ops = withdraw_postponed(inbox, read_postponed(document), how, now, fresh)
         ops.append(Delete(DOCUMENT, (LATER, message_id), document.version))
         ops.append(_after(later, 1, other))
         outcome = yield from ask(Commit(partition, tuple(ops)))
         return True if isinstance(outcome, Committed) else None
 
-    return (yield from retrying(partition, None, load, attempt))
+    return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def _after(later: Lane, gone: int, first: int | None) -> Op:

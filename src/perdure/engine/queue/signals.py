@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perdure.engine.queue import waits
-from perdure.engine.queue.inbox import Accepted, accepted_before
+from perdure.engine.queue.inbox import Accepted, find_accepted
 from perdure.engine.queue.questions import ReadAsked
 from perdure.engine.queue.waits import SIGNALS, EarlySignal, early_of, early_put
-from perdure.engine.transact import retrying
+from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, NotFound, QueueFull, TooLarge
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op
@@ -69,7 +69,9 @@ class Signal:
             QueueFull: the thread keeps too many signals already, or too many bytes of them.
             Unserialisable, TooLarge: the value cannot be stored.
         """
-        return (yield from retrying(self.partition, None, self._load, self._attempt, refusals=(Conflict,)))
+        return (
+            yield from retry_attempt(self.partition, None, self._load, self._attempt, refusals=(Conflict,))
+        )
 
     def _load(self) -> Program[_Seen]:
         dedupe = (Get(DEDUPE, (self.key,)),) if self.key else ()
@@ -77,7 +79,7 @@ class Signal:
         lanes, early, heads, documents, *known = yield from ask(Fetch(self.partition, (*items, *dedupe)))
         before = None
         if known and known[0]:
-            before = yield from accepted_before(self.partition, self.key, known[0][0])
+            before = yield from find_accepted(self.partition, self.key, known[0][0])
         return _Seen(Lane.read(IN, lanes), early, bool(lanes or heads or documents), before)
 
     def _attempt(self, seen: _Seen) -> Program[Signalled | None]:
@@ -93,25 +95,25 @@ class Signal:
                 "was stored. Create the thread, or send it a message, first"
             )
         if inbox.run_id is None and not inbox.pending:
-            found = yield from waits.standing(self.partition, inbox, self.read_asked)
+            found = yield from waits.load_waits(self.partition, inbox, self.read_asked)
             if found is not None and (answers := signal.answers(found.waits)):
-                message = found.continued(self.message_id, answers, self.key)
-                lane, ops = waits.accepted(inbox, message, self.now, self.fresh)
+                message = found.make_message(self.message_id, answers, self.key)
+                lane, ops = waits.accept(inbox, message, self.now, self.fresh)
                 if not isinstance((yield from self._commit([*ops, found.unchanged])), Committed):
                     return None
                 is_first = not inbox.version
-                stored = lane.stored(self.fresh)
+                stored = lane.mark_stored(self.fresh)
                 accepted = Accepted(lane.last, message.id, False, stored, message, is_first, inbox.version)
                 return Signalled(accepted, False)
         unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
-        keep = self._kept([*kept, signal], seen.early)
+        keep = self._keep([*kept, signal], seen.early)
         is_kept = isinstance((yield from self._commit([keep, unchanged])), Committed)
         return Signalled(None, False) if is_kept else None
 
     def _commit(self, ops: list[Op]) -> Program[object]:
         return (yield from ask(Commit(self.partition, tuple(ops))))
 
-    def _kept(self, signals: list[EarlySignal], found: tuple[Record, ...]) -> Op:
+    def _keep(self, signals: list[EarlySignal], found: tuple[Record, ...]) -> Op:
         why = f"{EARLY_MOST} signals" if len(signals) > EARLY_MOST else ""
         if not why:
             try:

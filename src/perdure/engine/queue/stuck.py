@@ -132,7 +132,7 @@ def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stu
     if is_overdue:
         return Stuck("waiting", what, row.fields[what], 1, due_at, attempts, partition)
     if attempts >= _AGAIN:
-        return Stuck("failing", what, row.fields[what], 1, _began(row), attempts, partition)
+        return Stuck("failing", what, row.fields[what], 1, _start_of(row), attempts, partition)
     return None
 
 
@@ -146,6 +146,6 @@ def _next(lane: Lane) -> Get | Range:
     return Range(kind, after=(lane.bound,), limit=1, bodies=False)
 
 
-def _began(row: Record) -> int:
+def _start_of(row: Record) -> int:
     began: int = row.fields["started_at" if row.kind is RUN else "created_at"]
     return began

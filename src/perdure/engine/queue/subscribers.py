@@ -26,7 +26,7 @@ def is_followed(lane: Lane, now: int) -> bool:
     return lane.due_at is not None and lane.due_at > now
 
 
-def unchanged(lane: Lane | None) -> Check:
+def check_unchanged(lane: Lane | None) -> Check:
     """Return the check that the record is as it was read, or still absent."""
     return Check(LANE, (FOLLOWED,), lane.version if lane is not None and lane.version else Expect.ABSENT)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from perdure.engine.decoding import read_each
 from perdure.engine.documents import Document
 from perdure.engine.queue import events, questions
-from perdure.engine.transact import Budget, retrying
+from perdure.engine.transact import Budget, retry_attempt
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
@@ -129,14 +129,14 @@ class StandingWaits(NamedTuple):
     waits: Waits
     unchanged: Check
 
-    def continued(self, message_id: str, answers: Mapping[str, Any], dedupe: bytes = b"") -> Message:
+    def make_message(self, message_id: str, answers: Mapping[str, Any], dedupe: bytes = b"") -> Message:
         """Return the message that gives answers by interrupt and goes on with the graph."""
         options = {**self.options, ANSWERS: list(answers), BY_WAIT: True}
         payload, run = {RESUME: dict(answers)}, self.run
         return Message(message_id, payload, run.graph, run.channel, "answer", options, dedupe=dedupe)
 
 
-def standing(
+def load_waits(
     partition: Partition, inbox: Lane, read_asked: questions.ReadAsked
 ) -> Program[StandingWaits | None]:
     """Return the waits of a thread that is not busy, ``None`` if it has none."""
@@ -215,7 +215,7 @@ class Wake:
         Raises:
             Contention: other writers win each time.
         """
-        return (yield from retrying(self.partition, None, self._load, self._attempt))
+        return (yield from retry_attempt(self.partition, None, self._load, self._attempt))
 
     def _load(self) -> Program[_Seen]:
         items = (Get(LANE, (WAITS,)), Get(LANE, (IN,)), Get(LANE, (OUT,)), Get(DOCUMENT, SIGNALS))
@@ -230,7 +230,7 @@ class Wake:
             since = now if timer.since is None else timer.since
             again = now + min(max((now - since) // 2, _BUSY_US[0]), _BUSY_US[1])
             return (yield from self._commit((timer._replace(ready_at=again).put(self.fresh),), Woken()))
-        found = yield from standing(self.partition, inbox, self.read_asked)
+        found = yield from load_waits(self.partition, inbox, self.read_asked)
         unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
         if found is None:
             return (yield from self._commit((*_timer(timer, None, self.fresh), unchanged), Woken()))
@@ -238,14 +238,14 @@ class Wake:
         for signal in kept:
             if answers := signal.answers(found.waits):
                 left = early_put([each for each in kept if each is not signal], seen.early, now, self.fresh)
-                message = found.continued(self.new_id(), answers, bytes.fromhex(signal.dedupe))
+                message = found.make_message(self.new_id(), answers, bytes.fromhex(signal.dedupe))
                 woken = Woken(signal=signal.name)
                 return (yield from self._answer(seen, found, message, [left], found.waits, woken))
         if expired := [name for name, wait in found.waits.items() if wait.has_expired(now)]:
-            message = found.continued(self.new_id(), {name: found.waits[name].answer for name in expired})
-            after = {**found.waits, **{name: found.waits[name].spent() for name in expired}}
+            message = found.make_message(self.new_id(), {name: found.waits[name].answer for name in expired})
+            after = {**found.waits, **{name: found.waits[name].spend() for name in expired}}
             woken = Woken(expired=len(expired))
-            return (yield from self._answer(seen, found, message, [_noted(found, after)], after, woken))
+            return (yield from self._answer(seen, found, message, [_put_waits(found, after)], after, woken))
         return (yield from self._remind(seen, found, unchanged))
 
     def _answer(
@@ -258,9 +258,9 @@ class Wake:
         woken: Woken,
     ) -> Program[Woken | None]:
         """Put an answer into the inbox, as if a person had given it."""
-        inbox, ops_of = accepted(seen.inbox, message, self.now, self.fresh)
+        inbox, ops_of = accept(seen.inbox, message, self.now, self.fresh)
         timer = _timer(seen.timer, next_due(after.values()), self.fresh)
-        woken = woken._replace(message=message, inbox=inbox.stored(self.fresh))
+        woken = woken._replace(message=message, inbox=inbox.mark_stored(self.fresh))
         return (yield from self._commit((*ops_of, *ops, *timer, found.unchanged), woken))
 
     def _remind(self, seen: _Seen, found: StandingWaits, unchanged: Check) -> Program[Woken | None]:
@@ -270,7 +270,7 @@ class Wake:
         for name, wait in found.waits.items():
             if wait.is_to_remind(self.now) and (len(wait.replies) <= room or not due):
                 due[name], room = wait, room - len(wait.replies)
-        after = {**found.waits, **{name: wait.noted(self.now) for name, wait in due.items()}}
+        after = {**found.waits, **{name: wait.note_reminders(self.now) for name, wait in due.items()}}
         next_at = next_due(after.values())
         ops: list[Op] = [*_timer(seen.timer, next_at, self.fresh), unchanged, found.unchanged]
         if not due:
@@ -280,16 +280,16 @@ class Wake:
         if payloads:
             outbox = seen.outbox if seen.outbox.version else seen.outbox._replace(epoch=self.fresh)
             first, place = outbox.last + 1, _REMINDER_ORD + sent * self.budget.ops
-            ops.append(outbox.appended(self.now, len(payloads)).put(self.fresh))
+            ops.append(outbox.append(self.now, len(payloads)).put(self.fresh))
             ops += [
                 Reply(first + n, run.id, place + n, run.channel, payload, created_at=self.now).put()
                 for n, payload in enumerate(payloads)
             ]
-        data = {"run_id": run.id, "interrupts": [_told(name, wait) for name, wait in due.items()]}
+        data = {"run_id": run.id, "interrupts": [_to_reply(name, wait) for name, wait in due.items()]}
         number = yield from events.first_free(self.partition, self.now)
         told = events.Event(number, run.id, REMINDER, encode(data, "event").decode())
-        keeping = events.keeping(self.now + self.keep_events, self.fresh)
-        ops += [*events.puts(run.id, [told]), keeping, _noted(found, after)]
+        keeping = events.keep_until(self.now + self.keep_events, self.fresh)
+        ops += [*events.puts(run.id, [told]), keeping, _put_waits(found, after)]
         woken = Woken(reminded=len(due), has_replies=bool(payloads), due_at=next_at)
         return (yield from self._commit(tuple(ops), woken))
 
@@ -305,22 +305,22 @@ class _Seen(NamedTuple):
     early: tuple[Record, ...]
 
 
-def accepted(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane, list[Op]]:
+def accept(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane, list[Op]]:
     """Return an idle inbox with a message, over the version that is stored, and the operations that store
     it."""
-    inbox = inbox.accepted(now, Debounce())
+    inbox = inbox.accept(now, Debounce())
     stored = replace(message, seq=inbox.last, accepted_at=now)
     dedupe = [dedupe_put(message.dedupe, inbox.last)] if message.dedupe else []
     return inbox, [inbox.put(fresh), stored.put(), *dedupe]
 
 
-def _noted(found: StandingWaits, after: Waits) -> Put:
+def _put_waits(found: StandingWaits, after: Waits) -> Put:
     """Return the operation that stores waits with their run; those that do not count now stay as they are."""
     waits = {**read_waits(found.run.note), **after}
     return replace(found.run, note=with_waits(found.run.note, waits)).put()
 
 
-def _told(interrupt_id: str, wait: Wait) -> dict[str, Any]:
+def _to_reply(interrupt_id: str, wait: Wait) -> dict[str, Any]:
     return {"id": interrupt_id, "until": wait.until}
 
 

@@ -80,7 +80,7 @@ def remove_unfinished(partition: Partition, thread: ThreadAtRest, now: int, budg
     if claim is None:
         return (yield from _remove_first_write(partition, now))
     version = successor(claim.version, "sweep", now)
-    mine = transfer_claim.claiming(version, now, claim.version)
+    mine = transfer_claim.make_claim(version, now, claim.version)
     outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, mine)))
     if not isinstance(outcome, Committed):
         return False

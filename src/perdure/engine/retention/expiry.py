@@ -141,7 +141,7 @@ class ThreadAtRest:
         """Return True if a time to live with this strategy is over, the thread's own or the usual one."""
         ttl = self.ttl
         if not self.has_document and usual is not None and self.active_at is not None:
-            ttl = stored_ttl(usual.given, self.active_at)
+            ttl = stored_ttl(usual.client_form, self.active_at)
         if self.is_busy or ttl is None or ttl.get("strategy") != strategy:
             return False
         return _is_past(int(ttl["expires_at"]), clocks, self.ttl)

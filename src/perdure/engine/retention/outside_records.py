@@ -29,7 +29,7 @@ def find(thread: Partition) -> Program[OutsideRecords]:
     """Find the records of a thread in other partitions."""
     index, key = _entry(thread)
     (found,) = yield from ask(Fetch(index, (Range(DOCUMENT, key, limit=1, bodies=False),)))
-    bound = yield from crons.bound_to(thread)
+    bound = yield from crons.list_for_thread(thread)
     return OutsideRecords(thread, found[0].version if found else None, tuple(bound))
 
 

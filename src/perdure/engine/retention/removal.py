@@ -128,7 +128,7 @@ def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) ->
     def plan(contents: Contents) -> Plan:
         bases = contents.bases
         if keep.last == 0:
-            kept = contents.tagged | bases
+            kept = contents.tagged_names | bases
             if contents.view.open_run is not None:
                 kept.update(contents.latest.items())
             return plan_removal(contents.checkpoints, lambda c: (c.namespace, c.id) not in kept)
@@ -153,7 +153,7 @@ def prune_by(
 
 def plan_by(contents: Contents, rule: Callable[[list[CheckpointRecord]], set[str]]) -> Plan:
     """Return the plan of ``prune_by`` for a thread as it was read."""
-    return plan_retention(contents.checkpoints, contents.latest, contents.tagged, rule, contents.bases)
+    return plan_retention(contents.checkpoints, contents.latest, contents.tagged_names, rule, contents.bases)
 
 
 def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
@@ -259,7 +259,7 @@ def _plan_of_runs(
     def plan(contents: Contents) -> Plan:
         if epoch is not None:
             guards(partition, contents.view, epoch)
-        kept = contents.tagged | contents.bases
+        kept = contents.tagged_names | contents.bases
         emptied = _namespaces_emptied_by(contents, runs)
         return plan_removal(
             contents.checkpoints,

@@ -10,7 +10,7 @@ from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Delete, Op
 from perdure.model.records import WRITE, Key
 from perdure.model.retention import Name
-from perdure.model.write_records import by_record, kept_put, put_over, record_key
+from perdure.model.write_records import by_record, plan_partial_removal, put_over, record_key
 
 
 def unneeded_writes(
@@ -50,7 +50,7 @@ def unneeded_writes(
         gone += _without_checkpoint(contents, removed)
     records = by_record(contents.writes)
     for key, some in by_record(gone).items():
-        out[key] = kept_put(records[key], some) or Delete(WRITE, key)
+        out[key] = plan_partial_removal(records[key], some) or Delete(WRITE, key)
     groups: dict[Name, list[Op]] = {}
     for key, op in out.items():
         groups.setdefault(place.get(key, (key[0], key[1])), []).append(op)

@@ -19,7 +19,7 @@ from perdure.engine.retention.expiry import Clocks, ThreadAtRest, read_at_rest, 
 from perdure.engine.threads.chunk_reads import ChunkReader, reachable
 from perdure.engine.threads.thread_records import Contents, read
 from perdure.engine.threads.thread_state import missing_head
-from perdure.engine.threads.undisturbed import undisturbed
+from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.checkpoint import CheckpointRecord
@@ -391,12 +391,12 @@ def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]
     tagged = {tag.fields["checkpoint_id"] for tag in tags}
     records = [CheckpointRecord.read(each) for each in oldest if each.key[1] not in tagged]
     # Checkpoints are ordered by their commits: behind a tagged one there may be others that are as old.
-    return len(records) < len(oldest) or bool({c.id for c in records} - policy.kept_by_age(records, now))
+    return len(records) < len(oldest) or bool({c.id for c in records} - policy.find_kept_by_age(records, now))
 
 
 def _prune(partition: Partition, policy: Retention, terms: SweepTerms, now: int) -> Program[Swept]:
     def rule(roots: list[CheckpointRecord]) -> set[str]:
-        return policy.kept(roots, now)
+        return policy.find_kept(roots, now)
 
     def count() -> Program[Swept]:
         contents = yield from read(partition)
@@ -405,7 +405,7 @@ def _prune(partition: Partition, policy: Retention, terms: SweepTerms, now: int)
             return Swept(threads=1)
         return (yield from _weigh(partition, contents, plan, terms.digest))
 
-    counted = yield from undisturbed(partition, count)
+    counted = yield from read_undisturbed(partition, count)
     if counted.checkpoints and not terms.dry_run:
         yield from removal.prune_by(partition, rule, terms.digest, terms.budget)
     return counted

@@ -62,7 +62,7 @@ def withdraw(partition: Partition, version: int, budget: Budget) -> Program[None
         version: The number of the lost claim.
         budget: The limits of one commit.
     """
-    again = transfer_claim.claiming(version, (yield from ask(Now())), Expect.ABSENT)
+    again = transfer_claim.make_claim(version, (yield from ask(Now())), Expect.ABSENT)
     outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, again)))
     if isinstance(outcome, Committed) and (yield from discard(partition, version, budget)):
         yield from ask(Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version))))

@@ -79,7 +79,7 @@ def load(
             reader.take(chunks)
             reader = None
             view = read_view(namespace, answers)
-            wanted = (checkpoints, writes) if target is not None else _pending(checkpoints, writes)
+            wanted = (checkpoints, writes) if target is not None else _select_last(checkpoints, writes)
             if target is None and wanted:
                 target = wanted[0][0].key[1]
         else:
@@ -103,7 +103,7 @@ def load(
                 continue
         if not wanted[0]:
             return LoadedCheckpoint(view, None)
-        return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), _sorted(wanted[1]))
+        return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), _sort_writes(wanted[1]))
     raise Contention(f"thread {partition.thread!r} is pruned all the time; load it later")
 
 
@@ -126,7 +126,7 @@ def _newest(namespace: str) -> tuple[Range, ...]:
     )
 
 
-def _pending(checkpoints: Sequence[Record], last: Sequence[Record]) -> tuple[tuple[Record, ...], ...]:
+def _select_last(checkpoints: Sequence[Record], last: Sequence[Record]) -> tuple[tuple[Record, ...], ...]:
     """Return the checkpoint that was stored last and its writes, nothing if there may be more of them."""
     if not checkpoints:
         return ()
@@ -136,5 +136,5 @@ def _pending(checkpoints: Sequence[Record], last: Sequence[Record]) -> tuple[tup
     return (tuple(checkpoints), own[::-1]) if is_whole else ()
 
 
-def _sorted(records: Sequence[Record]) -> tuple[PendingWrite, ...]:
+def _sort_writes(records: Sequence[Record]) -> tuple[PendingWrite, ...]:
     return in_order(read_writes(records))

@@ -17,11 +17,11 @@ from perdure.engine.threads.thread_state import (
     is_older,
     load_view,
     outrun,
-    removed,
-    unwritten,
+    removed_checkpoint,
+    unwritten_error,
 )
 from perdure.engine.threads.undisturbed import is_disturbed
-from perdure.engine.transact import Budget, commit_with_chunks, retrying
+from perdure.engine.transact import Budget, commit_with_chunks, retry_attempt
 from perdure.errors import Conflict, Corrupt, HeadConflict
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, HeadClaim, LoadedHead, Verdict, are_of_one_run, judge
@@ -44,7 +44,7 @@ from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, Record
 from perdure.model.retention import ORIGIN
 from perdure.model.values.packs import chunk_puts
-from perdure.model.write_records import added_puts, held_by_record, new_puts, put_over, read_writes
+from perdure.model.write_records import new_puts, plan_puts, put_over, read_by_record, read_writes
 
 R = TypeVar("R")
 
@@ -80,9 +80,9 @@ class StepPut(ABC, Generic[R]):
         self.known = view
         stored = None if view is None else (yield from self._attempt(view))
         if stored is None:
-            stored = yield from retrying(self.partition, None, self._load, self._attempt)
+            stored = yield from retry_attempt(self.partition, None, self._load, self._attempt)
         if self.taking is not None:
-            self.taking.stored()
+            self.taking.note_stored()
         return stored
 
     @abstractmethod
@@ -234,7 +234,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         new = record.put(Expect.ABSENT)
         outcome = yield from self._commit(view, [*ops, new], chunks)
         if outcome == Refused(CHECKPOINT, new.key):
-            stored = yield from self._stored(record)
+            stored = yield from self._read_stored(record)
             if stored is None:
                 return None
             record = again(stored, record)
@@ -250,11 +250,11 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
                 after = after._replace(generation=successor(generation, record.id))
         if not isinstance(outcome, Committed):
             if parent_check and outcome == Refused(*parent_check[0][:2]):
-                raise removed(partition, parent)
+                raise removed_checkpoint(partition, parent)
             if outcome.kind is WRITE:
                 if self.met_in == generation:
                     self.on_older(partition)
-                raise unwritten(partition, parent)
+                raise unwritten_error(partition, parent)
             if _misses(outcome, draft.checks):
                 self.on_older(partition)
             return None
@@ -269,7 +269,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
                 raise
             return None
 
-    def _stored(self, record: CheckpointRecord) -> Program[CheckpointRecord | None]:
+    def _read_stored(self, record: CheckpointRecord) -> Program[CheckpointRecord | None]:
         """Return the checkpoint stored under this id, ``None`` if it has gone since.
 
         Raises:
@@ -368,9 +368,9 @@ class WritesPut(StepPut[bool]):
         if isinstance(outcome, Committed):
             return True
         if before is not None and outcome == Refused(CHECKPOINT, before) and self.plan.before() == before:
-            raise removed(partition, before[1])
+            raise removed_checkpoint(partition, before[1])
         if self.statements and outcome == Refused(CHECKPOINT, self.at):
-            raise removed(partition, self.at[1])
+            raise removed_checkpoint(partition, self.at[1])
         if outcome.kind is not WRITE:
             if _misses(outcome, draft.checks):
                 self.on_older(partition)
@@ -415,7 +415,7 @@ class WritesPut(StepPut[bool]):
                 if not are_of_one_run(there.nonce, write.nonce):
                     puts += new_puts([there.aside])
                 checks = _raise_generation(checks, generation, write.task_id)
-        return [*checks, *puts, *added_puts(free, held_by_record(records))]
+        return [*checks, *puts, *plan_puts(free, read_by_record(records))]
 
 
 def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:

@@ -95,7 +95,7 @@ def _partly_dead(
         record
         for record in packs
         if (pack := reader.packs.get(record.key)) is not None
-        and not all(_needed_names(names, record, reader, needed) for names in pack.names)
+        and not all(_find_needed_names(names, record, reader, needed) for names in pack.names)
     )
 
 
@@ -112,7 +112,7 @@ def _repack(
         newest = max(newest, age)
         ops[record.key] = Delete(PACK, record.key, unchanged={"generation": age})
         for names in reader.packs[record.key].names:
-            kept = _needed_names(names, record, reader, needed)
+            kept = _find_needed_names(names, record, reader, needed)
             count += not kept
             live.setdefault(record.key[0], {}).update((name, reader.bodies[name]) for name in kept)
     for block, chunks in live.items():
@@ -123,7 +123,7 @@ def _repack(
     return list(ops.values()), count
 
 
-def _needed_names(
+def _find_needed_names(
     names: Iterable[bytes], pack: Record, reader: ChunkReader, needed: AbstractSet[bytes]
 ) -> list[bytes]:
     """Return those names of a chunk by which it is needed from this pack."""

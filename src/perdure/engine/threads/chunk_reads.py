@@ -10,7 +10,7 @@ from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import BLOB, CHUNK, PACK, Key, Partition, Record
 from perdure.model.values.chunks import Digester
-from perdure.model.values.packs import Pack, Place, Runs, read_pack, runs_of, shown_name
+from perdure.model.values.packs import Pack, Place, Runs, format_name, read_pack, runs_of
 from perdure.model.values.tree import Expansion, Tree
 
 _KEYS = 2000
@@ -140,7 +140,7 @@ class ChunkReader:
         stored = cast(object, record.body)
         body = self._digest.plain(name, stored if isinstance(stored, bytes) else b"")
         if body is None:
-            shown = f"chunk {shown_name(name)} is damaged"
+            shown = f"chunk {format_name(name)} is damaged"
             self.damaged[name] = Corrupt(f"{shown}: its bytes are not those of its name; run `perdure fsck`")
             return None
         self.places[name] = record.kind, record.key
@@ -227,7 +227,7 @@ def reachable(
 
 
 def _supply(expansion: Expansion, reader: ChunkReader) -> Program[None]:
-    if wanted := expansion.missing():
+    if wanted := expansion.take_missing():
         expansion.feed((yield from reader.find(wanted)), reader.places)
 
 

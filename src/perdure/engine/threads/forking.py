@@ -62,7 +62,7 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
             version=successor(view.head.version, record.id),
         )
         original = Check(CHECKPOINT, (ROOT, checkpoint_id), Expect.PRESENT)
-        question = yield from _closed_question(partition, now)
+        question = yield from _close_question(partition, now)
         rewound = yield from _rewound_subgraphs(partition, checkpoint_id)
         copy = record.put(Expect.ABSENT)
         ops = (*guards(partition, view, None), original, *question, moved, copy, *rewound)
@@ -71,7 +71,7 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
     raise Contention(f"thread {partition.thread!r} is written to all the time; fork it again later")
 
 
-def _closed_question(partition: Partition, now: str) -> Program[list[Op]]:
+def _close_question(partition: Partition, now: str) -> Program[list[Op]]:
     """Return the operations that close a thread's question, on condition that no other message comes. A
     listing shows the status of the run that asked, unless it is told of the fork."""
     lanes, notes, runs = yield from ask(

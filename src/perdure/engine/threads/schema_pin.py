@@ -21,7 +21,7 @@ _PIN = ("schema", "pin")
 _VERSION = "version"
 
 
-def pinned(partition: Partition) -> Program[int | None]:
+def read_pin(partition: Partition) -> Program[int | None]:
     """Return the schema version that a thread is pinned to, ``None`` if it is not pinned."""
     found = yield from documents.get(partition, *_PIN)
     return None if found is None else int(found.body[_VERSION])
@@ -29,7 +29,7 @@ def pinned(partition: Partition) -> Program[int | None]:
 
 def require_unpinned(partition: Partition, version: int) -> Program[None]:
     """Raise ``ThreadPinned`` if a thread may not be migrated to a schema version."""
-    found = yield from pinned(partition)
+    found = yield from read_pin(partition)
     if found is not None and found < version:
         raise ThreadPinned(
             f"thread {partition.thread!r} is pinned to schema version {found}, this application is at "

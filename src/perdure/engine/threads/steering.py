@@ -76,7 +76,7 @@ class Taking:
     has_written: bool = False
     has_more: bool = False
 
-    def waiting(self) -> Program[tuple[Message, ...]]:
+    def load_waiting(self) -> Program[tuple[Message, ...]]:
         """Return the messages at the front of the inbox that the run may take, all of which make one
         input; none that waits behind another message, except behind one that was withdrawn.
 
@@ -112,7 +112,7 @@ class Taking:
         """Return True if a task other than this one holds messages."""
         return bool(self.held) and self.task_id != task_id
 
-    def written(self, task_id: str) -> None:
+    def note_written(self, task_id: str) -> None:
         """Note that a task's result was passed on to be stored."""
         if self.held and self.task_id == task_id:
             self.has_written = True
@@ -141,9 +141,9 @@ class Taking:
                 f"thread {self.partition.thread!r}: a message was taken back while a step of run "
                 f"{self.run.id!r} took it up; nothing of the step was stored. It is repeated without it"
             )
-        return lane.joined(upto).put(0), replace(run, last=upto).put()
+        return lane.join(upto).put(0), replace(run, last=upto).put()
 
-    def stored(self) -> None:
+    def note_stored(self) -> None:
         """Note that the commit with ``ops`` was accepted."""
         if self.has_written:
             upto = self.held[-1].seq

@@ -124,7 +124,7 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
     pending = list(dict.fromkeys(references(contents)))
     while pending:
         pending = [ref for ref in pending if not reading.graft.explore(ref)]
-        wanted = reading.graft.missing()
+        wanted = reading.graft.take_missing()
         if wanted:
             bodies = yield from fetch(partition, reading, sorted(wanted))
             if bodies is None:
@@ -215,17 +215,17 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
     places: dict[str, int] = {}
     for record in in_order(contents.checkpoints):
         places[record.namespace] = place = places.get(record.namespace, 0) + 1
-        digest.update(_packed(_checkpoint(record, place, graft)))
+        digest.update(_pack(_checkpoint(record, place, graft)))
     for write in sorted(contents.writes, key=lambda w: w.key):
         content = graft.reference(write.ref).content
         named = ["write", *write.key, write.channel, write.task_path, write.nonce, content]
-        digest.update(_packed([*named, *(write.span or ())]))
+        digest.update(_pack([*named, *(write.span or ())]))
     for tag in sorted(contents.tags, key=lambda t: t.key):
-        digest.update(_packed(["tag", *tag.key, tag.fields["namespace"], tag.fields["checkpoint_id"]]))
+        digest.update(_pack(["tag", *tag.key, tag.fields["namespace"], tag.fields["checkpoint_id"]]))
     for namespace, head in sorted(contents.heads.items()):
-        digest.update(_packed(["head", namespace, head.checkpoint_id]))
+        digest.update(_pack(["head", namespace, head.checkpoint_id]))
     for document in sorted(reading.documents, key=lambda d: d.key):
-        digest.update(_packed(["document", *document.key, document.fields["updated_at"], document.body]))
+        digest.update(_pack(["document", *document.key, document.fields["updated_at"], document.body]))
     size = payload_bytes + sum(map(len, graft.fresh.values()))
     return Digest(
         digest.digest(),
@@ -249,7 +249,7 @@ def references(contents: Contents) -> Iterator[bytes]:
         yield write.ref
 
 
-def renamed(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:
+def rename_references(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:
     """Return a checkpoint with its references renamed for the target."""
     return record._replace(
         blocks=(),
@@ -264,7 +264,7 @@ def renamed(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:
     )
 
 
-def renamed_write(write: PendingWrite, graft: Graft) -> PendingWrite:
+def rename_write(write: PendingWrite, graft: Graft) -> PendingWrite:
     """Return a pending write with its reference renamed for the target."""
     return write._replace(ref=graft.reference(write.ref).name)
 
@@ -304,7 +304,7 @@ def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]
     ]
 
 
-def _packed(values: Any) -> bytes:
+def _pack(values: Any) -> bytes:
     return ormsgpack.packb(_flat(values))
 
 

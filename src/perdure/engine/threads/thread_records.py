@@ -26,7 +26,7 @@ class Contents:
     writes: list[PendingWrite]
 
     @property
-    def tagged(self) -> set[Name]:
+    def tagged_names(self) -> set[Name]:
         return {(t.fields["namespace"], t.fields["checkpoint_id"]) for t in self.tags}
 
     @property

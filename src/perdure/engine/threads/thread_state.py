@@ -137,7 +137,7 @@ def _head(answer: tuple[Record, ...]) -> HeadView | None:
     return HeadView(record.version, record.fields["checkpoint_id"], record.fields["seq"])
 
 
-def removed(partition: Partition, checkpoint_id: str | None) -> NotFound:
+def removed_checkpoint(partition: Partition, checkpoint_id: str | None) -> NotFound:
     """Return the error of a write whose checkpoint was removed meanwhile."""
     return NotFound(
         f"thread {partition.thread!r}: checkpoint {checkpoint_id} was removed while a run built on it; "
@@ -145,7 +145,7 @@ def removed(partition: Partition, checkpoint_id: str | None) -> NotFound:
     )
 
 
-def unwritten(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
+def unwritten_error(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
     """Return the error of a step whose earlier writes are gone."""
     return HeadConflict(
         f"thread {partition.thread!r}: writes on checkpoint {checkpoint_id} that this step is replayed from "

@@ -28,10 +28,10 @@ writer that is alive is refused with its next commit then."""
 def claim(version: int) -> Program[list[Op]]:
     """Return the operations that claim a name at which no thread is; they replace an earlier claim."""
     now = yield from ask(Now())
-    return [*NOTHING, claiming(version, now, Expect.ANY)]
+    return [*NOTHING, make_claim(version, now, Expect.ANY)]
 
 
-def claiming(version: int, now: int, expect: Expect | int) -> Put:
+def make_claim(version: int, now: int, expect: Expect | int) -> Put:
     """Return the claim itself, made at a time of the database's clock in microseconds."""
     return Put(SEAL, CLAIM, body=str(now).encode(), expect=expect, version=version)
 

@@ -14,7 +14,7 @@ from perdure.model.records import Partition
 R = TypeVar("R")
 
 
-def undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Program[R]:
+def read_undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Program[R]:
     """Return the result of a read of a thread.
 
     What one request names may be gone at the next one, if the thread is pruned or deleted meanwhile. A read

@@ -97,7 +97,7 @@ def survey(partition: Partition) -> Program[StoredThread]:
                 bool(claims),
                 extents[0].body if extents else b"",
             )
-    raise _written_to(partition)
+    raise _busy_target_error(partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) 
         arrival.partition, [*arrival.checks(), *rows], puts, arrival.budget
     )
     if not isinstance(outcome, Committed):
-        raise _written_to(arrival.partition)
+        raise _busy_target_error(arrival.partition)
 
 
 def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Program[None]:
@@ -236,7 +236,7 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Pr
 def _discard(arrival: Arrival) -> Program[None]:
     """Remove what an interrupted arrival left: the source may have changed since."""
     if not (yield from arrival_leftovers.discard(arrival.partition, arrival.version, arrival.budget)):
-        raise _written_to(arrival.partition)
+        raise _busy_target_error(arrival.partition)
 
 
 def _move_head(arrival: Arrival, namespace: str, head: HeadView) -> Put:
@@ -264,10 +264,10 @@ def last_numbers(found: StoredThread) -> dict[str, int]:
 def _commit(partition: Partition, ops: Sequence[Op]) -> Program[None]:
     outcome = yield from ask(Commit(partition, tuple(ops)))
     if not isinstance(outcome, Committed):
-        raise _written_to(partition)
+        raise _busy_target_error(partition)
 
 
-def _written_to(partition: Partition) -> Contention:
+def _busy_target_error(partition: Partition) -> Contention:
     return Contention(
         f"thread {partition.thread!r} is written to at the target while it is imported; what was there stays "
         "as it is. Run the import again"

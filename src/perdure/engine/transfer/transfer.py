@@ -187,7 +187,7 @@ def _compare(partition: Partition, target: Partition, terms: TransferOptions) ->
         Side.SOURCE, thread_digest.digest_thread(partition, terms.source, terms.report, check=whole)
     )
     if not digest.checkpoints and not digest.writes and not digest.documents:
-        raise _gone(partition)
+        raise _gone_error(partition)
     view = yield from at(Side.TARGET, load_view(target, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
         there = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target))
@@ -242,7 +242,7 @@ def _bring(
         if reading is None:
             continue
         if not reading.contents.checkpoints and not reading.contents.writes and not reading.documents:
-            raise _gone(partition)
+            raise _gone_error(partition)
         _refuse_headless(partition, reading.contents)
         yield from at(Side.TARGET, _claim(target, terms.first_version))
         held = yield from at(Side.TARGET, _hold(target, terms.target))
@@ -300,7 +300,7 @@ def _drop_replaced(target: Partition) -> Program[None]:
 # At the source
 
 
-def _gone(partition: Partition) -> NotFound:
+def _gone_error(partition: Partition) -> NotFound:
     return NotFound(f"thread {partition.thread!r} is not at the source; there is nothing to move")
 
 
@@ -369,7 +369,7 @@ def _withdraw(target: Partition, view: View, version: int) -> Program[None]:
     """Remove a thread's root head and generation, and claim its name: it is absent then, and the rest is an
     incomplete copy."""
     fence, _ = guards(target, view, None)
-    ops: list[Op] = [fence, transfer_claim.claiming(version, (yield from ask(Now())), Expect.ANY)]
+    ops: list[Op] = [fence, transfer_claim.make_claim(version, (yield from ask(Now())), Expect.ANY)]
     ops.append(Delete(GC, (), view.generation) if view.generation else Check(GC, (), Expect.ABSENT))
     if view.head is not None:
         ops.append(Delete(HEAD, _ROOT, view.head.version))
@@ -428,8 +428,10 @@ def _send_rows(
 
 def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     contents, graft = reading.contents, reading.graft
-    rows = [thread_digest.renamed(c, graft).put() for c in thread_digest.in_order(contents.checkpoints)]
-    rows += new_puts(thread_digest.renamed_write(w, graft) for w in contents.writes)
+    rows = [
+        thread_digest.rename_references(c, graft).put() for c in thread_digest.in_order(contents.checkpoints)
+    ]
+    rows += new_puts(thread_digest.rename_write(w, graft) for w in contents.writes)
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
     rows += [_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
     # The versions of a document, which are in folders, come before it.
@@ -495,16 +497,16 @@ def _refuse_foreign(target: Partition, wanted: Iterable[Put], terms: TransferOpt
     yield from _commit(target, transfer_claim.checks(terms.first_version))
     held = yield from _hold(target, terms.target)
     if held.rows.keys() - {(put.kind.name, put.key) for put in wanted}:
-        raise _written_to(target)
+        raise _busy_target_error(target)
 
 
 def _commit(target: Partition, ops: Iterable[Op]) -> Program[None]:
     outcome = yield from ask(Commit(target, tuple(ops)))
     if not isinstance(outcome, Committed):
-        raise _written_to(target)
+        raise _busy_target_error(target)
 
 
-def _written_to(target: Partition) -> Conflict:
+def _busy_target_error(target: Partition) -> Conflict:
     return Conflict(
         f"thread {target.thread!r} is written to at the target while it arrives; it was not put in place. "
         "Stop its writers there, delete it there, and move it again"

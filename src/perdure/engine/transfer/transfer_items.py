@@ -82,8 +82,8 @@ def move_items(
     for _ in range(ATTEMPTS):
         mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
         # Before what is compared: what is written to the target meanwhile is refused.
-        stored = yield from at(Side.TARGET, _stored(target))
-        there = yield from at(Side.TARGET, _living(target, stored, now()))
+        stored = yield from at(Side.TARGET, _read_stored(target))
+        there = yield from at(Side.TARGET, _find_living(target, stored, now()))
         compared = _compare(mine, there, now())
         if first is None:
             first = compared
@@ -94,7 +94,7 @@ def move_items(
                     "left as it is. Pass --replace to bring it up to date"
                 )
         elif _foreign(mine, there, sent, now()):
-            raise _written_to(target)
+            raise _busy_target_error(target)
         if compared.found is State.SAME:
             return TransferResult(first.found, compared.digest, written)
         written += yield from _send(partition, target, mine, (stored, there), terms, sent)
@@ -108,7 +108,7 @@ def move_items(
         if settled.found is not State.SAME:
             if _is_altered(mine, arrived, sent):
                 raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
-            raise _written_to(target)
+            raise _busy_target_error(target)
         return TransferResult(first.found, settled.digest, written)
     raise Contention(f"{name(partition)} is written to all the time; stop its writers, or move it later")
 
@@ -127,17 +127,19 @@ def _survey(
         for record in records:
             report(len(record.body))
         return {record.key: _Item.of(record) for record in records}
-    return (yield from _living(partition, (yield from _stored(partition, report, bodies=bodies)), now))
+    return (
+        yield from _find_living(partition, (yield from _read_stored(partition, report, bodies=bodies)), now)
+    )
 
 
-def _living(partition: Partition, stored: Items, now: int) -> Program[Items]:
+def _find_living(partition: Partition, stored: Items, now: int) -> Program[Items]:
     """Return those of the stored items that a reader finds."""
     if partition.space == SESSIONS:
         return (yield from _survey(partition, now))
     return {key: item for key, item in stored.items() if not is_over(item.record, now)}
 
 
-def _stored(partition: Partition, report: Report = silent, *, bodies: bool = True) -> Program[Items]:
+def _read_stored(partition: Partition, report: Report = silent, *, bodies: bool = True) -> Program[Items]:
     """Return everything that is stored: also what has expired, and segments that no head names."""
     out: Items = {}
     after: Key | None = None
@@ -278,10 +280,10 @@ def _commit(target: Partition, parts: list[list[Op]], terms: TransferOptions) ->
             ops.append(search_index.generation_removal())
         outcome = yield from ask(Commit(target, tuple(ops)))
         if not isinstance(outcome, Committed):
-            raise _written_to(target)
+            raise _busy_target_error(target)
 
 
-def _written_to(target: Partition) -> Conflict:
+def _busy_target_error(target: Partition) -> Conflict:
     return Conflict(f"{name(target)} is written to at the target while it arrives; move it again")
 
 

@@ -34,7 +34,7 @@ from perdure.imports.source import (
 from perdure.langgraph.values.serde import Serde
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import Partition
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -72,7 +72,7 @@ def read_history(
             )
         raise NotFound(f"thread {thread!r} has no channel {channel!r}; it has {', '.join(record.refs)}")
     trees, _ = handle.run(chunk_reads.resolve(partition, {channel: ref}, handle.digest))
-    held = _LISTED.value(*joined(trees[channel]))
+    held = _LISTED.value(*join_tree(trees[channel]))
     if not isinstance(held, list):
         raise NotAllowed(f"thread {thread!r}: {channel!r} holds no list of messages")
     return to_neutral(held)
@@ -132,7 +132,7 @@ class HistorySource:
             place = 0
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    found = self._parsed(line, f"line {number}")
+                    found = self._parse(line, f"line {number}")
                     thread = found.get("thread_id") if isinstance(found, dict) else None
                     if not isinstance(thread, str) or not thread:
                         raise BadUrl(
@@ -142,7 +142,7 @@ class HistorySource:
                     yield number, thread, place
                 place += len(line)
 
-    def _parsed(self, text: bytes, where: str) -> Any:
+    def _parse(self, text: bytes, where: str) -> Any:
         try:
             return json.loads(text)
         except ValueError:
@@ -162,7 +162,7 @@ class HistorySource:
         if self._held is None or self._held.thread != thread:
             with self._path.open("rb") as file:
                 file.seek(self._places[thread])
-                found = self._parsed(file.read() if self._is_array else file.readline(), "a conversation")
+                found = self._parse(file.read() if self._is_array else file.readline(), "a conversation")
             messages = found if self._is_array else found.get("messages")
             if not isinstance(messages, list):
                 raise Unserialisable("a conversation is a list of messages")
@@ -197,7 +197,7 @@ class HistorySource:
         """Return nothing: a conversation has no pending writes."""
         return iter(())
 
-    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield the checkpoints as they are made here."""
         return (as_tuple(thread, found, (), SERDE) for found in self.checkpoints(thread, wanted))
 

@@ -15,7 +15,7 @@ from botocore.config import Config
 from perdure.errors import BadUrl
 from perdure.imports.histories.session_tables import COLUMNS, SessionTable
 from perdure.imports.histories.sessions import SourceSession
-from perdure.imports.source import DAMAGED, reading
+from perdure.imports.source import DAMAGED, translate_errors
 from perdure.storage.dynamodb.client import target_of
 
 _DESERIALIZER = TypeDeserializer()
@@ -26,7 +26,7 @@ def _error_name(error: Exception) -> str:
     return code or type(error).__name__
 
 
-_reading = reading(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
+_reading = translate_errors(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
 
 
 class DynamoSessions:

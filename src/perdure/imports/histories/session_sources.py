@@ -8,7 +8,7 @@ from pathlib import Path
 from perdure.errors import BadUrl
 from perdure.imports.histories.session_tables import FileSessions, SessionTable, SqliteSessions
 from perdure.imports.histories.sessions import SessionSource
-from perdure.imports.kinds import needing
+from perdure.imports.kinds import require_extra
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 """First bytes of a SQLite file."""
@@ -31,11 +31,11 @@ def open_sessions(where: str, names: SessionTable) -> SessionSource:
         if not _NAME.fullmatch(name):
             raise BadUrl(f"{name!r} is not a name of a table or a column")
     if where.startswith("dynamodb://"):
-        with needing("dynamodb"):
+        with require_extra("dynamodb"):
             from perdure.imports.histories.session_dynamodb import DynamoSessions
         return DynamoSessions(where, names)
     if where.startswith(("postgresql://", "postgres://")):
-        with needing("postgres"):
+        with require_extra("postgres"):
             from perdure.imports.histories.session_postgres import PostgresSessions
         return PostgresSessions(where, names)
     path = Path(where.removeprefix("sqlite:///"))

@@ -106,7 +106,7 @@ class SessionImporter:
             messages, budget = _read(session)
             for left in reversed(range(_ATTEMPTS)):
                 try:
-                    return self._brought(session.id, messages, budget)
+                    return self._bring(session.id, messages, budget)
                 except Conflict:
                     if not left:
                         raise
@@ -119,7 +119,7 @@ class SessionImporter:
             return SessionReport(session.id, "skipped", why=why)
         raise AssertionError("the last attempt returns or raises")
 
-    def _brought(
+    def _bring(
         self, session_id: str, messages: list[NeutralMessage], budget: TaskBudget | None
     ) -> SessionReport:
         there = self._histories.load(session_id)
@@ -142,7 +142,7 @@ class SessionImporter:
         return SessionReport(session_id, state, len(messages) - alike)
 
 
-def exported(histories: SyncHistories, session_id: str) -> dict[str, Any] | None:
+def export_session(histories: SyncHistories, session_id: str) -> dict[str, Any] | None:
     """Return a session as a line of a file has it, ``None`` if there is none."""
     found = histories.load(session_id)
     if not found.version:

@@ -11,7 +11,7 @@ from langgraph_sdk import get_sync_client
 from langgraph_sdk.errors import APIStatusError, NotFoundError
 
 from perdure.errors import BadUrl, NotAllowed, Unavailable
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 SCHEMES = ("http://", "https://")
 """Beginnings of a server's URL."""
@@ -40,8 +40,8 @@ class ServerApi:
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         if not url.startswith(SCHEMES):
-            raise BadUrl(f"{redacted(url)} is not the URL of a server; pass http://… or https://…")
-        self.name = redacted(url)
+            raise BadUrl(f"{redact(url)} is not the URL of a server; pass http://… or https://…")
+        self.name = redact(url)
         try:
             self.client = get_sync_client(url=url.rstrip("/"), headers=headers, timeout=(10, 120, 60, 10))
         except ValueError as error:

@@ -47,10 +47,10 @@ _MESSAGE = frozenset(("content", "additional_kwargs", "response_metadata", "type
 """Fields that every message has that a server sends. What a client sends, ``{role, content}``, has not."""
 
 
-def revived(value: Any) -> Any:
+def revive(value: Any) -> Any:
     """Return a value of JSON with messages in the place of their JSON, at any depth."""
     if isinstance(value, list):
-        return [revived(each) for each in value]
+        return [revive(each) for each in value]
     if not isinstance(value, dict):
         return value
     if value.keys() >= _MESSAGE and isinstance(value["type"], str) and value["type"] in _CLASSES:
@@ -58,10 +58,10 @@ def revived(value: Any) -> Any:
             return _CLASSES[value["type"]](**value)
         except (ValueError, TypeError, LookupError):
             return value
-    return {key: revived(each) for key, each in value.items()}
+    return {key: revive(each) for key, each in value.items()}
 
 
-def coerced(channel: str, value: Any, expected: Any) -> Any:
+def coerce(channel: str, value: Any, expected: Any) -> Any:
     """Return a value of a channel as its type has it.
 
     Args:

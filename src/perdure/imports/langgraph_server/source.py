@@ -23,7 +23,7 @@ from perdure.imports.langgraph_server.states import (
     namespaces_in,
 )
 from perdure.imports.langgraph_server.steps import GraphSteps
-from perdure.imports.order import missing
+from perdure.imports.order import find_missing
 from perdure.imports.payloads import SERDE
 from perdure.imports.source import (
     DAMAGED,
@@ -89,7 +89,7 @@ class ServerSource:
             if namespace == "":
                 graph = self._graph_of(next(iter(raw)), raw)
             steps = self._steps_in(graph, namespace)
-            for built in self._built(raw, steps):
+            for built in self._build(raw, steps):
                 outline.checkpoints.append(built.entry)
                 outline.writes += [write.slot for write in built.writes]
                 self._keep(built)
@@ -126,7 +126,7 @@ class ServerSource:
             return {}
         return found
 
-    def _built(
+    def _build(
         self, raw: Mapping[CheckpointEntry, tuple[int, int]], steps: GraphSteps | None
     ) -> Iterator[Built]:
         states = NamespaceStates(steps)
@@ -135,7 +135,7 @@ class ServerSource:
             for entry, place in raw.items()
             if (self._raw(place).get("metadata") or {}).get("source") == "loop"
         }
-        for entry in missing(raw, {}):
+        for entry in find_missing(raw, {}):
             yield states.build(self._raw(raw[entry]), is_leaf=entry.id not in parents)
 
     def _keep(self, built: Built) -> None:
@@ -161,7 +161,7 @@ class ServerSource:
     def _raw(self, place: tuple[int, int]) -> Any:
         return orjson.loads(self._read(place))
 
-    def _kept(self, thread: str, key: Key) -> Any:
+    def _read_kept(self, thread: str, key: Key) -> Any:
         if thread != self._thread:
             self.outline(thread)
         if key not in self._places:
@@ -171,7 +171,7 @@ class ServerSource:
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
         for entry in wanted:
-            held = self._kept(thread, entry[:2])
+            held = self._read_kept(thread, entry[:2])
             yield SourceCheckpoint(entry, held["checkpoint"], held["metadata"])
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
@@ -185,10 +185,10 @@ class ServerSource:
             yield held[slot]
 
     def _writes(self, thread: str, key: Key) -> Iterator[SourceWrite]:
-        for slot, *rest in self._kept(thread, key)["writes"]:
+        for slot, *rest in self._read_kept(thread, key)["writes"]:
             yield SourceWrite(WriteSlot(*slot), *rest)
 
-    def expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as they were made of the states."""
         for found in self.checkpoints(thread, wanted):
             yield as_tuple(thread, found, self._writes(thread, found.entry[:2]), SERDE)

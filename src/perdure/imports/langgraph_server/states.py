@@ -19,7 +19,7 @@ from langgraph.pregel._algo import task_path_str
 from langgraph.types import Interrupt
 
 from perdure.errors import Corrupt, Unserialisable
-from perdure.imports.langgraph_server.json_values import revived
+from perdure.imports.langgraph_server.json_values import revive
 from perdure.imports.langgraph_server.steps import GraphSteps
 from perdure.imports.source import CheckpointEntry, WriteSlot
 
@@ -104,11 +104,11 @@ class NamespaceStates:
         tasks: Sequence[Mapping[str, Any]] = state.get("tasks") or ()
         values = self._values(state.get("values"))
         if self._steps is not None:
-            values = self._steps.coerced(values)
+            values = self._steps.coerce(values)
         is_loop = metadata.get("source") == "loop"
-        hidden = self._hidden(entry, tasks, parent.following if parent is not None and is_loop else {})
+        hidden = self._find_hidden(entry, tasks, parent.following if parent is not None and is_loop else {})
         channels = {**values, **hidden}
-        known = self._versioned(channels, parent)
+        known = self._count_versions(channels, parent)
         checkpoint: dict[str, Any] = {
             "v": 4,
             "ts": state.get("created_at") or "",
@@ -122,14 +122,14 @@ class NamespaceStates:
         return Built(entry, checkpoint, metadata, writes)
 
     def _values(self, values: Any) -> dict[str, Any]:
-        made = revived(values)
+        made = revive(values)
         if isinstance(made, dict):
             return made
         if made is None:
             return {}
         return {self._steps.output if self._steps is not None else ROOT: made}
 
-    def _hidden(
+    def _find_hidden(
         self, entry: CheckpointEntry, tasks: Sequence[Mapping[str, Any]], following: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the channels that start the next tasks, and those in which a graph waits for several."""
@@ -146,12 +146,12 @@ class NamespaceStates:
                         f"the input of checkpoint {entry.id} was never run, and the server does not show it; "
                         "let the thread's run end first"
                     )
-                hidden[START] = revived(task["result"])
+                hidden[START] = revive(task["result"])
                 continue
             channel = BRANCH + name
             hidden[channel] = following.get(channel)
             if channel not in following and self._steps is not None:
-                hidden[channel] = self._steps.started(channel)
+                hidden[channel] = self._steps.start_value(channel)
         if pushed:
             if [getattr(send, "node", None) for send in sends] != pushed:
                 raise Unserialisable(
@@ -166,7 +166,7 @@ class NamespaceStates:
             hidden[SENDS] = sends
         return hidden
 
-    def _versioned(self, channels: Mapping[str, Any], parent: _Known | None) -> _Known:
+    def _count_versions(self, channels: Mapping[str, Any], parent: _Known | None) -> _Known:
         """Count the versions: a value that did not change from the parent's keeps its own."""
         depth = parent.depth + 1 if parent is not None else 1
         versions: dict[str, int] = {}
@@ -199,9 +199,7 @@ class NamespaceStates:
                 if is_leaf
                 else [task for task in tasks if not task.get("interrupts") or task in finished]
             )
-            step = self._steps.after(
-                checkpoint, [(t["id"], t["name"], revived(t.get("result"))) for t in ran]
-            )
+            step = self._steps.after(checkpoint, [(t["id"], t["name"], revive(t.get("result"))) for t in ran])
             if step is not None:
                 by_task = step.writes
                 known.following = step.channels if len(ran) == len(tasks) else {}
@@ -220,7 +218,7 @@ def _writes_of(
     result = task.get("result")
     pairs = known
     if pairs is None and result is not None:
-        made = revived(result)
+        made = revive(result)
         pairs = list(made.items()) if isinstance(made, dict) else [(ROOT, made)]
     for idx, (channel, value) in enumerate(pairs or ()):
         yield ServerWrite(WriteSlot(entry.namespace, entry.id, name, idx), path, channel, value)
@@ -239,7 +237,7 @@ def _interrupt(shown: Mapping[str, Any]) -> Interrupt:
         raise Unserialisable(
             "a question has no id, as of LangGraph before 0.4; it cannot be answered elsewhere"
         )
-    return Interrupt(value=revived(shown.get("value")), id=name)
+    return Interrupt(value=revive(shown.get("value")), id=name)
 
 
 def _path(task: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import StateUpdate
 
 from perdure.errors import Unserialisable
-from perdure.imports.langgraph_server.json_values import coerced
+from perdure.imports.langgraph_server.json_values import coerce
 
 _START, _SENDS, _JOIN = "__start__", "__pregel_tasks", "join:"
 
@@ -37,11 +37,11 @@ class GraphSteps:
         self._shown = {shown} if isinstance(shown, str) else set(shown)
         self.output = shown if isinstance(shown, str) else "__root__"
 
-    def coerced(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def coerce(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a state in the types of the graph's channels."""
         channels = self._graph.channels
         return {
-            name: coerced(name, value, getattr(channels[name], "ValueType", None))
+            name: coerce(name, value, getattr(channels[name], "ValueType", None))
             if name in channels
             else value
             for name, value in values.items()
@@ -55,7 +55,7 @@ class GraphSteps:
                 return graph
         return None
 
-    def started(self, channel: str) -> Any:
+    def start_value(self, channel: str) -> Any:
         """Return what a channel holds that starts its node."""
         if channel not in self._graph.channels:
             return None
@@ -125,5 +125,5 @@ class GraphSteps:
 
     def _input(self, result: Any) -> Any:
         if isinstance(result, dict):
-            return self.coerced(result) if len(self._shown) > 1 else result
+            return self.coerce(result) if len(self._shown) > 1 else result
         return result

@@ -56,7 +56,7 @@ class ServerTarget:
         head = graph.get_state(config)
         if head.created_at is None:
             raise NotFound(f"thread {thread!r} has no state to export")
-        wanted = _shown(states.get(_id(head), head))
+        wanted = _describe(states.get(_id(head), head))
         there: Mapping[str, Any] | None = None
         with suppress(NotFoundError):
             there = self._api.call(lambda: self._client.threads.get_state(thread))
@@ -76,7 +76,7 @@ class ServerTarget:
     def _compare(self, thread: str, wanted: Mapping[str, Any], there: Mapping[str, Any]) -> None:
         found = {"values": there["values"], "next": sorted(there["next"])}
         for part, value in wanted.items():
-            if _ordered(value) != _ordered(found[part]):
+            if _normalize(value) != _normalize(found[part]):
                 raise Conflict(
                     f"thread {thread!r} is another one at {self._api.name}: its {part} differ; what is there "
                     "stays"
@@ -99,7 +99,7 @@ def _id(state: StateSnapshot) -> str:
     return str(state.config.get("configurable", {})["checkpoint_id"])
 
 
-def _shown(state: StateSnapshot) -> dict[str, Any]:
+def _describe(state: StateSnapshot) -> dict[str, Any]:
     return {"values": _json(state.values), "next": sorted(state.next)}
 
 
@@ -150,10 +150,10 @@ def _with_ids(result: Any, after: Any) -> Any:
     """Return what was written with the ids that its messages got when they were added to the state."""
     if not isinstance(result, dict) or not isinstance(after, dict):
         return result
-    return {channel: _named(value, after.get(channel)) for channel, value in result.items()}
+    return {channel: _add_ids(value, after.get(channel)) for channel, value in result.items()}
 
 
-def _named(value: Any, after: Any) -> Any:
+def _add_ids(value: Any, after: Any) -> Any:
     said = convert_to_messages(value) if _is_said(value) else None
     if said is None or not isinstance(after, list) or len(after) < len(said):
         return value
@@ -198,8 +198,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _ordered(value: Any) -> Any:
+def _normalize(value: Any) -> Any:
     """Return a value without what JSON does not keep: the order of sets, and empty fields of messages."""
     if isinstance(value, dict):
-        return {key: _ordered(each) for key, each in value.items() if each not in (None, [], {})}
-    return [_ordered(each) for each in value] if isinstance(value, list) else value
+        return {key: _normalize(each) for key, each in value.items() if each not in (None, [], {})}
+    return [_normalize(each) for each in value] if isinstance(value, list) else value

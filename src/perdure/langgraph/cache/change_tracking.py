@@ -94,10 +94,10 @@ class Template(NamedTuple):
     lengths: tuple[int, ...] = ()
     empty: tuple[int, ...] = ()
 
-    def extended(self, values: Iterable[Any]) -> Template:
+    def extend(self, values: Iterable[Any]) -> Template:
         """Return the template of this one's elements and more, to which nothing else refers."""
         columns = _columns(values, len(self.values), len(self.containers))
-        return Template(*_appended(self, map(tuple, columns)))
+        return Template(*_append_columns(self, map(tuple, columns)))
 
     def messages(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return those of the elements, or of their copies, that are objects."""
@@ -152,7 +152,7 @@ class Template(NamedTuple):
         )
 
 
-def _appended(columns: Iterable[Any], more: Iterable[Any]) -> Iterator[Any]:
+def _append_columns(columns: Iterable[Any], more: Iterable[Any]) -> Iterator[Any]:
     """Yield each of the columns with more behind it."""
     return map(add, columns, more)
 
@@ -176,7 +176,7 @@ class Watch(NamedTuple):
     lists: tuple[list[Any], ...]
     list_items: tuple[Any, ...]
 
-    def unchanged(self) -> Iterator[bool]:
+    def find_unchanged(self) -> Iterator[bool]:
         """Yield True for everything that is unchanged. Exhausted by one call into C, it is one snapshot."""
         template = self.template
         models = template.messages(self.values)

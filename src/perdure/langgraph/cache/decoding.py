@@ -12,8 +12,8 @@ from perdure.langgraph.values.serde import Serde
 from perdure.model.values import refs
 from perdure.model.values.joined_values import (
     array_header,
-    joined,
-    packed,
+    join_tree,
+    pack_tree,
 )
 from perdure.model.values.tree import EncodedList, Expansion, Tree
 
@@ -48,15 +48,15 @@ def take(
     # What the root's head refers to is present if the head is; pending writes and subgraphs come after it.
     (known.stored if are_roots else known.recent).update(expansion.places)
     known.nodes.update(expansion.nodes)
-    known.learned()
+    known.note_end()
     for channel, tree in trees.items():
         slot = (namespace, channel)
         if isinstance(tree, EncodedList):
-            bodies = [packed(item) for item in tree.items]
+            bodies = [pack_tree(item) for item in tree.items]
             elements = Elements(tree.refs, list(map(len, bodies)), bodies, None, None)
             out[channel], held = _build_list(serde, elements, references[channel], generation)
         else:
-            payload = joined(tree)
+            payload = join_tree(tree)
             held = KnownValue(references[channel], generation, payload=payload)
             out[channel] = serde.value(*payload)
         cache.hold({slot: held})
@@ -83,7 +83,7 @@ def _build_list(
 ) -> tuple[list[Any], KnownValue]:
     """Build a list for a new owner, which shares nothing mutable with any other."""
     sources, before = elements.sources, elements.last_load
-    new = iter(_unpacked(serde, [source for source in sources if isinstance(source, bytes)]))
+    new = iter(_unpack(serde, [source for source in sources if isinstance(source, bytes)]))
     template, opaque, start = Template(), dict[int, bytes](), 0
     if before is not None and common_start(sources, range(len(before.refs))) == len(before.refs):
         template, opaque, start = before.template, before.opaque.copy(), len(before.refs)
@@ -97,11 +97,11 @@ def _build_list(
         elif before is not None:
             rest.append(before.template.values[source])
 
-    def made(place: int) -> Any:
+    def make(place: int) -> Any:
         return fresh[place] if place in fresh else serde.unpack(opaque[place])
 
-    template = template.extended(rest)
-    values, watch = template.copies(made)
+    template = template.extend(rest)
+    values, watch = template.copies(make)
     bodies = {place: opaque[place] for place in template.opaque}
     last_load = LastLoad(template, bodies, watch, elements.refs, elements.sizes)
     new_elements = Elements(
@@ -110,7 +110,7 @@ def _build_list(
     return values, KnownValue(ref, generation, new_elements)
 
 
-def _unpacked(serde: Serde, bodies: list[bytes]) -> list[Any]:
+def _unpack(serde: Serde, bodies: list[bytes]) -> list[Any]:
     """Decode packed values in one call."""
     values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies)) if bodies else []
     return values
@@ -132,22 +132,24 @@ class ListingDecoder:
     def value(self, tree: Tree) -> Any:
         """Return the value of a tree, which shares nothing mutable with other values."""
         if not isinstance(tree, EncodedList):
-            return self._serde.value(*joined(tree))
+            return self._serde.value(*join_tree(tree))
         known = self._elements
-        new = {ref: packed(item) for ref, item in zip(tree.refs, tree.items, strict=True) if ref not in known}
-        decoded = _unpacked(self._serde, list(new.values()))
+        new = {
+            ref: pack_tree(item) for ref, item in zip(tree.refs, tree.items, strict=True) if ref not in known
+        }
+        decoded = _unpack(self._serde, list(new.values()))
         known.update(zip(new, zip(decoded, new.values(), strict=True), strict=True))
         missing = [ref for ref in dict.fromkeys(tree.refs) if ref not in self._places]
         is_shared = len(self._places) + len(missing) <= 2 * len(tree.refs)
         if not is_shared or len(set(tree.refs)) < len(tree.refs):
             # It has little in common with the others, or an element twice, which is two objects.
-            return self._copied(Template().extended(known[ref][0] for ref in tree.refs), tree.refs)
+            return self._copy(Template().extend(known[ref][0] for ref in tree.refs), tree.refs)
         if missing:
-            self._template = self._template.extended(known[ref][0] for ref in missing)
+            self._template = self._template.extend(known[ref][0] for ref in missing)
             self._places.update(zip(missing, count(len(self._places))))
-        copies = self._copied(self._template, list(self._places))
+        copies = self._copy(self._template, list(self._places))
         return [copies[self._places[ref]] for ref in tree.refs]
 
-    def _copied(self, template: Template, names: Sequence[bytes]) -> list[Any]:
+    def _copy(self, template: Template, names: Sequence[bytes]) -> list[Any]:
         known = self._elements
         return template.copies(lambda at: self._serde.unpack(known[names[at]][1]), is_watched=False)[0]

@@ -118,7 +118,7 @@ class Encoding:
         self._held[slot] = held
         return held.ref
 
-    def frozen(self) -> dict[tuple[str, str], Frozen]:
+    def freeze(self) -> dict[tuple[str, str], Frozen]:
         """Return the values of the encoded channels as they were when they were encoded."""
         return {
             slot: Frozen(payload=held.payload or (refs.NULL, b""))
@@ -138,7 +138,7 @@ class Encoding:
             bodies = value.elements or []
             places: list[int | None] = [None] * len(bodies)
         else:
-            places, bodies = self._packed(value, None if last_load is None else last_load.watch)
+            places, bodies = self._pack(value, None if last_load is None else last_load.watch)
         known = 0
         if last_load is not None and places:
             # Most lists start with the elements of the last load.
@@ -159,7 +159,7 @@ class Encoding:
         ref, shape = self._builder.list_like(found, shape, same)
         return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, last_load))
 
-    def _packed(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
+    def _pack(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
         """Return for each element its position in the watch if it is unchanged, and the packed form of the
         others: all of one moment, as far as they are plain data."""
         if watch is not None:
@@ -169,7 +169,9 @@ class Encoding:
 
             def holds() -> Iterator[bool]:
                 return chain(
-                    map(eq, map(len, (value,)), (len(values),)), map(is_, value, values), watch.unchanged()
+                    map(eq, map(len, (value,)), (len(values),)),
+                    map(is_, value, values),
+                    watch.find_unchanged(),
                 )
 
             bodies = self._serde.pack_each(rest, holds) if len(rest) < len(values) else None
@@ -211,10 +213,10 @@ class Encoding:
         places = {name: place_of(name, body) for name, body in builder.fresh.items()}
         if record is not None and record.namespace == ROOT:
             relied = {name: known.recent[name] for name in builder.relied if name in known.recent}
-            known.advance(record.id, record.replaced, relied | places)
+            known.advance(record.id, record.replaced_head, relied | places)
         else:
             known.recent.update(places)
-        known.learned()
+        known.note_end()
         self._cache.hold(self._held)
         if record is not None:
             self._cache.see(record.namespace, HeadRefs(record.id, record.refs))

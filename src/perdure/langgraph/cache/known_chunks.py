@@ -106,7 +106,7 @@ class KnownChunks:
         for known in (self.stored, self.recent):
             known.update((name, place) for name, place in places.items() if name in known)
 
-    def learned(self) -> None:
+    def note_end(self) -> None:
         """Note the end of a load or a write."""
         self.first = self.first or self.count
 
@@ -116,7 +116,9 @@ class KnownChunks:
         return self.count > max(_DIGESTS_MAX, _STATES_MAX * self.first)
 
 
-def entered(known: KnownChunks, generation: int, root: str | None, *, exactly: bool = False) -> KnownChunks:
+def enter_generation(
+    known: KnownChunks, generation: int, root: str | None, *, exactly: bool = False
+) -> KnownChunks:
     """Return what is known of a thread in a generation and with a head of its root: ``known``, or its rest.
 
     Chunks of another generation are dropped. Where the root's head is not the one that this process knows,

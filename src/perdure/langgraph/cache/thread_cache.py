@@ -16,7 +16,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from perdure.langgraph.cache.change_tracking import Template, Watch
-from perdure.langgraph.cache.known_chunks import HeadRefs, KnownChunks, entered
+from perdure.langgraph.cache.known_chunks import HeadRefs, KnownChunks, enter_generation
 from perdure.langgraph.values.serde import Serde
 from perdure.model.records import Partition
 from perdure.model.values.joined_values import (
@@ -112,7 +112,7 @@ class ThreadCache:
             root: The head of its root.
             exactly: Do not accept a head that this process has replaced.
         """
-        self.known = entered(self.known, generation, root, exactly=exactly)
+        self.known = enter_generation(self.known, generation, root, exactly=exactly)
         return self.known
 
     def forget_chunks(self, generation: int, root: str | None) -> None:

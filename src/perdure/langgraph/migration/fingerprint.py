@@ -17,7 +17,7 @@ from typing import Any
 from langgraph.pregel import Pregel
 from pydantic import BaseModel
 
-from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, read, unwrapped
+from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, read, unwrap
 from perdure.langgraph.values.datatypes import OWN_TYPES, within
 from perdure.schema.schema_file import Fingerprint
 
@@ -76,7 +76,7 @@ def _channel(facts: ChannelFacts) -> str:
 
 
 def _function(reducer: Callable[..., Any]) -> str:
-    found = unwrapped(reducer)
+    found = unwrap(reducer)
     name = getattr(found, "__qualname__", type(found).__qualname__)
     return f"{getattr(found, '__module__', '')}.{name}"
 

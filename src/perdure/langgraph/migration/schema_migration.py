@@ -19,7 +19,7 @@ from langgraph.types import Send
 from perdure.engine.threads import checkpoint_loading, history, schema_pin
 from perdure.engine.threads.chunk_reads import resolve
 from perdure.errors import MigrationFailed, SchemaTooNew
-from perdure.langgraph.delta_channels import carried_over, read_replays, to_history
+from perdure.langgraph.delta_channels import carry_over, read_replays, to_history
 from perdure.langgraph.migration.schema_task_ids import SENDS, TaskMoves
 from perdure.langgraph.migration.schema_values import Converted
 from perdure.langgraph.translate import COUNTERS, Address, Values, noted
@@ -30,7 +30,7 @@ from perdure.model.heads import ROOT, schema_of
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.model.write_records import ERROR_SOURCE, INTERRUPT
 from perdure.schema.changes import Changes
 from perdure.schema.namespaces import NamespaceNames, is_by_name
@@ -71,7 +71,7 @@ class Migration:
 
     def __init__(self, schema: Schema, serde: Serde, digest: Digester) -> None:
         self.schema = schema
-        self.serde = serde.renaming(schema.types) if schema.types else serde
+        self.serde = serde.with_earlier_names(schema.types) if schema.types else serde
         self._digest = digest
         self._names = NamespaceNames(schema.steps)
         self._converted = Converted(self.serde)
@@ -91,7 +91,7 @@ class Migration:
         name = at.named or ""
         stored = self._aliases.get((at.partition, name)) if self._aliases else None
         if stored is None and is_by_name(name) and not self._names.are_plain:
-            stored = next(self._names.stored(name))
+            stored = next(self._names.find_stored(name))
         return at if stored is None else at._replace(namespace=stored)
 
     def present_namespace(self, partition: Partition, stored: str) -> str:
@@ -111,7 +111,7 @@ class Migration:
         if not name or self._names.are_plain or (partition, name) in self._aliases:
             return False
         if is_by_name(name):
-            for former in filter(at.namespace.__ne__, self._names.stored(name)):
+            for former in filter(at.namespace.__ne__, self._names.find_stored(name)):
                 found = yield from checkpoint_loading.load(partition, former, None)
                 if found.checkpoint is not None:
                     self._aliases[partition, name] = former
@@ -193,7 +193,7 @@ class Migration:
         )
         return to_history(partition, record, replays, self._converted)
 
-    def crossing(
+    def plan_crossing(
         self, partition: Partition, older: CheckpointRecord, new: CheckpointRecord
     ) -> Program[Callable[[Callable[[Any], bytes]], dict[str, Carried]]]:
         """Return what makes, given an encoder, the history that a checkpoint carries over from an older
@@ -213,7 +213,7 @@ class Migration:
         replays = (
             (yield from read_replays(partition, new, crossed, self.schema, self._digest)) if crossed else {}
         )
-        return partial(carried_over, replays, self._converted)
+        return partial(carry_over, replays, self._converted)
 
     def base(self, record: CheckpointRecord) -> CheckpointRecord:
         """Return a checkpoint under the present names, with the references that are still valid; its schema
@@ -263,7 +263,7 @@ class Migration:
             return shown, (yield from read_values(record, writes))
         changes = self.schema.since(record.schema)
         moves = yield from self._moves(partition, record, writes, namespace)
-        moved = self._moved_writes(writes, moves)
+        moved = self._move_writes(writes, moves)
         left = {c: ref for c, ref in record.refs.items() if changes.channel(c) is not None}
         plain = {c: ref for c, ref in left.items() if changes.conversions(c)}
         typed = {c: ref for c, ref in left.items() if c not in plain}
@@ -277,10 +277,10 @@ class Migration:
             channels = {c: self._edit(changes, c, value) for c, value in values.channels.items()}
             for channel in plain:
                 steps = changes.conversions(channel)
-                channels[channel] = self._converted.value(joined(trees[f"c{channel}"]), steps)
+                channels[channel] = self._converted.value(join_tree(trees[f"c{channel}"]), steps)
             out = {id(w): value for w, (_, _, value) in zip(straight, values.writes, strict=True)}
             for i, write in enumerate(turned):
-                out[id(write)] = self._converted.update(joined(trees[f"w{i}"]), write.steps)
+                out[id(write)] = self._converted.update(join_tree(trees[f"w{i}"]), write.steps)
             pending: list[tuple[str, str, Any]] = []
             for write in moved:
                 value = out[id(write)]
@@ -348,7 +348,7 @@ class Migration:
                 name = changes.channel(key) if isinstance(key, str) else key
                 if name is not None:
                     steps = changes.conversions(key) if isinstance(key, str) else []
-                    out[name] = self._converted.held(held, steps) if steps else held
+                    out[name] = self._converted.convert_inner(held, steps) if steps else held
             return out
         if channel == SENDS:
             return _rename_sends(value, changes)
@@ -356,7 +356,7 @@ class Migration:
 
     # Writes and tasks
 
-    def _moved_writes(
+    def _move_writes(
         self, writes: Iterable[PendingWrite], moves: Sequence[tuple[int, Changes, TaskMoves]]
     ) -> list[_Write]:
         """Return writes as they are named by now. What a newer version wrote in a slot counts."""
@@ -439,7 +439,7 @@ class Migration:
         """Do the same for subgraphs that keep their state from run to run."""
         for name in filter(is_by_name, names):
             present = self._names.present(name)
-            if next((stored for stored in self._names.stored(present) if stored in names), name) != name:
+            if next((stored for stored in self._names.find_stored(present) if stored in names), name) != name:
                 continue
             self._aliases[partition, present] = name
             yield from self._within(partition, tasks, name, present)
@@ -458,7 +458,7 @@ class Migration:
             return []
         trees, _ = yield from resolve(partition, {SENDS: ref}, self._digest)
         with noted(partition, record.id):
-            found = self.serde.value(*joined(trees[SENDS]))
+            found = self.serde.value(*join_tree(trees[SENDS]))
         return found if isinstance(found, list) else []
 
 

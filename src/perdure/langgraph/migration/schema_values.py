@@ -81,7 +81,7 @@ class Converted:
         """
         return self._after(payload, steps, is_update=True)
 
-    def held(self, value: Any, steps: Sequence[ChannelConverted]) -> Any:
+    def convert_inner(self, value: Any, steps: Sequence[ChannelConverted]) -> Any:
         """Return a value within another one, e.g. of a graph's input, after some steps."""
         return self._after(self._serde.payload(value), steps, is_update=True)
 

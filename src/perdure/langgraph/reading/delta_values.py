@@ -21,7 +21,7 @@ from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import packed
+from perdure.model.values.joined_values import pack_tree
 from perdure.model.values.tree import EncodedDict, EncodedList, Leaf, Snapshot, Tree
 
 _COUNTERS = "counters_since_delta_snapshot"
@@ -92,24 +92,24 @@ def fold(seed: Tree | None, updates: Sequence[Tree]) -> Tree | None:
     if not rest:
         return base
     if all(isinstance(each, EncodedDict) for each in (*rest, *(() if base is None else (base,)))):
-        return _merged(base, cast("Sequence[EncodedDict]", rest))
+        return _merge(base, cast("Sequence[EncodedDict]", rest))
     if base is None or isinstance(base, EncodedList):
-        return _extended([] if base is None else base.items, rest)
+        return _extend([] if base is None else base.items, rest)
     return None
 
 
-def _merged(base: Tree | None, updates: Iterable[EncodedDict]) -> EncodedDict:
+def _merge(base: Tree | None, updates: Iterable[EncodedDict]) -> EncodedDict:
     items = dict(base.items) if isinstance(base, EncodedDict) else {}
     for update in updates:
         for key, value in update.items:
-            if isinstance(value, Leaf) and packed(value) == _NONE:
+            if isinstance(value, Leaf) and pack_tree(value) == _NONE:
                 items.pop(key, None)
             else:
                 items[key] = value
     return EncodedDict(list(items.items()))
 
 
-def _extended(base: Sequence[Tree], updates: Sequence[Tree]) -> EncodedList | None:
+def _extend(base: Sequence[Tree], updates: Sequence[Tree]) -> EncodedList | None:
     new: list[Tree] = []
     for update in updates:
         if isinstance(update, EncodedList):
@@ -167,7 +167,7 @@ def _leaf(value: object) -> Leaf:
 
 
 def _plain(tree: Tree) -> Any:
-    return _serde.unpack(packed(tree))
+    return _serde.unpack(pack_tree(tree))
 
 
 def _identity(tree: Tree) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from langgraph.types import Interrupt, PregelTask, StateSnapshot
 
 from perdure.engine.queue.questions import Asked
 from perdure.engine.threads import chunk_reads
-from perdure.engine.threads.undisturbed import undisturbed
+from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.model.heads import ROOT
@@ -22,13 +22,13 @@ from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, WRITE, Partition, Record
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.model.write_records import (
     ERROR_SOURCE,
     INTERRUPT,
     NULL_TASK,
     RESUME,
-    asking_tasks,
+    find_asking_tasks,
     read_writes,
 )
 
@@ -44,11 +44,11 @@ def read(partition: Partition, digest: Digester) -> Program[Asked]:
     Raises:
         Corrupt: what is asked cannot be read.
     """
-    return (yield from undisturbed(partition, lambda: _read(partition, digest)))
+    return (yield from read_undisturbed(partition, lambda: _read(partition, digest)))
 
 
 def _read(partition: Partition, digest: Digester) -> Program[Asked]:
-    head, values = yield from _asking(partition, digest)
+    head, values = yield from _read_open(partition, digest)
     if head is None:
         return Asked()
     return Asked(head.version, tuple(dict.fromkeys(name for name, _ in values)))
@@ -68,11 +68,13 @@ def read_values(partition: Partition, digest: Digester) -> Program[AskedValues]:
     Raises:
         Corrupt: what is asked cannot be read.
     """
-    head, values = yield from undisturbed(partition, lambda: _asking(partition, digest))
+    head, values = yield from read_undisturbed(partition, lambda: _read_open(partition, digest))
     return AskedValues(None if head is None else head.fields["checkpoint_id"], dict(values))
 
 
-def _asking(partition: Partition, digest: Digester) -> Program[tuple[Record | None, list[tuple[str, Any]]]]:
+def _read_open(
+    partition: Partition, digest: Digester
+) -> Program[tuple[Record | None, list[tuple[str, Any]]]]:
     """Return the record that names the latest checkpoint, and the interrupts without an answer on it: the id
     and the value of each."""
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
@@ -80,7 +82,7 @@ def _asking(partition: Partition, digest: Digester) -> Program[tuple[Record | No
         return None, []
     (head,) = heads
     (records,) = yield from ask(Fetch(partition, (Range(WRITE, (ROOT, head.fields["checkpoint_id"])),)))
-    tasks = asking_tasks(records)
+    tasks = find_asking_tasks(records)
     asking = [
         write
         for write in read_writes(records)
@@ -90,7 +92,7 @@ def _asking(partition: Partition, digest: Digester) -> Program[tuple[Record | No
         return head, []
     wanted = {write.task_id: write.ref for write in asking}
     trees, _ = yield from chunk_reads.resolve(partition, wanted, digest)
-    return head, [found for tree in trees.values() for found in _interrupts(_serde.value(*joined(tree)))]
+    return head, [found for tree in trees.values() for found in _interrupts(_serde.value(*join_tree(tree)))]
 
 
 async def aread_asking(

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.engine.threads import checkpoint_loading, history, tags
 from perdure.engine.threads.chunk_reads import resolve
 from perdure.engine.threads.thread_state import load_view
-from perdure.engine.threads.undisturbed import undisturbed
+from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import NotFound, TooLarge
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.reading.delta_values import load_deltas, whole
@@ -25,7 +25,7 @@ from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.model.values.tree import EncodedDict, EncodedList, Tree
 
 EXPORT_FORMAT = "perdure.thread/1"
@@ -70,7 +70,7 @@ def load(
     """Return a checkpoint of a thread with its values, the latest of the namespace without an id; raise
     ``NotFound`` if there is none. Records of calls are no pending writes of the graph, and are left out."""
     read = partial(_load, partition, namespace, checkpoint_id, digest)
-    return (yield from undisturbed(partition, read))
+    return (yield from read_undisturbed(partition, read))
 
 
 def _load(
@@ -92,7 +92,7 @@ def _load(
     return replace(view, channels=(*view.channels, *replayed))
 
 
-def tagged(partition: Partition, namespace: str = "") -> Program[dict[str, str]]:
+def read_tags(partition: Partition, namespace: str = "") -> Program[dict[str, str]]:
     """Return the tags of a namespace: name to checkpoint id."""
     found = yield from tags.list_tags(partition)
     return {
@@ -148,7 +148,7 @@ def export(partition: Partition, digest: Digester, most: int | None = None) -> P
         NotFound: There is no such thread.
         TooLarge: It exceeds ``most``.
     """
-    return (yield from undisturbed(partition, partial(_export, partition, digest, most)))
+    return (yield from read_undisturbed(partition, partial(_export, partition, digest, most)))
 
 
 def _export(partition: Partition, digest: Digester, most: int | None) -> Program[dict[str, Any]]:
@@ -210,7 +210,7 @@ def _channel(name: str, tree: Tree) -> ChannelView:
 
 
 def _plain(tree: Tree) -> tuple[Any, int]:
-    kind, body = joined(tree)
+    kind, body = join_tree(tree)
     value: Any = _serde.value(kind, body)
     if kind in (refs.BYTES, refs.BYTEARRAY):
         value = {"type": "bytes", "value": text_of(body)}

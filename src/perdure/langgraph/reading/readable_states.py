@@ -160,7 +160,7 @@ async def aupdate_state(
             nothing is stored.
     """
     try:
-        taken_up = [] if values is None else await _taken_up(graph, config)
+        taken_up = [] if values is None else await _find_updates(graph, config)
         if taken_up:
             steps = [[StateUpdate(update, as_node)] for update in (*taken_up, values)]
             return await graph.abulk_update_state(config, steps)
@@ -180,7 +180,7 @@ async def aupdate_state(
         return await partial.aupdate_state(config, values, as_node=as_node)
 
 
-async def _taken_up(graph: Graph, config: RunnableConfig) -> list[dict[str, Any]]:
+async def _find_updates(graph: Graph, config: RunnableConfig) -> list[dict[str, Any]]:
     """Return the updates beside a thread's latest checkpoint that no task of it made, in order. The state of
     a checkpoint that is named does not show them."""
     saver = graph.checkpointer

@@ -13,7 +13,7 @@ from perdure.langgraph.migration.schema_task_ids import PULL, PUSH, SENDS, TaskP
 from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.model_calls import ModelCall, calls_in
-from perdure.model.values.joined_values import joined, packed
+from perdure.model.values.joined_values import join_tree, pack_tree
 from perdure.model.values.refs import MSGPACK
 from perdure.model.values.tree import EncodedList, Tree
 from perdure.model.write_records import ERROR_SOURCE
@@ -48,7 +48,7 @@ class MessageReader:
     def read(self, tree: Tree) -> tuple[list[ModelCall], list[WrittenMessage]]:
         """Return the calls of models, and the messages, in a value."""
         items = tree.items if isinstance(tree, EncodedList) else None
-        bodies = [joined(tree)] if items is None else [(MSGPACK, packed(item)) for item in items]
+        bodies = [join_tree(tree)] if items is None else [(MSGPACK, pack_tree(item)) for item in items]
         calls: list[ModelCall] = []
         messages: list[WrittenMessage] = []
         for kind, body in bodies:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.history import find
-from perdure.engine.threads.undisturbed import undisturbed
+from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import NotFound
 from perdure.langgraph.reading.delta_values import load_deltas, whole
 from perdure.langgraph.reading.plain_serde import PlainSerde
@@ -20,7 +20,7 @@ from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import packed
+from perdure.model.values.joined_values import pack_tree
 from perdure.model.values.tree import EncodedDict, Tree
 
 CHANNEL = "files"
@@ -100,7 +100,7 @@ def load_files(
         cursor = paths[limit - 1] if len(paths) > limit else None
         return FilesPage(None if record is None else record.id, shown, len(trees), cursor)
 
-    return (yield from undisturbed(partition, read))
+    return (yield from read_undisturbed(partition, read))
 
 
 def load_file(
@@ -136,7 +136,7 @@ def load_file(
         part = text[start : start + TEXT]
         return FileText(record.id, _describe(path, fields, content), part, start, len(text))
 
-    return (yield from undisturbed(partition, read))
+    return (yield from read_undisturbed(partition, read))
 
 
 def _read(
@@ -169,7 +169,7 @@ def _is_file(tree: Tree) -> bool:
 
 
 def _fields(tree: Tree) -> Mapping[str, Any]:
-    value: object = _serde.unpack(packed(tree))
+    value: object = _serde.unpack(pack_tree(tree))
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 

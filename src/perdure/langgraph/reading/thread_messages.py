@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.history import find
-from perdure.engine.threads.undisturbed import undisturbed
+from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import BadSetting
 from perdure.langgraph.reading.delta_values import load_deltas, message_fields, whole
 from perdure.langgraph.reading.plain_serde import PlainSerde
@@ -22,7 +22,7 @@ from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import packed
+from perdure.model.values.joined_values import pack_tree
 from perdure.model.values.tree import EncodedList, Tree
 from perdure.schema.changes import BRANCH
 
@@ -86,7 +86,7 @@ def load_messages(
     def read() -> Program[MessagesPage]:
         return (yield from _load(partition, digest, prices, place, limit, namespace))
 
-    return (yield from undisturbed(partition, read))
+    return (yield from read_undisturbed(partition, read))
 
 
 def _load(
@@ -196,7 +196,7 @@ def _conversation(
 
 
 def _plain(tree: Tree) -> Any:
-    return _serde.unpack(packed(tree))
+    return _serde.unpack(pack_tree(tree))
 
 
 def _is_message(value: object) -> bool:
@@ -294,13 +294,13 @@ def _parts(content: object) -> tuple[list[str], list[str], list[Any]]:
         elif kind == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif kind in _REASONING:
-            reasoning.append(_thought(part))
+            reasoning.append(_read_thought(part))
         elif kind not in ("tool_use", "tool_call", "function_call"):
             others.append(part)
     return texts, [each for each in reasoning if each], others
 
 
-def _thought(part: Mapping[str, Any]) -> str:
+def _read_thought(part: Mapping[str, Any]) -> str:
     for key in ("thinking", "reasoning", "text"):
         if isinstance(part.get(key), str):
             return str(part[key])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from langgraph.constants import START
 
 from perdure.engine.threads import chunk_reads, history
-from perdure.engine.threads.undisturbed import undisturbed
+from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.migration.schema_task_ids import SENDS
 from perdure.langgraph.reading.step_authors import (
@@ -33,7 +33,7 @@ from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, WRITE, Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.model.write_records import NULL_TASK, read_writes
 from perdure.schema.changes import BRANCH
 
@@ -146,7 +146,7 @@ def load_steps(
         reading = _Reading(partition, digest, known)
         return (yield from reading.page(namespace, before, limit, 0))
 
-    return (yield from undisturbed(partition, read))
+    return (yield from read_undisturbed(partition, read))
 
 
 @dataclass(slots=True)
@@ -205,7 +205,7 @@ class _Reading:
             most = max((len(distinct(author.calls)) for author in authors), default=0)
             if is_rest and most > 1:
                 # What came before this page is in the state.
-                known |= yield from self._stored_ids(records[step.parent_id or ""])
+                known |= yield from self._read_stored_ids(records[step.parent_id or ""])
                 is_rest = False
             new = [
                 replace(task, calls=tuple(call for call in task.calls if call.id not in known))
@@ -215,7 +215,7 @@ class _Reading:
             out.append(replace(step, tasks=tuple(new)))
         return out[::-1]
 
-    def _stored_ids(self, record: CheckpointRecord) -> Program[set[str]]:
+    def _read_stored_ids(self, record: CheckpointRecord) -> Program[set[str]]:
         """Return the ids of the models' answers in the state at a checkpoint."""
         refs = {name: ref for name, ref in record.refs.items() if may_have_messages(name)}
         trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
@@ -253,7 +253,7 @@ class _Reading:
                 sent, _ = yield from chunk_reads.resolve(
                     self.partition, {SENDS: record.refs[SENDS]}, self.digest
                 )
-                find_nodes(authors.values(), record, [*find_sent_nodes(*joined(sent[SENDS])), *names])
+                find_nodes(authors.values(), record, [*find_sent_nodes(*join_tree(sent[SENDS])), *names])
             out[record.id] = authors
         return out
 

@@ -38,7 +38,7 @@ class Part(NamedTuple):
     alive: Flags | None
 
     @property
-    def living(self) -> int:
+    def living_count(self) -> int:
         """The number of these items."""
         return len(self.segment.keys) if self.alive is None else int(self.alive.sum())
 
@@ -80,7 +80,7 @@ class NamespaceIndex:
             total += float(lengths.sum())
         return count, total
 
-    def changed(self, change: IndexUpdate, dims: int, distance: Distance = "cosine") -> NamespaceIndex:
+    def apply(self, change: IndexUpdate, dims: int, distance: Distance = "cosine") -> NamespaceIndex:
         """Return the index after a change; the length of a vector is ``dims``."""
         gone = {*change.removed, *change.versions}
         versions = {key: version for key, version in self.versions.items() if key not in gone}
@@ -91,7 +91,7 @@ class NamespaceIndex:
             change.generation,
             {**versions, **change.versions},
             (self.outdated - gone) | frozenset(change.outdated),
-            tuple(_join(part for part in parts if part.living)),
+            tuple(_join(part for part in parts if part.living_count)),
         )
 
 
@@ -123,10 +123,10 @@ def _join(parts: Iterable[Part]) -> list[Part]:
     out: list[Part] = []
     for part in parts:
         out.append(part)
-        while len(out) > 1 and out[-2].living <= 2 * out[-1].living:
+        while len(out) > 1 and out[-2].living_count <= 2 * out[-1].living_count:
             last = out.pop()
             out.append(Part(join([out.pop(), last]), None))
-        if 2 * out[-1].living < len(out[-1].segment.keys):
+        if 2 * out[-1].living_count < len(out[-1].segment.keys):
             out.append(Part(join([out.pop()]), None))
     return out
 

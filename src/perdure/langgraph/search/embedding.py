@@ -68,7 +68,7 @@ class TextEmbedder:
             found = {query: self.embeddings.embed_query(query) for query in queries}
         except Exception as error:
             raise self._failed_error(error) from error
-        return self._packed(texts, vectors), self._all_checked(found)
+        return self._pack(texts, vectors), self._all_checked(found)
 
     async def aembed(
         self, texts: Sequence[str], queries: Sequence[str], *, in_threads: bool = True
@@ -82,8 +82,8 @@ class TextEmbedder:
         except Exception as error:
             raise self._failed_error(error) from error
         if in_threads and len(texts) * self.dims > _NUMBERS_AT_ONCE:
-            return await asyncio.to_thread(self._packed, texts, vectors), self._all_checked(found)
-        return self._packed(texts, vectors), self._all_checked(found)
+            return await asyncio.to_thread(self._pack, texts, vectors), self._all_checked(found)
+        return self._pack(texts, vectors), self._all_checked(found)
 
     def embed_blocking(self, texts: Sequence[str]) -> dict[str, bytes]:
         """Return the packed vectors of texts. An asynchronous function is run in an event loop of its own, so
@@ -112,7 +112,7 @@ class TextEmbedder:
             "message is the cause of this error (__cause__)"
         )
 
-    def _packed(self, texts: Sequence[str], vectors: Sequence[Any]) -> dict[str, bytes]:
+    def _pack(self, texts: Sequence[str], vectors: Sequence[Any]) -> dict[str, bytes]:
         if not hasattr(vectors, "__len__"):
             raise BadEmbedding(f"embed returned no list of vectors: {type(vectors).__name__}")
         if len(vectors) != len(texts):

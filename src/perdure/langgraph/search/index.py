@@ -26,7 +26,7 @@ from perdure.errors import ReindexRequired, TooLarge
 from perdure.langgraph.search.cache import IndexCache, IndexUpdate, NamespaceIndex
 from perdure.langgraph.search.embedding import TextEmbedder
 from perdure.langgraph.search.offline import OFFLINE, OFFLINE_DIMS
-from perdure.langgraph.search.ranking import RankedQuery, ranked
+from perdure.langgraph.search.ranking import RankedQuery, rank
 from perdure.langgraph.search.segments import Distance, IndexedItem, numpy
 from perdure.langgraph.search.terms import TermExtractor
 from perdure.model.arguments import refuse_text
@@ -266,7 +266,7 @@ class SearchIndex:
                 )
         vector = None if self.embedder is None else numpy().asarray(embedded.queries[op.query or ""])
         terms = None if self.extractor is None else self.extractor.query_terms(op.query or "")
-        return ranked(
+        return rank(
             found, RankedQuery(vector, terms, self.vector_weight), 2 * (op.offset + op.limit) + _READ_AHEAD
         )
 
@@ -285,7 +285,7 @@ class SearchIndex:
         bodies: dict[str, bytes] = {}
         if self.extractor is not None:
             bodies = yield from search_index.values(partition, changes.written)
-        now = known.changed(self._update(partition, changes, bodies), self._dims, self.distance)
+        now = known.apply(self._update(partition, changes, bodies), self._dims, self.distance)
         self._cache.put(driver, partition, now)
         return now
 

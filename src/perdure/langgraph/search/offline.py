@@ -51,12 +51,12 @@ class OfflineEmbeddings(Embeddings):
         return self._vector(text)
 
     def _vector(self, text: str) -> list[float]:
-        tokenizer, weights = self._loaded()
+        tokenizer, weights = self._load()
         known = tokenizer.encode(text, add_special_tokens=False).ids
         mean = weights[known].mean(axis=0, dtype="f4") if known else numpy().zeros(OFFLINE_DIMS, dtype="f4")
         return mean.tolist()  # type: ignore[no-any-return]
 
-    def _loaded(self) -> tuple[Any, Any]:
+    def _load(self) -> tuple[Any, Any]:
         with self._lock:
             return self._model
 

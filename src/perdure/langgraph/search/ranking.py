@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Scores = NDArray[np.float32]
 
-__all__ = ["RankedQuery", "ranked"]
+__all__ = ["RankedQuery", "rank"]
 
 _SATURATION = 1.2
 _LENGTH_SHARE = 0.75
@@ -48,7 +48,7 @@ class _Place(NamedTuple):
     part: Part
 
 
-def ranked(found: Mapping[Partition, NamespaceIndex], query: RankedQuery, least: int) -> Iterator[Candidate]:
+def rank(found: Mapping[Partition, NamespaceIndex], query: RankedQuery, least: int) -> Iterator[Candidate]:
     """Yield the items of namespaces in the order of their scores, the best first, equal ones by name.
 
     With a vector every item is yielded; without one those that share a word with the query.
@@ -100,13 +100,13 @@ def _scores(
     """Return the score of each item of the parts, one part after the other, NaN for those not to be found."""
     likeness = None if query.vector is None else _likeness(np, places, query.vector)
     if query.terms is None and likeness is not None:
-        return _living(np, places, likeness)
+        return _drop_dead(np, places, likeness)
     words = _bm25(np, places, found, query.terms or {})
     if likeness is None:
-        return _living(np, places, np.where(words > 0, words, np.nan))
+        return _drop_dead(np, places, np.where(words > 0, words, np.nan))
     share = query.vector_weight
-    both = share * _rescale(np, _living(np, places, likeness)) + (1 - share) * words
-    return _living(np, places, np.where(np.isnan(likeness) & (words <= 0), np.nan, both))
+    both = share * _rescale(np, _drop_dead(np, places, likeness)) + (1 - share) * words
+    return _drop_dead(np, places, np.where(np.isnan(likeness) & (words <= 0), np.nan, both))
 
 
 def _rescale(np: Any, likeness: Scores) -> Scores:
@@ -119,7 +119,7 @@ def _rescale(np: Any, likeness: Scores) -> Scores:
     return np.where(np.isnan(likeness), 0, (likeness - least) / (greatest - least))  # type: ignore[no-any-return]
 
 
-def _living(np: Any, places: list[_Place], scores: Scores) -> Scores:
+def _drop_dead(np: Any, places: list[_Place], scores: Scores) -> Scores:
     parts = [place.part for place in places]
     if all(part.alive is None for part in parts):
         return scores
@@ -144,7 +144,7 @@ def _bm25(
     scores = [np.zeros(len(place.part.segment.keys), dtype=np.float32) for place in places]
     most = 0.0
     for term, times in terms.items():
-        having = [place.part.segment.having(term, place.part.alive) for place in places]
+        having = [place.part.segment.find_postings(term, place.part.alive) for place in places]
         number = sum(len(postings.places) for postings in having if postings is not None)
         weight = times * float(np.log1p((items - number + 0.5) / (number + 0.5)))
         most += weight * (_SATURATION + 1)

@@ -131,7 +131,7 @@ class IndexSegment:
             query = (query / (float(np.linalg.norm(query)) or 1.0)).astype(np.float32)
         return self.matrix @ query
 
-    def having(self, term: str, alive: Flags | None) -> Postings | None:
+    def find_postings(self, term: str, alive: Flags | None) -> Postings | None:
         """Return the items that have a term, without those that are not ``alive``; ``None`` for none."""
         number = self.vocabulary.get(term)
         if number is None:

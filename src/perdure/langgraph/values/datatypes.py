@@ -81,22 +81,22 @@ class Types:
                 self._classes.update((name_of(cls), cls) for cls in within(item))
         self._checked: WeakKeyDictionary[type, TypeName] = WeakKeyDictionary()
 
-    def allowing(self, extra: Iterable[type | TypeName], place: str | None = None) -> Types:
+    def with_types(self, extra: Iterable[type | TypeName], place: str | None = None) -> Types:
         """Return the same with more types, and with another ``place`` if given."""
         refuse_text("allow", extra)
         new = Types((*self._given, *extra), place or self.place, self._renamed)
         new.is_open = self.is_open
         return new
 
-    def renaming(self, renamed: Mapping[str, str]) -> Types:
+    def with_earlier_names(self, renamed: Mapping[str, str]) -> Types:
         """Return the same types, some of which are found by earlier names too: module and name with dots."""
-        new = self.allowing(())
+        new = self.with_types(())
         new._renamed = renamed
         return new
 
-    def opened(self) -> Types:
+    def with_imported_types(self) -> Types:
         """Return the same types, and every imported data type."""
-        new = self.allowing(())
+        new = self.with_types(())
         new.is_open = True
         return new
 

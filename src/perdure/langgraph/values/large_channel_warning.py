@@ -32,7 +32,7 @@ class LargeChannels:
         self._lock = threading.Lock()
         self._warned: BoundedCache[Partition, set[str]] = BoundedCache(_THREADS_MOST)
 
-    def stored(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
+    def check(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         """Look at a durable checkpoint.
 
         Args:

@@ -88,7 +88,7 @@ class _Hook(local):
     simplified: int = 0
     """Number of objects of which plain data was packed."""
 
-    def failed(self) -> Exception | None:
+    def take_error(self) -> Exception | None:
         """Return the last failure and forget it."""
         error, self.error = self.error, None
         return error
@@ -118,19 +118,19 @@ class Serde:
         self._proved: WeakSet[type] = WeakSet()
         self._unpack_ext = self._make_unpack_ext()
 
-    def renaming(self, renamed: Mapping[str, str]) -> Serde:
+    def with_earlier_names(self, renamed: Mapping[str, str]) -> Serde:
         """Return the same serializer, which also finds types by earlier names: module and name with dots."""
-        return Serde(self.types.renaming(renamed), codecs=self.codecs)
+        return Serde(self.types.with_earlier_names(renamed), codecs=self.codecs)
 
-    def allowing(self, extra: Iterable[type | TypeName]) -> Serde:
+    def with_types(self, extra: Iterable[type | TypeName]) -> Serde:
         """Return the same serializer with more types allowed."""
-        return Serde(self.types.allowing(extra), codecs=self.codecs)
+        return Serde(self.types.with_types(extra), codecs=self.codecs)
 
-    def opened(self) -> Serde:
+    def with_imported_types(self) -> Serde:
         """Return the same serializer with every imported data type allowed."""
-        return Serde(self.types.opened(), codecs=self.codecs)
+        return Serde(self.types.with_imported_types(), codecs=self.codecs)
 
-    def missing(self, value: Any) -> list[TypeName]:
+    def find_missing(self, value: Any) -> list[TypeName]:
         """Return the types in a value that are not allowed, each once."""
         collecting = _Collecting(self.types, codecs=self.codecs)
         with suppress(Unserialisable, TypeNotAllowed):
@@ -211,7 +211,7 @@ class Serde:
         try:
             return ormsgpack.packb(detached, default=self._default, option=_PACK)
         except _NOT_PLAIN as error:
-            cause = _hook.failed()
+            cause = _hook.take_error()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
             if isinstance(cause or error, RecursionError) or _TOO_DEEP in str(error):
@@ -273,7 +273,7 @@ class Serde:
         try:
             return ormsgpack.unpackb(body, ext_hook=self._unpack_ext, option=_UNPACK)
         except (ormsgpack.MsgpackDecodeError, ValueError) as error:
-            cause = _hook.failed()
+            cause = _hook.take_error()
             if isinstance(cause, Unreadable | Corrupt):
                 raise cause from cause.__cause__
             raise Corrupt(f"a stored value cannot be unpacked: {error}") from (cause or error)
@@ -307,7 +307,7 @@ class Serde:
         try:
             is_proved = is_same(obj, self._unpack_ext(code, body))
         except Exception as error:
-            _hook.failed()
+            _hook.take_error()
             if isinstance(error, TypeNotAllowed | TypeNotFound):
                 raise
             cause = error.__cause__ if isinstance(error, Unreadable) else error
@@ -384,12 +384,12 @@ class Serde:
         raise _never_stored(obj, describe(obj) or self._advice(kind))
 
     def _pack_by(self, codec: Codec, obj: Any) -> Any:
-        body = self.pack((codec.name, codec.dumped(obj)))
+        body = self.pack((codec.name, codec.dump_value(obj)))
         if codec.type not in self._proved:
             try:
                 read = self._unpack_ext(CODEC_EXT, body)
             except Exception as error:
-                _hook.failed()
+                _hook.take_error()
                 raise Unserialisable(
                     f"the codec of {codec.name} could not load what it dumped: {type(error).__name__}"
                 ) from error
@@ -405,7 +405,7 @@ class Serde:
         try:
             return escaped.pack(value)
         except _NOT_PLAIN as error:
-            cause = _hook.failed()
+            cause = _hook.take_error()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
             if isinstance(cause or error, RecursionError) or _TOO_DEEP in str(error):
@@ -423,7 +423,7 @@ class Serde:
                 if code == NUMPY_EXT:
                     return unpack_array(*inner)
                 if code == CODEC_EXT:
-                    return _loaded(self._codec(inner[0]), inner[1])
+                    return _load(self._codec(inner[0]), inner[1])
                 module, name, argument, *more = inner
                 if code == METHOD:
                     if (module, name, *more) not in SAFE_MSGPACK_METHODS:
@@ -463,7 +463,7 @@ class _Collecting(Serde):
         """Do nothing: objects are not read back."""
 
 
-def _loaded(codec: Codec, dumped: Any) -> Any:
+def _load(codec: Codec, dumped: Any) -> Any:
     try:
         return codec.load(dumped)
     except Exception as error:

@@ -30,12 +30,14 @@ _MAPPER = "_get_updates"
 _MOST = 1000
 
 
-def watching(graph: Pregel[Any, Any, Any, Any], on_undeclared: OnUndeclared) -> Pregel[Any, Any, Any, Any]:
+def watch_undeclared(
+    graph: Pregel[Any, Any, Any, Any], on_undeclared: OnUndeclared
+) -> Pregel[Any, Any, Any, Any]:
     """Return a copy of a graph that reports keys that are dropped, in subgraphs that are nodes of it as well.
 
     A graph that a function of a node calls is not seen, and neither are keys of ``Command(graph=PARENT)``.
     """
-    return _watching(graph, on_undeclared, ())
+    return _watch(graph, on_undeclared, ())
 
 
 def refuse(node: str, key: str) -> None:
@@ -61,7 +63,7 @@ class ReportedOnce:
             self._on_undeclared(node, key)
 
 
-def _watching(
+def _watch(
     graph: Pregel[Any, Any, Any, Any], on_undeclared: OnUndeclared, path: tuple[str, ...]
 ) -> Pregel[Any, Any, Any, Any]:
     builder = getattr(graph, "builder", None)
@@ -72,7 +74,7 @@ def _watching(
     nodes: dict[str, PregelNode] = {}
     for name, node in graph.nodes.items():
         if isinstance(node.bound, Pregel):
-            inner = _watching(node.bound, on_undeclared, (*path, name))
+            inner = _watch(node.bound, on_undeclared, (*path, name))
             nodes[name] = node.copy({"bound": inner, "subgraphs": [inner] if node.subgraphs else []})
         elif name == START:
             nodes[name] = node if path else _node(node, INPUT, on_undeclared, inputs)
@@ -96,13 +98,13 @@ def _entry(entry: Any, place: str, on_undeclared: OnUndeclared, keys: frozenset[
         return entry
     mapper = entry.mapper
 
-    def looked_at(value: Any) -> Any:
+    def check_keys(value: Any) -> Any:
         for key in _keys(value):
             if key not in keys:
                 on_undeclared(place, str(key))
         return mapper(value)
 
-    return entry._replace(mapper=looked_at)
+    return entry._replace(mapper=check_keys)
 
 
 def _keys(value: Any) -> Iterator[Any]:

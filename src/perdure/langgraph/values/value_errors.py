@@ -10,7 +10,7 @@ from perdure.errors import PerdureError, TypeNotAllowed, Unreadable
 from perdure.langgraph.values.datatypes import TypeName
 from perdure.langgraph.values.object_packing import wire_form
 from perdure.langgraph.values.serde import Serde
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.model.values.tree import Tree
 
 _DEPTH_MAX = 100
@@ -37,7 +37,7 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
     channels: dict[str, None] = {}
     for channel, value in values:
         try:
-            found_types = serde.missing(value)
+            found_types = serde.find_missing(value)
         except PerdureError:
             channels[channel] = None
             continue
@@ -122,7 +122,7 @@ def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unrea
     channels: dict[str, None] = {}
     found: dict[str, Unreadable] = {}
     for channel, tree in trees.items():
-        for each in serde.unreadable(*joined(tree)):
+        for each in serde.unreadable(*join_tree(tree)):
             channels[channel] = None
             found[str(each)] = each
     if not found:

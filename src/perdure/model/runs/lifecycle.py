@@ -156,7 +156,7 @@ class Left(NamedTuple):
     was_paused: bool = False
 
 
-def waiting_after(
+def find_waiting_run(
     state: str, run_id: str, before: str | None, left: Left | None, *, has_begun: bool = True
 ) -> str | None:
     """Return the run whose question a thread waits with once a run has ended.

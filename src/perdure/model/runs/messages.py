@@ -78,7 +78,7 @@ class Message:
         stop: Stop = self.options.get("stop", INTERRUPT)
         return stop
 
-    def withdrawn(self, how: Stop) -> Message:
+    def withdraw(self, how: Stop) -> Message:
         """Return the message as withdrawn."""
         return replace(self, mode="withdrawn", options={**self.options, "stop": how})
 
@@ -265,10 +265,10 @@ def _together(first: Message, other: Message) -> bool:
 
 def error_note(error: BaseException) -> str:
     """Return an error as text for the note of a run or a reply, cut to what can be stored."""
-    return stored_text(f"{type(error).__name__}: {error}"[:_NOTE_MAX])
+    return replace_surrogates(f"{type(error).__name__}: {error}"[:_NOTE_MAX])
 
 
-def stored_text(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Replace lone surrogates in text, which databases cannot hold."""
     return text.encode("utf-8", "replace").decode()
 

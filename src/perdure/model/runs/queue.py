@@ -89,7 +89,7 @@ class Lane(NamedTuple):
     def is_due(self, now: int) -> bool:
         return self.due_at is not None and self.due_at <= now
 
-    def accepted(self, now: int, debounce: Debounce, count: int = 1) -> Lane:
+    def accept(self, now: int, debounce: Debounce, count: int = 1) -> Lane:
         """Return the record with ``count`` more.
 
         They wait until the time ``debounce.quiet`` has passed without another, at most as long as each of
@@ -101,13 +101,13 @@ class Lane(NamedTuple):
         ready = min(now + max(debounce.quiet, 0), latest)
         return self._replace(last=self.last + count, since=latest, ready_at=ready)
 
-    def appended(self, now: int, count: int) -> Lane:
+    def append(self, now: int, count: int) -> Lane:
         """Return the outbox with ``count`` more replies. If the first waits for its next attempt, they wait
         behind it."""
         ready = self.ready_at if self.pending and self.ready_at is not None else now
-        return self.accepted(now, Debounce(), count)._replace(ready_at=ready)
+        return self.accept(now, Debounce(), count)._replace(ready_at=ready)
 
-    def taken(self, run_id: str, bound: int, next_since: int | None) -> Lane:
+    def take(self, run_id: str, bound: int, next_since: int | None) -> Lane:
         """Return the record with a new run over the pending ones up to ``bound``.
 
         ``next_since`` is the time at which the first of the rest came. The rest has waited and may be taken
@@ -120,36 +120,36 @@ class Lane(NamedTuple):
             ready_at=next_since,
         )
 
-    def joined(self, bound: int) -> Lane:
+    def join(self, bound: int) -> Lane:
         """Return the record with the pending ones up to ``bound`` taken by the open run."""
         return self._replace(bound=bound)
 
-    def held(self, owner: str, epoch: int, now: int, ttl: int) -> Lane:
+    def hold(self, owner: str, epoch: int, now: int, ttl: int) -> Lane:
         """Return the record with a lease holder for the open run."""
         return self._replace(owner=owner, epoch=epoch, lease_until=now + ttl, retry_at=None)
 
-    def renewed(self, now: int, ttl: int) -> Lane:
+    def renew(self, now: int, ttl: int) -> Lane:
         return self._replace(lease_until=now + ttl)
 
-    def put_off(self, until: int) -> Lane:
+    def postpone(self, until: int) -> Lane:
         """Return the record without a holder and with the run still open, to be tried again."""
         return self._replace(owner=None, lease_until=None, retry_at=until)
 
-    def passed(self, bound: int) -> Lane:
+    def complete(self, bound: int) -> Lane:
         """Return the outbox with those up to ``bound`` settled."""
         return self._replace(bound=bound, since=self.since if bound < self.last else None)
 
-    def released(self, ready_at: int) -> Lane:
+    def release(self, ready_at: int) -> Lane:
         """Return the outbox without a holder; the pending ones may be taken at ``ready_at``."""
         return self._replace(owner=None, lease_until=None, ready_at=ready_at)
 
-    def closed(self, waiting: str | None = None) -> Lane:
+    def close(self, waiting: str | None = None) -> Lane:
         """Return the record without the open run, and with the run whose question the thread waits with."""
         return self._replace(
             run_id=None, owner=None, lease_until=None, retry_at=None, stop=None, waiting=waiting
         )
 
-    def stopping(self, how: str, now: int) -> Lane:
+    def request_stop(self, how: str, now: int) -> Lane:
         """Return the record with a request to end the open run.
 
         A holder sees it at its next renewal; a run without a holder is due at once.
@@ -172,7 +172,7 @@ class Lane(NamedTuple):
         fields = {n: values[n] for n in _FIELDS}
         return Put(LANE, (self.name,), fields, expect=expect, version=self._next_version(fresh))
 
-    def stored(self, fresh: int) -> Lane:
+    def mark_stored(self, fresh: int) -> Lane:
         """Return the record as it is once ``put`` is committed."""
         return self._replace(version=self._next_version(fresh))
 

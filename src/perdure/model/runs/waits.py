@@ -48,7 +48,7 @@ class Wait:
     replies: tuple[Any, ...] = ()
     is_spent: bool = False
 
-    def begun(self, now: int) -> Wait:
+    def begin(self, now: int) -> Wait:
         """Return the wait with its times counted from now."""
         until = None if self.until is None else now + self.until
         return replace(self, until=until, remind=tuple(now + after for after in self.remind))
@@ -74,16 +74,16 @@ class Wait:
         """Return True if a reminder is due."""
         return not self.is_spent and any(at <= now for at in self.remind[self.reminded :])
 
-    def spent(self) -> Wait:
+    def spend(self) -> Wait:
         """Return the wait whose deadline has given its answer."""
         return replace(self, is_spent=True)
 
-    def noted(self, now: int) -> Wait:
+    def note_reminders(self, now: int) -> Wait:
         """Return the wait with the reminders past that are due: those of a time in which no process looked
         are one."""
         return replace(self, reminded=sum(at <= now for at in self.remind))
 
-    def stored(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return the wait as it is stored, without what is not set."""
         held = {
             "kind": self.kind,
@@ -120,7 +120,7 @@ def with_waits(note: Mapping[str, Any], waits: Waits) -> dict[str, Any]:
     rest = {name: value for name, value in note.items() if name != WAITS}
     if not waits:
         return rest
-    return {**rest, WAITS: {interrupt_id: wait.stored() for interrupt_id, wait in waits.items()}}
+    return {**rest, WAITS: {interrupt_id: wait.dump() for interrupt_id, wait in waits.items()}}
 
 
 def after_run(
@@ -141,7 +141,7 @@ def after_run(
     kept = {name: wait for name, wait in before.items() if name not in gone} if is_answer else {}
     for name, wait in new.items():
         old = before.get(name)
-        kept[name] = wait.begun(now) if old is None or old.is_spent else old
+        kept[name] = wait.begin(now) if old is None or old.is_spent else old
     return kept
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from perdure.model.values.compression import decompressed
+from perdure.model.values.compression import decompress
 
 DIGEST_SIZE = 16
 CHUNK_MAX = 256 * 1024
@@ -44,7 +44,7 @@ class Digester:
     def plain(self, digest: bytes, stored: bytes) -> bytes | None:
         """Return a chunk's bytes, given its name and what is stored, which may be compressed. ``None`` if
         neither form matches the name."""
-        body = decompressed(stored)
+        body = decompress(stored)
         if body is not None and self.names(digest, body):
             return body
         return stored if self.names(digest, stored) else None

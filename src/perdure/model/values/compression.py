@@ -63,13 +63,13 @@ DICTIONARY = (
 )
 
 
-def stored_body(put: Put) -> bytes:
+def compress_body(put: Put) -> bytes:
     """Return the body that a driver stores for an operation. It should be called outside of event loops."""
     body = put.body
-    return compressed(body) if put.kind.compressed and not body.startswith(SEALED) else body
+    return compress(body) if put.kind.compressed and not body.startswith(SEALED) else body
 
 
-def compressed(body: bytes) -> bytes:
+def compress(body: bytes) -> bytes:
     """Return the form in which a body is stored: compressed, or itself if that is shorter."""
     size = len(body)
     if not LEAST <= size <= MOST:
@@ -84,7 +84,7 @@ def compressed(body: bytes) -> bytes:
     return short if len(short) < size else body
 
 
-def decompressed(stored: bytes) -> bytes | None:
+def decompress(stored: bytes) -> bytes | None:
     """Return what was compressed, ``None`` if a body is not the whole of something compressed of at most
     ``MOST`` bytes."""
     if stored.startswith(LONG_MARK):

@@ -17,14 +17,14 @@ SNAPSHOT_EXT = 7
 """Extension code of LangGraph's ``_DeltaSnapshot``."""
 
 
-def joined(tree: Tree) -> tuple[int, bytes]:
+def join_tree(tree: Tree) -> tuple[int, bytes]:
     """Return the payload type and bytes of a whole value."""
     if isinstance(tree, Leaf):
         return tree.type, tree.body
-    return refs.MSGPACK, packed(tree)
+    return refs.MSGPACK, pack_tree(tree)
 
 
-def packed(tree: Tree) -> bytes:
+def pack_tree(tree: Tree) -> bytes:
     """Return the value as one packed MessagePack value."""
     if isinstance(tree, Leaf):
         if tree.type == refs.MSGPACK:
@@ -36,15 +36,15 @@ def packed(tree: Tree) -> bytes:
         raise Corrupt(f"a payload of type {tree.type} stands inside another value")
     if isinstance(tree, EncodedList):
         return array_header(len(tree.items)) + b"".join(
-            [i.body if type(i) is Leaf and i.type == refs.MSGPACK else packed(i) for i in tree.items]
+            [i.body if type(i) is Leaf and i.type == refs.MSGPACK else pack_tree(i) for i in tree.items]
         )
     if isinstance(tree, EncodedDict):
         parts = [map_header(len(tree.items))]
         for key, value in tree.items:
             parts.append(key)
-            parts.append(packed(value))
+            parts.append(pack_tree(value))
         return b"".join(parts)
-    inner = packed(tree.inner)
+    inner = pack_tree(tree.inner)
     return ext_header(SNAPSHOT_EXT, len(inner)) + inner
 
 

@@ -19,7 +19,7 @@ from perdure.model.ops import Put
 from perdure.model.records import BLOB, CHUNK, PACK, Key, Kind, Record
 from perdure.model.values import refs
 from perdure.model.values.chunks import DIGEST_SIZE, Digester
-from perdure.model.values.compression import decompressed
+from perdure.model.values.compression import decompress
 
 PACKED_MAX = 8 * 1024
 """Bytes of the largest chunk that goes into a pack."""
@@ -132,20 +132,20 @@ def read_pack(record: Record, digest: Digester) -> Pack:
     """
     # A record that is not verified may hold anything.
     stored = cast(object, record.body)
-    body = decompressed(stored) or stored if isinstance(stored, bytes) else b""
+    body = decompress(stored) or stored if isinstance(stored, bytes) else b""
     start = len(_FORMAT) + _SUM
     try:
         bodies = refs.read_entries(body[start:])
     except Corrupt:
         bodies = []
     if not bodies or body[:start] != _FORMAT + crc32(body[start:]).to_bytes(_SUM):
-        raise Corrupt(f"pack {shown_name(record.key[1])} is damaged; run `perdure fsck`")
+        raise Corrupt(f"pack {format_name(record.key[1])} is damaged; run `perdure fsck`")
     names = list(zip(*digest.name_all(bodies), strict=True))
     chunks = {name: body for some, body in zip(names, bodies, strict=True) for name in some}
     return Pack(len(record.body), names, chunks)
 
 
-def shown_name(name: object) -> str:
+def format_name(name: object) -> str:
     """Return the name of a chunk or a pack for a message; a damaged record may have any."""
     return name.hex() if isinstance(name, bytes) else repr(name)
 

@@ -43,7 +43,7 @@ def big(payload_type: int, digests: list[bytes]) -> bytes:
     return bytes((BIG | payload_type,)) + b"".join(digests)
 
 
-def wrapped(digest: bytes) -> bytes:
+def wrap(digest: bytes) -> bytes:
     return bytes((WRAPPED,)) + digest
 
 

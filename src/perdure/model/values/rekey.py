@@ -72,13 +72,13 @@ class Graft:
             self._check(digest, body)
         self._nodes.update(bodies)
 
-    def missing(self) -> set[bytes]:
+    def take_missing(self) -> set[bytes]:
         """Return the names of the nodes requested since the last call."""
         wanted, self._wanted = self._wanted, set()
         return wanted
 
     def explore(self, ref: bytes) -> bool:
-        """Return True if everything that a reference needs is known by name; if not, see ``missing``."""
+        """Return True if everything that a reference needs is known by name; if not, see ``take_missing``."""
         if not ref:
             raise Corrupt("an empty reference")
         tag, family = ref[0], ref[0] & 0xF0
@@ -140,7 +140,7 @@ class Graft:
             return Named(ref[:1] + b"".join(p.name for p in pieces), content)
         if tag == refs.WRAPPED:
             name, content = self._node(_WRAPPED, ref[1:])
-            return Named(refs.wrapped(name), content)
+            return Named(refs.wrap(name), content)
         if tag == refs.SNAPSHOT:
             inner, content = self.reference(ref[1:])
             return Named(refs.snapshot(inner), _content_digest(b"snapshot", content))
@@ -148,7 +148,7 @@ class Graft:
         entries = b""
         if upper:
             upper, entries = self._node(_Role(tag, -1), upper)
-        end, last = self._renamed_entries(tag, tail)
+        end, last = self._rename_entries(tag, tail)
         entries += last
         per_entry = _CONTENT_SIZE * (1 if tag == refs.LIST else 2)
         if len(entries) != count * per_entry:
@@ -165,7 +165,7 @@ class Graft:
         if role is _WRAPPED:
             new, content = self.reference(body)
         elif role.height == 0:
-            new, content = self._renamed_entries(role.tag, body)
+            new, content = self._rename_entries(role.tag, body)
         else:
             runs = [[self._node(r, d) for d in run] for r, run in _below(role, body)]
             content = b"".join(named.content for run in runs for named in run)
@@ -176,7 +176,7 @@ class Graft:
         self._made[role, digest] = Named(name, content)
         return self._made[role, digest]
 
-    def _renamed_entries(self, tag: int, data: bytes) -> tuple[bytes, bytes]:
+    def _rename_entries(self, tag: int, data: bytes) -> tuple[bytes, bytes]:
         out: list[bytes] = []
         contents: list[bytes] = []
         for key, ref in _entries(tag, data):

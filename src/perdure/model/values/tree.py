@@ -91,7 +91,7 @@ class Builder:
         pieces = [self.chunk(piece) for piece in cut(body)]
         if len(pieces) == 1:
             return refs.chunk(payload_type, pieces[0])
-        return self._bound(refs.big(payload_type, pieces))
+        return self._shorten(refs.big(payload_type, pieces))
 
     def list_of(self, elements: list[bytes]) -> bytes:
         """Return the reference of a list, given the references of its elements."""
@@ -155,11 +155,11 @@ class Builder:
         return self._tree(refs.DICT, len(entries), leaves, b"".join(entries[at:]))
 
     def snapshot_of(self, inner: bytes) -> bytes:
-        return self._bound(refs.snapshot(inner))
+        return self._shorten(refs.snapshot(inner))
 
     def _tree(self, tag: int, count: int, leaves: list[bytes], tail: bytes) -> bytes:
         upper = self.node(self._upper(leaves)) if leaves else b""
-        return self._bound(refs.tree(tag, count, upper, tail))
+        return self._shorten(refs.tree(tag, count, upper, tail))
 
     def _upper(self, level: list[bytes]) -> bytes:
         """Return the unfinished ends of the levels above the leaves, topmost first."""
@@ -176,8 +176,8 @@ class Builder:
             level = above
         return b"".join(refs.entry(tail) for tail in reversed(tails))
 
-    def _bound(self, ref: bytes) -> bytes:
-        return ref if len(ref) <= refs.REF_MAX else refs.wrapped(self.node(ref))
+    def _shorten(self, ref: bytes) -> bytes:
+        return ref if len(ref) <= refs.REF_MAX else refs.wrap(self.node(ref))
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ Run = tuple[list[bytes], list[Tree]]
 
 
 class Expansion:
-    """Expansion of references into trees, in rounds: ``missing`` names chunks, ``feed`` supplies them.
+    """Expansion of references into trees, in rounds: ``take_missing`` names chunks, ``feed`` supplies them.
 
     ``nodes`` collects the bodies and digests of the nodes on the way, ``used`` every digest, ``places`` where
     the chunks are stored, as far as that was said. With ``payloads=False`` only nodes are requested and
@@ -240,10 +240,10 @@ class Expansion:
             self.places.update((name, places[name]) for name in bodies)
 
     def try_expand(self, ref: bytes) -> Tree | None:
-        """Return the tree of a reference, or ``None`` if chunks are missing (see ``missing``)."""
+        """Return the tree of a reference, or ``None`` if chunks are missing (see ``take_missing``)."""
         return self._expand(ref)
 
-    def missing(self) -> set[bytes]:
+    def take_missing(self) -> set[bytes]:
         """Return the digests requested since the last call."""
         wanted, self._wanted = self._wanted, set()
         return wanted

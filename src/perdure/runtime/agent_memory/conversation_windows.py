@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.pregel import Pregel
 
-from perdure.conversation.compaction import compacted
+from perdure.conversation.compaction import compact
 from perdure.conversation.hook import off_loop
 from perdure.conversation.policy import Conversation
 from perdure.conversation.summary import SUMMARY_ID, Summary
@@ -79,8 +79,8 @@ class Conversations:
         whole: Any = cast("Any", add_messages)(before, list(new) if isinstance(new, list | tuple) else [new])
         if not whole:
             return given
-        made = None if conversation.summarize is None else await self._waiting(held.partition, before)
-        changed = await off_loop(conversation, compacted, conversation, whole, made)
+        made = None if conversation.summarize is None else await self._load_summary(held.partition, before)
+        changed = await off_loop(conversation, compact, conversation, whole, made)
         if changed is None:
             return given
         if changed.repairs:
@@ -127,7 +127,7 @@ class Conversations:
         self._tasks[partition] = task
         task.add_done_callback(lambda _: self._tasks.pop(partition, None))
 
-    async def settled(self, within: float | None = None) -> None:
+    async def wait_for_summaries(self, within: float | None = None) -> None:
         """Wait for the summaries under way, at most ``within`` seconds."""
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=within)
@@ -136,7 +136,7 @@ class Conversations:
         """End the summaries under way; the next reply of their threads leads to others."""
         for task in list(self._tasks.values()):
             task.cancel()
-        await self.settled()
+        await self.wait_for_summaries()
 
     def forget(self, partition: Partition) -> None:
         """Drop what is held of a thread that was deleted."""
@@ -153,7 +153,7 @@ class Conversations:
             leaving = await off_loop(conversation, conversation.to_fold, rest, summary)
             if leaving is None:
                 return
-            found = await self._database.arun(pending_summary.waiting(held.partition))
+            found = await self._database.arun(pending_summary.load(held.partition))
             if _usable(found, messages) is not None:
                 return  # It waits for the thread's next run, which may make the next one due.
             async with self._places, asyncio.timeout(_PATIENCE_S):
@@ -184,12 +184,12 @@ class Conversations:
         }
         now = await self._clock.now()
         finished = FinishedSummary(body, held.run.id, found)
-        program = pending_summary.store(held.partition, finished, now, fresh=self._database.fresh())
+        program = pending_summary.store(held.partition, finished, now, fresh=self._database.draw_version())
         return await self._database.arun(program)
 
-    async def _waiting(self, partition: Partition, messages: Any) -> Summary | None:
+    async def _load_summary(self, partition: Partition, messages: Any) -> Summary | None:
         """Return the summary that was made for a thread since its latest input, if any."""
-        return _usable(await self._database.arun(pending_summary.waiting(partition)), messages)
+        return _usable(await self._database.arun(pending_summary.load(partition)), messages)
 
 
 def _usable(found: Document | None, messages: Any) -> Summary | None:

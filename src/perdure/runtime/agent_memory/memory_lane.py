@@ -17,9 +17,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime as NodeRuntime
 
-from perdure.conversation.summary import Leaving, Summary, folded, transcript
+from perdure.conversation.summary import Leaving, Summary, fold_summary, transcript
 from perdure.errors import Forgotten, QueueFull
-from perdure.memory.extraction import ExtractionRequest, extracted
+from perdure.memory.extraction import ExtractionRequest, extract_facts
 from perdure.memory.facts import Fact, same_text
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
@@ -74,7 +74,7 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
                     found = await find(state["user"], turns, runtime)
                 except _NoFacts as only:
                     # Its summary is finished, and is kept. Its facts are extracted after the others'.
-                    again = [replace(turn, is_summarised=True).stored() for turn in turns]
+                    again = [replace(turn, is_summarised=True).dump() for turn in turns]
                     return {"turns": [*left, *failed, *again], "found": {**only.found, "count": count}}
                 except Exception as error:
                     errors.append(error)
@@ -169,15 +169,15 @@ async def _facts(
     policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn], *, has_index: bool
 ) -> list[dict[str, Any]]:
     """Return the facts of turns of one thread, as plain JSON data."""
-    messages = [message for turn in turns for message in turn.spoken()]
+    messages = [message for turn in turns for message in turn.to_messages()]
     facts: list[dict[str, Any]] = []
     if policy.extract is None or not messages:
         return facts
     text = transcript(messages)
     current = await memory.afacts()
     there = {same_text(fact.text) for fact in current}
-    known = await _known(policy, memory, text, current, has_index=has_index)
-    for fact in await extracted(policy.extract, ExtractionRequest(text, known)):
+    known = await _choose_known(policy, memory, text, current, has_index=has_index)
+    for fact in await extract_facts(policy.extract, ExtractionRequest(text, known)):
         if same_text(fact.text) in there and not fact.supersedes:
             continue
         since = None if fact.valid_from is None else fact.valid_from.isoformat()
@@ -188,12 +188,12 @@ async def _facts(
 async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn]) -> str | None:
     """Return the summary of a thread with turns of it that it lacks; ``None`` if it lacks none."""
     new = [turn for turn in turns if not turn.is_summarised]
-    messages = [message for turn in new for message in turn.spoken()]
+    messages = [message for turn in new for message in turn.to_messages()]
     if policy.summarize is None or not messages:
         return new[-1].summary if new else None
     thread = turns[-1].thread
     before = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
-    made = folded(
+    made = fold_summary(
         before[0] if before else None,
         Leaving(messages),
         policy.summarize,
@@ -203,7 +203,7 @@ async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[Waiting
     return (await made).text
 
 
-async def _known(
+async def _choose_known(
     policy: MemoryPolicy, memory: Memory, text: str, current: Sequence[Fact], *, has_index: bool
 ) -> list[Fact]:
     """Return the current facts that an extractor is shown: half of them near to the messages, the rest the

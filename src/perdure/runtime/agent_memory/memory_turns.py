@@ -49,7 +49,7 @@ class WaitingTurn:
     summary: str | None = None
     is_summarised: bool = False
 
-    def stored(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return the turn as plain JSON data."""
         return asdict(self)
 
@@ -61,7 +61,7 @@ class WaitingTurn:
         except TypeError as error:
             raise Corrupt("a turn that waits for its extraction was stored by another release") from error
 
-    def spoken(self) -> list[BaseMessage]:
+    def to_messages(self) -> list[BaseMessage]:
         """Return the messages."""
         kinds: dict[str, type[BaseMessage]] = {"human": HumanMessage, "ai": AIMessage}
         return [kinds[kind](text, id=self.run) for kind, text in self.messages]

@@ -22,7 +22,7 @@ from perdure.langgraph.reading.readable_states import aread_state
 from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
-from perdure.memory.recall import recalled, recalled_ids
+from perdure.memory.recall import compose_recall, read_recalled_ids
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn
 from perdure.runtime.failures.failure_location import log_failure
 from perdure.runtime.observers import Observers
@@ -80,10 +80,10 @@ class Memories:
             self._within(held, memory.arecall(query, policy.nearest) if query and policy.nearest else None),
             self._within(held, memory.arecall(None, policy.newest) if policy.newest else None),
         )
-        message = recalled(nearest, newest, tokens=policy.tokens, counter=policy.counter)
+        message = compose_recall(nearest, newest, tokens=policy.tokens, counter=policy.counter)
         if message is None:
             return given
-        self._observers.run_event("memory.recalled", held, entries=len(recalled_ids(message)))
+        self._observers.run_event("memory.recalled", held, entries=len(read_recalled_ids(message)))
         at = next((n for n, each in enumerate(messages) if not isinstance(each, SystemMessage)), len(new))
         return {**given, policy.key: [*new[:at], message, *new[at:]]}
 
@@ -120,7 +120,7 @@ class Memories:
                 return None
         return _messages_of(found.values, policy.key)
 
-    async def ended(
+    async def end_turn(
         self,
         policy: MemoryPolicy,
         graph: Pregel[Any, Any, Any, Any],
@@ -174,7 +174,7 @@ class Memories:
             messages=_cut(spoken),
             summary=text,
         )
-        return ((MEMORY, {"user": user, "turn": waiting.stored()}),)
+        return ((MEMORY, {"user": user, "turn": waiting.dump()}),)
 
     async def _unkept_summary(
         self, policy: MemoryPolicy, user: str, held: HeldRun, messages: Sequence[Any]

@@ -233,5 +233,6 @@ def input_names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
 def _not_replaced(key: str) -> str:
     return (
         f"conversation=… needs a reducer for {key!r} that clears it on RemoveMessage(REMOVE_ALL_MESSAGES), "
-        "as langgraph.graph.add_messages does; use perdure.conversation.fitted(model, …) in the graph instead"
+        "as langgraph.graph.add_messages does; use perdure.conversation.fit_model(model, …) in the "
+        "graph instead"
     )

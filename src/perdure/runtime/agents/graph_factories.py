@@ -48,7 +48,7 @@ class Factory:
     parameters: Mapping[str, Literal["config", "runtime"]]
 
     @asynccontextmanager
-    async def made(self, use: Use) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+    async def open_graph(self, use: Use) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
         """Make the graph for one use and yield it. Errors of the function are raised unchanged.
 
         Raises:
@@ -62,14 +62,14 @@ class Factory:
             made = await made
         if isinstance(made, AbstractAsyncContextManager):
             async with made as graph:
-                yield self._compiled(graph)
+                yield self._compile(graph)
         elif isinstance(made, AbstractContextManager) and not isinstance(made, Pregel):
             with made as graph:
-                yield self._compiled(graph)
+                yield self._compile(graph)
         else:
-            yield self._compiled(made)
+            yield self._compile(made)
 
-    def _compiled(self, made: Any) -> Pregel[Any, Any, Any, Any]:
+    def _compile(self, made: Any) -> Pregel[Any, Any, Any, Any]:
         if isinstance(made, StateGraph):
             made = made.compile()
         if not isinstance(made, Pregel):

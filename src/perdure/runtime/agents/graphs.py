@@ -16,12 +16,12 @@ from perdure.database.base import DatabaseBase
 from perdure.database.blocking import SyncDatabase
 from perdure.engine.queue.questions import Asked
 from perdure.errors import GraphLoadError
-from perdure.langgraph.call_recording import recorded
+from perdure.langgraph.call_recording import record_calls
 from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
 from perdure.langgraph.values.datatypes import AGENT, Allow, of_graph
-from perdure.langgraph.values.undeclared import OnUndeclared, ReportedOnce, refuse, watching
+from perdure.langgraph.values.undeclared import OnUndeclared, ReportedOnce, refuse, watch_undeclared
 from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.runtime.agents.agent import Agent
@@ -57,7 +57,7 @@ def saver_for(
     codecs = tuple(dict.fromkeys(codec for agent in agents for codec in agent.codecs))
     saver = database.checkpointer(
         tenant=tenant,
-        allow=_joined([agent.allow for agent in agents]),
+        allow=_join([agent.allow for agent in agents]),
         codecs=codecs,
         schema=agents[0].schema if agents else None,
     )
@@ -82,7 +82,7 @@ def savers_for(database: Database, agents: Mapping[str, Agent]) -> dict[str, Per
     return {name: out[name] for name in agents}
 
 
-def _joined(allowed: Sequence[Allow | None]) -> Allow | None:
+def _join(allowed: Sequence[Allow | None]) -> Allow | None:
     if None in allowed or "imported" in allowed:
         return "imported" if "imported" in allowed else None
     lists = [each for each in allowed if not isinstance(each, str) and each is not None]
@@ -139,7 +139,7 @@ class Graphs:
         """Return a graph with a checkpointer and a store for a tenant.
 
         Raises:
-            GraphLoadError: The graph is made for each use by a factory: ``opened`` is for these.
+            GraphLoadError: The graph is made for each use by a factory: call ``open`` for these.
         """
         if (name, tenant) not in self._bound:
             agent = self.agents[name]
@@ -178,7 +178,7 @@ class Graphs:
         return asked
 
     @asynccontextmanager
-    async def opened(
+    async def open(
         self,
         name: str,
         tenant: str,
@@ -209,7 +209,7 @@ class Graphs:
             "graph_id": name,
         }
         use = Use(access, {**given, "configurable": configurable}, self.store(tenant), user, context)
-        async with agent.graph.made(use) as made:
+        async with agent.graph.open_graph(use) as made:
             agent.check(made)
             yield self._with_ours(name, made, tenant)
 
@@ -223,10 +223,10 @@ class Graphs:
         if not self._shares_threads:
             saver.graph = name
         store = graph.store or self.store(tenant)
-        watched = watching(graph, self._undeclared[name])
+        watched = watch_undeclared(graph, self._undeclared[name])
         update: dict[str, Any] = {"checkpointer": saver, "store": store}
         if watched.get_name() == _UNNAMED:
             # As on LangGraph's server: events and traces tell graphs apart.
             update["name"] = name
         bound = watched.copy(update=update)
-        return recorded(bound) if self.agents[name].record else bound
+        return record_calls(bound) if self.agents[name].record else bound

@@ -44,7 +44,7 @@ class LoadedGraph(NamedTuple):
     found: Any
 
 
-def named(words: Iterable[str]) -> dict[str, str]:
+def parse_places(words: Iterable[str]) -> dict[str, str]:
     """Return places by name, from ``place`` or ``name=place`` each.
 
     Raises:
@@ -94,7 +94,7 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
             has = _suggest(found)
             raise GraphLoadError(f"{place}: {_describe(found)} has no {part!r}{has}") from None
         except Exception as error:
-            raise _broken(place, error) from error
+            raise _load_error(place, error) from error
     return LoadedGraph(place, found)
 
 
@@ -111,7 +111,7 @@ async def load_agent(loaded: LoadedGraph) -> Agent:
         try:
             made = made.compile()
         except Exception as error:
-            raise _broken(loaded.place, error) from error
+            raise _load_error(loaded.place, error) from error
     if isinstance(made, Pregel):
         try:
             made = Agent(made)
@@ -177,7 +177,7 @@ def _of_file(root: Path, file: str, place: str) -> ModuleType:
     except Unplaced as error:
         raise GraphLoadError(f"{place}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise _broken(place, error) from error
+        raise _load_error(place, error) from error
 
 
 def _import(name: str, place: str, root: Path) -> ModuleType:
@@ -187,13 +187,13 @@ def _import(name: str, place: str, root: Path) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if name != missing and not name.startswith(f"{missing}."):
-            raise _broken(place, error) from error
+            raise _load_error(place, error) from error
         raise GraphLoadError(
             f"{place}: there is no module {missing!r}, neither installed nor in {root}; check the name, or "
             "start in the folder that has it"
         ) from error
     except (Exception, SystemExit) as error:
-        raise _broken(place, error) from error
+        raise _load_error(place, error) from error
 
 
 async def _graph_or_factory(loaded: LoadedGraph) -> Any:
@@ -223,10 +223,10 @@ async def _make(loaded: LoadedGraph) -> Any:
         made = factory()
         return await made if inspect.isawaitable(made) else made
     except Exception as error:
-        raise _broken(loaded.place, error) from error
+        raise _load_error(loaded.place, error) from error
 
 
-def _broken(place: str, error: BaseException) -> GraphLoadError:
+def _load_error(place: str, error: BaseException) -> GraphLoadError:
     """Return the error for a failure of the user's code: its message, and the last line of that code that was
     reached."""
     _log.debug("%s cannot be loaded", place, exc_info=error)

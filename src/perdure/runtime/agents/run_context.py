@@ -38,12 +38,12 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapp
     if given is None:
         given = {}
     if USER in configurable and isinstance(given, Mapping):
-        given = _verified(graph.context_schema, given, configurable)
+        given = _drop_claims(graph.context_schema, given, configurable)
     names = None if not isinstance(given, Mapping) else _names(graph.context_schema)
     return given if names is None else {name: value for name, value in given.items() if name in names}
 
 
-def mirrored(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
+def mirror(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configurable values, merged over those of the context."""
     held = context if isinstance(context, Mapping) else {}
     return {**{name: value for name, value in held.items() if not is_reserved(name)}, **configurable}
@@ -69,7 +69,7 @@ def _aliases(field: FieldInfo) -> list[str | AliasPath]:
     return [] if alias is None else [alias]
 
 
-def _verified(schema: Any, given: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
+def _drop_claims(schema: Any, given: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a context in which no field that stands for a verified name has a value of the client's."""
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
         # Only Pydantic reads aliases, and the names themselves hold what was verified.

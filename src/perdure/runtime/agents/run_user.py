@@ -67,7 +67,7 @@ class GraphUser(Mapping[str, Any]):
         # While a copy is being made, ``_fields`` does not exist yet.
         if name == "_fields" or name.startswith("__") or name not in self._fields:
             raise AttributeError(f"the user has no field {name!r}")
-        return dotted(self._fields[name])
+        return wrap_dotted(self._fields[name])
 
 
 _COMMON = ("identity", "is_authenticated", "display_name", "permissions")
@@ -107,9 +107,9 @@ class _Dotted(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name not in self:
             raise AttributeError(f"the user has no field {name!r} there")
-        return dotted(self[name])
+        return wrap_dotted(self[name])
 
 
-def dotted(value: Any) -> Any:
+def wrap_dotted(value: Any) -> Any:
     """Return a field of a user with its inner entries as attributes too, where it is a dict."""
     return _Dotted(value) if isinstance(value, dict) else value

@@ -94,14 +94,14 @@ def _plan(
     try:
         found = handle_of(database).run(checkpoint_loading.load(partition, "", None))
         version = None if found.checkpoint is None else found.checkpoint.schema
-        pinned = handle_of(database).run(schema_pin.pinned(partition))
+        pinned = handle_of(database).run(schema_pin.read_pin(partition))
         if pinned is not None and pinned < saver.schema.version:
             return ThreadPlan(thread_id, version, pinned, (), ())
         state = read_state(graph, config, subgraphs=True)
         kept = handle_of(database).run(history.namespaces(partition))
         problems = [
-            *_lost(graph, saver, state, config),
-            *_hidden(graph, saver.schema, kept),
+            *_find_lost(graph, saver, state, config),
+            *_find_hidden(graph, saver.schema, kept),
             *_unfit(graph, saver, config),
         ]
         if has_history:
@@ -112,7 +112,7 @@ def _plan(
     return ThreadPlan(thread_id, version, pinned, tuple(dict.fromkeys(state.next)), tuple(problems))
 
 
-def _lost(
+def _find_lost(
     graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, state: StateSnapshot, config: RunnableConfig
 ) -> Iterator[str]:
     """Yield what waits in a thread and would not be found: nodes that are gone, and interrupts of tasks that
@@ -140,7 +140,7 @@ def _lost(
             yield f"an interrupt in the subgraph of {task.name!r} could not be answered: its node is gone"
 
 
-def _hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iterable[str]) -> Iterator[str]:
+def _find_hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iterable[str]) -> Iterator[str]:
     """Yield the subgraphs with a memory of their own that a step renames to a node which the graph does not
     have, although it has one of an old name: that one would begin without a memory."""
     names = NamespaceNames(schema.steps)

@@ -22,7 +22,7 @@ def reference_of(config: Any) -> dict[str, Any] | None:
     return {"checkpoint_ns": "", **found}
 
 
-def outgoing(mode: str, payload: Any) -> Any:
+def to_outgoing(mode: str, payload: Any) -> Any:
     """Return a part of LangGraph's stream in the form in which clients receive it."""
     if mode == "checkpoints" and isinstance(payload, Mapping):
         return _checkpoint(payload)
@@ -31,14 +31,14 @@ def outgoing(mode: str, payload: Any) -> Any:
     return payload
 
 
-def outgoing_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
+def to_outgoing_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return one of LangChain's events in the form in which clients receive it. Events of a graph contain
     parts of its stream, which are converted too."""
     data = event.get("data")
     chunk = data.get("chunk") if isinstance(data, Mapping) else None
     if isinstance(data, Mapping) and isinstance(chunk, tuple) and len(chunk) > 1:
         *namespace, mode, payload = chunk
-        return {**event, "data": {**data, "chunk": (*namespace, mode, outgoing(str(mode), payload))}}
+        return {**event, "data": {**data, "chunk": (*namespace, mode, to_outgoing(str(mode), payload))}}
     return event
 
 

@@ -90,27 +90,27 @@ class ProtocolPublisher:
             case "tasks":
                 self._task(payload, at)
             case "custom":
-                self._emit(_named(mode, at), payload)
+                self._emit(_join_name(mode, at), payload)
             case _:
                 pass  # a mode that a graph's transformers have asked for
 
-    def ended(self) -> None:
+    def publish_end(self) -> None:
         """Publish the events held back until the stream ended: the last values, the ends of the last
         subgraphs, and the interrupts. An interrupt can only be answered once the run has stopped to wait for
         it."""
         self._flush()
         self._emit_ends()
         for question, at in self._asked.values():
-            self._emit(_named("updates", at), {INTERRUPT: [question]})
+            self._emit(_join_name("updates", at), {INTERRUPT: [question]})
 
     def _flush(self) -> None:
         if self._held is not None:
             (values, at), self._held = self._held, None
-            self._emit(_named("values", at), values)
+            self._emit(_join_name("values", at), values)
 
     def _own(self, method: str, at: Sequence[str], data: Any, node: Any = None) -> None:
         event = {"data": data} if node is None else {"data": data, "node": node}
-        self._emit(_named(f"{OWN}{method}", at), event)
+        self._emit(_join_name(f"{OWN}{method}", at), event)
 
     def _update(self, payload: Any, at: tuple[str, ...]) -> None:
         if isinstance(payload, Mapping) and INTERRUPT in payload:
@@ -119,7 +119,7 @@ class ProtocolPublisher:
                 self._asked.setdefault(question.id, (question, at))
             return
         if "updates" not in self._withheld:
-            self._emit(_named("updates", at), payload, room_of("updates", payload))
+            self._emit(_join_name("updates", at), payload, room_of("updates", payload))
 
     def _message(self, message: Any, metadata: Mapping[str, Any], at: Sequence[str]) -> None:
         if isinstance(message, BaseMessage):
@@ -149,16 +149,16 @@ class ProtocolPublisher:
         if "result" not in payload:
             self._emit_ends()
             self._running.add(task_id)
-            self._begun(payload, at)
+            self._begin_subgraph(payload, at)
         if "tasks" not in self._withheld:
-            self._emit(_named("tasks", at), payload)
+            self._emit(_join_name("tasks", at), payload)
         if "result" in payload:
             self._running.discard(task_id)
-            self._ended(payload, at)
+            self._end_subgraph(payload, at)
             if self._running - {one.rpartition(":")[2] for one in at}:
                 self._emit_ends()
 
-    def _begun(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
+    def _begin_subgraph(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
         """Publish the start of a subgraph with its first task."""
         call = _call(task.get("input"))
         if call is not None:
@@ -175,7 +175,7 @@ class ProtocolPublisher:
             data["cause"] = {"type": "toolCall", "tool_call_id": self._calls[parent]}
         self._own("lifecycle", at, data)
 
-    def _ended(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
+    def _end_subgraph(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
         """Queue the end of the subgraph that a task ran.
 
         It is published at once if another task runs beside it, and else after the step: clients read the
@@ -196,7 +196,7 @@ class ProtocolPublisher:
         self._ends.clear()
 
 
-def _named(name: str, at: Iterable[str]) -> str:
+def _join_name(name: str, at: Iterable[str]) -> str:
     return "|".join((name, *at))
 
 

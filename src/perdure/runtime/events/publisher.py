@@ -36,9 +36,9 @@ from perdure.model.records import Partition
 from perdure.model.runs.messages import DONE, FAILED
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime.events import protocol
-from perdure.runtime.events.outgoing import outgoing, outgoing_event
+from perdure.runtime.events.outgoing import to_outgoing, to_outgoing_event
 from perdure.runtime.events.transformers import StreamTransformers
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.runtime.options import StreamOptions
 
 _GATHER_S = 0.05
@@ -150,7 +150,7 @@ class EventBuffer:
             room: How many numbers it takes, one for each event that a protocol makes of it; it gets the last
                 one.
         """
-        text = encoded(data)
+        text = to_json(data)
         seq = self._free() + max(room, events.span_of(text)) - 1
         self._next = seq + 1
         event = Event(seq, self.run_id, name, text)
@@ -209,7 +209,7 @@ class EventBuffer:
     def last(self, data: Any) -> tuple[Event, list[Put]]:
         """Return the run's end, and the operations that store it in the commit that ends the run. ``over``
         publishes it in this process afterwards."""
-        event = Event(self._free(), self.run_id, events.END, encoded(data))
+        event = Event(self._free(), self.run_id, events.END, to_json(data))
         return event, events.puts(self.run_id, [event]) if self.is_stored or self._stores_end else []
 
     def over(self, event: Event | None) -> None:
@@ -354,7 +354,7 @@ class StreamPublisher:
         asked = {_OWN.get(mode, mode) for mode in self._wanted - {"events"}}
         return sorted(asked | {"values", "updates"})
 
-    def begun(self, attempt: int, graph: str, begun_at: str | None = None) -> None:
+    def publish_start(self, attempt: int, graph: str, begun_at: str | None = None) -> None:
         """Publish the start of an attempt, with the checkpoint from which it goes on, if an earlier attempt
         stored one: what was published after that checkpoint is done again."""
         self._is_repeated = attempt > 1
@@ -372,22 +372,22 @@ class StreamPublisher:
         # A program may give a run an id of its own.
         return uuid4()
 
-    async def ended(self) -> None:
+    async def publish_end(self) -> None:
         """Publish the events that were held back until the end of the stream."""
         if self._protocol is None:
             return
         if self._transformers is not None:
-            for part in await self._transformers.ended():
+            for part in await self._transformers.end():
                 self._protocol.part(*part)
-        self._protocol.ended()
+        self._protocol.publish_end()
         if self._transformers is not None:
             # What was published may differ from the state.
             self._buffer.values = None
 
-    async def failed(self, error: BaseException) -> None:
+    async def fail(self, error: BaseException) -> None:
         """End the transformers of a run that fails, or is cancelled."""
         if self._transformers is not None:
-            await self._transformers.failed(error)
+            await self._transformers.fail(error)
 
     async def part(self, mode: str, payload: Any, namespace: Sequence[str] = ()) -> None:
         """Publish one part, if its mode was requested.
@@ -408,13 +408,13 @@ class StreamPublisher:
         if mode == "messages":
             self._message(payload, path)
         elif mode in self._wanted or self._is_unasked_question(mode, payload):
-            self._buffer.publish(f"{mode}{path}", outgoing(mode, payload), protocol.room_of(mode, payload))
+            self._buffer.publish(f"{mode}{path}", to_outgoing(mode, payload), protocol.room_of(mode, payload))
 
     def event(self, event: Any) -> None:
         """Publish one of LangChain's events, unless it is hidden."""
         if _HIDDEN in (event.get("tags") or ()):
             return
-        self._buffer.publish("events", outgoing_event(event))
+        self._buffer.publish("events", to_outgoing_event(event))
 
     def _is_unasked_question(self, mode: str, payload: Any) -> bool:
         """Return True for a question that is published although no updates are wanted; LangChain's events

@@ -71,7 +71,7 @@ class Subscriptions:
         began = time()
         await self._note(partition)
         self._noted[partition] = began
-        self._signals.followed(partition)
+        self._signals.notify_followed(partition)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
 
@@ -87,7 +87,7 @@ class Subscriptions:
 
     async def _note(self, partition: Partition) -> None:
         until = await self._clock.now() + round(_FOLLOWED_S * 1_000_000)
-        await self._database.arun(subscribers.note(partition, until, self._database.fresh()))
+        await self._database.arun(subscribers.note(partition, until, self._database.draw_version()))
 
     async def _renew(self) -> None:
         while self._noted:
@@ -124,16 +124,16 @@ class Subscriptions:
         # Only the holder of a run numbers events, and there was none in between.
         return max(now, free if over else 0) if over is not None and over in (0, epoch) else None
 
-    def opened(self, buffer: EventBuffer) -> None:
+    def register(self, buffer: EventBuffer) -> None:
         """Register the buffer of a run that starts in this process."""
         self._buffers[buffer.partition] = buffer
         for buffers in self._waiting.get(buffer.partition, ()):
             # Subscribers that are behind read finished runs from the log, if they are stored.
             buffers[1:] = [before for before in buffers[1:] if not (before.is_over and before.is_stored)]
             buffers.append(buffer)
-        self.changed(buffer.partition)
+        self.wake(buffer.partition)
 
-    def closed(self, buffer: EventBuffer, last: Event | None, ended: Ended | None = None) -> None:
+    def unregister(self, buffer: EventBuffer, last: Event | None, ended: Ended | None = None) -> None:
         """Close and unregister a buffer. ``last`` is the end of its run, if the run has ended, and ``ended``
         the state of the run's message then."""
         buffer.ended = ended
@@ -156,9 +156,9 @@ class Subscriptions:
             buffer.is_heard = True
         return buffer
 
-    def changed(self, partition: Partition) -> None:
+    def wake(self, partition: Partition) -> None:
         """Wake the subscribers of a thread in this process."""
-        self._signals.happened(STORED, partition)
+        self._signals.notify_here(STORED, partition)
 
     async def latest(self, partition: Partition) -> int:
         """Return the number of the latest event of a thread."""

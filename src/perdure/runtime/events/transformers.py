@@ -61,18 +61,18 @@ class StreamTransformers:
         if mode == "tasks":
             # LangGraph's transformers take them out of the log, and add lifecycle events in their place.
             self._out.append(event)
-        return self._taken()
+        return self._take_out()
 
-    async def ended(self) -> Iterator[Part]:
+    async def end(self) -> Iterator[Part]:
         """Return what the transformers add at the end of the stream."""
         await self._mux.aclose()
-        return self._taken()
+        return self._take_out()
 
-    async def failed(self, error: BaseException) -> None:
+    async def fail(self, error: BaseException) -> None:
         """End the transformers of a run that fails, or is cancelled."""
         await self._mux.afail(error)
 
-    def _taken(self) -> Iterator[Part]:
+    def _take_out(self) -> Iterator[Part]:
         out, self._out[:] = list(self._out), ()
         for event in out:
             mode, params = event["method"], event["params"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from perdure.model.runs.messages import TRACEBACK, error_note, stored_text
+from perdure.model.runs.messages import TRACEBACK, error_note, replace_surrogates
 from perdure.runtime.failures.failure_location import is_of_library
 
 TRACEBACK_MAX = 8000
@@ -45,7 +45,7 @@ def traceback_text(error: BaseException) -> str:
             others = foreign
     if others:
         parts += ["frames of libraries:\n", *others]
-    return _shorten(stored_text("".join(parts)))
+    return _shorten(replace_surrogates("".join(parts)))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -25,5 +25,5 @@ def retry_run(
         most: The most messages that may wait on the thread.
         read_asked: Reads what the thread asks.
     """
-    fresh = database.fresh()
+    fresh = database.draw_version()
     return Retry(partition, run_id, now, most, fresh, lambda: str(uuid.uuid4()), read_asked).store()

@@ -101,10 +101,10 @@ class CallLimits:
             self._turns[run_id] = turn, name
         return turn
 
-    def waited(self, run_id: UUID) -> float:
+    def measure_wait(self, run_id: UUID) -> float:
         """Return the seconds for which a call that is under way waited for its turn."""
         found = self._turns.get(run_id)
-        return 0.0 if found is None else found[0].waited
+        return 0.0 if found is None else found[0].wait_s
 
     async def begin(self, run_id: UUID, of: Target, name: str) -> None:
         """Wait for the turn of a call; raises as ``Limiter.acquire``."""
@@ -129,7 +129,7 @@ class CallLimits:
         self._note(turn)
 
     def _note(self, turn: CallTurn) -> None:
-        self._emit("limit.waited", limit=",".join(turn.limits), waited=round(turn.waited * 1_000_000))
+        self._emit("limit.waited", limit=",".join(turn.limits), waited=round(turn.wait_s * 1_000_000))
 
     def end(self, run_id: UUID, response: LLMResult | None = None) -> None:
         """Give back the turn of a call, with what it took of tokens and money."""

@@ -49,7 +49,7 @@ class CallTurn:
         self.is_over = False
 
     @property
-    def waited(self) -> float:
+    def wait_s(self) -> float:
         """Seconds for which it waited."""
         return sum(permit.waited for *_, permit in self._permits)
 
@@ -116,19 +116,19 @@ class Limiter:
             if self._limits.setdefault(name, limit) != limit:
                 raise BadSetting(f"limit {name!r} is declared twice, with different amounts; declare it once")
 
-    def declared(self, name: str) -> SharedLimit | None:
+    def get_limit(self, name: str) -> SharedLimit | None:
         """Return the limit of a name as it was declared."""
         return self._limits.get(name)
 
     def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
         """Run a coroutine in the loop of the limits."""
-        return asyncio.run_coroutine_threadsafe(work, self._running())
+        return asyncio.run_coroutine_threadsafe(work, self._ensure_loop())
 
     def soon(self, call: Callable[..., object], *args: Any) -> None:
         """Call a function in the loop of the limits."""
-        self._running().call_soon_threadsafe(call, *args)
+        self._ensure_loop().call_soon_threadsafe(call, *args)
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._pid != os.getpid():
                 # A fork has no threads of its parent, and other shares.
@@ -182,7 +182,7 @@ class Limiter:
             alias = self._handle.alias("limit", name, *(part for pair in place[2] for part in pair))
             at = stored.place(tenant, alias, name, key)
             share = self._shares[place] = KeyShare(
-                at, limit, self.owner, self._handle.arun, self._clock, self._handle.fresh
+                at, limit, self.owner, self._handle.arun, self._clock, self._handle.draw_version
             )
         share.change(limit)
         return share

@@ -165,7 +165,7 @@ class KeyShare:
         return self._task is None
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Number of those who wait."""
         return sum(map(len, self._waiting.values()))
 
@@ -392,7 +392,7 @@ class KeyShare:
             return True
         if not self._waiting or now < held.again:
             return False
-        if limit.rate is not None and self._runs_out(self._calls, self._wanted(now), now):
+        if limit.rate is not None and self._runs_out(self._calls, self._count_wanted(now), now):
             return True
         if limit.tokens is not None and self._runs_out(self._tokens, self._wanted_tokens(now), now):
             return True
@@ -403,18 +403,18 @@ class KeyShare:
     def _wants_more(self) -> bool:
         """Return True if it would use more places than it had asked for."""
         held, most = self._held, self.limit.concurrency or 0
-        return not held.places or held.asked < min(most, self._use.places + self.waiting)
+        return not held.places or held.asked < min(most, self._use.places + self.waiting_count)
 
     @staticmethod
     def _runs_out(permits: Permits, wanted: int, now: float) -> bool:
         permits.lapse(now)
         return len(permits) < wanted and permits.ends < now + _LEAD_S
 
-    def _wanted(self, now: float) -> int:
-        return math.ceil(max(self.waiting, self._use.calls.advance(now) * _HORIZON_S))
+    def _count_wanted(self, now: float) -> int:
+        return math.ceil(max(self.waiting_count, self._use.calls.advance(now) * _HORIZON_S))
 
     def _wanted_tokens(self, now: float) -> int:
-        wanted = self._wanted(now) * self._estimate() + self._use.debt
+        wanted = self._count_wanted(now) * self._estimate() + self._use.debt
         return max(1, math.ceil(wanted))
 
     def _next(self, now: float) -> float | None:
@@ -440,12 +440,12 @@ class KeyShare:
 
     def _demand(self, now: float) -> Demand:
         limit, held, use = self.limit, self._held, self._use
-        wanted = self._wanted(now) if limit.rate is not None else 0
+        wanted = self._count_wanted(now) if limit.rate is not None else 0
         tokens = self._wanted_tokens(now) if limit.tokens is not None and self._waiting else 0
         return Demand(
             self._owner,
             in_use=use.places if limit.concurrency is not None else 0,
-            wants=max(use.peak, use.places + self.waiting) if limit.concurrency is not None else 0,
+            wants=max(use.peak, use.places + self.waiting_count) if limit.concurrency is not None else 0,
             calls=max(0, wanted - len(self._calls)) if self._waiting else 0,
             tokens=max(0, tokens - len(self._tokens)),
             calls_ahead=float(wanted),
@@ -511,9 +511,9 @@ class KeyShare:
         if share.day_ends is not None:
             after = (share.day_ends - now) / 1_000_000
             held.again = asked + min(after, 60.0)
-            self._fail(self._used_up(after))
+            self._fail(self._budget_error(after))
 
-    def _used_up(self, after: float) -> LimitReached:
+    def _budget_error(self, after: float) -> LimitReached:
         text = (
             f"limit {self.at.limit!r}{self._of()}: the budget of {self.limit.budget:g} for a day is used up; "
             f"it begins anew in {after:.0f} s"

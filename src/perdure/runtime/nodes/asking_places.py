@@ -29,7 +29,7 @@ class AskingPlaces(BaseCallbackHandler):
         self._nodes: dict[str, set[str]] = {}
         self._tools: dict[str, set[str]] = {}
 
-    def watched(self, config: RunnableConfig) -> RunnableConfig:
+    def watch(self, config: RunnableConfig) -> RunnableConfig:
         """Return a config with which a graph tells who asks; without rules nobody has to know."""
         if not self._rules:
             return config

@@ -25,7 +25,7 @@ from perdure.engine.queue import journal
 from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NotAllowed, UnrecordedCall
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
-from perdure.langgraph.loop_state import carried
+from perdure.langgraph.loop_state import read_carrier
 from perdure.model.records import Key, Partition
 from perdure.model.runs.messages import encode
 from perdure.model.runs.waits import Wait
@@ -65,14 +65,14 @@ class EffectJournal:
         """Return the journal of a held run."""
         return cls(database, held.partition, held.run.id, held.epoch, stored=stored, lease=lease)
 
-    async def asettled(self, config: RunnableConfig) -> None:
+    async def await_origins(self, config: RunnableConfig) -> None:
         """Return when the checkpoints are stored that the current task's keys are derived from."""
         if self.stored is not None:
             for origin in origins(config):
-                await asyncio.wrap_future(self.stored.stored(*origin))
+                await asyncio.wrap_future(self.stored.future_of(*origin))
 
-    def settled(self, config: RunnableConfig) -> None:
-        """See ``asettled``.
+    def wait_for_origins(self, config: RunnableConfig) -> None:
+        """Do the same as ``await_origins``, blocking.
 
         Raises:
             NotAllowed: Called on an event loop, by which the checkpoint is stored that would be waited for.
@@ -86,7 +86,7 @@ class EffectJournal:
                 "node a plain function"
             )
         for origin in origins(config):
-            self.stored.stored(*origin).result()
+            self.stored.future_of(*origin).result()
 
     async def arecall(self, name: str, number: int) -> bytes | None:
         """Return the recorded result of an effect, ``None`` if there is none."""
@@ -165,7 +165,7 @@ def effects(
     """
     named = label or _name_call(call)
 
-    async def called(*args: P.args, **kwargs: P.kwargs) -> R:
+    async def call_once(*args: P.args, **kwargs: P.kwargs) -> R:
         kept = journal_of_node()
         if kept is None:
             return await call(*args, **kwargs)
@@ -173,7 +173,7 @@ def effects(
         with once_a_try(_config(), (name, number), named):
             before = await kept.arecall(name, number)
             if before is None:
-                await kept.asettled(_config())
+                await kept.await_origins(_config())
                 if kept.lease is not None:
                     await kept.lease.aconfirm()
                 body = encode(await call(*args, **kwargs), "side effect's result")
@@ -182,7 +182,7 @@ def effects(
                 )
         return cast(R, json.loads(before))
 
-    return called
+    return call_once
 
 
 def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int = 0) -> Callable[P, R]:
@@ -193,13 +193,13 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
     """
     named = label or _name_call(call)
 
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call_once(*args: P.args, **kwargs: P.kwargs) -> R:
         kept = journal_of_node()
         if kept is None:
             return call(*args, **kwargs)
         name = _name(named)
         with once_a_try(_config(), (name, number), named):
-            kept.settled(_config())
+            kept.wait_for_origins(_config())
             before = kept.recall(name, number)
             if before is None:
                 if kept.lease is not None:
@@ -210,7 +210,7 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
                 )
         return cast(R, json.loads(before))
 
-    return called
+    return call_once
 
 
 def _name_call(call: Callable[..., Any]) -> str:
@@ -232,7 +232,7 @@ def _config() -> RunnableConfig:
 
 def journal_of_node() -> EffectJournal | None:
     """Return the journal of the run of the current node, ``None`` outside of a run of a ``Runtime``."""
-    thread = carried(_config().get("configurable", {}))
+    thread = read_carrier(_config().get("configurable", {}))
     return thread.journal if thread is not None and isinstance(thread.journal, EffectJournal) else None
 
 

@@ -22,8 +22,8 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue import questions
 from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NotAllowed
-from perdure.langgraph.early_loads import kept_for_the_next
-from perdure.langgraph.loop_state import holding
+from perdure.langgraph.early_loads import keep_for_next_load
+from perdure.langgraph.loop_state import with_lease
 from perdure.langgraph.reading.open_interrupts import interrupt_id
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
@@ -125,11 +125,11 @@ async def _of_pause(
 
 
 async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> None:
-    with kept_for_the_next():
+    with keep_for_next_load():
         state = await aread_state(graph, config)
     if state.interrupts:
         asked = [interrupt.id for interrupt in state.interrupts]
-        raise NotAllowed(questions.leaving(held.partition.thread, asked))
+        raise NotAllowed(questions.describe_leaving(held.partition.thread, asked))
 
 
 async def remove_unnamed(
@@ -138,14 +138,14 @@ async def remove_unnamed(
     """Remove the answer beside the head that has no id: it was consumed, or is given by id."""
     if not isinstance(saver, PerdureSaver):
         return
-    with kept_for_the_next():
+    with keep_for_next_load():
         found = await saver.aget_tuple(config)
     if found is None or not any(
         task_id == NULL_TASK and channel == RESUME and value is not None
         for task_id, channel, value in found.pending_writes or ()
     ):
         return
-    configurable = holding(found.config.get("configurable", {}), held.epoch)
+    configurable = with_lease(found.config.get("configurable", {}), held.epoch)
     # None counts as no answer: an answer of None has to be given by id.
     await saver.aput_writes({"configurable": configurable}, [(RESUME, None)], NULL_TASK)
 

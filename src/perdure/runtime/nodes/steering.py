@@ -2,10 +2,10 @@
 
 A message accepted with ``strategy="steer"`` is taken by the thread's open run, in order, or else becomes the
 next run. Either the worker writes it into the thread's state between two steps, so that the graph's next
-nodes find it there, or a node takes it with ``steered``:
+nodes find it there, or a node takes it with ``take_messages``:
 
     async def work(state):
-        came = await steered()
+        came = await take_messages()
         heard = [*state["messages"], *came.get("messages", [])]
         return {"messages": [*came.get("messages", []), await model.ainvoke(heard)]}
 
@@ -36,14 +36,14 @@ from langgraph.pregel._messages import ensure_message_ids
 from langgraph.runtime import RunControl
 from langgraph.types import StateSnapshot
 
-from perdure.conversation.compaction import compacted
+from perdure.conversation.compaction import compact
 from perdure.conversation.hook import off_loop
 from perdure.conversation.tool_calls import calls_of
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.runs import HeldRun
 from perdure.engine.threads.steering import TakenBack, Taking
 from perdure.errors import NotAllowed, NoWindow
-from perdure.langgraph.loop_state import holding
+from perdure.langgraph.loop_state import with_lease
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import INPUT, MESSAGE
@@ -125,7 +125,7 @@ class Steering:
         """Read whether a message waits that the run may take, and end the loop before its next step if so."""
         if self._agent.steer_before is not None and not self._agent.steer_before:
             return
-        if await self.database.arun(self.taking.waiting()):
+        if await self.database.arun(self.taking.load_waiting()):
             self.control.is_wanted = True
 
     def go_on(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:
@@ -148,7 +148,7 @@ class Steering:
         """
         control, taking = self.control, self.taking
         control.is_wanted = False
-        waiting = await self.database.arun(taking.waiting())
+        waiting = await self.database.arun(taking.load_waiting())
         if not waiting:
             return 0
         state = await aread_state(graph, config)
@@ -171,7 +171,7 @@ class Steering:
         if update is None or await self._exceeds(state, dict(update)):
             return 0
         taking.offer(NULL_TASK, waiting)
-        configurable = holding(found.config.get("configurable", {}), held.epoch, taking=taking)
+        configurable = with_lease(found.config.get("configurable", {}), held.epoch, taking=taking)
         try:
             await saver.aput_writes({"configurable": configurable}, update, NULL_TASK)
         except TakenBack:
@@ -190,7 +190,7 @@ class Steering:
         held: Any = state.values.get(conversation.key) or []
         whole: Any = add_messages(held, update[conversation.key])
         try:
-            changed = await off_loop(conversation, compacted, conversation, whole)
+            changed = await off_loop(conversation, compact, conversation, whole)
         except NoWindow:
             return True
         return changed is not None and changed.left_out > 0
@@ -204,12 +204,12 @@ class Steering:
         configurable = config.get("configurable", {})
         if "|" in (configurable.get("checkpoint_ns") or ""):
             raise NotAllowed(
-                "steered() was called in a subgraph, whose result is not the run's own; call it in a node of "
-                "the run's graph, and pass on what came"
+                "take_messages() was called in a subgraph, whose result is not the run's own; call it in "
+                "a node of the run's graph, and pass on what came"
             )
         if not self.is_sync:
             raise NotAllowed(
-                "steered() needs steps that are stored before the next one begins; run the graph with "
+                "take_messages() needs steps that are stored before the next one begins; run the graph with "
                 "durability='sync'"
             )
         task_id: str = configurable[_TASK_ID]
@@ -221,7 +221,7 @@ class Steering:
                 self.taking.offer(task_id, ())
         return task_id
 
-    def given(self, task_id: str, waiting: Sequence[Message]) -> Mapping[str, Any]:
+    def take_new(self, task_id: str, waiting: Sequence[Message]) -> Mapping[str, Any]:
         """Hold the messages that came since the task's last call for it, and return them as input."""
         taking = self.taking
         before = taking.held if taking.task_id == task_id else ()
@@ -244,7 +244,7 @@ class Steering:
             return None
 
 
-async def steered() -> Mapping[str, Any]:
+async def take_messages() -> Mapping[str, Any]:
     """Take the messages that came for the current run, and return the input that they make; ``{}`` if none
     came since the last call.
 
@@ -259,16 +259,16 @@ async def steered() -> Mapping[str, Any]:
     if steering is None:
         return {}
     task_id = steering.for_node(config)
-    return steering.given(task_id, await steering.database.arun(steering.taking.waiting()))
+    return steering.take_new(task_id, await steering.database.arun(steering.taking.load_waiting()))
 
 
-def steered_sync() -> Mapping[str, Any]:
-    """Return the same as ``steered``, for nodes that are plain functions."""
+def take_messages_sync() -> Mapping[str, Any]:
+    """Return the same as ``take_messages``, for nodes that are plain functions."""
     config, steering = _current()
     if steering is None:
         return {}
     task_id = steering.for_node(config)
-    return steering.given(task_id, steering.database.run(steering.taking.waiting()))
+    return steering.take_new(task_id, steering.database.run(steering.taking.load_waiting()))
 
 
 def may_join(first: Message, message: Message) -> bool:
@@ -375,7 +375,7 @@ def _names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
 def _current() -> tuple[RunnableConfig, Steering | None]:
     config = _task_config()
     if config is None:
-        raise NotAllowed("messages are taken by the node that is running; call steered() inside a node")
+        raise NotAllowed("messages are taken by the node that is running; call take_messages() inside a node")
     return config, STEERING.get()
 
 

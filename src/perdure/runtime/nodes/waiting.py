@@ -108,7 +108,7 @@ def ask(
         if default is not ...:
             raise ValueError("a default is the answer at the deadline; give within=…, too")
         return interrupt(value)
-    return _asked(value, wait_of("question", within, default, remind))
+    return _ask(value, wait_of("question", within, default, remind))
 
 
 async def sleep(seconds: Span) -> None:
@@ -126,7 +126,7 @@ async def sleep(seconds: Span) -> None:
 def sleep_sync(seconds: Span) -> None:
     """Do the same as ``sleep``, in a node that is a plain function."""
     wait = wait_of("sleep", seconds, None, None)
-    _asked({"waits_for": "time", "seconds": _seconds(seconds)}, wait)
+    _ask({"waits_for": "time", "seconds": _seconds(seconds)}, wait)
 
 
 async def wait_for(name: str, *, within: Span | None = None, default: Any = ...) -> Any:
@@ -152,7 +152,7 @@ async def wait_for(name: str, *, within: Span | None = None, default: Any = ...)
 def wait_for_sync(name: str, *, within: Span | None = None, default: Any = ...) -> Any:
     """Do the same as ``wait_for``, in a node that is a plain function."""
     wait = wait_of("signal", within, default, None, name=require_name(name))
-    return _asked({"waits_for": "signal", "name": name}, wait)
+    return _ask({"waits_for": "signal", "name": name}, wait)
 
 
 def require_name(name: object) -> str:
@@ -195,7 +195,7 @@ def _seconds(span: Any) -> float:
     return span
 
 
-def _asked(value: Any, wait: Wait) -> Any:
+def _ask(value: Any, wait: Wait) -> Any:
     journal = journal_of_node()
     if journal is None:
         raise NotAllowed(

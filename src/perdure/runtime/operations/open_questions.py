@@ -148,11 +148,13 @@ def of_thread(
     if not values:
         return (common,)
     waits = {} if run is None else read_waits(run.note)
-    asked = (_asked(common, name, value, waits.get(name)) for name, value in values.items())
+    asked = (_describe_question(common, name, value, waits.get(name)) for name, value in values.items())
     return tuple(each for each in asked if with_waits or each.kind == "question")
 
 
-def _asked(common: AskedQuestion, interrupt_id: str, value: Any, wait: Wait | None) -> AskedQuestion:
+def _describe_question(
+    common: AskedQuestion, interrupt_id: str, value: Any, wait: Wait | None
+) -> AskedQuestion:
     asked = common._replace(interrupt_id=interrupt_id, value=value)
     if wait is None:
         return asked
@@ -168,7 +170,7 @@ def _expiry(database: DatabaseHandle, partition: Partition) -> Program[int | Non
         return None
 
 
-def asking_options(partition: Partition) -> Program[Options]:
+def read_asking_options(partition: Partition) -> Program[Options]:
     """Return the config and the context of the run whose question a thread waits with, for an answer by an
     operator: the graph goes on for the same user. No options if there is no such run."""
     (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
@@ -209,7 +211,7 @@ async def answer(
     handle = handle_of(database)
     resume = value if interrupt_id is None else {interrupt_id: value}
     named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
-    options = await handle.arun(asking_options(partition))
+    options = await handle.arun(read_asking_options(partition))
     message = message_of(graph or "", {RESUME: resume}, "answer", None, "", options, answers=named)
     accept = Accept(
         partition,
@@ -218,11 +220,11 @@ async def answer(
         Debounce(),
         "enqueue",
         Settings().max_pending,
-        handle.fresh(),
+        handle.draw_version(),
         read_asked=partial(database.checkpointer(tenant=partition.tenant).read_asked, partition),
     )
     accepted = await handle.arun(accept.store(None))
-    Notifications(handle, None).due(partition)
+    Notifications(handle, None).notify_due(partition)
     return accepted.id
 
 
@@ -246,11 +248,11 @@ async def give_signal(
         to_all,
         str(uuid.uuid4()),
         await handle.arun(ask(Now())),
-        handle.fresh(),
+        handle.draw_version(),
         partial(database.checkpointer(tenant=partition.tenant).read_asked, partition),
     )
     found = await handle.arun(signal.store())
     if found.accepted is not None and not found.is_duplicate:
-        Notifications(handle, None).due(partition)
+        Notifications(handle, None).notify_due(partition)
     run_id = None if found.accepted is None else found.accepted.id
     return SignalReceipt(partition.thread, name, run_id, found.is_duplicate)

@@ -75,7 +75,7 @@ async def rerun(
     now, most = await database.arun(ask(Now())), Settings().max_pending
     accepted = await database.arun(retry_run(database, partition, run_id, now, most, read_asked))
     if not accepted.is_duplicate:
-        Notifications(database, None).due(partition)
+        Notifications(database, None).notify_due(partition)
     return accepted.id, accepted.is_duplicate
 
 

@@ -46,7 +46,7 @@ class ThreadIndex:
             thread_id: the thread.
             document: its document, as it will be or is stored.
         """
-        fresh = self._database.fresh()
+        fresh = self._database.draw_version()
         program = documents.put(
             self._partition,
             _COLLECTION,
@@ -77,14 +77,14 @@ class ThreadIndex:
             now: current time in microseconds.
         """
 
-        def awaiting(before: Document | None) -> Mapping[str, Any] | None:
+        def add_announcement(before: Document | None) -> Mapping[str, Any] | None:
             if before is None:
                 return None  # The thread is read in full as it is.
             if _age(before.body) > (document.body["created_at"], document.version):
                 return None
             return {**before.body, "announced": max(_read_announced(before, document), document.version + 1)}
 
-        await self._change(thread_id, awaiting, now)
+        await self._change(thread_id, add_announcement, now)
 
     async def remove(self, thread_id: str, seen: Document | None = None) -> None:
         """Remove the copy of a thread that was removed; with ``seen`` only that one: a thread of the same
@@ -172,7 +172,7 @@ class ThreadIndex:
         return number
 
     async def _change(self, thread_id: str, change: Change, now: int) -> None:
-        fresh = self._database.fresh()
+        fresh = self._database.draw_version()
         program = documents.change(self._partition, _COLLECTION, thread_id, change, now, fresh)
         await self._database.arun(program)
 

@@ -33,7 +33,7 @@ from perdure.model.records import (
 from perdure.model.runs.lifecycle import Facts, Status, thread_status
 from perdure.model.runs.messages import DONE, FAILED, ROLLED_BACK, Run
 from perdure.model.runs.queue import IN, Lane
-from perdure.model.write_records import asking_tasks
+from perdure.model.write_records import find_asking_tasks
 from perdure.runtime.json_encoding import plain
 
 _RUNS = 10
@@ -159,7 +159,7 @@ def _with_state(partition: Partition, head: str, row: ThreadRow) -> Program[Thre
             row = row._replace(metadata=_metadata_of(records[0]), created_at=row.created_at or made)
     if row.status == "idle" and (row.run is None or row.run.state != DONE or at > row.run.updated_at):
         (writes,) = yield from ask(Fetch(partition, (Range(WRITE, ("", head), bodies=False),)))
-        if asking_tasks(writes):
+        if find_asking_tasks(writes):
             row = row._replace(status="interrupted")
     return row._replace(updated_at=max(row.updated_at, at))
 

@@ -57,7 +57,7 @@ class Threads:
     async def draft(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None = None
     ) -> ThreadDraft:
-        """Return a new thread for the commit that accepts its first message; call ``drafted`` after that.
+        """Return a new thread for the commit that accepts its first message; call ``index_draft`` after that.
 
         Args:
             thread_id: the thread, which must not exist.
@@ -66,14 +66,14 @@ class Threads:
         """
         now = await self._context.clock.now()
         body = self._body(metadata, ttl, now)
-        put, document = documents.draft(*OF_THREAD, body, now, self._database.fresh())
+        put, document = documents.draft(*OF_THREAD, body, now, self._database.draw_version())
         indexed: Document | None = None
         if body["ttl"] is not None:
             # Expired threads are found in the index: a crash after the commit must not lose this one.
             indexed = await self.index.add(thread_id, document)
         return ThreadDraft(put, row_of(self._partition(thread_id), document), document, indexed)
 
-    async def drafted(self, draft: ThreadDraft) -> None:
+    async def index_draft(self, draft: ThreadDraft) -> None:
         """Add a thread that was created with its first message to the index, unless ``draft`` did."""
         if draft.indexed is None:
             await self._index_new(draft.row.thread_id, draft.document)
@@ -103,7 +103,7 @@ class Threads:
             return None
         now = await self._context.clock.now()
         body = self._body(metadata, ttl, now)
-        fresh = self._database.fresh()
+        fresh = self._database.draw_version()
         _, document = documents.draft(*OF_THREAD, body, now, fresh)
         await self._index_new(thread_id, document)
         partition = self._partition(thread_id)
@@ -119,7 +119,7 @@ class Threads:
         """Return a thread as ``look`` does. ``NotFound`` if it does not exist."""
         row = await self.look(thread_id)
         if row is None:
-            raise missing(thread_id)
+            raise missing_error(thread_id)
         return row
 
     async def adopt(self, row: ThreadRow) -> None:
@@ -173,7 +173,7 @@ class Threads:
         for _ in range(ATTEMPTS):
             before = await self._document(thread_id)
             if before is None:
-                raise missing(thread_id)
+                raise missing_error(thread_id)
             if seen is not None and before.version != seen:
                 raise Contention(f"thread {thread_id!r} was changed meanwhile; try again")
             body = {**before.body, "metadata": {**before.body["metadata"], **metadata}}
@@ -186,7 +186,7 @@ class Threads:
                 return await self.get(thread_id)
         raise Contention(f"thread {thread_id!r}: {ATTEMPTS} changes lost to other writers; try again")
 
-    async def edited(self, thread_id: str, run_id: str | None, *, goes_on: bool) -> None:
+    async def note_edit(self, thread_id: str, run_id: str | None, *, goes_on: bool) -> None:
         """Record that a thread's state was edited.
 
         Args:
@@ -196,7 +196,7 @@ class Threads:
         """
         now = await self._context.clock.now()
         body = {"run_id": run_id, "goes_on": goes_on}
-        fresh = self._database.fresh()
+        fresh = self._database.draw_version()
         program = documents.put(self._partition(thread_id), *EDITED, body, now, Expect.ANY, fresh=fresh)
         await self._database.arun(program)
         await self._database.arun(questions.note_edit(self._partition(thread_id), goes_on=goes_on))
@@ -204,7 +204,7 @@ class Threads:
         await self.reindex(thread_id)
 
     def needs_touch(self, before: ThreadRow) -> bool:
-        """Return True if ``touched`` has to follow a message that was accepted on a thread.
+        """Return True if ``touch`` has to follow a message that was accepted on a thread.
 
         Where this process works on the message, the record of its run shows the activity, and nothing more
         has to be written. The document shows it once an hour all the same: records of runs are removed in
@@ -217,7 +217,7 @@ class Threads:
         is_recent = before.touched_at + _TOUCHED_US > self._context.clock.estimate()
         return before.ttl is not None or not is_shown or not is_recent
 
-    async def touched(self, thread_id: str) -> None:
+    async def touch(self, thread_id: str) -> None:
         """Record an activity on a thread: it is listed first from now on, and its time to live starts
         again."""
         now = await self._context.clock.now()
@@ -227,7 +227,7 @@ class Threads:
             body = None if before is None else before.body
             return body if body is None or ttl is None else {**body, "ttl": stored_ttl(ttl, now)}
 
-        fresh = self._database.fresh()
+        fresh = self._database.draw_version()
         program = documents.change(self._partition(thread_id), *OF_THREAD, again, now, fresh)
         changed = await self._database.arun(program)
         if changed is not None and changed.body.get("ttl") is not None:
@@ -299,7 +299,7 @@ class Threads:
 
     def _body(self, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any]:
         usual = self._context.thread_ttl
-        given = ttl or (None if usual is None else usual.given)
+        given = ttl or (None if usual is None else usual.client_form)
         return {"metadata": dict(metadata), "created_at": now, "ttl": stored_ttl(given, now)}
 
     async def _index_new(self, thread_id: str, document: Document) -> None:
@@ -312,7 +312,7 @@ class Threads:
     async def _put(
         self, thread_id: str, body: Mapping[str, Any], now: int, expect: Expect | int
     ) -> Document | None:
-        fresh = self._database.fresh()
+        fresh = self._database.draw_version()
         program = documents.put(self._partition(thread_id), *OF_THREAD, body, now, expect, fresh=fresh)
         return await self._database.arun(program)
 
@@ -320,6 +320,6 @@ class Threads:
         return Partition(self._tenant, thread_id)
 
 
-def missing(thread_id: str) -> NotFound:
+def missing_error(thread_id: str) -> NotFound:
     """Return the error for a thread that does not exist, or that belongs to another user."""
     return NotFound(f"Thread {thread_id!r} not found.")

@@ -20,7 +20,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 from perdure.engine.queue.questions import with_closing_reply
 from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import NotFound
-from perdure.langgraph.early_loads import kept_for_the_next
+from perdure.langgraph.early_loads import keep_for_next_load
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.reading.readable_states import aread_state, aupdate_state, awithout_refused
 from perdure.model.runs.messages import DONE, WAITING
@@ -31,7 +31,7 @@ from perdure.runtime.agent_memory.run_memory import Memories
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import Graphs
-from perdure.runtime.agents.run_context import context_of, mirrored
+from perdure.runtime.agents.run_context import context_of, mirror
 from perdure.runtime.agents.run_user import USER, USER_ID, GraphUser, user_of
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
@@ -92,7 +92,7 @@ async def attempt(
     """
     options = Options.read(held.messages[0].options)
     tenant = held.partition.tenant
-    making = graphs.opened(
+    making = graphs.open(
         held.run.graph,
         tenant,
         "threads.create_run",
@@ -126,8 +126,8 @@ async def _attempt(
     journal, options = how_to
     context = context_of(graph, options.context, options.config.get("configurable") or {})
     places = AskingPlaces(agent.questions)
-    config = now = places.watched(config_of(agent, held, journal, options, views, context))
-    begun_at = await _begun_at(graph, now, held)
+    config = now = places.watch(config_of(agent, held, journal, options, views, context))
+    begun_at = await _find_start(graph, now, held)
     has_begun = begun_at is not None
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_once and has_begun else agent.to_input(held.messages)
@@ -155,7 +155,7 @@ async def _attempt(
     is_unnamed = isinstance(given, Command) and given.resume is not None and not is_by_name(given.resume)
     how = {**_how(agent, options, context), "control": views.steering.control}
     publisher = _publisher(graph, held, buffer, begun_at)
-    values = await _steered(graph, given, (config, now), how, held, (views.steering, buffer, publisher))
+    values = await _steer(graph, given, (config, now), how, held, (views.steering, buffer, publisher))
     held = views.steering.current(held)
     interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
     snapshot: StateSnapshot | None = None
@@ -165,14 +165,14 @@ async def _attempt(
     others: Sequence[tuple[str, Any]] = ()
     if agent.memory is not None:
         # A run that waits hands its turn over, too: the run of the answer has only what it added itself.
-        others = await views.memories.ended(agent.memory, graph, now, held, (before, values))
+        others = await views.memories.end_turn(agent.memory, graph, now, held, (before, values))
     if interrupts and is_unnamed:
         await remove_unnamed(graph.checkpointer, now, held)
     if interrupts or (snapshot is not None and snapshot.next):
-        note = {"interrupts": [_shown(interrupt) for interrupt in interrupts]}
+        note = {"interrupts": [_to_reference(interrupt) for interrupt in interrupts]}
         waits = journal.waits
         places.apply(interrupts, waits)
-        asked = [_asked(i) for i in interrupts if i.id not in waits or waits[i.id].kind == "question"]
+        asked = [_to_question(i) for i in interrupts if i.id not in waits or waits[i.id].kind == "question"]
         return Ending(WAITING, note, asked if is_answered else (), others)
     if agent.conversation is not None:
         await views.conversations.note_reply(agent.conversation, graph, now, held, values)
@@ -180,7 +180,7 @@ async def _attempt(
     return Ending(DONE, {}, tuple(replies), others)
 
 
-async def _steered(
+async def _steer(
     graph: Pregel[Any, Any, Any, Any],
     given: Any,
     configs: tuple[RunnableConfig, RunnableConfig],
@@ -197,23 +197,23 @@ async def _steered(
     while True:
         steering.control.begin()
         try:
-            values = await _called(graph, given, config, how, buffer, publisher)
+            values = await _invoke(graph, given, config, how, buffer, publisher)
         except GraphDrained:
             await steering.between_steps(graph, now, held)
             given, config = None, steering.go_on(graph, now)
         except asyncio.CancelledError as cancelled:
             # The exception's arguments contain the task in which LangGraph's last writes continue.
-            await _ended(cancelled)
+            await _wait_for_tasks(cancelled)
             if publisher is not None:
-                await publisher.failed(cancelled)
+                await publisher.fail(cancelled)
             raise
         except Exception as error:
             if publisher is not None:
-                await publisher.failed(error)
+                await publisher.fail(error)
             raise
         else:
             if publisher is not None:
-                await publisher.ended()
+                await publisher.publish_end()
             return values
 
 
@@ -234,7 +234,7 @@ async def _end(
     if publisher is not None:
         if "values" in publisher.stream_modes:
             await publisher.part("values", (await aread_state(graph, now)).values, ())
-        await publisher.ended()
+        await publisher.publish_end()
 
 
 def _publisher(
@@ -245,11 +245,11 @@ def _publisher(
     if buffer is None or buffer.stream is None:
         return None
     publisher = StreamPublisher(buffer, buffer.stream, graph)
-    publisher.begun(held.run.attempts, held.run.graph, begun_at)
+    publisher.publish_start(held.run.attempts, held.run.graph, begun_at)
     return publisher
 
 
-async def _begun_at(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> str | None:
+async def _find_start(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> str | None:
     """Return the id of the checkpoint from which the run goes on if an earlier attempt stored one, by
     LangGraph's own rule: the head is the run's."""
     if held.run.is_fresh or not isinstance(graph.checkpointer, BaseCheckpointSaver):
@@ -264,7 +264,7 @@ async def _values(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> 
     """Return the values of the state from which a run starts."""
     if not isinstance(graph.checkpointer, BaseCheckpointSaver):
         return {}
-    with kept_for_the_next():
+    with keep_for_next_load():
         values = (await aread_state(graph, config)).values
     return values if isinstance(values, Mapping) else {}
 
@@ -283,7 +283,7 @@ async def _require_start(
         )
 
 
-def noticed(held: HeldRun, ending: Ending) -> Ending:
+def add_notice(held: HeldRun, ending: Ending) -> Ending:
     """Return the ending of a run with its notice for the webhook, if it has one, as its only reply, in any
     final state."""
     if held.run.channel != WEBHOOK:
@@ -322,7 +322,7 @@ def _may_pause(graph: Pregel[Any, Any, Any, Any], options: Options) -> bool:
     )
 
 
-async def _called(
+async def _invoke(
     graph: Pregel[Any, Any, Any, Any],
     given: Any,
     config: RunnableConfig,
@@ -403,7 +403,7 @@ def config_of(
     given = options.config.get("configurable") or {}
     configurable = {
         **agent.config.get("configurable", {}),
-        **mirrored(context, given),
+        **mirror(context, given),
         **({USER: user_of(given[USER])} if USER in given else {}),
         "thread_id": ThreadId.of(
             held.partition.thread,
@@ -429,21 +429,21 @@ def config_of(
     handlers: list[BaseCallbackHandler] = [calls]
     if views.limits is not None:
         # What a call waited for its turn is not time of its model.
-        calls.waited = views.limits.waited
+        calls.waited = views.limits.measure_wait
         handlers += views.limits.handlers
     return with_places({**config, "callbacks": with_handlers(config.get("callbacks"), *handlers)})
 
 
-async def _ended(cancelled: asyncio.CancelledError) -> None:
+async def _wait_for_tasks(cancelled: asyncio.CancelledError) -> None:
     for left in cancelled.args:
         if isinstance(left, asyncio.Task):
             await asyncio.wait([left])
 
 
-def _asked(interrupt: Interrupt) -> dict[str, Any]:
+def _to_question(interrupt: Interrupt) -> dict[str, Any]:
     return {"id": interrupt.id, "value": interrupt.value}
 
 
-def _shown(interrupt: Interrupt) -> dict[str, Any]:
+def _to_reference(interrupt: Interrupt) -> dict[str, Any]:
     """Return an interrupt as it is stored with the run: its id only. Its value is in the checkpoint."""
     return {"id": interrupt.id}

@@ -80,7 +80,7 @@ class Backlog:
         return len(self._new) + len(self._again)
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """The number of queues that wait for a slot: without those that were tried in vain, most of which are
         for other workers."""
         return len(self._new)
@@ -169,7 +169,7 @@ class Backlog:
             self._tried[due] = waiting.pop(due)
         return chosen
 
-    def served(self, due: Due) -> None:
+    def note_served(self, due: Due) -> None:
         """Reset the backoff of a queue on which work was done."""
         self._tried.pop(due, None)
         self._drop(due)

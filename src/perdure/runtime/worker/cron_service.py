@@ -89,7 +89,7 @@ class CronService:
             return
         for partition in await context.database.arun(all_partitions(context.tenant, SERVER)):
             if partition == crons.place(partition.tenant):
-                await context.database.arun(crons.arm(partition, context.database.fresh()))
+                await context.database.arun(crons.arm(partition, context.database.draw_version()))
 
     async def start_due(self, partition: Partition) -> bool | Foreign:
         """Start the crons of a tenant that are due.
@@ -104,7 +104,7 @@ class CronService:
             return Foreign("service", CRONS)
         context = self._context
         now = await context.clock.now()
-        found = await context.database.arun(crons.due(partition, now, _PAGE))
+        found = await context.database.arun(crons.list_due(partition, now, _PAGE))
         first: Exception | None = found.fault
         left = tried = 0
         for cron in found.crons:
@@ -128,7 +128,7 @@ class CronService:
         """Start a cron unless another process does."""
         context = self._context
         claim = now + context.settings.lease_us
-        claimed = await self._changed(partition, cron, Due(cron.body, cron.due_at, claim), now)
+        claimed = await self._replace(partition, cron, Due(cron.body, cron.due_at, claim), now)
         if claimed is None:
             return
         firing = Firing(partition.tenant, claimed, now)
@@ -136,7 +136,7 @@ class CronService:
         if fired.after is None:
             is_done = await context.database.arun(crons.remove(partition, cron.id))
         else:
-            is_done = await self._changed(partition, claimed, fired.after, now) is not None
+            is_done = await self._replace(partition, claimed, fired.after, now) is not None
         if is_done:
             late = now - (cron.due_at or now)
             named = {"tenant": firing.tenant, "cron": cron.id, "late": late, "error": fired.error}
@@ -146,17 +146,17 @@ class CronService:
         if fired.after is not None and fired.after.due_at is not None:
             self._dispatch.schedule(partition, queue_of(fired.after.due_at), now)
 
-    async def _changed(self, partition: Partition, cron: Cron, after: Due, now: int) -> Cron | None:
+    async def _replace(self, partition: Partition, cron: Cron, after: Due, now: int) -> Cron | None:
         """Replace a cron, unless another process or a client has changed it since; ``None`` then."""
         is_same = False
 
-        def altered(held: Cron) -> Due | None:
+        def alter(held: Cron) -> Due | None:
             nonlocal is_same
             is_same = held.version == cron.version
             return after if is_same else None
 
-        fresh = self._context.database.fresh()
-        changed = await self._context.database.arun(crons.change(partition, cron.id, altered, now, fresh))
+        fresh = self._context.database.draw_version()
+        changed = await self._context.database.arun(crons.change(partition, cron.id, alter, now, fresh))
         return changed if is_same else None
 
 

@@ -22,7 +22,7 @@ from perdure.model.runs.messages import (
     Message,
     Reply,
     error_note,
-    stored_text,
+    replace_surrogates,
 )
 from perdure.runtime.jitter import spread
 from perdure.runtime.runtime_context import RuntimeContext
@@ -114,7 +114,7 @@ class Channel:
             return await self.send(partition.thread, reply)
         return await cast(Callable[[Partition, Reply], Awaitable[str | None]], self.send_in)(partition, reply)
 
-    def stored(self, ending: Ending) -> Ending:
+    def format_replies(self, ending: Ending) -> Ending:
         """Return the ending of a run with its replies in the form in which they are sent."""
         if ending.state == WAITING:
             ask = self.ask
@@ -163,19 +163,19 @@ class Delivery:
         """Deliver the first reply and return the next one."""
         channel, reply = self._channels[sending.reply.channel], sending.reply
         if sending.in_doubt:
-            settled, sending = await self._doubted(channel, sending)
+            settled, sending = await self._resolve_doubt(channel, sending)
         else:
-            settled = await self._sent(channel, sending)
+            settled = await self._send(channel, sending)
         self._emit(sending, settled)
         now = await self._clock.now()
         if settled.state in (READY, SENDING) and settled.again_at is None:
             pause = self._settings.pause_us(reply.attempts, spread())
             settled = settled._replace(again_at=now + pause)
         return await self._database.arun(
-            outbox.settle(sending, settled, tuple(self._channels), now, self._settings.lease_us)
+            outbox.record_outcome(sending, settled, tuple(self._channels), now, self._settings.lease_us)
         )
 
-    async def _doubted(self, channel: Channel, sending: Sending) -> tuple[DeliveryOutcome, Sending]:
+    async def _resolve_doubt(self, channel: Channel, sending: Sending) -> tuple[DeliveryOutcome, Sending]:
         """Resolve a reply that may have been sent already, by the channel's policy."""
         reply = sending.reply
         if channel.in_doubt == "hold":
@@ -189,10 +189,10 @@ class Delivery:
             except Exception as error:
                 return _still_doubted(channel, reply, error), sending
             if known is not None:
-                return _accepted(known), sending
+                return _to_outcome(known), sending
         again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)
         sending = await self._database.arun(again)
-        return await self._sent(channel, sending), sending
+        return await self._send(channel, sending), sending
 
     async def _unfound(self, channel: Channel, sending: Sending, error: NotSent) -> DeliveryOutcome:
         """Return the outcome of a question to the provider that it certainly did not take."""
@@ -205,14 +205,14 @@ class Delivery:
     async def _after(self, seconds: float) -> int:
         return await self._clock.now() + round(seconds * 1_000_000)
 
-    async def _sent(self, channel: Channel, sending: Sending) -> DeliveryOutcome:
+    async def _send(self, channel: Channel, sending: Sending) -> DeliveryOutcome:
         """Send a reply and return the outcome."""
         reply = sending.reply
         is_last = reply.attempts >= channel.attempts
         try:
             with self._observers.span("send", **_fields(sending)):
                 async with asyncio.timeout(channel.timeout):
-                    return _accepted(await channel.deliver(sending.partition, reply))
+                    return _to_outcome(await channel.deliver(sending.partition, reply))
         except Undeliverable as error:
             return DeliveryOutcome(DEAD, error=error_note(error))
         except NotSent as error:
@@ -237,9 +237,9 @@ def _still_doubted(channel: Channel, reply: Reply, error: Exception) -> Delivery
     return DeliveryOutcome(state, error=error_note(error), counts=1)
 
 
-def _accepted(provider_id: object) -> DeliveryOutcome:
+def _to_outcome(provider_id: object) -> DeliveryOutcome:
     """Return the outcome of an accepted reply. Many providers number messages, so an id need not be text."""
-    return DeliveryOutcome(SENT, None if provider_id is None else stored_text(str(provider_id)))
+    return DeliveryOutcome(SENT, None if provider_id is None else replace_surrogates(str(provider_id)))
 
 
 def _fields(sending: Sending) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Dispatch:
                     await asyncio.wait(set(self._serving.values()))
         return len(self._serving)
 
-    async def settled(self, within: float) -> bool:
+    async def wait_until_served(self, within: float) -> bool:
         """Wait at most ``within`` seconds until every queue that is known to be due has been served. Return
         True if it has."""
         try:
@@ -102,7 +102,7 @@ class Dispatch:
             return False
         return True
 
-    async def exhausted(self, within: float) -> bool:
+    async def serve_all(self, within: float) -> bool:
         """Serve what is due in the database until nothing is, at most ``within`` seconds. Return True if
         nothing is left that can be tried now."""
         try:
@@ -111,7 +111,7 @@ class Dispatch:
                     await self._look()
                     if not self._serving and not self._backlog:
                         return True
-                    await self.settled(within)
+                    await self.wait_until_served(within)
         except TimeoutError:
             return False
 
@@ -143,7 +143,7 @@ class Dispatch:
             if within == 0.0 and due in self._serving:
                 raise TimeoutError
         serving: asyncio.Task[bool | Foreign | None] = asyncio.ensure_future(self._work[due[1]](due[0]))
-        mark = self._serving[due] = asyncio.create_task(_ended(serving))
+        mark = self._serving[due] = asyncio.create_task(_wait_for_end(serving))
         try:
             await asyncio.wait([serving], timeout=within)
             if not serving.done():
@@ -204,9 +204,9 @@ class Dispatch:
         return is_waiting or due in self._serving
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """The number of queues that wait for a slot of this process."""
-        return self._backlog.waiting
+        return self._backlog.waiting_count
 
     def reserve(self, due: Due) -> bool:
         """Reserve a slot for a queue that the caller is about to claim, until ``serve_reserved`` or
@@ -244,34 +244,34 @@ class Dispatch:
             return
         if not self._work:
             # A runtime that was not entered accepts messages, too; the next worker finds them.
-            self._notifications.due(due[0])
+            self._notifications.notify_due(due[0])
         elif due in self._serving:
             self._again.add(due)
         elif self._slots > 0 and self._may_run(due[0].tenant):
             self._serve(due)
         else:
             self._backlog.add(due)
-            self._notifications.due(due[0])
+            self._notifications.notify_due(due[0])
 
     def _may_run(self, tenant: str) -> bool:
         most = self._settings.per_tenant
-        return most is None or self._running()[tenant] < most
+        return most is None or self._count_running()[tenant] < most
 
     @property
     def _slots(self) -> int:
         """Number of queues that may be served beside those that are."""
         return self._settings.concurrency - len(self._serving) - len(self._reserved)
 
-    def _running(self) -> Counter[str]:
+    def _count_running(self) -> Counter[str]:
         return Counter(partition.tenant for partition, _ in (*self._serving, *self._reserved))
 
     def _serve(self, due: Due) -> None:
         # The caller may be within a request or another run, whose context is not this run's.
-        task = asyncio.create_task(self._served(due), context=self._context.copy())
+        task = asyncio.create_task(self._serve_turns(due), context=self._context.copy())
         self._serving[due] = task
-        task.add_done_callback(lambda _: self._done(due))
+        task.add_done_callback(lambda _: self._note_done(due))
 
-    def _done(self, due: Due) -> None:
+    def _note_done(self, due: Due) -> None:
         was_full = self._slots <= 0
         if self._leave(due) or self.is_stopping:
             return
@@ -280,7 +280,7 @@ class Dispatch:
             self._backlog.add(due)
         elif due[1] == IN:
             # Another process may have taken what is waited for here.
-            self._notifications.happened(ENDED, due[0])
+            self._notifications.notify_here(ENDED, due[0])
         is_fresh = asyncio.get_running_loop().time() - self._backlog.looked_at < _STALE_S
         if is_fresh:
             self._fill()
@@ -324,14 +324,16 @@ class Dispatch:
         self._report(time)
         self._fill()
         due_at = self._backlog.next_due_at
-        self.summons.looked(in_vain=not ready, due_in=None if due_at is None else (due_at - now) / 1_000_000)
+        self.summons.note_look(
+            in_vain=not ready, due_in=None if due_at is None else (due_at - now) / 1_000_000
+        )
 
     def _fill(self) -> None:
         """Serve known due queues while there are free slots, tenants in turn."""
         slots = self._slots
         if self.is_stopping or slots <= 0 or not self._backlog:
             return
-        for item in self._backlog.take(self._running(), slots, self._settings.per_tenant):
+        for item in self._backlog.take(self._count_running(), slots, self._settings.per_tenant):
             if item not in self._serving:
                 self._serve(item)
             else:
@@ -359,7 +361,7 @@ class Dispatch:
 
     # One queue
 
-    async def _served(self, due: Due) -> None:
+    async def _serve_turns(self, due: Due) -> None:
         partition, name = due
         time = asyncio.get_running_loop().time
         try:
@@ -382,10 +384,10 @@ class Dispatch:
             self._backlog.in_vain(due, time(), Failing(name, type(error).__name__), failed=True)
         else:
             if was_useful:
-                self._backlog.served(due)
+                self._backlog.note_served(due)
             else:
                 self._backlog.in_vain(due, time(), more if isinstance(more, Foreign) else None)
 
 
-async def _ended(task: asyncio.Future[Any]) -> None:
+async def _wait_for_end(task: asyncio.Future[Any]) -> None:
     await asyncio.wait([task])

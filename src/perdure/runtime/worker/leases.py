@@ -127,7 +127,7 @@ class Leases:
                 if working.renewal is None or working.renewal.done():
                     working.renewal = self._soon(self._renew(working))
 
-    def asked(self, is_meant: Callable[[Partition], bool]) -> None:
+    def renew_now(self, is_meant: Callable[[Partition], bool]) -> None:
         """Renew the leases of some threads' runs now: another process may have asked them to stop, and the
         lease's record says so."""
         for working in self.working.values():
@@ -136,7 +136,7 @@ class Leases:
         for partition, starting in self.starting.items():
             starting.is_asked = starting.is_asked or is_meant(partition)
 
-    def started(self, working: Working) -> None:
+    def register(self, working: Working) -> None:
         """Register a run that is under way, and do what was asked for since its claim."""
         partition = working.held.partition
         starting = self.starting.pop(partition, Starting(working.held.run.id))

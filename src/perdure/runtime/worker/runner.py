@@ -41,7 +41,7 @@ from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.options import WEBHOOK, Options, StreamOptions
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.state_sizes import Sizes
-from perdure.runtime.worker.attempt import Views, attempt, noticed
+from perdure.runtime.worker.attempt import Views, add_notice, attempt
 from perdure.runtime.worker.backlog import Foreign
 from perdure.runtime.worker.delivery import Channel, Indicate
 from perdure.runtime.worker.dispatch import Dispatch
@@ -91,9 +91,9 @@ class Runner:
             Database(context.database),
             {**context.agents, **context.internal},
             context.store,
-            sizes.stored,
+            sizes.report_checkpoint,
             sizes.older,
-            sizes.undeclared,
+            sizes.report_undeclared,
             shares_threads=context.settings.shared_threads,
             task_times=context.settings.task_times,
         )
@@ -101,12 +101,12 @@ class Runner:
             context.observers, self.graphs.store, has_index=context.store.index is not None
         )
 
-    def ended(self, partition: Partition, message_id: str) -> Run | None:
+    def find_ended(self, partition: Partition, message_id: str) -> Run | None:
         """Return the run of a message if it is the latest of its thread that ended in this process."""
         run, messages = self._last.get(partition, (None, ()))
         return run if message_id in messages else None
 
-    def stop_asked(self, partition: Partition, how: str, run_id: str | None) -> None:
+    def request_stop(self, partition: Partition, how: str, run_id: str | None) -> None:
         """Cancel a run of this process that was asked to stop, without waiting for the renewal of its lease.
 
         Args:
@@ -153,15 +153,15 @@ class Runner:
             now,
             settings.lease_us,
             settings.max_batch,
-            self._database.fresh(),
+            self._database.draw_version(),
         )
 
-    def begun(self, held: HeldRun, over: int | None) -> None:
+    def note_claimed(self, held: HeldRun, over: int | None) -> None:
         """Note a run that its message's commit has claimed, over an epoch; ``run_next`` works on it."""
         self._begun[held.partition] = held
         self.leases.starting[held.partition] = Starting(held.run.id, over=over)
 
-    def doubted(self, held: HeldRun) -> None:
+    def note_doubted(self, held: HeldRun) -> None:
         """Note a run that the commit which accepted its message has claimed if it was applied, as its answer
         was lost. ``run_next`` asks the database, and works on the run if it is held."""
         until = asyncio.get_running_loop().time() + self._settings.lease_us / 1_000_000
@@ -176,10 +176,12 @@ class Runner:
             True if another run is due, ``None`` if there was none, or the graph that this worker does not
                 serve.
         """
-        held: HeldRun | Unserved | None = self._begun.pop(partition, None) or await self._resolved(partition)
+        held: HeldRun | Unserved | None = self._begun.pop(partition, None) or await self._resolve_doubt(
+            partition
+        )
         if held is None:
             claim = self.claim(partition, await self._clock.now())
-            held = await self._database.arun(claim.take(self._queues.known(partition)))
+            held = await self._database.arun(claim.take(self._queues.get(partition)))
         if held is None and (held := self._begun.pop(partition, None)) is None:
             return None
         if isinstance(held, Unserved):
@@ -205,16 +207,16 @@ class Runner:
 
     async def _next(self, held: HeldRun) -> bool:
         if self._dispatch.is_stopping:
-            await self.handed_over(held)
+            await self.hand_back(held)
             return False
         self._emit("run.claimed", held, waited=held.run.updated_at - held.messages[0].accepted_at)
-        self._subscriptions.changed(held.partition)
+        self._subscriptions.wake(held.partition)
         with self._observers.span("run", **fields_of(held)):
             try:
-                return await self._worked(held)
+                return await self._work(held)
             except Fenced:
                 self._emit("run.write_refused", held)
-                self._lost(held)
+                self._note_lost(held)
                 return False
             except Unavailable:
                 self.excuses.add(held)
@@ -223,10 +225,10 @@ class Runner:
                 self.activity.forget(held.run.id)
                 self._waits.pop(held.run.id, None)
                 if (buffer := self._buffers.pop(held.run.id, None)) is not None:
-                    self._subscriptions.closed(buffer, None)
+                    self._subscriptions.unregister(buffer, None)
 
-    async def _resolved(self, partition: Partition) -> HeldRun | None:
-        """Return the thread's ``doubted`` run, with a renewed lease, if it was claimed.
+    async def _resolve_doubt(self, partition: Partition) -> HeldRun | None:
+        """Return the thread's doubted run, with a renewed lease, if it was claimed.
 
         Raises:
             Unavailable: The database cannot tell; it is asked again as long as the lease may last.
@@ -246,7 +248,7 @@ class Runner:
                 self._dispatch.later((partition, IN), self._settings.poll)
             raise
 
-    async def _worked(self, held: HeldRun) -> bool:
+    async def _work(self, held: HeldRun) -> bool:
         message = held.messages[0]
         try:
             options = Options.read(message.options)
@@ -256,8 +258,8 @@ class Runner:
         await self._open_buffer(held, options)
         stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
-            return await self._stopped(held, stopped)
-        if runs.counted_attempts(held.run) > self._settings.attempts:
+            return await self._stop(held, stopped)
+        if runs.count_attempts(held.run) > self._settings.attempts:
             why = "its worker ended each time that it was tried"
             return await self._give_up(held, {"error": why, "kind": "GivenUp"})
         agent = self.graphs.agents[held.run.graph]
@@ -287,7 +289,7 @@ class Runner:
             name=held.run.id,
         )
         working = Working(held, steering, task, self.leases.confirmed_at(held))
-        self.leases.started(working)
+        self.leases.register(working)
         deadline = self._deadline(held)
         channel = self._channels.get(held.run.channel)
         indicator = None
@@ -307,7 +309,7 @@ class Runner:
             if stored is not None:  # a node in a thread of its own may still wait
                 stored.close(Unavailable("the attempt ended before its checkpoint was stored"))
             del self._working[held.partition]
-        return await self._ended(working)
+        return await self._end(working)
 
     async def _indicate(self, held: HeldRun, indicate: Indicate) -> None:
         """Show on the run's channel that an answer is being written."""
@@ -316,17 +318,17 @@ class Runner:
         except Exception as error:
             self._emit("run.indicator_failed", held, error=type(error).__name__)
 
-    def _replied(self, held: HeldRun, ending: Ending) -> Ending:
+    def _add_replies(self, held: HeldRun, ending: Ending) -> Ending:
         """Return the ending of a run with its replies as they are stored."""
         if held.run.channel == WEBHOOK:
-            return noticed(held, ending)
+            return add_notice(held, ending)
         channel = self._channels.get(held.run.channel)
         if channel is not None:
-            return channel.stored(ending)
+            return channel.format_replies(ending)
         # The interrupts of a run are no replies by themselves.
         return replace(ending, replies=()) if ending.state == WAITING else ending
 
-    async def _ended(self, working: Working) -> bool:
+    async def _end(self, working: Working) -> bool:
         task, how = working.task, working.how
         held = working.steering.current(working.held)
         if held is not working.held:
@@ -343,27 +345,27 @@ class Runner:
         if how == DELETED:
             return False
         if how == "lost":
-            self._lost(held)
+            self._note_lost(held)
             return False
         if how == "drain":
-            await self.handed_over(held)
+            await self.hand_back(held)
             return False
         if how == "deadline":
             why = f"it took longer than {self._settings.deadline} s"
             return await self._give_up(held, {"error": why, "kind": TIMEOUT})
         if how:
-            return await self._stopped(held, how)
+            return await self._stop(held, how)
         error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
         if isinstance(error, Fenced):
             raise error
-        return await self._failed(held, error or asyncio.CancelledError())
+        return await self._fail(held, error or asyncio.CancelledError())
 
-    async def handed_over(self, held: HeldRun) -> None:
+    async def hand_back(self, held: HeldRun) -> None:
         """Release a healthy run: it is due for other workers at once, and the attempt does not count."""
         now = await self._clock.now()
-        await self._database.arun(runs.put_off(held, now, held.run.note, now, counts=False))
+        await self._database.arun(runs.postpone(held, now, held.run.note, now, counts=False))
         self._emit("run.handed_over", held)
-        self._notifications.due(held.partition)
+        self._notifications.notify_due(held.partition)
 
     async def _open_buffer(self, held: HeldRun, options: Options) -> None:
         """Open the event buffer of a run that streams, or whose thread is followed."""
@@ -389,12 +391,12 @@ class Runner:
             held.epoch,
             first=first,
             stored=is_stored,
-            changed=self._subscriptions.changed,
-            announce=self._notifications.stored,
+            changed=self._subscriptions.wake,
+            announce=self._notifications.notify_stored,
             is_leased=partial(self.leases.is_confirmed, held.partition),
         )
         self._buffers[held.run.id] = buffer
-        self._subscriptions.opened(buffer)
+        self._subscriptions.register(buffer)
         starting = self.leases.starting.get(held.partition)
         if starting is not None and starting.is_followed:
             buffer.keep()
@@ -402,11 +404,11 @@ class Runner:
 
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
         asked = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
-        ending = self._with_waits(held, self._replied(held, ending), asked)
+        ending = self._with_waits(held, self._add_replies(held, ending), asked)
         now = await self._clock.now()
         last, puts = await self._end_events(held, ending)
         buffer = self._buffers.get(held.run.id)
-        fresh, most = self._database.fresh(), self._database.limits.ops
+        fresh, most = self._database.draw_version(), self._database.limits.ops
         finish = runs.finish(held, ending, now, fresh, most, puts)
         # What is out of date is read in the round trip of the end, where that is possible.
         look = queue_retention.look_after(held.partition, held.run)
@@ -424,8 +426,8 @@ class Runner:
         self._note_end(held, ending)
         if buffer is not None:
             del self._buffers[held.run.id]
-            self._subscriptions.closed(buffer, last, Ended.of(held, ending, now, buffer.values))
-        self.activity.ended(held, ending, now)
+            self._subscriptions.unregister(buffer, last, Ended.of(held, ending, now, buffer.values))
+        self.activity.count_run(held, ending, now)
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         self.conversations.after_reply(held.partition)
         if held.run.graph == MEMORY:
@@ -433,8 +435,8 @@ class Runner:
         if replies and self._works:
             self._dispatch.soon((held.partition, OUT))
         elif replies:
-            self._notifications.due(held.partition)
-        self._queues.ended(held.partition, lane, runs.closed_epoch(held.epoch))
+            self._notifications.notify_due(held.partition)
+        self._queues.note_ended(held.partition, lane, runs.closed_epoch(held.epoch))
         if lane.due_at is not None and not lane.is_due(now):
             self._dispatch.schedule(held.partition, lane, now)
         self._look_soon(held)
@@ -455,7 +457,7 @@ class Runner:
         for name, wait in begun.items():
             if wait.remind and held.run.channel:
                 again = Ending(WAITING, {}, [asked[name]] if name in asked else ())
-                replies = tuple(self._replied(held, again).replies)
+                replies = tuple(self._add_replies(held, again).replies)
                 begun = {**begun, name: replace(wait, replies=replies)}
         return replace(ending, note=with_waits(ending.note, begun))
 
@@ -480,29 +482,29 @@ class Runner:
         last, puts = buffer.last({"run_id": held.run.id, "state": ending.state, **told})
         if puts:
             until = self._clock.estimate() + round(self._settings.keep_events * 1_000_000)
-            puts.append(events.keeping(until, self._database.fresh()))
+            puts.append(events.keep_until(until, self._database.draw_version()))
         return last, puts
 
     def _note_end(self, held: HeldRun, ending: Ending) -> None:
         """Notify those who wait for the run's end in this process."""
         run = replace(held.run, state=ending.state, note=ending.note)
         self._last[held.partition] = (run, tuple(message.id for message in held.messages))
-        self._notifications.ended(held.partition)
+        self._notifications.notify_ended(held.partition)
 
-    async def _stopped(self, held: HeldRun, how: str) -> bool:
+    async def _stop(self, held: HeldRun, how: str) -> bool:
         """End a run that was asked to stop; a rollback removes what it stored."""
         if held.messages[0].is_withdrawn:
             is_kept, note = False, dict[str, Any](begun=False)
         else:
-            held, note = await self._take_back(held, how == ROLLBACK)
+            held, note = await self._roll_back(held, how == ROLLBACK)
             is_kept = bool(note)
         return await self._finish(held, Ending(stopped_state(how, is_kept=is_kept), note))
 
-    def _lost(self, held: HeldRun) -> None:
+    def _note_lost(self, held: HeldRun) -> None:
         self._emit("run.lost", held)
         self.excuses.add(held)
 
-    async def _failed(self, held: HeldRun, error: BaseException) -> bool:
+    async def _fail(self, held: HeldRun, error: BaseException) -> bool:
         note = failure_note(error)
         self._emit("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
         log_failure(held.run.id, error)
@@ -513,11 +515,11 @@ class Runner:
             most = min(asked, most)
         is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
         is_no_fault = is_excused or isinstance(error, NO_FAULT)
-        if not is_no_fault and (runs.counted_attempts(held.run) >= most or isinstance(error, PERMANENT)):
+        if not is_no_fault and (runs.count_attempts(held.run) >= most or isinstance(error, PERMANENT)):
             return await self._give_up(held, note)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread(), error)
-        put_off = runs.put_off(held, until, note, now, counts=is_excused or not is_no_fault)
+        put_off = runs.postpone(held, until, note, now, counts=is_excused or not is_no_fault)
         after = await self._database.arun(put_off)
         self._dispatch.schedule(held.partition, after.lane, now)
         return False
@@ -525,13 +527,13 @@ class Runner:
     async def _give_up(self, held: HeldRun, why: Mapping[str, Any]) -> bool:
         options = Options.read_if_readable(held.messages[0].options)
         asked = None if options is None else options.on_failure
-        held, kept = await self._take_back(held, (asked or self._settings.on_failure) == "rollback")
+        held, kept = await self._roll_back(held, (asked or self._settings.on_failure) == "rollback")
         note = {**why, **kept}
         apology = self.graphs.agents[held.run.graph].apology
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
         return await self._finish(held, Ending(FAILED, note, replies))
 
-    async def _take_back(self, held: HeldRun, whole: bool) -> tuple[HeldRun, dict[str, Any]]:
+    async def _roll_back(self, held: HeldRun, whole: bool) -> tuple[HeldRun, dict[str, Any]]:
         """Remove what a run stored, the ``whole`` of it or only the answers that it failed behind, and what
         it stored in subgraphs behind them.
 
@@ -549,7 +551,7 @@ class Runner:
             buffer.epoch = held.epoch
         try:
             if whole:
-                await self._database.take_back(held.partition, held.run.id, epoch=held.epoch)
+                await self._database.roll_back(held.partition, held.run.id, epoch=held.epoch)
                 return held, note
         except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
@@ -558,7 +560,7 @@ class Runner:
             # What is shown has to be what the subgraphs ask, so they return to it.
             behind = await self._database.arun(questions.read_behind(held.partition, held.run))
             if behind:
-                await self._database.take_back(held.partition, held.run.id, epoch=held.epoch, within=behind)
+                await self._database.roll_back(held.partition, held.run.id, epoch=held.epoch, within=behind)
             await self._database.arun(questions.release_answers(held.partition, held.run))
         except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)

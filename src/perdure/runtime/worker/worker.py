@@ -62,7 +62,7 @@ class Worker:
             self._loops.append(asyncio.create_task(self.dispatch.run()))
         runner = self.runner
         self._context.notifications.serve(
-            self.dispatch.summons.heard, runner.leases.asked, runner.keep_buffers
+            self.dispatch.summons.hear, runner.leases.renew_now, runner.keep_buffers
         )
         self._context.subscriptions.serve(self.dispatch.will_serve)
 
@@ -206,7 +206,9 @@ class Worker:
         now = await self._context.clock.now()
         limits = self._database.limits
         budget = Budget(limits.ops, limits.bytes)
-        brought = await self._database.arun(scheduled.bring(partition, now, budget, self._database.fresh()))
+        brought = await self._database.arun(
+            scheduled.bring(partition, now, budget, self._database.draw_version())
+        )
         for name in brought.unreadable:
             self._context.observers.event(
                 "message.unreadable", tenant=partition.tenant, thread=partition.thread, message=name
@@ -223,7 +225,7 @@ class Worker:
             partition,
             await context.clock.now(),
             round(context.settings.keep_events * 1_000_000),
-            self._database.fresh(),
+            self._database.draw_version(),
             Budget(limits.ops, limits.bytes),
             lambda: str(uuid.uuid4()),
             functools.partial(self.runner.graphs.read_asked, partition),
@@ -237,11 +239,11 @@ class Worker:
             else:
                 context.observers.event("signal.delivered", **about, signal=woken.signal)
             context.queues.forget(partition)
-            context.subscriptions.changed(partition)
+            context.subscriptions.wake(partition)
             self.dispatch.soon((partition, IN))
         if woken.reminded:
             context.observers.event("question.reminded", **where, questions=woken.reminded)
-            context.subscriptions.changed(partition)
+            context.subscriptions.wake(partition)
         if woken.has_replies:
             self.dispatch.soon((partition, OUT))
         if woken.reminded:

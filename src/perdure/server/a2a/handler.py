@@ -46,12 +46,12 @@ from perdure.server.a2a.tasks import (
     TERMINAL,
     WORKING,
     DurableTask,
-    answered,
     document,
     find,
-    found_in,
+    list_tasks,
     names_in,
     protocol_of,
+    read_answer,
     run_id_of,
     task_id_of,
 )
@@ -62,7 +62,7 @@ from perdure.server.resources import Caller
 from perdure.server.runs.outbound_policy import Unreachable
 from perdure.server.runs.run_creation import AcceptedRun, submit
 from perdure.server.runs.run_request_headers import without_terms
-from perdure.server.runs.temporary_threads import ended
+from perdure.server.runs.temporary_threads import wait_for_end
 from perdure.server.streaming import streams
 from perdure.server.thread_ids import thread_id_of
 from perdure.server.validation_faults import fault_text
@@ -78,7 +78,7 @@ Events = AsyncGenerator[A2AEvent, None]
 
 
 @asynccontextmanager
-async def translated() -> AsyncIterator[None]:
+async def translate_errors() -> AsyncIterator[None]:
     """Raise errors of the block as errors of the protocol, with the name of the error in its data."""
     try:
         yield
@@ -133,21 +133,21 @@ class DurableTasks(RequestHandler):
         """Accept a message. Return its task once it has ended or asks a question, or at once if the client
         does not wait. If the server stops first, the task is returned as it is, and goes on."""
         does_wait = not params.configuration.return_immediately
-        async with translated():
+        async with translate_errors():
             with self._count_stream() if does_wait else nullcontext():
-                task = await self._accepted(params, context)
+                task = await self._accept(params, context)
                 if does_wait:
-                    task = await self._ended(task)
-            return await self._shown(task, params.configuration)
+                    task = await self._wait_for_end(task)
+            return await self._to_task(task, params.configuration)
 
     @validate_request_params
     async def on_message_send_stream(
         self, params: types.SendMessageRequest, context: ServerCallContext
     ) -> Events:
         """Accept a message and stream its task: the task, its reply while it is written, its end."""
-        async with translated():
+        async with translate_errors():
             with self._count_stream():
-                task = await self._accepted(params, context)
+                task = await self._accept(params, context)
                 async for event in self._events(task):
                     yield event
 
@@ -156,7 +156,7 @@ class DurableTasks(RequestHandler):
         self, params: types.SubscribeToTaskRequest, context: ServerCallContext
     ) -> Events:
         """Stream a task that has not ended, with its reply from the beginning."""
-        async with translated():
+        async with translate_errors():
             task = await self._task(params.id, "read")
             if task.state in TERMINAL:
                 raise UnsupportedOperationError(f"task {task.id!r} has ended; get it with GetTask")
@@ -169,15 +169,15 @@ class DurableTasks(RequestHandler):
     @validate_request_params
     async def on_get_task(self, params: types.GetTaskRequest, context: ServerCallContext) -> types.Task:
         """Return a task as it is now."""
-        async with translated():
-            return await self._shown(await self._task(params.id, "read"), params)
+        async with translate_errors():
+            return await self._to_task(await self._task(params.id, "read"), params)
 
     @validate_request_params
     async def on_list_tasks(
         self, params: types.ListTasksRequest, context: ServerCallContext
     ) -> types.ListTasksResponse:
         """Return tasks of a context, newest first."""
-        async with translated():
+        async with translate_errors():
             if not params.context_id:
                 raise InvalidParamsError("tasks are listed by their context; send its contextId")
             token, size = params.page_token, min(params.page_size or _PAGE, 100)
@@ -189,7 +189,7 @@ class DurableTasks(RequestHandler):
             found, following = await self._tasks_of(params.context_id, size, before)
             wanted = types.TaskState.Name(params.status) if params.status else None
             tasks = [
-                await self._shown(task, params)
+                await self._to_task(task, params)
                 for task in found
                 if task.assistant_id == self._assistant.assistant_id and wanted in (None, task.state)
             ]
@@ -211,18 +211,18 @@ class DurableTasks(RequestHandler):
             await self._caller.thread(thread_id, "read")
         except NotFound:
             return (), None
-        return await found_in(self._caller.runtime, thread_id, size, before)
+        return await list_tasks(self._caller.runtime, thread_id, size, before)
 
     @validate_request_params
     async def on_cancel_task(self, params: types.CancelTaskRequest, context: ServerCallContext) -> types.Task:
         """Cancel a task and return it."""
-        async with translated():
+        async with translate_errors():
             task = await self._task(params.id, "update", action="interrupt")
             if task.state == INPUT_REQUIRED:
-                task = await self._given_up(task, context)
+                task = await self._give_up(task, context)
             elif task.state in TERMINAL or not await self._caller.runtime.cancel(task.thread_id, task.run_id):
                 raise TaskNotCancelableError(f"task {task.id!r} has ended; there is nothing to cancel")
-            return await self._shown(await self._ended(task), None)
+            return await self._to_task(await self._wait_for_end(task), None)
 
     # Push notifications
 
@@ -231,7 +231,7 @@ class DurableTasks(RequestHandler):
         self, params: types.TaskPushNotificationConfig, context: ServerCallContext
     ) -> types.TaskPushNotificationConfig:
         """Add a receiver to a task that has not ended."""
-        async with translated():
+        async with translate_errors():
             task = await self._task(params.task_id, "update")
             config = self._receiver(params, is_with_message=False)
             await push.put(self._caller.runtime, task, config)
@@ -247,7 +247,7 @@ class DurableTasks(RequestHandler):
         self, params: types.GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> types.TaskPushNotificationConfig:
         """Return a receiver of a task."""
-        async with translated():
+        async with translate_errors():
             task = await self._task(params.task_id, "read")
             for config in await push.configs(self._caller.runtime, task):
                 if config["id"] == params.id:
@@ -259,7 +259,7 @@ class DurableTasks(RequestHandler):
         self, params: types.ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> types.ListTaskPushNotificationConfigsResponse:
         """Return the receivers of a task."""
-        async with translated():
+        async with translate_errors():
             task = await self._task(params.task_id, "read")
             found = await push.configs(self._caller.runtime, task)
             shown = [_push_config(task, config) for config in found]
@@ -270,7 +270,7 @@ class DurableTasks(RequestHandler):
         self, params: types.DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
         """Remove a receiver of a task."""
-        async with translated():
+        async with translate_errors():
             task = await self._task(params.task_id, "update")
             await push.delete(self._caller.runtime, task, params.id)
 
@@ -282,7 +282,7 @@ class DurableTasks(RequestHandler):
 
     # Steps
 
-    async def _accepted(self, params: types.SendMessageRequest, context: ServerCallContext) -> DurableTask:
+    async def _accept(self, params: types.SendMessageRequest, context: ServerCallContext) -> DurableTask:
         """Store a message as a run, and return its task. A message that was sent before is the same task."""
         message = MessageToDict(params.message)
         protocol: dict[str, Any] = {
@@ -310,11 +310,11 @@ class DurableTasks(RequestHandler):
         if params.message.task_id:
             answer = answer_of(self._caller.user, message)
             task = await self._of_answer(params.message.task_id, context_id)
-            if task.state != INPUT_REQUIRED and _sent_before(task, message) is None:
+            if task.state != INPUT_REQUIRED and _find_earlier_answer(task, message) is None:
                 # A copy of the message may have been accepted while the task was read.
                 task = await self._of_answer(params.message.task_id, context_id)
-            if (same := _sent_before(task, message)) is not None:
-                if answered(same) != answer:
+            if (same := _find_earlier_answer(task, message)) is not None:
+                if read_answer(same) != answer:
                     raise InvalidParamsError("this messageId was used for another answer; send a new one")
                 return task
             self._require_waiting(task)
@@ -375,7 +375,7 @@ class DurableTasks(RequestHandler):
                 "is a task of its own, which begins after this one"
             )
 
-    async def _given_up(self, task: DurableTask, context: ServerCallContext) -> DurableTask:
+    async def _give_up(self, task: DurableTask, context: ServerCallContext) -> DurableTask:
         """End a task that waits for an answer, without one."""
         new = NewRun(
             assistant_id=self._assistant.assistant_id,
@@ -405,9 +405,9 @@ class DurableTasks(RequestHandler):
     def _no_task(self, task_id: str) -> TaskNotFoundError:
         return TaskNotFoundError(f"there is no task {task_id!r} of this agent")
 
-    async def _ended(self, task: DurableTask) -> DurableTask:
+    async def _wait_for_end(self, task: DurableTask) -> DurableTask:
         try:
-            return task.after(await ended(self._caller, task.thread_id, task.run_id))
+            return task.after(await wait_for_end(self._caller, task.thread_id, task.run_id))
         except Unavailable:
             if not self._caller.host.closing.is_set():
                 raise
@@ -417,14 +417,14 @@ class DurableTasks(RequestHandler):
         """Yield a task and what becomes of it. The reply comes from its beginning, so that a client that lost
         its connection has all of it."""
         caller = self._caller
-        yield await self._shown(task, None)
+        yield await self._to_task(task, None)
         if task.state == INPUT_REQUIRED or task.state in TERMINAL:
             return
         names: dict[str, Any] = {"task_id": task.id, "context_id": task.context_id}
         begun: set[str] = set()
-        async for item in streams.followed(caller, task.thread_id, task.run_id, 0):
+        async for item in streams.follow(caller, task.thread_id, task.run_id, 0):
             if isinstance(item, Standing):
-                final = await self._shown(task.after(item), None)
+                final = await self._to_task(task.after(item), None)
                 for artifact in final.artifacts:
                     yield types.TaskArtifactUpdateEvent(**names, artifact=artifact, last_chunk=True)
                 yield types.TaskStatusUpdateEvent(**names, status=final.status)
@@ -442,7 +442,7 @@ class DurableTasks(RequestHandler):
                 begun.add(message_id)
         raise InternalError("the server is stopping; subscribe to the task again", {"error": "Unavailable"})
 
-    async def _shown(self, task: DurableTask, asked: Any) -> types.Task:
+    async def _to_task(self, task: DurableTask, asked: Any) -> types.Task:
         shown = await document(self._caller.runtime, task)
         if asked is not None and asked.HasField("history_length"):
             most = asked.history_length
@@ -463,7 +463,7 @@ class DurableTasks(RequestHandler):
             policy.url(config.url)
         except Unreachable as error:
             raise InvalidParamsError(f"the URL may not be called: {error}") from error
-        return push.named(MessageToDict(config), is_with_message=is_with_message)
+        return push.add_id(MessageToDict(config), is_with_message=is_with_message)
 
     def _run_headers(self, key: str | None) -> Headers:
         """Return the headers of the request, with the key by which a message that is sent again is known in
@@ -472,7 +472,7 @@ class DurableTasks(RequestHandler):
         return without_terms(self._headers, named)
 
 
-def _sent_before(task: DurableTask, message: Mapping[str, Any]) -> Standing | None:
+def _find_earlier_answer(task: DurableTask, message: Mapping[str, Any]) -> Standing | None:
     """Return the answer of a task that was sent with this message's id, None if there is none."""
     if (message_id := unique_id(message)) is None:
         return None

@@ -20,13 +20,13 @@ from a2a.utils.proto_utils import parse_lenient
 from perdure.runtime import Standing
 from perdure.runtime.documents import ThreadDocuments
 from perdure.runtime.tenant import TenantRuntime
-from perdure.runtime.threads.threads import missing
+from perdure.runtime.threads.threads import missing_error
 from perdure.server.a2a.tasks import (
     TERMINAL,
     DurableTask,
     document,
     find,
-    found_in,
+    list_tasks,
     protocol_of,
     run_id_of,
 )
@@ -51,7 +51,7 @@ class TaskNotice(NamedTuple):
     body: bytes
 
 
-def named(config: Mapping[str, Any], *, is_with_message: bool) -> PushConfig:
+def add_id(config: Mapping[str, Any], *, is_with_message: bool) -> PushConfig:
     """Return the stored form of a configuration, with an id.
 
     Args:
@@ -84,24 +84,24 @@ async def put(runtime: TenantRuntime, task: DurableTask, config: PushConfig) -> 
     """Store a configuration of a task, in place of the one with the same id. ``ValueError`` if there are
     too many."""
 
-    def changed(body: Mapping[str, Any]) -> dict[str, Any]:
+    def change(body: Mapping[str, Any]) -> dict[str, Any]:
         others = [one for one in body["set"] if one["id"] != config["id"]]
         if len(others) >= _MOST:
             raise ValueError(f"a task has at most {_MOST} configurations; delete one of them")
         deleted = [name for name in body["deleted"] if name != config["id"]]
         return {**body, "set": [*others, config], "deleted": deleted}
 
-    await _change(runtime, task, changed)
+    await _change(runtime, task, change)
 
 
 async def delete(runtime: TenantRuntime, task: DurableTask, config_id: str) -> None:
     """Remove a configuration of a task."""
 
-    def changed(body: Mapping[str, Any]) -> dict[str, Any]:
+    def change(body: Mapping[str, Any]) -> dict[str, Any]:
         others = [one for one in body["set"] if one["id"] != config_id]
         return {**body, "set": others, "deleted": sorted({*body["deleted"], config_id})}
 
-    await _change(runtime, task, changed)
+    await _change(runtime, task, change)
 
 
 async def notices(
@@ -149,14 +149,14 @@ async def note_sent(
         receiver: the id of the receiver's configuration.
     """
 
-    def changed(body: Mapping[str, Any]) -> dict[str, Any]:
+    def change(body: Mapping[str, Any]) -> dict[str, Any]:
         sent = body.get("sent", {})
         return {**body, "sent": {**sent, notice_id: sorted({*sent.get(notice_id, ()), receiver})}}
 
     standing = await runtime.find(thread_id, run_id)
     task = None if standing is None else await _task_of(runtime, thread_id, standing)
     if task is not None:
-        await _change(runtime, task, changed)
+        await _change(runtime, task, change)
 
 
 async def forget_ended(runtime: TenantRuntime, thread_id: str, run_id: str) -> None:
@@ -175,7 +175,7 @@ async def _task_of(runtime: TenantRuntime, thread_id: str, standing: Standing) -
     # The answer came by another way: it belongs to the last task before it.
     before: int | None = standing.message.seq
     while before is not None:
-        page, before = await found_in(runtime, thread_id, _PAGE, before)
+        page, before = await list_tasks(runtime, thread_id, _PAGE, before)
         if page:
             return page[0] if run_id_of(standing) in map(run_id_of, page[0].standings) else None
     return None
@@ -205,4 +205,4 @@ async def _change(runtime: TenantRuntime, task: DurableTask, changed: Any) -> No
         task.id, lambda held: changed(_NONE if held is None else held.body)
     )
     if stored is None:
-        raise missing(task.thread_id)
+        raise missing_error(task.thread_id)

@@ -15,7 +15,7 @@ from perdure.model.runs.messages import DONE, OPEN, WAITING
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
@@ -156,7 +156,7 @@ async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTa
         if len(found) < _PAGE:
             break
         before = page[-1].message.seq
-    return await _with_question(runtime, _continued(thread_id, first, reversed(newer)))
+    return await _with_question(runtime, _add_answers(thread_id, first, reversed(newer)))
 
 
 async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTask:
@@ -171,7 +171,7 @@ async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTa
     return replace(task, asked=None if question is None else question.interrupts, is_held=question is None)
 
 
-def _continued(thread_id: str, first: Standing, newer: Iterable[Standing]) -> DurableTask:
+def _add_answers(thread_id: str, first: Standing, newer: Iterable[Standing]) -> DurableTask:
     """Return a task that has asked a question, with the answers among the messages after it, oldest first."""
     task, task_run = [first], run_id_of(first)
     for one in newer:
@@ -188,7 +188,7 @@ def _continued(thread_id: str, first: Standing, newer: Iterable[Standing]) -> Du
     return DurableTask(thread_id, tuple(task))
 
 
-async def found_in(
+async def list_tasks(
     runtime: TenantRuntime, thread_id: str, limit: int, before: int | None
 ) -> tuple[list[DurableTask], int | None]:
     """Return tasks of a thread, newest first.
@@ -220,7 +220,7 @@ async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
         "id": task.id,
         "contextId": task.context_id,
         "status": status,
-        "history": [asked for one in task.standings if (asked := _asked(task, one)) is not None],
+        "history": [asked for one in task.standings if (asked := _read_user_message(task, one)) is not None],
     }
     if state in (COMPLETED, INPUT_REQUIRED) and run is not None:
         if state == COMPLETED:
@@ -229,7 +229,7 @@ async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
             if (artifact := _artifact(task, result)) is not None:
                 shown["artifacts"] = [artifact]
         else:
-            values = json.loads(encoded(await values_of(runtime, task.thread_id, run)))
+            values = json.loads(to_json(await values_of(runtime, task.thread_id, run)))
             questions = values.get(INTERRUPT, ()) if isinstance(values, dict) else ()
             parts = [_part(one.get("value")) for one in questions]
             status["message"] = _message(task, parts or [{"text": "The agent waits for a message to go on."}])
@@ -259,7 +259,7 @@ def _part(value: Any) -> JsonObject:
 def _artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
     """Return the result of a task: the last message that the agent has added or changed, or else the outputs
     of its graph besides messages. None if there is neither."""
-    values, before = json.loads(encoded(result.after)), json.loads(encoded(result.before))
+    values, before = json.loads(to_json(result.after)), json.loads(to_json(result.before))
     if not isinstance(values, dict):
         return {"artifactId": task.run_id, "name": "values", "parts": [{"data": values}]}
     known = _messages_in(before)
@@ -281,14 +281,14 @@ def _messages_in(values: Any) -> list[JsonObject]:
     return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
 
 
-def answered(standing: Standing) -> Any:
+def read_answer(standing: Standing) -> Any:
     """Return the answer that a message gives, without the id of the one interrupt that it names."""
     payload = standing.message.payload
     held = payload.get(RESUME, (payload.get(COMMAND) or {}).get("resume"))
     return next(iter(held.values())) if is_by_name(held) and len(held) == 1 else held
 
 
-def _asked(task: DurableTask, standing: Standing) -> JsonObject | None:
+def _read_user_message(task: DurableTask, standing: Standing) -> JsonObject | None:
     """Return the user's message of a run, None for a run that has none."""
     payload = standing.message.payload
     given = payload.get(INPUT)
@@ -302,7 +302,7 @@ def _asked(task: DurableTask, standing: Standing) -> JsonObject | None:
         if others := {name: value for name, value in given.items() if name != "messages"}:
             parts.append({"data": others})
     elif RESUME in payload or "resume" in command:
-        parts.append(_part(answered(standing)))
+        parts.append(_part(read_answer(standing)))
     if not parts:
         return None
     return {

@@ -81,16 +81,16 @@ def check_left(resource: str, action: str, before: Mapping[str, Any], value: dic
     kinds = {**_KINDS, **_FURTHER.get((resource, action), {})}
     for name, held in before.items():
         if name not in value:
-            raise left(resource, action, f"no {name!r}: it may change it, but not remove it")
+            raise refuse_left(resource, action, f"no {name!r}: it may change it, but not remove it")
         kind = kinds.get(name)
         if kind is not None:
             try:
                 value[name] = kind.validate_python(value[name])
             except ValidationError as error:
-                raise left(resource, action, f"{name!r} with a fault: {fault_of(error)}") from None
+                raise refuse_left(resource, action, f"{name!r} with a fault: {fault_of(error)}") from None
         elif value[name] != held:
             changeable = sorted(before.keys() & kinds.keys())
-            raise left(
+            raise refuse_left(
                 resource,
                 action,
                 f"another {name!r}, which has no effect; it may change "
@@ -109,7 +109,7 @@ def require_unnarrowed(value: Mapping[str, Any], *names: str) -> None:
             )
 
 
-def left(resource: str, action: str, what: str) -> Refusal:
+def refuse_left(resource: str, action: str, what: str) -> Refusal:
     """Return the refusal of what a handler left."""
     return Refusal(_STATUS, f"the authorization handler for {resource}.{action} left {what}")
 

@@ -28,7 +28,7 @@ class BadFilter(ValueError):
     """A handler returned a filter that cannot be used; the handler has to be fixed."""
 
 
-def checked(conditions: Mapping[Any, Any]) -> Filter | None:
+def parse_conditions(conditions: Mapping[Any, Any]) -> Filter | None:
     """Return the filter as JSON data, or None if it restricts nothing. ``BadFilter`` if it cannot be
     understood."""
     try:
@@ -41,7 +41,7 @@ def checked(conditions: Mapping[Any, Any]) -> Filter | None:
 
 def matches(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bool:
     """Return True if an object with this metadata may be seen. None as a filter restricts nothing; the
-    metadata is JSON data. ``BadFilter`` for a filter that did not pass through ``checked`` and cannot be
+    metadata is JSON data. ``BadFilter`` for a filter that did not pass ``parse_conditions`` and cannot be
     understood."""
     return conditions is None or _matches(conditions, {} if metadata is None else metadata)
 

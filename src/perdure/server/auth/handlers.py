@@ -32,8 +32,8 @@ from starlette.requests import HTTPConnection, Request
 
 from perdure.errors import BadSetting
 from perdure.server.auth.authorized_values import check_left
-from perdure.server.auth.filters import BadFilter, Filter, checked
-from perdure.server.auth.identity import Refusal, User, checked_names, tenant_of
+from perdure.server.auth.filters import BadFilter, Filter, parse_conditions
+from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
 from perdure.server.auth.json_data import json_data
 
 _log = logging.getLogger("perdure.server")
@@ -58,7 +58,7 @@ class OnHandlers:
         # Named for servers: the SDK calls a change to them a breaking one.
         self._handlers = auth._handlers  # pyright: ignore[reportPrivateUsage]
         self._global = auth._global_handlers  # pyright: ignore[reportPrivateUsage]
-        if lacking := self._lacking():
+        if lacking := self._find_unhandled():
             _log.warning(
                 "auth has no handler for %s: any user may; add one, or deny the rest with a global @auth.on",
                 ", ".join(lacking),
@@ -88,11 +88,13 @@ class OnHandlers:
         if result is None or result is True:
             return None
         if not isinstance(result, Mapping):
-            raise _misused(f"{asked} returned a {type(result).__name__}; return None, a bool or a filter")
+            raise _refuse_misuse(
+                f"{asked} returned a {type(result).__name__}; return None, a bool or a filter"
+            )
         try:
-            return checked(result)
+            return parse_conditions(result)
         except BadFilter as error:
-            raise _misused(f"{asked} returned a filter that cannot be used: {error}") from error
+            raise _refuse_misuse(f"{asked} returned a filter that cannot be used: {error}") from error
 
     def _handler(self, resource: str, action: str) -> Handler | None:
         for place in ((resource, action), (resource, "*"), ("*", action), ("*", "*")):
@@ -100,7 +102,7 @@ class OnHandlers:
                 return found[-1]
         return self._global[-1] if self._global else None
 
-    def _lacking(self) -> list[str]:
+    def _find_unhandled(self) -> list[str]:
         if not self._handlers:
             return []
         return [
@@ -147,8 +149,8 @@ class Handlers(OnHandlers):
                 "tokens to authenticate and these rules to authorise"
             )
         self._authenticator: Authenticator = authenticator
-        self._asked = _asked(authenticator)
-        self._tenant_claims = checked_names(tenant_claims, "tenant_claims")
+        self._asked = _list_parameters(authenticator)
+        self._tenant_claims = check_names(tenant_claims, "tenant_claims")
 
     async def authenticate(self, request: HTTPConnection) -> User:
         given = {name: _GIVEN[name](request) for name in self._asked}
@@ -162,7 +164,9 @@ class Handlers(OnHandlers):
             identity, permissions, known = _read(returned)
         except Exception as error:
             reason = str(error) if isinstance(error, _Unusable | TypeError) else _place(error)
-            raise _misused(f"the authenticate handler returned no user that can be used: {reason}") from error
+            raise _refuse_misuse(
+                f"the authenticate handler returned no user that can be used: {reason}"
+            ) from error
         tenant = tenant_of({**known, "identity": identity}, self._tenant_claims)
         return User(identity, tenant, permissions, known)
 
@@ -214,7 +218,7 @@ _GIVEN: dict[str, Callable[[HTTPConnection], Any]] = {
 case, as in ASGI. There is no body: authentication does not depend on the request's content."""
 
 
-def _asked(authenticator: Callable[..., Any]) -> list[str]:
+def _list_parameters(authenticator: Callable[..., Any]) -> list[str]:
     """Return the names of the parameters to pass to a handler. ``BadSetting`` if it needs others."""
     asked: list[str] = []
     for name, parameter in inspect.signature(authenticator).parameters.items():
@@ -257,7 +261,7 @@ def _refusal(error: Exception, who: str) -> Refusal:
     return Refusal(500, f"{who} failed; the server's log has the place")
 
 
-def _misused(reason: str) -> Refusal:
+def _refuse_misuse(reason: str) -> Refusal:
     _log.error("%s", reason)
     return Refusal(500, reason)
 

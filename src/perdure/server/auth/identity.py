@@ -16,7 +16,7 @@ from urllib.parse import quote
 from starlette.requests import HTTPConnection
 
 from perdure.errors import BadSetting
-from perdure.runtime.agents.run_user import dotted
+from perdure.runtime.agents.run_user import wrap_dotted
 from perdure.server.auth.filters import BadFilter, Filter, stamp_allowed
 
 TENANT_MAX = 512
@@ -98,7 +98,7 @@ class User:
         # Called only for names that the class lacks. During a copy it lacks its own slots too.
         if name.startswith("__") or name in User.__slots__ or name not in self.fields:
             raise AttributeError(f"the user has no field {name!r}")
-        return dotted(self.fields[name])
+        return wrap_dotted(self.fields[name])
 
 
 class Gate(Protocol):
@@ -154,11 +154,11 @@ def tenant_of(claims: Mapping[str, Any], names: Sequence[str]) -> str:
     """
     tenant = "/".join(_part(claims.get(name), name) for name in names)
     if len(tenant) > TENANT_MAX:
-        raise Refusal(403, f"the tenant made of {_listed(names)} is too long to be a key")
+        raise Refusal(403, f"the tenant made of {_join_names(names)} is too long to be a key")
     return tenant
 
 
-def checked_names(names: Sequence[object], setting: str) -> tuple[str, ...]:
+def check_names(names: Sequence[object], setting: str) -> tuple[str, ...]:
     """Return the names of claims. ``BadSetting`` for one text instead of a list, and for an empty name."""
     given = () if isinstance(names, str) else tuple(name for name in names if isinstance(name, str) and name)
     if len(given) != len(names):
@@ -188,5 +188,5 @@ def _part(value: object, name: str) -> str:
         raise Refusal(403, f"the user's {name} is not well-formed Unicode") from None
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names)

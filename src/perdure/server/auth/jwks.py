@@ -179,13 +179,13 @@ def _read(body: bytes) -> Sequence[_Known]:
     published: object = cast(dict[str, Any], data).get("keys") if isinstance(data, dict) else None
     if not isinstance(published, list):
         raise _Unusable("an answer that is not JWKS")
-    known = [key for one in cast(list[object], published) if (key := _known(one)) is not None]
+    known = [key for one in cast(list[object], published) if (key := _read_key(one)) is not None]
     if not known:
         raise _Unusable("a JWKS without a public key that verifies signatures")
     return known
 
 
-def _known(one: object) -> _Known | None:
+def _read_key(one: object) -> _Known | None:
     """Return a published key, or None if it is not for signatures, not public, or of an unknown kind."""
     if not isinstance(one, dict):
         return None

@@ -20,7 +20,7 @@ from starlette.requests import HTTPConnection
 from perdure.errors import BadSetting, MissingExtra
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.handlers import only
-from perdure.server.auth.identity import Refusal, User, checked_names, tenant_of
+from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
 from perdure.server.auth.json_data import json_data
 
 try:
@@ -91,9 +91,9 @@ class JwtSettings:
             values = _to_list(getattr(self, name))
             if not values or not all(values):
                 raise BadSetting(f"{name} is not set, so any token would be accepted; name the one to accept")
-        checked_names(self.tenant_claims, "tenant_claims")
-        checked_names(self.required, "required")
-        checked_names([self.identity_claim], "identity_claim")
+        check_names(self.tenant_claims, "tenant_claims")
+        check_names(self.required, "required")
+        check_names([self.identity_claim], "identity_claim")
         if len(_to_list(self.issuer)) > 1 and "iss" not in self.tenant_claims:
             raise BadSetting(
                 "there are several issuers, which may give one name to different users; put 'iss' first in "
@@ -154,7 +154,9 @@ class Jwt:
         name = self._settings.identity_claim
         identity = claims.get(name)
         if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
-            raise _unauthorized(f"the token's {name} claim is missing or empty, or neither text nor a number")
+            raise _unauthorized_error(
+                f"the token's {name} claim is missing or empty, or neither text nor a number"
+            )
         tenant = tenant_of(claims, self._settings.tenant_claims)
         known = claims if "display_name" in claims else {**claims, "display_name": claims.get("name")}
         return User(str(identity), tenant, _permissions(claims), known)
@@ -170,9 +172,11 @@ class Jwt:
         if header != "authorization" and not token:
             scheme, token = "bearer", scheme
         if scheme.lower() != "bearer" or not token.strip():
-            raise _unauthorized(f"there is no token; send it in the header {header}, as 'Bearer <token>'")
+            raise _unauthorized_error(
+                f"there is no token; send it in the header {header}, as 'Bearer <token>'"
+            )
         if len(token) > TOKEN_MAX:
-            raise _unauthorized(f"the token has more than {TOKEN_MAX} characters")
+            raise _unauthorized_error(f"the token has more than {TOKEN_MAX} characters")
         return token.strip()
 
     async def _claims(self, token: str) -> dict[str, Any]:
@@ -180,10 +184,10 @@ class Jwt:
         try:
             header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, ValueError, RecursionError):
-            raise _unauthorized("the token cannot be read; it has to be a signed JWT") from None
+            raise _unauthorized_error("the token cannot be read; it has to be a signed JWT") from None
         algorithm: object = header.get("alg")
         if not isinstance(algorithm, str) or algorithm not in settings.algorithms:
-            raise _unauthorized(
+            raise _unauthorized_error(
                 f"the token's algorithm is not accepted; this server takes {', '.join(settings.algorithms)}"
             )
         key = self._key
@@ -202,7 +206,7 @@ class Jwt:
             return dict(json_data(claims, "the token"))
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
             # The cause is left out: PyJWT's own messages may quote the token.
-            raise _unauthorized(_wrong(error)) from None
+            raise _unauthorized_error(_wrong(error)) from None
 
 
 def _to_list(value: str | Sequence[str]) -> list[str]:
@@ -241,7 +245,7 @@ def _permissions(claims: dict[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _unauthorized(detail: str) -> Refusal:
+def _unauthorized_error(detail: str) -> Refusal:
     return Refusal(401, detail, {"WWW-Authenticate": "Bearer"})
 
 

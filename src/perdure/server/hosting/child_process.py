@@ -41,10 +41,12 @@ def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseP
     if _is_safe_to_fork():
         context = multiprocessing.get_context("fork")
         process = context.Process(target=_fork, args=(os.getpid(), target, args, kwargs))
-        with _held_back():
+        with _hold_back():
             process.start()
     else:
-        process = multiprocessing.get_context("spawn").Process(target=_spawned, args=(target, args, kwargs))
+        process = multiprocessing.get_context("spawn").Process(
+            target=_run_spawned, args=(target, args, kwargs)
+        )
         process.start()
     return process
 
@@ -56,7 +58,7 @@ def _is_safe_to_fork() -> bool:
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def _hold_back() -> Iterator[None]:
     """Hold signals back from a fork until it has its own handlers: with those of its parent it would ignore
     that it is stopped."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -82,7 +84,7 @@ def _fork(
     target(*args, **kwargs)
 
 
-def _spawned(target: Callable[..., None], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+def _run_spawned(target: Callable[..., None], args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         _stop_after(parent.join)
     target(*args, **kwargs)

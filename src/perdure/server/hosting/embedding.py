@@ -80,13 +80,13 @@ class _Answered(GatedRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def answered(request: Request) -> Response:
+        async def answer(request: Request) -> Response:
             try:
                 return await handle(request)
             except error_handlers.KNOWN as error:
                 return await error_handlers.answer(request, error)
 
-        return answered
+        return answer
 
 
 async def thread_id_of_request(request: Request) -> str:

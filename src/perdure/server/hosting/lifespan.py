@@ -37,7 +37,7 @@ from perdure.server.auth.identity import Gate, Open
 from perdure.server.resources import ServerState
 from perdure.server.runs.crons import CronStarter
 from perdure.server.runs.webhooks import of_variables
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 Builder: TypeAlias = StateGraph[Any, Any, Any, Any]
@@ -84,14 +84,14 @@ class Opened:
         return next(iter(self.graphs.values()))
 
 
-def _opened_now(request: Request) -> Opened:
+def _require_opened(request: Request) -> Opened:
     opened = getattr(request.app.state, "perdure", None)
     if not isinstance(opened, Opened):
         raise HTTPException(503, "The server is starting or stopping; try again.", {"Retry-After": "1"})
     return opened
 
 
-OpenedNow = Annotated[Opened, Depends(_opened_now)]
+OpenedNow = Annotated[Opened, Depends(_require_opened)]
 """The open resources, as the type of an endpoint's parameter; 503 before the start and after the stop."""
 
 
@@ -175,17 +175,17 @@ def checkpoint_lifespan(
                     _log.warning(
                         "requests are not authenticated: anyone who reaches the routes is their one user"
                     )
-                host = await _serving(stack, database, agents, gate, settings)
+                host = await _open_state(stack, database, agents, gate, settings)
                 host.sweeps = sweeps
-            app.state.perdure = _opened(database, agents, host)
+            app.state.perdure = _open(database, agents, host)
             stack.callback(delattr, app.state, "perdure")
-            _log.info("threads are kept in %s", redacted(url))
+            _log.info("threads are kept in %s", redact(url))
             yield
 
     return lifespan
 
 
-def _opened(database: Database, agents: Mapping[str, Agent], host: ServerState | None) -> Opened:
+def _open(database: Database, agents: Mapping[str, Agent], host: ServerState | None) -> Opened:
     checkpointers = savers_for(database, agents)
     store = database.store()
     graphs: dict[str, Graph] = {}
@@ -205,7 +205,7 @@ def _opened(database: Database, agents: Mapping[str, Agent], host: ServerState |
     return Opened(database, MappingProxyType(checkpointers), store, MappingProxyType(graphs), host)
 
 
-async def _serving(
+async def _open_state(
     stack: AsyncExitStack,
     database: Database,
     agents: Mapping[str, Agent],

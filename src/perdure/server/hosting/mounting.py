@@ -23,7 +23,7 @@ _POLICY_VIOLATION = 1008
 
 
 @asynccontextmanager
-async def mounted(app: FastAPI, own: ASGIApp, gate: Gate | None) -> AsyncIterator[None]:
+async def mount(app: FastAPI, own: ASGIApp, gate: Gate | None) -> AsyncIterator[None]:
     """Serve ``own`` wherever ``app`` has no route, within the block.
 
     Its lifespan runs meanwhile, and its middleware wraps the API's routes too, as on LangGraph's server.
@@ -57,7 +57,7 @@ def _describe(app: FastAPI, own: FastAPI) -> None:
 
     def both() -> dict[str, Any]:
         # Both cache their descriptions.
-        return openapi.joined(alone(), own.openapi())
+        return openapi.merge_descriptions(alone(), own.openapi())
 
     # FastAPI documents this way of replacing the description.
     app.openapi = both  # type: ignore[method-assign]
@@ -96,7 +96,7 @@ class Prefixed:
             size = len(self._prefix)
             scope = {**scope, "path": path[size:], "raw_path": raw[size:]}
 
-        async def addressed(message: Message) -> None:
+        async def send_with_prefix(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name in ("location", "content-location"):
@@ -105,7 +105,7 @@ class Prefixed:
                         headers[name] = f"{self._prefix}{address}"
             await send(message)
 
-        await self._app({**scope, "root_path": self._prefix}, receive, addressed)
+        await self._app({**scope, "root_path": self._prefix}, receive, send_with_prefix)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

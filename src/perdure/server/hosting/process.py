@@ -15,13 +15,13 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure.runtime.garbage_collector import settle
+from perdure.runtime.garbage_collector import exempt_existing
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Config, Cors
 from perdure.server.hosting.loopback import reachable
-from perdure.server.hosting.mounting import Prefixed, mounted
-from perdure.server.hosting.startup import import_graphs, opened, own_app
+from perdure.server.hosting.mounting import Prefixed, mount
+from perdure.server.hosting.startup import import_graphs, open_state, own_app
 from perdure.server.origins import allows
 from perdure.server.request_log import RequestLog
 from perdure.server.resources import ServerState
@@ -51,7 +51,7 @@ def run_server(
         ready: called once requests are accepted.
     """
     import_graphs(config)
-    opening = opened(config, works=works, encryption_key=encryption_key, name=name, ended=ended)
+    opening = open_state(config, works=works, encryption_key=encryption_key, name=name, ended=ended)
     run(_serve(config, listener, opening, ready))
 
 
@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
         return not self.should_exit or record.getMessage() != _ABORTED
 
 
-def guarded(
+def guard(
     app: ASGIApp, gate: Gate, cors: Cors, listener: socket.socket, hosts: Collection[str] = ()
 ) -> ASGIApp:
     """Return the application for requests from the network.
@@ -144,7 +144,7 @@ async def application(config: Config, host: ServerState) -> AsyncIterator[FastAP
         stack.enter_context(reachable(app))
         if own is not None:
             gate = host.gate if config.http.enable_custom_route_auth else None
-            await stack.enter_async_context(mounted(app, own, gate))
+            await stack.enter_async_context(mount(app, own, gate))
         yield app
 
 
@@ -159,7 +159,7 @@ async def _serve(
         app = await stack.enter_async_context(application(config, host))
 
         async def notify_ready() -> None:
-            settle()
+            exempt_existing()
             ready()
 
         drain = round(host.runtime.settings.drain)
@@ -167,7 +167,7 @@ async def _serve(
         below = app if prefix is None else Prefixed(app, prefix)
         settings = uvicorn.Config(
             RequestLog(
-                guarded(below, host.gate, config.http.cors, listener, config.http.hosts),
+                guard(below, host.gate, config.http.cors, listener, config.http.hosts),
                 config.http.mount_prefix,
             ),
             http=LimitedConnection,

@@ -36,13 +36,13 @@ from watchfiles import Change, DefaultFilter, watch
 from perdure.errors import PerdureError
 from perdure.runtime.failures.failure_location import show_failures
 from perdure.runtime.failures.own_code import own_files, own_places, traceback_text
-from perdure.runtime.garbage_collector import settle
+from perdure.runtime.garbage_collector import exempt_existing
 from perdure.runtime.runtime import process_name
 from perdure.server.auth.identity import Open
 from perdure.server.config import Config, Cors
 from perdure.server.hosting import child_process
 from perdure.server.hosting.child_process import STOPS
-from perdure.server.hosting.process import Server, guarded, run, run_server
+from perdure.server.hosting.process import Server, guard, run, run_server
 from perdure.storage.url import backend_of
 from perdure.web.connections import LimitedConnection
 
@@ -107,7 +107,7 @@ def serve_reloading(
     """
     # Before the forks, as in a server with several processes.
     backend_of(config.database_url)
-    settle()
+    exempt_existing()
     stopping = threading.Event()
     current: list[BaseProcess] = []
 
@@ -216,7 +216,7 @@ class _Watching:
                 if changed := self._relevant(changes, paths):
                     return changed
                 # Only now, as the folders are watched, no change can come between.
-                if not is_caught_up and (changed := self._changed_since_start(paths, folders)):
+                if not is_caught_up and (changed := self._find_changed(paths, folders)):
                     return changed
                 is_caught_up = True
                 exit_code = process.exitcode
@@ -265,7 +265,7 @@ class _Watching:
 
         return tuple(sorted({path for change, path in changes if is_relevant(change, path)}))
 
-    def _changed_since_start(self, paths: Iterable[str], folders: Iterable[str]) -> tuple[str, ...]:
+    def _find_changed(self, paths: Iterable[str], folders: Iterable[str]) -> tuple[str, ...]:
         """Return the files that were written, replaced or removed while they were not watched, and may have
         been read before."""
         waited_for: list[str] = []
@@ -391,7 +391,7 @@ async def _refuse(listener: socket.socket) -> None:
         """Do nothing at the start and stop."""
 
     settings = uvicorn.Config(
-        guarded(refuse, Open(), Cors(), listener),
+        guard(refuse, Open(), Cors(), listener),
         http=LimitedConnection,
         log_level="warning",
         lifespan="off",

@@ -53,11 +53,11 @@ def import_graphs(config: Config) -> None:
     prepare(config)
     places = [place.place for place in config.graphs.values()]
     for place in (*places, *filter(None, (config.auth.handlers,))):
-        _found(config, place)
+        _find(config, place)
 
 
 @asynccontextmanager
-async def opened(
+async def open_state(
     config: Config,
     *,
     works: bool = True,
@@ -76,7 +76,7 @@ async def opened(
     """
     shows_texts.set(config.development)
     prepare(config)
-    loaded = {name: await load_agent(_found(config, place.place)) for name, place in config.graphs.items()}
+    loaded = {name: await load_agent(_find(config, place.place)) for name, place in config.graphs.items()}
     agents = config.agents.apply(loaded, config.root)
     gate = gate_of(config)
     if isinstance(gate, Open):
@@ -99,7 +99,7 @@ async def opened(
         made = _runtime(config, (database, store), agents, chats, settings=settings, works=works, name=name)
         if ended:
             await made[0].end_leases_of(ended)
-        host = await _running(stack, config, made, gate=gate, store=store)
+        host = await _start_runtime(stack, config, made, gate=gate, store=store)
         host.chats = chats
         for chat in chats:
             await stack.enter_async_context(chat.poll(host.runtime))
@@ -142,7 +142,7 @@ def _runtime(
     return runtime, hooks
 
 
-async def _running(
+async def _start_runtime(
     stack: AsyncExitStack,
     config: Config,
     made: tuple[Runtime, Webhooks | None],
@@ -182,9 +182,9 @@ def _chats(config: Config) -> Sequence[ChatChannel]:
     """Return the chat channels of the configuration."""
     if not config.channels:
         return ()
-    from perdure.channels.configured import configured
+    from perdure.channels.configured import configure_channels
 
-    return configured(config.channels, config.graphs)
+    return configure_channels(config.channels, config.graphs)
 
 
 def _require_users(agents: Mapping[str, Agent]) -> None:
@@ -211,7 +211,7 @@ def gate_of(config: Config) -> Gate:
     auth, jwt = config.auth, config.auth.jwt
     rules: Auth | None = None
     if auth.handlers is not None:
-        rules = _found(config, auth.handlers).found
+        rules = _find(config, auth.handlers).found
         if not isinstance(rules, Auth):
             raise GraphLoadError(
                 f"{auth.handlers} is not a langgraph_sdk.Auth but {type(rules).__name__}; name the object "
@@ -235,13 +235,13 @@ async def own_app(config: Config) -> Starlette | Any | None:
     """Return the custom application that is served beside the API, if the configuration names one."""
     if config.http.app is None:
         return None
-    app = await asyncio.to_thread(_found, config, config.http.app)
+    app = await asyncio.to_thread(_find, config, config.http.app)
     if not callable(app.found):
         raise GraphLoadError(f"{config.http.app} is not an ASGI application but {type(app.found).__name__}")
     return app.found
 
 
-def _found(config: Config, place: str) -> LoadedGraph:
+def _find(config: Config, place: str) -> LoadedGraph:
     return find(place, root=Path(config.root))
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime.failures.failure_location import show_failures
-from perdure.runtime.garbage_collector import settle
+from perdure.runtime.garbage_collector import exempt_existing
 from perdure.runtime.runtime import process_name
 from perdure.server.config import Config
 from perdure.server.hosting import child_process
@@ -81,7 +81,7 @@ def serve_many(
     """
     # Before the forks: they share what is imported, as long as no collection of garbage writes to it.
     backend_of(config.database_url)
-    settle()
+    exempt_existing()
     stopping = threading.Event()
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -92,12 +92,12 @@ def serve_many(
     given = _Given(config, works, encryption_key, log_level)
     ended: deque[str] = deque(maxlen=_NAMED)
 
-    def started() -> _Child:
+    def start_child() -> _Child:
         token = secrets.token_hex(3)
         process = child_process.start(_serve, given, listener, token, tuple(ended))
         return _Child(process, token, time.monotonic())
 
-    children = [started() for _ in range(processes)]
+    children = [start_child() for _ in range(processes)]
     code = 0
     try:
         while not stopping.wait(_LOOK_S):
@@ -113,7 +113,7 @@ def serve_many(
                 ended.append(process_name(pid, child.token))
                 if time.monotonic() - child.started_at < _SHORT_S and stopping.wait(_PAUSE_S):
                     break
-                children[at] = started()
+                children[at] = start_child()
     finally:
         for child in children:
             if child.process.exitcode is None:

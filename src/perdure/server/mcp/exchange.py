@@ -39,7 +39,7 @@ from perdure.errors import PerdureError
 from perdure.model.runs.messages import FAILED, WAITING
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.server import error_handlers, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.auth.reserved_names import with_verified
@@ -50,7 +50,7 @@ from perdure.server.resources import Caller
 from perdure.server.runs.run_creation import AcceptedRun, submit
 from perdure.server.runs.run_request_headers import without_terms
 from perdure.server.runs.run_values import values_of
-from perdure.server.runs.temporary_threads import ended, removed, removed_after
+from perdure.server.runs.temporary_threads import remove_after_run, remove_thread, wait_for_end
 from perdure.server.validation_faults import fault_text
 
 _PAGE = 100
@@ -117,20 +117,20 @@ class _Exchange:
         """Run the agent of a tool and return its reply. A run that fails, and input that it does not take,
         are results that are errors, so that a model can read them and correct its call."""
         try:
-            return await self._called(params.name, params.arguments or {})
+            return await self._call(params.name, params.arguments or {})
         except ValidationError as error:
-            return _failed("InvalidArguments", fault_text(error.errors()[0]))
+            return _failure_result("InvalidArguments", fault_text(error.errors()[0]))
         except Refusal as refusal:
             if refusal.status >= 500 or refusal.status == 429:
                 raise _protocol_error(refusal) from refusal
-            return _failed("Refused", refusal.detail)
+            return _failure_result("Refused", refusal.detail)
         except PerdureError as error:
             if error_handlers.status_of(error) >= 500:
                 _log.warning("a call of a tool failed: %s", type(error).__name__)
                 raise _protocol_error(error) from error
-            return _failed(type(error).__name__, error_handlers.sentence(error))
+            return _failure_result(type(error).__name__, error_handlers.sentence(error))
 
-    async def _called(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         caller = self._caller
         assistant = assistant_of(caller, await visible(caller), name)
         if assistant is None:
@@ -139,7 +139,7 @@ class _Exchange:
         fault = best_match(Draft202012Validator(taken.schema).iter_errors(arguments))
         if fault is not None:
             place = "".join(f"[{part!r}]" for part in fault.absolute_path) or "the arguments"
-            return _failed("InvalidArguments", f"{place}: {_without_values(fault)}")
+            return _failure_result("InvalidArguments", f"{place}: {_without_values(fault)}")
         # Who the user is comes from the credentials alone, as everywhere.
         verified = with_verified(caller.user, arguments)
         new = NewRun(assistant_id=assistant.assistant_id, input=taken.of(verified))
@@ -149,27 +149,27 @@ class _Exchange:
                     caller, without_terms(self._headers), None, new, modes=(), is_kept=False
                 )
             try:
-                standing = await ended(caller, accepted.thread_id, accepted.run_id)
+                standing = await wait_for_end(caller, accepted.thread_id, accepted.run_id)
                 result = await self._result(accepted, standing)
             except asyncio.CancelledError:
                 if not caller.host.closing.is_set():
-                    caller.host.in_background(_abandoned(caller, accepted))
+                    caller.host.in_background(_abandon(caller, accepted))
                 raise
-        await removed(caller, standing, accepted.thread_id)
+        await remove_thread(caller, standing, accepted.thread_id)
         return result
 
     async def _result(self, accepted: AcceptedRun, standing: Standing) -> CallToolResult:
         run = standing.run
         if run is None or responses.run_status(standing) in ("interrupted", ""):
-            return _failed("Cancelled", "the run was cancelled before it ended")
+            return _failure_result("Cancelled", "the run was cancelled before it ended")
         if run.state == FAILED:
             error = responses.run_error(run)
-            return _failed(error["error"], error["message"])
-        values = json.loads(encoded(await values_of(self._caller.runtime, accepted.thread_id, run)))
+            return _failure_result(error["error"], error["message"])
+        values = json.loads(to_json(await values_of(self._caller.runtime, accepted.thread_id, run)))
         if run.state == WAITING:
             asked = values.get(INTERRUPT, ()) if isinstance(values, dict) else ()
             questions = json.dumps([one.get("value") for one in asked], ensure_ascii=False)
-            return _failed(
+            return _failure_result(
                 "Interrupted",
                 f"the agent waits for an answer, which a call of a tool cannot give: {questions}. Call it "
                 "with what it asks for, or talk to it over A2A or the API of threads",
@@ -179,10 +179,10 @@ class _Exchange:
         return CallToolResult(content=content, structured_content=structured)
 
 
-async def _abandoned(caller: Caller, accepted: AcceptedRun) -> None:
+async def _abandon(caller: Caller, accepted: AcceptedRun) -> None:
     """Cancel the run of a call whose client has left, and remove its thread."""
     await caller.runtime.cancel(accepted.thread_id, accepted.run_id)
-    await removed_after(caller, accepted)
+    await remove_after_run(caller, accepted)
 
 
 def _without_values(fault: Any) -> str:
@@ -200,7 +200,7 @@ def _without_values(fault: Any) -> str:
             return f"does not fit the schema's rule {rule!r}"
 
 
-def _failed(kind: str, message: str) -> CallToolResult:
+def _failure_result(kind: str, message: str) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(text=f"{kind}: {message}")],
         structured_content={"error": kind, "message": message},

@@ -137,13 +137,13 @@ def _with_short_messages(schema: Schema) -> Schema:
     definitions: Mapping[str, Any] = schema.get("$defs") or {}
     if not definitions.keys() >= _MESSAGE_NAMES:
         return dict(schema)
-    shortened = _shortened({name: each for name, each in schema.items() if name != "$defs"}, definitions)
+    shortened = _shorten({name: each for name, each in schema.items() if name != "$defs"}, definitions)
     kept: dict[str, Any] = {}
     left = _references(shortened)
     while left:
         name = left.pop()
         if name in definitions and name not in kept:
-            kept[name] = _shortened(definitions[name], definitions)
+            kept[name] = _shorten(definitions[name], definitions)
             left |= _references(kept[name])
     result: Schema = {**shortened, **({"$defs": kept} if kept else {})}
     return result
@@ -152,16 +152,16 @@ def _with_short_messages(schema: Schema) -> Schema:
 _REFERENCE = "#/$defs/"
 
 
-def _shortened(held: Any, definitions: Mapping[str, Any]) -> Any:
+def _shorten(held: Any, definitions: Mapping[str, Any]) -> Any:
     if isinstance(held, list):
-        return [_shortened(each, definitions) for each in held]
+        return [_shorten(each, definitions) for each in held]
     if not isinstance(held, dict):
         return held
     choices = held.get("oneOf") or held.get("anyOf") or ()
     named = {str(each.get("$ref", "")).removeprefix(_REFERENCE) for each in choices if isinstance(each, dict)}
     if named >= _MESSAGE_NAMES:
         return _CHAT_MESSAGE
-    return {name: _shortened(each, definitions) for name, each in held.items()}
+    return {name: _shorten(each, definitions) for name, each in held.items()}
 
 
 def _references(held: Any) -> set[str]:

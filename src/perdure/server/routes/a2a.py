@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.identity import Open, Refusal
 from perdure.server.origins import is_allowed, is_rebound
 from perdure.server.resources import AssistantName, Caller, CallerNow, GatedRoute
@@ -59,7 +59,7 @@ async def card(
     base = str(request.url.replace(query="")).rstrip("?").removesuffix(CARD)
     url = f"{base}/a2a/{assistant.assistant_id}"
     document = card_document(caller, assistant, url)
-    tag = f'"{hashlib.sha256(encoded(document).encode()).hexdigest()[:32]}"'
+    tag = f'"{hashlib.sha256(to_json(document).encode()).hexdigest()[:32]}"'
     # Another user's credentials may lead to another card.
     headers = {"Cache-Control": f"private, max-age={_CARD_S}", "ETag": tag, "Vary": "Authorization"}
     known = request.headers.get("if-none-match", "").split(",")

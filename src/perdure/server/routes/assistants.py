@@ -162,7 +162,7 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
         if value.get(part) is not None
     }
 
-    def changed(before: Assistant) -> Assistant:
+    def change(before: Assistant) -> Assistant:
         if not caller.sees(conditions, before.metadata):
             raise no_assistant(assistant_id)
         metadata = {**before.metadata, **(value.get("metadata") or {})}
@@ -174,7 +174,7 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
             mirrored = _mirror(parts.get("config", {}), parts.get("context", {}))
         return replace(before, **{**parts, **{k: v for k, v in mirrored.items() if v}}, metadata=metadata)
 
-    made = await caller.host.assistants.change(caller.user.tenant, found.assistant_id, changed)
+    made = await caller.host.assistants.change(caller.user.tenant, found.assistant_id, change)
     if made is None:
         raise no_assistant(assistant_id)
     return Json(responses.assistant(made))
@@ -232,7 +232,7 @@ async def graph(
         raise Refusal(422, "xray is true, false or a depth from 0 on")
     found = await caller.assistant(assistant_id, "read")
     async with caller.graph(found.graph_id, "assistants.read") as made:
-        return Json(await graph_schema.drawn(made, xray))
+        return Json(await graph_schema.draw(made, xray))
 
 
 @router.get("/assistants/{assistant_id}/schemas")

@@ -46,7 +46,7 @@ def serve_page(app: FastAPI, about: Mapping[str, Any] | None = None) -> None:
         return JSONResponse(sorted(caller.host.runtime.graphs), headers=HEADERS)
 
     @app.get(f"{PATH}/search.json", include_in_schema=False)
-    async def found(
+    async def find(
         caller: CallerNow,
         q: Annotated[str, Query(min_length=1, max_length=200)],
         cursor: Annotated[int, Query(ge=0, lt=2**63)] = 0,

@@ -14,7 +14,7 @@ from perdure.errors import NotFound
 from perdure.runtime.agents.run_user import USER_EMAIL
 from perdure.runtime.crons import Cron, Due
 from perdure.runtime.threads.index import contains
-from perdure.runtime.threads.threads import missing
+from perdure.runtime.threads.threads import missing_error
 from perdure.server import responses
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, User, require_stamp
@@ -36,7 +36,7 @@ from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.server.runs.cron_schedules import BadSchedule, Schedule
 from perdure.server.runs.crons import Completion, CronJob
-from perdure.server.runs.run_arguments import checked
+from perdure.server.runs.run_arguments import check_run
 
 router = APIRouter(tags=["crons"], route_class=GatedRoute)
 
@@ -81,7 +81,7 @@ class _Changes(Body):
     stream_resumable: bool | None = None
     durability: Literal["sync", "async", "exit"] | None = None
 
-    def given(self) -> dict[str, Any]:
+    def dump_sent(self) -> dict[str, Any]:
         """Return the fields that were sent; null counts as absent, but for ``end_time``, which it clears."""
         return {
             name: getattr(self, name)
@@ -171,7 +171,7 @@ async def get(caller: CallerNow, cron_id: CronId) -> Json:
 @router.patch("/runs/crons/{cron_id}")
 async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
     """Change a cron. ``metadata`` is merged, the rest replaced; a null ``end_time`` removes it."""
-    given = _drop_claims(caller.user, changes.given())
+    given = _drop_claims(caller.user, changes.dump_sent())
     unchanged = dict.fromkeys(("schedule", "end_time", "enabled", "on_run_completed"))
     value: dict[str, Any] = {
         "cron_id": str(cron_id),
@@ -189,15 +189,15 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
         await _thread_to_run(caller, job.thread_id, job.assistant_id, job.thread)
     now = await caller.host.runtime.now()
 
-    def altered(held: Cron) -> Due:
+    def alter(held: Cron) -> Due:
         before = CronJob.read(held)
         if not caller.sees(conditions, before.metadata):
-            raise _missing(str(cron_id))
+            raise _missing_error(str(cron_id))
         job = _change(caller, before, given, value["metadata"])
         is_moved = (job.schedule, job.enabled) != (before.schedule, before.enabled)
-        return Due(job.stored(), _first(job, now) if is_moved else held.due_at)
+        return Due(job.dump(), _first(job, now) if is_moved else held.due_at)
 
-    return Json(_show(await caller.runtime.crons.change(str(cron_id), altered)))
+    return Json(_show(await caller.runtime.crons.change(str(cron_id), alter)))
 
 
 @router.delete("/runs/crons/{cron_id}", status_code=204)
@@ -210,7 +210,7 @@ async def delete(caller: CallerNow, cron_id: CronId) -> Response:
 
 
 async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
-    given = _drop_claims(caller.user, new.given())
+    given = _drop_claims(caller.user, new.dump_sent())
     value: dict[str, Any] = {
         "payload": {**_payload(given), "assistant_id": new.assistant_id},
         "cron_id": None,
@@ -239,7 +239,7 @@ async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
         user=_stored_user(caller.user),
     )
     due_at = _first(job, await caller.host.runtime.now())
-    return Json(_show(await caller.runtime.crons.create(job.stored(), due_at)))
+    return Json(_show(await caller.runtime.crons.create(job.dump(), due_at)))
 
 
 async def _thread_to_run(
@@ -251,7 +251,7 @@ async def _thread_to_run(
     conditions = await caller.may("threads", "create_run", value)
     row = await caller.visible(thread_id, conditions)
     if known is not None and known["created_at"] != row.created_at:
-        raise missing(thread_id)
+        raise missing_error(thread_id)
     return {"created_at": row.created_at, "conditions": conditions}
 
 
@@ -312,7 +312,7 @@ def _verify(
 ) -> dict[str, Any]:
     """Return the fields of the run as they may be stored. ``Refusal`` if no such run could be created."""
     new = NewRun.model_validate({**payload, "assistant_id": assistant_id})
-    new = checked(caller, new, is_stateless=thread_id is None)
+    new = check_run(caller, new, is_stateless=thread_id is None)
     return new.model_dump(mode="json", include=set(payload), exclude_none=True)
 
 
@@ -355,7 +355,7 @@ async def _visible(caller: Caller, cron_id: str, conditions: Filter | None) -> C
     """Return a cron that the user may see. ``NotFound`` if there is none, also for another user's."""
     cron = await caller.runtime.crons.get(cron_id)
     if not caller.sees(conditions, cron.body["metadata"]):
-        raise _missing(cron_id)
+        raise _missing_error(cron_id)
     return cron
 
 
@@ -405,5 +405,5 @@ def _show(cron: Cron) -> dict[str, Any]:
     }
 
 
-def _missing(cron_id: str) -> NotFound:
+def _missing_error(cron_id: str) -> NotFound:
     return NotFound(f"Cron {cron_id!r} not found.")

@@ -22,7 +22,7 @@ from perdure.errors import BadSetting, NotAllowed, NotFound
 from perdure.inspector import api
 from perdure.inspector.access import PERMISSIONS, ReplayGraphs, ReplaySource, RunStart, Sees, no_tenant
 from perdure.inspector.pages import PATH, inspector_pages
-from perdure.inspector.web import given, json_response
+from perdure.inspector.web import json_response, read_body
 from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.tenant import TenantRuntime
@@ -93,7 +93,7 @@ class ServerAccess:
     async def permissions(self) -> frozenset[str]:
         return frozenset(PERMISSIONS)
 
-    async def listed(self) -> Sees | None:
+    async def authorize_listing(self) -> Sees | None:
         value: dict[str, Any] = {"metadata": {}, "values": {}, "status": None, "limit": 10, "offset": 0}
         conditions = await self._caller.may("threads", "search", value)
         require_unnarrowed(value, "values", "status")
@@ -118,11 +118,13 @@ class ServerAccess:
     def graph(
         self, name: str | None, thread_id: str
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
-        return self._caller.graph(self._named(name), "threads.update", thread_id)
+        return self._caller.graph(self._find_graph(name), "threads.update", thread_id)
 
     @asynccontextmanager
-    async def drawn(self, name: str | None, thread_id: str) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
-        found = await self._caller.assistant(self._named(name), "read")
+    async def open_to_draw(
+        self, name: str | None, thread_id: str
+    ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
+        found = await self._caller.assistant(self._find_graph(name), "read")
         async with self._caller.graph(found.graph_id, "assistants.read", thread_id) as graph:
             yield graph
 
@@ -131,11 +133,11 @@ class ServerAccess:
         return ReplayGraphs(tuple(self._caller.host.runtime.graphs))
 
     @asynccontextmanager
-    async def replayed(self, graphs: Sequence[str], thread_id: str) -> AsyncIterator[ReplaySource]:
+    async def open_to_replay(self, graphs: Sequence[str], thread_id: str) -> AsyncIterator[ReplaySource]:
         host = self._caller.host
         async with AsyncExitStack() as stack:
             agents: list[Agent] = []
-            for name in map(self._named, graphs):
+            for name in map(self._find_graph, graphs):
                 # The graph's code runs, as it does in a run.
                 value = {"thread_id": thread_id, "assistant_id": name, "metadata": {}, "kwargs": {}}
                 await self._caller.visible(thread_id, await self._caller.may("threads", "create_run", value))
@@ -149,7 +151,7 @@ class ServerAccess:
             value, interrupt_id = start.answer
             command = Command(resume=value if interrupt_id is None else {interrupt_id: value})
         new = NewRun(
-            assistant_id=self._named(start.graph),
+            assistant_id=self._find_graph(start.graph),
             command=command,
             checkpoint_id=start.checkpoint_id,
             multitask_strategy="reject" if command is None else None,
@@ -157,7 +159,7 @@ class ServerAccess:
         accepted = await submit(self._caller, self._request.headers, thread_id, new, modes=(), is_kept=False)
         return accepted.run_id
 
-    def _named(self, name: str | None) -> str:
+    def _find_graph(self, name: str | None) -> str:
         graphs = self._caller.host.runtime.graphs
         if name is None and len(graphs) == 1:
             return next(iter(graphs))
@@ -180,7 +182,7 @@ def serve_inspector(app: FastAPI, prices: Prices = NO_PRICES) -> None:
     @app.post(f"{PATH}/api/actions/{{name}}", include_in_schema=False)
     async def act(caller: CallerNow, request: Request, name: str) -> Response:
         try:
-            found = await api.act(ServerAccess(caller, request, prices), name, await given(request))
+            found = await api.act(ServerAccess(caller, request, prices), name, await read_body(request))
         except BadSetting as error:
             raise Refusal(422, str(error)) from error
         return json_response(found)
@@ -188,7 +190,7 @@ def serve_inspector(app: FastAPI, prices: Prices = NO_PRICES) -> None:
     @app.post(f"{PATH}/api/replay", include_in_schema=False)
     async def replay(caller: CallerNow, request: Request) -> Response:
         try:
-            found = await api.replay(ServerAccess(caller, request, prices), await given(request))
+            found = await api.replay(ServerAccess(caller, request, prices), await read_body(request))
         except BadSetting as error:
             raise Refusal(422, str(error)) from error
         return json_response(found)

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.datastructures import Headers
 
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.server import error_handlers
 from perdure.server.auth.identity import Refusal
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
@@ -32,10 +32,10 @@ router = APIRouter(tags=["protocol"], route_class=GatedRoute)
 @router.post("/threads/{thread_id}/commands")
 async def command(caller: CallerNow, request: Request, thread_id: ThreadId) -> Json:
     """Execute a command; errors are part of the response."""
-    return Json(await executed(caller, request.headers, thread_id, await _body(request)))
+    return Json(await execute(caller, request.headers, thread_id, await _body(request)))
 
 
-async def executed(caller: Caller, headers: Headers, thread_id: str, body: dict[str, Any]) -> dict[str, Any]:
+async def execute(caller: Caller, headers: Headers, thread_id: str, body: dict[str, Any]) -> dict[str, Any]:
     """Execute a command and return its response. ``Refusal`` if it is none.
 
     Args:
@@ -79,7 +79,7 @@ async def _frames(
     async with aclosing(found):
         async for event in found:
             if isinstance(event, Failed):
-                yield Frame("error", encoded(error(None, "unknown_error", event.message)))
+                yield Frame("error", to_json(error(None, "unknown_error", event.message)))
             else:
                 yield Frame(event.method, event.text, event.seq)
 
@@ -91,7 +91,7 @@ def error(number: int | None, code: str, message: str) -> dict[str, Any]:
 
 async def _body(request: Request) -> dict[str, Any]:
     if not is_asked_about(request.headers):
-        raise Refusal(400, error_handlers.sent_otherwise(request))
+        raise Refusal(400, error_handlers.describe_body(request))
     try:
         body = await request.json()
     except (ValueError, RecursionError):

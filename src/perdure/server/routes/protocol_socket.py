@@ -22,17 +22,17 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.errors import QueueFull, Unavailable
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import sentence, status_of
 from perdure.server.origins import is_allowed
 from perdure.server.resources import Caller, caller_of, thread_in_path
-from perdure.server.routes.protocol import envelope, error, executed
+from perdure.server.routes.protocol import envelope, error, execute
 from perdure.server.streaming import protocol_subscriptions
 from perdure.server.streaming.protocol_events import ProtocolEvent
 from perdure.server.streaming.protocol_subscriptions import Failed
-from perdure.server.streaming.reading_rights import authenticated_again, until_refused
+from perdure.server.streaming.reading_rights import authenticate_again, until_refused
 
 router = APIRouter(tags=["protocol"])
 
@@ -127,7 +127,7 @@ class _Socket:
             if len(text.encode()) > most:
                 await _close(self._websocket, _TOO_LARGE, f"a command has at most {most} bytes")
                 return
-            self._caller = await authenticated_again(self._websocket, self._caller)
+            self._caller = await authenticate_again(self._websocket, self._caller)
             self._caller.host.throttle.request(self._caller.user)
             await self._obey(text)
 
@@ -145,7 +145,7 @@ class _Socket:
                     await self._unsubscribe(number, params)
                 case _:
                     headers = self._websocket.headers
-                    await self._send(await executed(self._caller, headers, self._thread_id, body))
+                    await self._send(await execute(self._caller, headers, self._thread_id, body))
         except Refusal as refusal:
             if refusal.status >= 429:
                 raise
@@ -160,11 +160,11 @@ class _Socket:
     async def _reconnect(self, number: int, params: dict[str, Any]) -> None:
         """Begin a subscription again, with other channels or from another event."""
         asked = protocol_subscriptions.read(params)
-        if (name := await self._ended(number, params)) is not None:
+        if (name := await self._end_subscription(number, params)) is not None:
             await self._begin(number, name, asked.model_dump())
 
     async def _unsubscribe(self, number: int, params: dict[str, Any]) -> None:
-        if await self._ended(number, params) is not None:
+        if await self._end_subscription(number, params) is not None:
             await self._send({"type": "success", "id": number, "result": {}})
 
     async def _begin(self, number: int, name: str, params: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ class _Socket:
         await self._send({"type": "success", "id": number, "result": {"subscription_id": name}})
         self._subscriptions[name] = asyncio.create_task(self._forward(found))
 
-    async def _ended(self, number: int, params: dict[str, Any]) -> str | None:
+    async def _end_subscription(self, number: int, params: dict[str, Any]) -> str | None:
         """End a subscription and return its name, or send the error that there is none."""
         try:
             name = _Known.model_validate(params).subscription_id
@@ -201,7 +201,7 @@ class _Socket:
         self._over.set()
 
     async def _send(self, data: dict[str, Any]) -> None:
-        await self._websocket.send_text(encoded(data))
+        await self._websocket.send_text(to_json(data))
 
 
 def _object(text: str) -> dict[str, Any]:

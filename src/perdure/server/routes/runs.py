@@ -15,7 +15,7 @@ from perdure.langgraph.reading.readable_states import aread_history
 from perdure.model.runs.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.runtime.options import StreamMode, unknown_modes
 from perdure.server import responses, thread_ids
 from perdure.server.auth.identity import Refusal
@@ -24,7 +24,7 @@ from perdure.server.requests import RUN_MODES, Body, Conditions, Ids, NewRun, Pa
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
-from perdure.server.runs.temporary_threads import ended, removed, removed_after
+from perdure.server.runs.temporary_threads import remove_after_run, remove_thread, wait_for_end
 from perdure.server.state_snapshots import config_of, snapshot
 from perdure.server.streaming import streams
 from perdure.server.streaming.end_frames import wants_end
@@ -74,13 +74,13 @@ def _modes(new: NewRun) -> tuple[StreamMode, ...]:
 @router.post("/threads/{thread_id}/runs")
 async def create(caller: CallerNow, request: Request, thread_id: ThreadId, new: NewRun) -> Json:
     """Accept a run, which is executed in the background."""
-    return await _created(caller, request, thread_id, new)
+    return await _create(caller, request, thread_id, new)
 
 
 @router.post("/runs")
 async def create_alone(caller: CallerNow, request: Request, new: NewRun) -> Json:
     """Accept a run on a given thread or one of its own. The body or the query may name the thread."""
-    return await _created(caller, request, _named(request, new), new)
+    return await _create(caller, request, _find_thread(request, new), new)
 
 
 @router.post("/runs/batch")
@@ -89,7 +89,7 @@ async def create_batch(
 ) -> Json:
     """Accept several runs, each on the thread that it names, or on one of its own. All of them are checked
     before the first one is accepted."""
-    threads = [_named(request, new) for new in runs]
+    threads = [_find_thread(request, new) for new in runs]
     asked = [
         await check(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=True, part=part)
         for part, (thread_id, new) in enumerate(zip(threads, runs, strict=True))
@@ -97,32 +97,32 @@ async def create_batch(
     for one in asked:
         require_storable(one)
     made = [
-        await _shown(caller, thread_id, new, await accept(caller, one))
+        await _respond(caller, thread_id, new, await accept(caller, one))
         for thread_id, new, one in zip(threads, runs, asked, strict=True)
     ]
     return Json([json.loads(bytes(one.body)) for one in made])
 
 
-def _named(request: Request, new: NewRun) -> str | None:
+def _find_thread(request: Request, new: NewRun) -> str | None:
     """Return the thread that the query or the body names, for a run whose path has none."""
     return thread_ids.only(
         [*thread_ids.in_query(request), *thread_ids.in_body(new.model_dump(include=set(NAMES)))]
     )
 
 
-async def _created(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
+async def _create(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
     accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=True)
-    return await _shown(caller, thread_id, new, accepted)
+    return await _respond(caller, thread_id, new, accepted)
 
 
-async def _shown(caller: Caller, thread_id: str | None, new: NewRun, accepted: AcceptedRun) -> Json:
+async def _respond(caller: Caller, thread_id: str | None, new: NewRun, accepted: AcceptedRun) -> Json:
     """Return a run that was accepted; one without a ``thread_id`` has a thread that is removed after it."""
     try:
-        standing = await _standing(caller, accepted.thread_id, accepted.run_id)
+        standing = await _find_standing(caller, accepted.thread_id, accepted.run_id)
     finally:
         # A short run may have ended already: its thread is removed after it was read.
         if thread_id is None and new.on_completion != "keep":
-            caller.host.in_background(removed_after(caller, accepted))
+            caller.host.in_background(remove_after_run(caller, accepted))
     shown = responses.run(standing, accepted.thread_id)
     if accepted.is_new:
         # Its status when it was accepted; a worker may have begun it since.
@@ -133,22 +133,22 @@ async def _shown(caller: Caller, thread_id: str | None, new: NewRun, accepted: A
 @router.post("/threads/{thread_id}/runs/stream")
 async def stream(caller: CallerNow, request: Request, thread_id: ThreadId, new: NewRun) -> Response:
     """Accept a run and stream its events."""
-    return await _streamed(caller, request, thread_id, new)
+    return await _stream_run(caller, request, thread_id, new)
 
 
 @router.post("/runs/stream")
 async def stream_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
     """Accept a run on a given thread or one of its own, and stream its events. The body or the query may
     name the thread."""
-    return await _streamed(caller, request, _named(request, new), new)
+    return await _stream_run(caller, request, _find_thread(request, new), new)
 
 
-async def _streamed(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
+async def _stream_run(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
     is_kept = bool(new.stream_resumable)
     with caller.host.throttle.count_arrival():
         accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=is_kept)
     if thread_id is None and new.on_completion != "keep":
-        caller.host.in_background(removed_after(caller, accepted, linger=True))
+        caller.host.in_background(remove_after_run(caller, accepted, linger=True))
     return streams.respond(
         caller,
         accepted.thread_id,
@@ -166,17 +166,17 @@ async def _streamed(caller: Caller, request: Request, thread_id: str | None, new
 @router.post("/threads/{thread_id}/runs/wait")
 async def wait(caller: CallerNow, request: Request, thread_id: ThreadId, new: NewRun) -> Response:
     """Accept a run and return the values that it ends with."""
-    return await _waited_for(caller, request, thread_id, new)
+    return await _wait_for_run(caller, request, thread_id, new)
 
 
 @router.post("/runs/wait")
 async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Response:
     """Accept a run on a given thread or one of its own, and return its values. The body or the query may
     name the thread."""
-    return await _waited_for(caller, request, _named(request, new), new)
+    return await _wait_for_run(caller, request, _find_thread(request, new), new)
 
 
-async def _waited_for(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
+async def _wait_for_run(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
     # Subscribers of the thread receive this run's events too; a temporary thread has none.
     modes = () if thread_id is None else _DEFAULT
     with caller.host.throttle.count_arrival():
@@ -210,7 +210,7 @@ async def list_runs(
     shown: list[dict[str, Any]] = []
     after: int | None = None
     if status in (None, "pending"):
-        postponed = await caller.runtime.postponed(thread_id, limit=offset + limit)
+        postponed = await caller.runtime.list_postponed(thread_id, limit=offset + limit)
         shown += [responses.run(Standing(message, None), thread_id) for message in postponed]
     while len(shown) < offset + limit:
         page = await caller.runtime.messages(thread_id, limit=_PAGE, before=after)
@@ -225,14 +225,14 @@ async def list_runs(
             break
         after = page[-1].message.seq
     found = shown[offset : offset + limit]
-    return Json(found if not select else [responses.selected(one, _listed(select)) for one in found])
+    return Json(found if not select else [responses.select_parts(one, _parse_list(select)) for one in found])
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}")
 async def get(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
     """Return a run with its current status."""
     await caller.thread(thread_id, "read")
-    return Json(responses.run(await _standing(caller, thread_id, run_id), thread_id))
+    return Json(responses.run(await _find_standing(caller, thread_id, run_id), thread_id))
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join")
@@ -243,7 +243,7 @@ async def join(
     await caller.thread(thread_id, "read")
     if cancel_on_disconnect:
         await _require_cancel(caller, thread_id, run_id)
-    await _standing(caller, thread_id, run_id)
+    await _find_standing(caller, thread_id, run_id)
     work = _outcome(caller, thread_id, run_id)
     headers = _addresses(AcceptedRun(thread_id, run_id, None, False), "join")
     return _late(caller, thread_id, run_id, work, cancels=cancel_on_disconnect, headers=headers)
@@ -266,16 +266,16 @@ async def join_stream(
         await caller.thread(thread_id, "read")
         if cancel_on_disconnect:
             await _require_cancel(caller, thread_id, run_id)
-        standing = await _standing(caller, thread_id, run_id)
+        standing = await _find_standing(caller, thread_id, run_id)
     except NotFound as error:
         # Clients retry a stream that fails to open; this one will never exist.
-        return streams.refused(caller.host, "NotFound", f"404: {error}")
+        return streams.respond_error(caller.host, "NotFound", f"404: {error}")
     is_kept = bool(standing.message.options.get("about", {}).get("kwargs", {}).get("stream_resumable"))
     after = streams.cursor_of(request, last_event_id) if is_kept else None
     if after is None:
         after = await caller.runtime.latest_event(thread_id)
     # Clients send an empty value for an absent one.
-    modes = [mode for mode in _listed(stream_mode or []) if mode] or None
+    modes = [mode for mode in _parse_list(stream_mode or []) if mode] or None
     if unknown := [mode for mode in modes or () if mode not in RUN_MODES]:
         raise Refusal(422, unknown_modes(unknown, RUN_MODES))
     return streams.respond(
@@ -299,8 +299,8 @@ async def cancel(
 ) -> Response:
     """Cancel a run, and keep its checkpoints or roll them back."""
     await _require_cancel(caller, thread_id, run_id, action)
-    _require_own_run(await _standing(caller, thread_id, run_id))
-    if not await _cancelled(caller, thread_id, run_id, action):
+    _require_own_run(await _find_standing(caller, thread_id, run_id))
+    if not await _cancel(caller, thread_id, run_id, action):
         raise NotFound(f"Run {run_id!r} has ended; there is nothing to cancel.")
     if not wait:
         return Response(status_code=202)
@@ -321,7 +321,7 @@ async def cancel_many(
     if thread_id is not None:
         await caller.thread(thread_id, "update", action=action)
         for run_id in asked.run_ids:
-            await _cancelled(caller, thread_id, run_id, action)
+            await _cancel(caller, thread_id, run_id, action)
         return Response(status_code=204)
     conditions = await caller.may("threads", "update", {"action": action})
     # All are listed before the first run ends: its thread is not busy from then on.
@@ -333,7 +333,7 @@ async def cancel_many(
             status = responses.run_status(standing)
             if status in (("pending", "running") if asked.status == "all" else (asked.status,)):
                 run_id = standing.message.id if standing.run is None else standing.run.id
-                await _cancelled(caller, row.thread_id, run_id, action)
+                await _cancel(caller, row.thread_id, run_id, action)
     return Response(status_code=204)
 
 
@@ -342,7 +342,7 @@ async def retry(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
     """Run a failed run again from its last stored step, as a run of its own. The record of the failure
     stays."""
     await caller.thread(thread_id, "create_run", run_id=run_id)
-    return Json(await _retried(caller, thread_id, run_id))
+    return Json(await _retry(caller, thread_id, run_id))
 
 
 @router.post("/runs/retry")
@@ -362,10 +362,10 @@ async def retry_many(caller: CallerNow, request: Request, asked: _RetryMany) -> 
                 failed.append((row.thread_id, row.run.id))
             if len(failed) == asked.limit:
                 break
-    return Json([await _tried(caller, *each) for each in failed])
+    return Json([await _retry_one(caller, *each) for each in failed])
 
 
-async def _tried(caller: Caller, thread_id: str, run_id: str) -> dict[str, Any]:
+async def _retry_one(caller: Caller, thread_id: str, run_id: str) -> dict[str, Any]:
     """Run a run of several again; an error is the run's own."""
     of = {"thread_id": thread_id, "retry_of": run_id}
     try:
@@ -376,7 +376,7 @@ async def _tried(caller: Caller, thread_id: str, run_id: str) -> dict[str, Any]:
         return {**of, "run_id": None, "error": {"error": type(error).__name__, "message": sentence(error)}}
 
 
-async def _retried(caller: Caller, thread_id: str, run_id: str) -> dict[str, Any]:
+async def _retry(caller: Caller, thread_id: str, run_id: str) -> dict[str, Any]:
     ticket = await caller.runtime.retry(thread_id, run_id)
     return responses.run(await caller.runtime.look(ticket), thread_id)
 
@@ -387,7 +387,7 @@ async def delete(
 ) -> Response:
     """Remove a run. Its checkpoints stay by default."""
     await caller.thread(thread_id, "delete", run_id=run_id)
-    standing = await _standing(caller, thread_id, run_id)
+    standing = await _find_standing(caller, thread_id, run_id)
     _require_own_run(standing)
     if not standing.is_over or standing.run is None or standing.run.state in (OPEN, WAITING):
         raise RunInProgress(f"Run {run_id!r} has not ended, or waits for an answer; cancel it first.")
@@ -400,11 +400,11 @@ async def _require_cancel(caller: Caller, thread_id: str, run_id: str, action: A
     await caller.thread(thread_id, "update", run_id=run_id, action=action)
 
 
-async def _cancelled(caller: Caller, thread_id: str, run_id: str, action: Action) -> bool:
+async def _cancel(caller: Caller, thread_id: str, run_id: str, action: Action) -> bool:
     return await caller.runtime.cancel(thread_id, run_id, rollback=action == "rollback")
 
 
-async def _standing(caller: Caller, thread_id: str, run_id: str) -> Standing:
+async def _find_standing(caller: Caller, thread_id: str, run_id: str) -> Standing:
     standing = await caller.runtime.find(thread_id, run_id)
     if standing is None or not responses.run_status(standing):
         raise NotFound(f"Run {run_id!r} not found.")
@@ -422,18 +422,18 @@ def _require_own_run(standing: Standing) -> None:
 
 async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
     """Wait for a run's end and return its result as JSON: its values, or its error."""
-    standing = await ended(caller, thread_id, run_id)
+    standing = await wait_for_end(caller, thread_id, run_id)
     if standing.run is not None and standing.run.state == FAILED:
-        result = encoded({"__error__": responses.run_error(standing.run)})
+        result = to_json({"__error__": responses.run_error(standing.run)})
     elif isinstance(standing, Ended) and standing.values is not None:
         result = standing.values
     else:
         run_id = run_id if standing.run is None else standing.run.id
-        result = encoded(await _values(caller, thread_id, run_id))
+        result = to_json(await _values(caller, thread_id, run_id))
     if removes and standing.message.channel:
-        caller.host.in_background(removed(caller, standing, thread_id))
+        caller.host.in_background(remove_thread(caller, standing, thread_id))
     elif removes:
-        await removed(caller, standing, thread_id)
+        await remove_thread(caller, standing, thread_id)
     return result.encode()
 
 
@@ -461,11 +461,11 @@ def _late(
     cancels: bool,
     headers: dict[str, str],
 ) -> Response:
-    def left() -> None:
+    def cancel_left() -> None:
         if cancels and not caller.host.closing.is_set():
             caller.host.in_background(caller.runtime.cancel(thread_id, run_id))
 
-    return LateResponse(work, left, headers)
+    return LateResponse(work, cancel_left, headers)
 
 
 def _addresses(
@@ -480,7 +480,7 @@ def _addresses(
     return {"Content-Location": path, "Location": f"{path}/{then}{query}"}
 
 
-def _listed(given: list[str]) -> list[str]:
+def _parse_list(given: list[str]) -> list[str]:
     """Return a list that was sent as several values, or as JSON in one of them."""
     listed: list[str] = []
     for text in given:

@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure.errors import PerdureError, RunInProgress
 from perdure.langgraph.reading.readable_states import aread_history, aread_state, aupdate_state
 from perdure.langgraph.values.unfit_values import unfitness
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
@@ -74,7 +74,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     await require(caller, thread_id, _find_checkpoint(asked))
     if row.status == "busy":
         raise RunInProgress(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
-    if await caller.runtime.postponed(thread_id, limit=1):
+    if await caller.runtime.list_postponed(thread_id, limit=1):
         raise RunInProgress(f"Thread {thread_id!r} has a run that comes later; wait for it, or cancel it.")
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
@@ -94,7 +94,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
             raise Refusal(400, unfitness(error)) from error
         now = await aread_state(graph, config_of(thread_id))
     run_id = None if row.run is None else row.run.id
-    await caller.threads.edited(thread_id, run_id, goes_on=bool(now.next))
+    await caller.threads.note_edit(thread_id, run_id, goes_on=bool(now.next))
     return Json(responses.checkpoint(after))
 
 
@@ -134,7 +134,7 @@ async def _past_states(
             limit=asked.limit,
         )
         async for state in found:
-            yield encoded(responses.state(state, asked.select))
+            yield to_json(responses.state(state, asked.select))
 
 
 def _before(thread_id: str, given: str | dict[str, Any] | None) -> RunnableConfig | None:

@@ -19,8 +19,8 @@ from langgraph.store.base import NOT_PROVIDED, Item
 from pydantic import BeforeValidator, Field, ValidationError
 
 from perdure.langgraph.store import PerdureStore
-from perdure.runtime.json_encoding import encoded
-from perdure.server.auth.authorized_values import fault_of, left
+from perdure.runtime.json_encoding import to_json
+from perdure.server.auth.authorized_values import fault_of, refuse_left
 from perdure.server.auth.identity import Refusal
 from perdure.server.memories import require_own
 from perdure.server.requests import Body, Conditions, Names, Offset, Page
@@ -102,7 +102,7 @@ async def put(caller: CallerNow, asked: _Put) -> Response:
     """Store an item, replacing one with the same key."""
     item = await _authorize(caller, "put", asked)
     ttl = NOT_PROVIDED if item.ttl is None else item.ttl
-    await _done(_store(caller).aput(tuple(item.namespace), item.key, item.value, item.index, ttl=ttl))
+    await _await_result(_store(caller).aput(tuple(item.namespace), item.key, item.value, item.index, ttl=ttl))
     return Response(status_code=204)
 
 
@@ -119,7 +119,9 @@ async def get(
         "get",
         _check(_Get, {"namespace": namespace.split("."), "key": key, "refresh_ttl": refresh_ttl}),
     )
-    found = await _done(_store(caller).aget(tuple(item.namespace), item.key, refresh_ttl=item.refresh_ttl))
+    found = await _await_result(
+        _store(caller).aget(tuple(item.namespace), item.key, refresh_ttl=item.refresh_ttl)
+    )
     return Json(None if found is None else _show(found))
 
 
@@ -127,7 +129,7 @@ async def get(
 async def delete(caller: CallerNow, asked: _Delete) -> Response:
     """Remove an item, if it exists."""
     item = await _authorize(caller, "delete", asked)
-    await _done(_store(caller).adelete(tuple(item.namespace), item.key))
+    await _await_result(_store(caller).adelete(tuple(item.namespace), item.key))
     return Response(status_code=204)
 
 
@@ -144,7 +146,7 @@ async def _find(caller: Caller, asked: _Search) -> AsyncGenerator[str, None]:
     offset, left, size = asked.offset, asked.limit, _FIRST
     while left > 0:
         size = min(size, left)
-        found = await _done(
+        found = await _await_result(
             _store(caller).asearch(
                 tuple(asked.namespace),
                 filter=asked.filter or None,
@@ -159,7 +161,7 @@ async def _find(caller: Caller, asked: _Search) -> AsyncGenerator[str, None]:
             name = (item.namespace, item.key)
             if name not in sent:  # an item that was written meanwhile has moved those that were sent on
                 sent.add(name)
-                text = encoded({**_show(item), "score": item.score})
+                text = to_json({**_show(item), "score": item.score})
                 length += len(text)
                 yield text
         if len(found) < size:
@@ -173,7 +175,7 @@ async def _find(caller: Caller, asked: _Search) -> AsyncGenerator[str, None]:
 async def list_namespaces(caller: CallerNow, asked: _Namespaces) -> Json:
     """List the namespaces that have items."""
     asked = await _authorize(caller, "list_namespaces", asked)
-    found = await _done(
+    found = await _await_result(
         _store(caller).alist_namespaces(
             prefix=tuple(asked.namespace or ()) or None,
             suffix=tuple(asked.suffix or ()) or None,
@@ -224,21 +226,21 @@ async def _authorize(caller: Caller, action: str, asked: B) -> B:
         )
     names = type(asked).model_fields
     if missing := names - value.keys():
-        raise left("store", action, f"no {min(missing)!r}: it may change it, but not remove it")
+        raise refuse_left("store", action, f"no {min(missing)!r}: it may change it, but not remove it")
     try:
         asked = _check(type(asked), {name: value[name] for name in names})
     except Refusal as error:
-        raise left("store", action, f"what cannot be used: {error.detail}") from None
+        raise refuse_left("store", action, f"what cannot be used: {error.detail}") from None
     for name in _NAMESPACES & value.assigned:
         labels, held = value[name], before[name] or ()
         if labels is None or (held and not labels):
-            raise left(
+            raise refuse_left(
                 "store",
                 action,
                 f"no {name}, which covers everybody's; assign at least one label, or none at all",
             )
         if labels.count(_ANY) > held.count(_ANY):
-            raise left("store", action, f"a {name} with the label {_ANY!r}, which is anybody's")
+            raise refuse_left("store", action, f"a {name} with the label {_ANY!r}, which is anybody's")
     require_own(caller, tuple(value["namespace"] or ()))
     return asked
 
@@ -261,7 +263,7 @@ def _store(caller: Caller) -> PerdureStore:
     return caller.runtime.store()
 
 
-async def _done(work: Awaitable[T]) -> T:
+async def _await_result(work: Awaitable[T]) -> T:
     """Return the store's result; its ``ValueError`` and ``TypeError`` become a 422."""
     try:
         return await work

@@ -14,7 +14,7 @@ from perdure.model.runs.messages import FAILED
 from perdure.runtime import Event
 from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.runtime.options import unknown_modes
 from perdure.server import responses
 from perdure.server.auth.filters import Filter
@@ -43,7 +43,7 @@ async def join(
 ) -> Response:
     """Stream the events of all runs of a thread, from now on or from a given event. ``Last-Event-ID``
     names the event to start after; ``-`` is before the first that is kept."""
-    modes = _listed([*(stream_mode or ()), *(stream_modes or ())])
+    modes = _parse_modes([*(stream_mode or ()), *(stream_modes or ())])
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
     await caller.visible(thread_id, conditions)
     await caller.runtime.expect_followers(thread_id)
@@ -61,7 +61,7 @@ async def _frames(
     async for event in thread_events(caller, thread_id, conditions, after):
         if isinstance(event, SubscriberTooSlow):
             error = {"error": "SubscriberTooSlow", "message": str(event)}
-            yield Frame("error", encoded(error))
+            yield Frame("error", to_json(error))
         elif event.name == END:
             if "run_modes" in modes or "lifecycle" in modes:
                 for frame in await _end(caller, thread_id, event):
@@ -86,14 +86,14 @@ async def _end(caller: Caller, thread_id: str, event: Event) -> list[Frame]:
     standing = await caller.runtime.find(thread_id, event.run_id)
     frames: list[Frame] = []
     if standing is not None and standing.run is not None and data.get("state") == FAILED:
-        error = encoded(responses.run_error(standing.run))
+        error = to_json(responses.run_error(standing.run))
         frames.append(Frame("error", error))
     status = "interrupted" if standing is None else responses.run_status(standing) or "interrupted"
-    over = encoded({"run_id": event.run_id, "status": status})
+    over = to_json({"run_id": event.run_id, "status": status})
     return [*frames, Frame(END, over, event.seq)]
 
 
-def _listed(given: list[str]) -> list[str]:
+def _parse_modes(given: list[str]) -> list[str]:
     listed = [mode for text in given for mode in text.split(",")]
     if unknown := [mode for mode in listed if mode not in _MODES]:
         raise Refusal(422, unknown_modes(unknown, _MODES, "a thread"))

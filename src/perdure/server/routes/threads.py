@@ -13,7 +13,7 @@ from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import Conflict, Corrupt, NotFound, PerdureError
 from perdure.langgraph.values.unfit_values import unfitness
-from perdure.runtime.json_encoding import encoded, plain
+from perdure.runtime.json_encoding import plain, to_json
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
@@ -129,17 +129,17 @@ async def _entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSearch) -
     needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
     try:
         state = await _state(caller, row) if needs_state or asked.extract else None
-        return encoded(_chosen(responses.thread(row, state), asked))
+        return to_json(_select_parts(responses.thread(row, state), asked))
     except Exception as error:
-        return encoded(_chosen(responses.thread(row, None, _fault_of(row, error)), asked))
+        return to_json(_select_parts(responses.thread(row, None, _fault_of(row, error)), asked))
 
 
-def _chosen(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[str, Any]:
+def _select_parts(shown: dict[str, Any], asked: requests.ThreadSearch) -> dict[str, Any]:
     if asked.extract:
         shown["extracted"] = {name: _extract(shown, path) for name, path in asked.extract.items()}
     if asked.select is None:
         return shown
-    return responses.selected(shown, [*asked.select, *(["extracted"] if asked.extract else [])])
+    return responses.select_parts(shown, [*asked.select, *(["extracted"] if asked.extract else [])])
 
 
 def _fault_of(row: ThreadRow, error: Exception) -> Exception:
@@ -160,10 +160,10 @@ async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
             metadata=asked.metadata,
             ids=asked.ids,
             status=asked.status,
-            sees=_seen_by(caller, conditions),
+            sees=_make_filter(caller, conditions),
         )
         return Json(number)
-    return Json(len([True async for _ in _matching(caller, asked, conditions)]))
+    return Json(len([True async for _ in _find_matching(caller, asked, conditions)]))
 
 
 @router.post("/threads/prune")
@@ -268,7 +268,7 @@ async def _find(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[
     end = asked.offset + asked.limit - skip
     rows: list[ThreadRow] = []
     enough = None if asked.values else end + 1
-    async for row in _matching(caller, asked, conditions, order, skip, enough):
+    async for row in _find_matching(caller, asked, conditions, order, skip, enough):
         rows.append(row)
         if len(rows) > end:
             break
@@ -276,7 +276,7 @@ async def _find(caller: Caller, asked: requests.ThreadSearch) -> tuple[Sequence[
     return found, asked.offset + len(found), len(rows) > end
 
 
-async def _matching(
+async def _find_matching(
     caller: Caller,
     asked: requests.ThreadSearch,
     conditions: Filter | None,
@@ -288,7 +288,7 @@ async def _matching(
         metadata=asked.metadata,
         ids=asked.ids,
         status=asked.status,
-        sees=_seen_by(caller, conditions),
+        sees=_make_filter(caller, conditions),
         order=order,
         skip=skip,
         enough=enough,
@@ -305,7 +305,7 @@ async def _matching(
         yield row
 
 
-def _seen_by(caller: Caller, conditions: Filter | None) -> Callable[[Mapping[str, Any]], bool] | None:
+def _make_filter(caller: Caller, conditions: Filter | None) -> Callable[[Mapping[str, Any]], bool] | None:
     return None if conditions is None else lambda metadata: caller.sees(conditions, metadata)
 
 

@@ -22,7 +22,7 @@ from perdure.server.resources import Caller, ServerState
 from perdure.server.runs.cron_schedules import Schedule
 from perdure.server.runs.run_creation import AcceptedRun, submit
 from perdure.server.runs.run_request_headers import IDEMPOTENCY_KEY
-from perdure.server.runs.temporary_threads import removed_after
+from perdure.server.runs.temporary_threads import remove_after_run
 
 Completion = Literal["delete", "keep"]
 
@@ -68,11 +68,11 @@ class CronJob:
         schedule: Any = Schedule(**body["schedule"])
         return cls(**{**body, "schedule": schedule})
 
-    def stored(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return the contents as plain JSON data."""
         return {**asdict(self), "schedule": self.schedule._asdict()}
 
-    def due_after(self, moment: int) -> int | None:
+    def next_after(self, moment: int) -> int | None:
         """Return the first time after a moment at which it is started, both in microseconds."""
         return self.schedule.next_after(moment) if self.enabled else None
 
@@ -163,8 +163,8 @@ class CronStarter:
         if job.thread_id is not None or job.on_run_completed == "keep":
             return _Accepted(accepted, None)
         # Not before the cron has moved on: the thread holds the key by which a second start is known.
-        return _Accepted(accepted, lambda: self._host.in_background(removed_after(caller, accepted)))
+        return _Accepted(accepted, lambda: self._host.in_background(remove_after_run(caller, accepted)))
 
 
 def _next(job: CronJob, moment: int) -> Due:
-    return Due(job.stored(), job.due_after(moment))
+    return Due(job.dump(), job.next_after(moment))

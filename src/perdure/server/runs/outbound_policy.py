@@ -48,7 +48,7 @@ class Unreachable(Exception):
     which may contain a secret."""
 
 
-async def resolved(host: str, port: int) -> list[str]:
+async def resolve_host(host: str, port: int) -> list[str]:
     """Return the addresses from the system's resolver, called off the event loop."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
@@ -61,7 +61,7 @@ class OutboundPolicy:
 
     names: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
-    resolve: Resolve = resolved
+    resolve: Resolve = resolve_host
 
     @classmethod
     def of(cls, allowed: Iterable[str], *, loopback: bool = False) -> OutboundPolicy:

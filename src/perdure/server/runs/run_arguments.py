@@ -16,7 +16,7 @@ AUTHORIZED = {"input", "command", "config", "context", "interrupt_before", "inte
 """Arguments of a run that an authorization handler may change, as ``kwargs``."""
 
 
-def checked(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
+def check_run(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
     """Return a run that may be accepted, without its client's statements about an authenticated user.
 
     Args:
@@ -31,7 +31,7 @@ def checked(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
         raise Refusal(400, "config.configurable and context exclude each other; send one of them")
     _check(new, is_stateless=is_stateless)
     _check_webhook(caller, new.webhook)
-    return _verified(caller.user, new) if caller.user.identity else new
+    return _verify(caller.user, new) if caller.user.identity else new
 
 
 def as_authorized(caller: Caller, new: NewRun, kwargs: Any, *, is_stateless: bool) -> NewRun:
@@ -88,7 +88,7 @@ def _check_webhook(caller: Caller, url: str | None) -> None:
         raise Refusal(422, f"the webhook's URL may not be called: {error}") from error
 
 
-def _verified(user: User, new: NewRun) -> NewRun:
+def _verify(user: User, new: NewRun) -> NewRun:
     """Return a run without its client's statements about the user, who is authenticated."""
     return new.model_copy(
         update={

@@ -30,10 +30,10 @@ from perdure.server.auth.reserved_names import (
 )
 from perdure.server.requests import NewRun, Ref
 from perdure.server.resources import Caller
-from perdure.server.responses import given
+from perdure.server.responses import read_input
 from perdure.server.runs.checkpoint_references import require_start, start_of
-from perdure.server.runs.run_arguments import AUTHORIZED, as_authorized, checked
-from perdure.server.runs.run_terms import RunTerms, asked_strategy, idempotency_key
+from perdure.server.runs.run_arguments import AUTHORIZED, as_authorized, check_run
+from perdure.server.runs.run_terms import RunTerms, idempotency_key, read_strategy
 from perdure.server.runs.webhooks import TASK
 from perdure.server.thread_graphs import has_run, keeps_apart, require_own, require_own_agent
 
@@ -166,13 +166,13 @@ async def check(
         NotFound: the thread or the assistant does not exist for this user.
         Conflict: the thread belongs to another graph.
     """
-    new = checked(caller, new, is_stateless=thread_id is None)
+    new = check_run(caller, new, is_stateless=thread_id is None)
     key = idempotency_key(headers, part)
     is_alone = thread_id is None
     if thread_id is None:
         # Idempotency keys are scoped per user.
         thread_id = str(uuid.uuid5(_THREAD_OF, f"{caller.user.identity}\n{key}") if key else uuid.uuid4())
-    strategy = asked_strategy(headers, new) or "enqueue"
+    strategy = read_strategy(headers, new) or "enqueue"
     value: dict[str, Any] = {
         "thread_id": thread_id,
         "assistant_id": new.assistant_id,
@@ -234,7 +234,7 @@ async def check(
 def require_storable(run: CheckedRun) -> None:
     """Raise the error of a run whose input cannot be stored, which its acceptance would raise."""
     new = run.invocation.new
-    encode([new.input, None if new.command is None else new.command.given()], "message")
+    encode([new.input, None if new.command is None else new.command.dump_sent()], "message")
 
 
 async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
@@ -247,9 +247,9 @@ async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
     """
     terms, thread_id = run.terms, run.invocation.thread_id
     if run.draft is not None:
-        ticket = await _submitted_first(caller, run.invocation, run.options, terms, run.draft)
+        ticket = await _submit_first(caller, run.invocation, run.options, terms, run.draft)
     else:
-        ticket = await _submitted_next(caller, run.invocation, run.options, terms, cast(ThreadRow, run.row))
+        ticket = await _submit_next(caller, run.invocation, run.options, terms, cast(ThreadRow, run.row))
     is_own_run = not terms.coalesce and not ticket.is_duplicate
     run_id = ticket.id if is_own_run else await caller.runtime.run_id(ticket)
     return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate)
@@ -269,7 +269,7 @@ async def _draft(caller: Caller, invocation: _Invocation, *, is_temporary: bool)
     return _Draft(metadata=value["metadata"], conditions=conditions, is_temporary=is_temporary)
 
 
-async def _submitted_first(
+async def _submit_first(
     caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms, first: _Draft
 ) -> Ticket:
     """Accept a run together with its thread, in one commit. A thread that is removed after its run
@@ -278,7 +278,7 @@ async def _submitted_first(
     ttl = {"ttl": _TEMPORARY_MINUTES} if first.is_temporary else None
     draft = await caller.threads.draft(thread_id, first.metadata, ttl)
     try:
-        ticket = await _submitted(caller, invocation, options, terms, draft.precondition)
+        ticket = await _submit(caller, invocation, options, terms, draft.precondition)
     except Unavailable:
         # It may be stored.
         raise
@@ -288,16 +288,16 @@ async def _submitted_first(
             raise
         # Another request created the thread meanwhile; the user has to be permitted to use it.
         row = await caller.visible(thread_id, conditions)
-        return await _submitted_next(caller, invocation, options, terms, row)
+        return await _submit_next(caller, invocation, options, terms, row)
     if ticket.is_duplicate:
         await caller.visible(thread_id, conditions)
         await _refuse_another(caller, ticket, invocation.new, options)
     # The index is a hint; the client need not wait for it.
-    caller.host.in_background(caller.threads.drafted(draft))
+    caller.host.in_background(caller.threads.index_draft(draft))
     return ticket
 
 
-async def _submitted_next(
+async def _submit_next(
     caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms, row: ThreadRow
 ) -> Ticket:
     """Accept a run on a thread that exists."""
@@ -308,21 +308,21 @@ async def _submitted_next(
     stamp = _stamp(invocation.assistant)
     is_owned = invocation.is_exclusive or keeps_apart(caller)
     if is_owned and not (has_run(row) and stamp.items() <= row.metadata.items()):
-        return await _submitted_as_owner(caller, invocation, options, terms)
-    ticket = await _submitted(caller, invocation, options, terms, THERE)
+        return await _submit_as_owner(caller, invocation, options, terms)
+    ticket = await _submit(caller, invocation, options, terms, THERE)
     if ticket.is_duplicate:
         await _refuse_another(caller, ticket, invocation.new, options)
     if ticket.is_duplicate or stamp.items() <= row.metadata.items():
         if caller.threads.needs_touch(row):
             # The order of a listing is a hint; the client need not wait for it.
-            caller.host.in_background(caller.threads.touched(thread_id))
+            caller.host.in_background(caller.threads.touch(thread_id))
     else:
         # The graph that owns the state from now on.
         await caller.threads.change(thread_id, stamp)
     return ticket
 
 
-async def _submitted_as_owner(
+async def _submit_as_owner(
     caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms
 ) -> Ticket:
     """Accept a run on a thread that is known, in one commit with the names of the graph and the assistant
@@ -337,7 +337,7 @@ async def _submitted_as_owner(
         if owning is None:
             continue
         try:
-            ticket = await _submitted(caller, invocation, options, terms, owning)
+            ticket = await _submit(caller, invocation, options, terms, owning)
         except AlreadyCreated:
             continue
         if ticket.is_duplicate:
@@ -419,7 +419,7 @@ def _mirror(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapp
     return context or {name: value for name, value in configurable.items() if not is_reserved(name)}
 
 
-async def _submitted(
+async def _submit(
     caller: Caller,
     invocation: _Invocation,
     options: Options,
@@ -428,7 +428,7 @@ async def _submitted(
 ) -> Ticket:
     new, thread_id = invocation.new, invocation.thread_id
     channel = "" if options.webhook is None else WEBHOOK
-    command = None if new.command is None else new.command.given()
+    command = None if new.command is None else new.command.dump_sent()
     is_answer = new.command is not None and (terms.interrupt_id is not None or new.command.is_answer)
     if new.command is not None and command is not None and is_answer and options.checkpoint_id is None:
         return await caller.runtime.answer(
@@ -464,16 +464,16 @@ async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: 
         # It was coalesced with others, under the id of the first.
         standing = await caller.runtime.look(ticket)
     before = standing.message
-    command = None if new.command is None else new.command.given()
+    command = None if new.command is None else new.command.dump_sent()
     payload = {"input": new.input if command is None else None, "command": command}
-    if (given(before.payload), _undelayed(before.options.get("about"))) != (
+    if (read_input(before.payload), _without_delay(before.options.get("about"))) != (
         payload,
-        _undelayed(plain(options.about)),
+        _without_delay(plain(options.about)),
     ):
         raise Conflict("This Idempotency-Key was used for another run; send a new one, or the same run.")
 
 
-def _undelayed(about: Any) -> Any:
+def _without_delay(about: Any) -> Any:
     """Return the stored part of a request without its delay: repeated with another delay it is the same
     run."""
     if not isinstance(about, Mapping) or not isinstance(kwargs := about.get("kwargs"), Mapping):

@@ -57,7 +57,7 @@ def idempotency_key(headers: Headers, part: int) -> str | None:
     return f"{key} {part}" if key is not None and part else key
 
 
-def asked_strategy(headers: Headers, new: NewRun) -> Any:
+def read_strategy(headers: Headers, new: NewRun) -> Any:
     """Return the strategy that a request asks for, unchecked; None if it asks for none."""
     return headers.get(MULTITASK) or new.multitask_strategy or new.metadata.get("multitask_strategy")
 
@@ -65,7 +65,7 @@ def asked_strategy(headers: Headers, new: NewRun) -> Any:
 def _multitask(headers: Headers, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
     """Return the strategy, True if the run is coalesced with other queued ones, and the debounce in
     seconds."""
-    asked = asked_strategy(headers, new)
+    asked = read_strategy(headers, new)
     delay = headers.get(DEBOUNCE_MS, new.metadata.get("debounce_ms"))
     try:
         debounce = 0.0 if delay is None else float(delay) / 1000

@@ -20,7 +20,7 @@ _EARLIER = 20
 async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
     """Return the values that a run left, regardless of later runs: those of its last checkpoint. A run
     that stored nothing, or was rolled back, left the values that it started from."""
-    async with runtime.opened(run.graph, "threads.read") as graph:
+    async with runtime.open_graph(run.graph, "threads.read") as graph:
         return await _values_of(runtime, graph, thread_id, run)
 
 
@@ -35,7 +35,7 @@ class RunResult(NamedTuple):
 
 async def result_of(runtime: TenantRuntime, thread_id: str, first: Run, last: Run) -> RunResult:
     """Return what runs have done that answer each other's questions, from the first to the last."""
-    async with runtime.opened(last.graph, "threads.read") as graph:
+    async with runtime.open_graph(last.graph, "threads.read") as graph:
         after = await _values_of(runtime, graph, thread_id, last)
         before = await _values_before(runtime, graph, thread_id, first)
         named = graph.output_channels

@@ -9,30 +9,30 @@ from perdure.runtime import Standing
 from perdure.runtime.events import LAST
 from perdure.server.resources import HEARTBEAT_S, Caller
 from perdure.server.runs.run_creation import AcceptedRun
-from perdure.server.runs.webhooks import delivered
+from perdure.server.runs.webhooks import wait_for_delivery
 from perdure.server.streaming import streams
 
 
-async def ended(caller: Caller, thread_id: str, run_id: str) -> Standing:
+async def wait_for_end(caller: Caller, thread_id: str, run_id: str) -> Standing:
     """Wait for a run's end and return its standing, without its events."""
-    async for item in streams.followed(caller, thread_id, run_id, LAST):
+    async for item in streams.follow(caller, thread_id, run_id, LAST):
         if isinstance(item, Standing):
             return item
     raise Unavailable("the server is stopping")
 
 
-async def removed_after(caller: Caller, accepted: AcceptedRun, *, linger: bool = False) -> None:
+async def remove_after_run(caller: Caller, accepted: AcceptedRun, *, linger: bool = False) -> None:
     """Wait for the end of a run on a thread of its own, and remove the thread."""
-    standing = await ended(caller, accepted.thread_id, accepted.run_id)
+    standing = await wait_for_end(caller, accepted.thread_id, accepted.run_id)
     if linger:
         # Lets subscribers receive the last events first.
         await asyncio.sleep(2 * HEARTBEAT_S)
-    await removed(caller, standing, accepted.thread_id)
+    await remove_thread(caller, standing, accepted.thread_id)
 
 
-async def removed(caller: Caller, standing: Standing, thread_id: str) -> None:
+async def remove_thread(caller: Caller, standing: Standing, thread_id: str) -> None:
     """Remove the thread of a run that has ended, once its webhook was delivered."""
     run_id = standing.message.id if standing.run is None else standing.run.id
-    if not standing.message.channel or await delivered(caller, thread_id, run_id):
+    if not standing.message.channel or await wait_for_delivery(caller, thread_id, run_id):
         # If the same key has created another run meanwhile, the thread stays until its time to live expires.
         await caller.threads.remove_resting(thread_id)

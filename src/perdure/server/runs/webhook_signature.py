@@ -20,7 +20,7 @@ ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature
 _AGE_MAX_S = 300
 
 
-def signed(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> dict[str, str]:
+def sign(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> dict[str, str]:
     """Return the headers that sign a notice, with a signature for each secret, none without one.
 
     Args:

@@ -24,14 +24,14 @@ from perdure.config.sources import of_environment, value_of
 from perdure.model.records import Partition
 from perdure.model.runs.messages import FAILED, INTERRUPTED, READY, SENDING, Reply
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.runtime.options import CLOSED, WEBHOOK
 from perdure.server import responses
 from perdure.server.config import Http
 from perdure.server.resources import Caller
 from perdure.server.runs.outbound_policy import OutboundPolicy, Unreachable
 from perdure.server.runs.run_values import values_of
-from perdure.server.runs.webhook_signature import signed
+from perdure.server.runs.webhook_signature import sign
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -69,7 +69,7 @@ class Webhooks:
             await self._send_task(partition, reply)
             return
         url, addresses = await self._reach(reply.payload["url"])
-        body = encoded(await self._notice(partition, reply)).encode()
+        body = to_json(await self._notice(partition, reply)).encode()
         await self._deliver(url, addresses, body, reply.id, {})
 
     async def _send_task(self, partition: Partition, reply: Reply) -> None:
@@ -85,13 +85,13 @@ class Webhooks:
         is_closed = reply.payload["state"] == CLOSED
         notices = await push.notices(threads, partition.thread, run_id, reply.id, is_closed=is_closed)
 
-        async def sent(notice: push.TaskNotice) -> None:
+        async def send_notice(notice: push.TaskNotice) -> None:
             url, addresses = await self._reach(notice.url)
             await self._deliver(url, addresses, notice.body, reply.id, notice.headers)
             if len(notices) > 1:
                 await push.note_sent(threads, partition.thread, run_id, reply.id, notice.receiver)
 
-        outcomes = await asyncio.gather(*map(sent, notices), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(send_notice, notices), return_exceptions=True)
         failed = [one for one in outcomes if one is not None]
         # One that may succeed decides: the others are not sent to it again.
         again = next((one for one in failed if not isinstance(one, Undeliverable)), None)
@@ -120,7 +120,7 @@ class Webhooks:
         headers: Mapping[str, str],
     ) -> None:
         # The receiver compares it with its own clock, so it is this host's, not the database's.
-        signature = signed(self._secrets, notice_id, round(time.time()), body)
+        signature = sign(self._secrets, notice_id, round(time.time()), body)
         status = await self._post(url, addresses, body, {**headers, **signature, IDEMPOTENCY_KEY: notice_id})
         if 200 <= status < 300:
             return
@@ -195,7 +195,7 @@ class Webhooks:
         return httpx.create_ssl_context()
 
 
-async def delivered(caller: Caller, thread_id: str, run_id: str) -> bool:
+async def wait_for_delivery(caller: Caller, thread_id: str, run_id: str) -> bool:
     """Wait until a run's notice was sent or given up.
 
     Args:

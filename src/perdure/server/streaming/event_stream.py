@@ -28,7 +28,7 @@ class Frame(NamedTuple):
     data: str
     id: int | None = None
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the event as it is sent."""
         # A node may have any name, and the names of events contain it.
         name = self.name if self.name.isprintable() else _BREAKS.sub("", self.name)
@@ -70,9 +70,9 @@ class EventStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._refused is None:
-            await self._sent(scope, receive, send)
+            await self._send_stream(scope, receive, send)
             return
-        sending = asyncio.ensure_future(self._sent(scope, receive, send))
+        sending = asyncio.ensure_future(self._send_stream(scope, receive, send))
         refusing = asyncio.ensure_future(self._refused())
         try:
             await asyncio.wait((sending, refusing), return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +83,7 @@ class EventStream(EventSourceResponse):
             refusing.cancel()
             await asyncio.gather(sending, refusing, return_exceptions=True)
 
-    async def _sent(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; one whose reader takes nothing ends here, without its last frame."""
         try:
             await super().__call__(scope, receive, send)
@@ -125,8 +125,8 @@ class EventStream(EventSourceResponse):
                 self._is_whole = frame.name in self._ends
                 if self._has_end or frame.name != END:
                     patience.began()
-                    await send(_part(frame.encoded()))
-                    patience.ended()
+                    await send(_part(frame.encode()))
+                    patience.end()
         finally:
             patience.close()
 
@@ -149,7 +149,7 @@ class _Patience:
     def began(self) -> None:
         self._began = self._loop.time()
 
-    def ended(self) -> None:
+    def end(self) -> None:
         self._began = None
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ class LateResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # One task for the client's end, and none for the body: most runs end before the first blank line.
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             either = (self._work, gone)
@@ -62,6 +62,6 @@ class LateResponse(Response):
                 self._left()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

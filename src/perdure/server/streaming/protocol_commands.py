@@ -146,7 +146,7 @@ async def _run_start(caller: Caller, headers: Headers, thread_id: str, params: P
     if _start_of(resolved) is None and resolved.get("input") is not None and await _waits(caller, thread_id):
         # Clients send the same input whether or not the thread waits for an answer.
         resolved |= {"input": None, "command": {"resume": resolved["input"]}}
-    return {"run_id": await _started(caller, headers, thread_id, resolved)}
+    return {"run_id": await _start(caller, headers, thread_id, resolved)}
 
 
 def _start_of(params: Params) -> Any:
@@ -169,7 +169,7 @@ async def _waits(caller: Caller, thread_id: str) -> bool:
     return await caller.runtime.question(thread_id) is not None
 
 
-async def _started(caller: Caller, headers: Headers, thread_id: str, params: Params) -> str:
+async def _start(caller: Caller, headers: Headers, thread_id: str, params: Params) -> str:
     config = dict(params.get("config") or {})
     new = NewRun.model_validate(
         {
@@ -207,7 +207,7 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
     then = _Then.model_validate(params)
     row = await _row(caller, thread_id, "update", "no_such_interrupt")
     if row.run is not None and row.run.state == OPEN:
-        row = await _stopped(caller, row, row.run.id)
+        row = await _load_stopped(caller, row, row.run.id)
     question = await caller.runtime.question(thread_id)
     for answer in answers:
         if question is None or not question.knows(answer.interrupt_id):
@@ -238,7 +238,7 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
     return {"run_id": accepted.run_id}
 
 
-async def _stopped(caller: Caller, row: ThreadRow, run_id: str) -> ThreadRow:
+async def _load_stopped(caller: Caller, row: ThreadRow, run_id: str) -> ThreadRow:
     """Return a thread once its run has ended: clients receive an interrupt shortly before the run is stored
     as waiting for the answer."""
     await _until_stopped(caller, row, run_id)
@@ -249,7 +249,7 @@ async def _until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
     after = await caller.runtime.latest_event(row.thread_id)
     with suppress(TimeoutError):
         async with asyncio.timeout(_STOPPING_S):
-            async for item in streams.followed(caller, row.thread_id, run_id, after):
+            async for item in streams.follow(caller, row.thread_id, run_id, after):
                 if isinstance(item, Standing):
                     break
 
@@ -364,7 +364,7 @@ async def _fork(caller: Caller, headers: Headers, thread_id: str, params: Params
     await _state(caller, row, [], checkpoint_id)
     assistant_id = row.metadata.get("assistant_id") or graph_id_of(caller, row)
     resolved = {**params, "assistant_id": assistant_id}
-    return {"run_id": await _started(caller, headers, thread_id, resolved), "thread_id": thread_id}
+    return {"run_id": await _start(caller, headers, thread_id, resolved), "thread_id": thread_id}
 
 
 _COMMANDS: dict[str, Callable[[Caller, Headers, str, Params], Awaitable[dict[str, Any]]]] = {

@@ -16,7 +16,7 @@ from perdure.runtime import Event
 from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN, reference
 from perdure.runtime.failures.failure_location import shows_texts
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.server.error_handlers import event_data, sentence_of
 
 CHANNELS = (
@@ -93,24 +93,24 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
     match name:
         case "metadata" | "end" if wanted.includes("lifecycle"):
             begun = name != END
-            data = _begun(event) if begun else _ended(event)
-            yield _event(event.seq, "lifecycle", namespace, encoded(data))
+            data = _to_running(event) if begun else _to_end(event)
+            yield _event(event.seq, "lifecycle", namespace, to_json(data))
         case "values" if wanted.includes("values"):
             yield _event(event.seq, "values", namespace, _values(event.data))
         case "tasks" if wanted.includes("tasks"):
             yield _event(event.seq, "tasks", namespace, event_data("tasks", event.data))
         case "checkpoints" if wanted.includes("checkpoints"):
-            text = encoded(reference(json.loads(event.data)))
+            text = to_json(reference(json.loads(event.data)))
             yield _event(event.seq, "checkpoints", namespace, text)
         case "custom" if wanted.includes("custom"):
-            written = _written(json.loads(event.data))
+            written = _to_custom(json.loads(event.data))
             if wanted.names(written.get("name")):
-                yield _event(event.seq, "custom", namespace, encoded(written))
+                yield _event(event.seq, "custom", namespace, to_json(written))
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
             yield from _updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
             own = _tool_event(event.data) if method == "tools" else event.data
-            yield _framed(event.seq, method, namespace, own[1:-1])
+            yield _frame(event.seq, method, namespace, own[1:-1])
         case _:
             pass  # a channel that is not wanted, or an event without a channel in this protocol
 
@@ -122,15 +122,15 @@ def _tool_event(text: str) -> str:
     told = json.loads(text)
     if isinstance(data := told.get("data"), dict) and data.get("event") == "tool-error":
         told["data"] = {**data, "message": sentence_of("", str(data.get("message", "")))}
-    return encoded(told)
+    return to_json(told)
 
 
-def _begun(event: Event) -> dict[str, Any]:
+def _to_running(event: Event) -> dict[str, Any]:
     data = json.loads(event.data)
     return {"event": "running", **({"graph_name": data["graph_id"]} if "graph_id" in data else {})}
 
 
-def _ended(event: Event) -> dict[str, Any]:
+def _to_end(event: Event) -> dict[str, Any]:
     data = json.loads(event.data)
     phase = _ENDED.get(data.get("state"), "interrupted")
     return {"event": phase, **({"error": _failure(str(data.get("error", "")))} if phase == "failed" else {})}
@@ -146,10 +146,10 @@ def _values(text: str) -> str:
     if f'"{INTERRUPT}"' not in text:
         return text
     values = json.loads(text)
-    return encoded({k: v for k, v in values.items() if k != INTERRUPT}) if isinstance(values, dict) else text
+    return to_json({k: v for k, v in values.items() if k != INTERRUPT}) if isinstance(values, dict) else text
 
 
-def _written(data: Any) -> dict[str, Any]:
+def _to_custom(data: Any) -> dict[str, Any]:
     """Return a custom event with its own fields, which Python clients read, and as ``payload``, which
     JavaScript clients read."""
     if not isinstance(data, dict):
@@ -164,7 +164,7 @@ def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Ite
     if INTERRUPT not in updates:
         if wanted.includes("updates"):
             for seq, (node, values) in enumerate(updates.items(), event.seq - len(updates) + 1):
-                data = encoded({"node": node, "values": values})
+                data = to_json({"node": node, "values": values})
                 yield _event(seq, "updates", namespace, data, node)
         return
     if not wanted.includes("input"):
@@ -175,19 +175,19 @@ def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Ite
         shown = {"interrupt_id": asked.get("id"), "payload": value, "value": value}
         if "response_schema" in asked:
             shown["response_schema"] = asked["response_schema"]
-        data = encoded(shown)
+        data = to_json(shown)
         yield _event(seq, "input.requested", namespace, data)
 
 
 def _event(
     seq: int, method: str, namespace: Sequence[str], data: str, node: str | None = None
 ) -> ProtocolEvent:
-    by = "" if node is None else f',"node":{encoded(node)}'
-    return _framed(seq, method, namespace, f'"data":{data}{by}')
+    by = "" if node is None else f',"node":{to_json(node)}'
+    return _frame(seq, method, namespace, f'"data":{data}{by}')
 
 
-def _framed(seq: int, method: str, namespace: Sequence[str], rest: str) -> ProtocolEvent:
+def _frame(seq: int, method: str, namespace: Sequence[str], rest: str) -> ProtocolEvent:
     head = f'{{"type":"event","event_id":"{seq}","seq":{seq},"method":"{method}"'
     # Sequence numbers are microseconds; the protocol's timestamps milliseconds.
-    where = f'"namespace":{encoded(list(namespace))},"timestamp":{seq // 1000}'
+    where = f'"namespace":{to_json(list(namespace))},"timestamp":{seq // 1000}'
     return ProtocolEvent(seq, method, f'{head},"params":{{{where},{rest}}}}}')

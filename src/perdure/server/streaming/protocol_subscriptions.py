@@ -50,7 +50,7 @@ class SubscriptionRequest(BaseModel):
     since: StrictInt | None = Field(None, ge=0, le=LAST)
 
     @property
-    def wanted(self) -> EventFilter:
+    def event_filter(self) -> EventFilter:
         """The filter of its events."""
         namespaces = None if self.namespaces is None else tuple(map(tuple, self.namespaces))
         return EventFilter(frozenset(self.channels), namespaces, self.depth)
@@ -90,8 +90,10 @@ async def subscribe(
         The events until the server stops or the subscription fails, which is the last item then.
     """
     await caller.runtime.expect_followers(thread_id)
-    begin = await _start(caller, thread_id, asked.wanted) if asked.since is None else _Start(asked.since)
-    return _events(caller, thread_id, conditions, asked.wanted, begin)
+    begin = (
+        await _start(caller, thread_id, asked.event_filter) if asked.since is None else _Start(asked.since)
+    )
+    return _events(caller, thread_id, conditions, asked.event_filter, begin)
 
 
 async def _events(
@@ -109,7 +111,7 @@ async def _events(
                 if projected.seq > start.after:
                     yield projected
             if event.name == END:
-                _ends(caller.host).given(partition, event.run_id, wanted)
+                _ends(caller.host).note_given(partition, event.run_id, wanted)
     except PerdureError as error:
         _log.error("the events of a thread could not be read: %s", type(error).__name__)
         yield Failed("the events of the thread could not be read; open the stream again")
@@ -154,7 +156,7 @@ class _Ends:
     def __init__(self) -> None:
         self._given: BoundedCache[tuple[Partition, str, bytes], float] = BoundedCache(_KNOWN)
 
-    def given(self, partition: Partition, run_id: str, wanted: EventFilter) -> None:
+    def note_given(self, partition: Partition, run_id: str, wanted: EventFilter) -> None:
         now = time.monotonic()
         self._given[partition, run_id, _digest(wanted)] = now
         while next(iter(self._given.values())) < now - 2 * _LATE_S:

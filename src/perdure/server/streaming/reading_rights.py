@@ -16,7 +16,7 @@ RECHECK_S = 30.0
 """Seconds between two checks of the user of a connection."""
 
 
-async def authenticated_again(connection: HTTPConnection, caller: Caller) -> Caller:
+async def authenticate_again(connection: HTTPConnection, caller: Caller) -> Caller:
     """Return the caller of an open connection, authenticated again.
 
     Raises:
@@ -45,7 +45,7 @@ async def until_refused(
     while True:
         await asyncio.sleep(RECHECK_S)
         try:
-            now = await authenticated_again(connection, caller)
+            now = await authenticate_again(connection, caller)
             if await now.may("threads", "read", {"thread_id": thread_id}) != conditions:
                 # What was opened keeps the former filter.
                 return Refusal(403, "the rights of this user have changed; connect again")

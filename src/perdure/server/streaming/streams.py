@@ -13,7 +13,7 @@ from perdure.errors import SubscriberTooSlow, Unavailable
 from perdure.model.runs.messages import FAILED
 from perdure.runtime import Event, Standing
 from perdure.runtime.events import END, LAST
-from perdure.runtime.json_encoding import encoded
+from perdure.runtime.json_encoding import to_json
 from perdure.server.error_handlers import event_data
 from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
 from perdure.server.responses import run_error, run_status
@@ -86,7 +86,7 @@ def respond(
     frames = _frames(caller, thread_id, run_id, None if modes is None else names_of(modes), after, has_ids)
     return stream(
         caller.host,
-        frames if not cancels else _watched(caller, thread_id, run_id, frames),
+        frames if not cancels else _watch(caller, thread_id, run_id, frames),
         headers,
         ends=(END, "error"),
         has_end=has_end,
@@ -126,11 +126,11 @@ def stream(
     )
 
 
-def refused(host: ServerState, kind: str, message: str) -> EventSourceResponse:
+def respond_error(host: ServerState, kind: str, message: str) -> EventSourceResponse:
     """Return a stream that consists of one error."""
 
     async def frames() -> AsyncGenerator[Frame, None]:
-        yield Frame("error", encoded({"error": kind, "message": message}))
+        yield Frame("error", to_json({"error": kind, "message": message}))
 
     return stream(host, frames(), {}, ends=("error",))
 
@@ -138,14 +138,14 @@ def refused(host: ServerState, kind: str, message: str) -> EventSourceResponse:
 async def _frames(
     caller: Caller, thread_id: str, run_id: str, names: frozenset[str] | None, after: int, has_ids: bool
 ) -> AsyncGenerator[Frame, None]:
-    async for item in followed(caller, thread_id, run_id, after):
+    async for item in follow(caller, thread_id, run_id, after):
         if isinstance(item, Standing):
             if item.run is not None and item.run.state == FAILED:
-                yield Frame("error", encoded(run_error(item.run)))
+                yield Frame("error", to_json(run_error(item.run)))
             status = run_status(item) or "interrupted"
-            yield Frame(END, encoded({"run_id": run_id, "status": status}))
+            yield Frame(END, to_json({"run_id": run_id, "status": status}))
         elif isinstance(item, SubscriberTooSlow):
-            yield Frame("error", encoded({"error": "SubscriberTooSlow", "message": str(item)}))
+            yield Frame("error", to_json({"error": "SubscriberTooSlow", "message": str(item)}))
         elif names is None or item.name.partition("|")[0] in names or _is_question(item):
             yield Frame(item.name, event_data(item.name, item.data), item.seq if has_ids else None)
 
@@ -154,7 +154,7 @@ def _is_question(event: Event) -> bool:
     return event.name.startswith("updates") and event.data.startswith('{"__interrupt__"')
 
 
-async def followed(
+async def follow(
     caller: Caller, thread_id: str, run_id: str, after: int
 ) -> AsyncIterator[Event | Standing | SubscriberTooSlow]:
     """Yield a run's events until the server stops, and its ``Standing`` at the end of the run.
@@ -222,7 +222,7 @@ async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterato
         closed.cancel()
 
 
-async def _watched(
+async def _watch(
     caller: Caller, thread_id: str, run_id: str, frames: AsyncIterator[Frame]
 ) -> AsyncGenerator[Frame, None]:
     """Yield the frames of a run, and cancel the run if the client disconnects before its end."""

@@ -49,7 +49,7 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def bound(binding: Binding, wait: Wait | None = None) -> Iterator[str]:
+def open_binding(binding: Binding, wait: Wait | None = None) -> Iterator[str]:
     """Yield the URL of a binding for ``perdure.connect``, valid during the block and in this process alone.
 
     Args:
@@ -109,7 +109,7 @@ class BindingTransport:
 
 @dataclass(frozen=True, slots=True)
 class BindingUrl:
-    """The URL of a binding that ``bound`` has yielded."""
+    """The URL of a binding that ``open_binding`` has yielded."""
 
     name: str
     to: _Bound
@@ -120,7 +120,7 @@ class BindingUrl:
         found = _bound.get(url.removeprefix(f"{SCHEME}://"))
         if found is None:
             raise BadUrl(
-                f"{url}: no D1 binding is open under this URL; take the one that bound(env.DB) yields"
+                f"{url}: no D1 binding is open under this URL; take the one that open_binding(env.DB) yields"
             )
         return cls(url, found)
 

@@ -94,7 +94,7 @@ def sql_integer(value: int) -> int:
     return value
 
 
-def packed_rows(kind: Kind, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, int]]:
+def pack_rows(kind: Kind, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, int]]:
     """Yield JSON arrays of the rows, each as large as a parameter may be, with the number of its rows."""
     texts: list[str] = []
     held = 0

@@ -22,7 +22,7 @@ from perdure.storage.d1 import reading, schema, writing
 from perdure.storage.d1.binding import SCHEME, BindingUrl, InlineBatcher
 from perdure.storage.d1.columns import Rows, Statement, weight
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
-from perdure.storage.d1.retry import Tries, gave_up, translated
+from perdure.storage.d1.retry import Tries, give_up_error, translate
 from perdure.storage.d1.url import D1Url
 from perdure.storage.outage import PATIENCE_S, Outage
 from perdure.storage.port import Capabilities, CommitLimits
@@ -107,7 +107,7 @@ class D1Driver:
             self._run(parts, slot)
         except Rejected as error:
             if len(parts) == 1:
-                parts[0].job.error = translated(error, self._name)
+                parts[0].job.error = translate(error, self._name)
                 return
             for part in parts:
                 self._send([part], slot)
@@ -127,7 +127,7 @@ class D1Driver:
         ids = [slot.receipt(place) for place in range(len(commits))]
         given = dict(zip(map(id, commits), ids, strict=True))
         if isinstance(known := self._outage.verdict(), AnswerLost):
-            raise gave_up(known, self._name, unsure=False) from known
+            raise give_up_error(known, self._name, unsure=False) from known
         tries = Tries(sleep=self._sleep, outage=self._outage)
         left = list(parts)
         while left:
@@ -143,7 +143,7 @@ class D1Driver:
                 results = self._transport.batch(statements) if statements else []
             except AnswerLost as lost:
                 if not tries.again(lost):
-                    raise gave_up(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
+                    raise give_up_error(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
                 if commits and tries.unsure and self._settle(commits, ids, n, tries, unsure=True):
                     left, commits = _drop_written(left), []
                 continue
@@ -171,11 +171,11 @@ class D1Driver:
                 break
             except AnswerLost as lost:
                 if not tries.again(lost):
-                    raise gave_up(lost, self._name, unsure=True) from lost
+                    raise give_up_error(lost, self._name, unsure=True) from lost
             except Rejected as error:
                 if not unsure:
                     return False
-                raise gave_up(AnswerLost(str(error)), self._name, unsure=True) from error
+                raise give_up_error(AnswerLost(str(error)), self._name, unsure=True) from error
         verdicts = _verdicts(rows, n)
         if len(verdicts) < len(ids):
             return False
@@ -204,7 +204,7 @@ class D1Driver:
             while more and isinstance(job.answer, Committed):
                 self._run([_Part(rest, writes=True, make=lambda _, __: writing.sweep(), finish=look)], slot)
         except Rejected as error:
-            raise translated(error, self._name) from error
+            raise translate(error, self._name) from error
         return cast("Committed | Refused", job.answer)
 
 
@@ -255,17 +255,20 @@ def _part(job: PendingRequest) -> _Part:
     if isinstance(effect, Fetch):
         reads, looks = reading.fetch(effect.partition, effect.items)
 
-        def gathered(results: list[Rows], _: int | None) -> tuple[tuple[Record, ...], ...]:
+        def gather(results: list[Rows], _: int | None) -> tuple[tuple[Record, ...], ...]:
             answers: list[list[Record]] = [[] for _ in effect.items]
             for look, rows in zip(looks, results, strict=True):
                 look.answer(rows, answers)
             return tuple(map(tuple, answers))
 
-        return _Part(job, make=lambda _, __: reads, finish=gathered, size=_size(reads))
+        return _Part(job, make=lambda _, __: reads, finish=gather, size=_size(reads))
     if isinstance(effect, Find):
         reads = [reading.find(effect)]
         return _Part(
-            job, make=lambda _, __: reads, finish=lambda r, _: reading.found(effect, r[0]), size=_size(reads)
+            job,
+            make=lambda _, __: reads,
+            finish=lambda r, _: reading.parse_find(effect, r[0]),
+            size=_size(reads),
         )
     if isinstance(effect, Now):
         reads = [reading.now()]
@@ -344,9 +347,9 @@ def schema_version(url: str) -> int:
         return schema.version(transport, target.name)
 
 
-def pending(url: str) -> list[str]:
+def plan_migration(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
-    return list(schema.pending(_target(url).name, schema_version(url)))
+    return list(schema.plan_migration(_target(url).name, schema_version(url)))
 
 
 def migrate(url: str) -> int:

@@ -28,7 +28,7 @@ from perdure.storage.d1.columns import (
     from_row,
     json_row,
     output,
-    packed_rows,
+    pack_rows,
     place_of,
     values_of,
 )
@@ -54,12 +54,12 @@ def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Stat
             row = json_row(zip(prefix, kind.key, strict=False))
             groups.setdefault((kind, len(prefix), bodies), []).append((place, row))
         else:
-            text, parameters = _ordered(item)
+            text, parameters = _compile_range(item)
             statements.append((text, (*at, *parameters)))
             looks.append(_Look(partition, item.kind, item.bodies, item.verify, (place,), ordered=True))
     for (kind, depth, bodies), rows in groups.items():
         start = 0
-        for packed, count in packed_rows(kind, [row for _, row in rows]):
+        for packed, count in pack_rows(kind, [row for _, row in rows]):
             statements.append((_lookup(kind, depth, bodies), (*at, packed)))
             places = tuple(place for place, _ in rows[start : start + count])
             verify = all(getattr(items[place], "verify", True) for place in places)
@@ -112,7 +112,7 @@ def _lookup(kind: Kind, depth: int, bodies: bool) -> str:
     return f"SELECT r.key AS c0, {out} FROM json_each(?4) AS r CROSS JOIN {table(kind)} AS x WHERE {where}"
 
 
-def _ordered(item: Range) -> tuple[str, tuple[str | None, ...]]:
+def _compile_range(item: Range) -> tuple[str, tuple[str | None, ...]]:
     kind, depth = item.kind, len(item.prefix)
     by = [c for c in kind.fields if c.name == item.by] or list(kind.key[depth:])
     after: list[Any] = []
@@ -123,14 +123,14 @@ def _ordered(item: Range) -> tuple[str, tuple[str | None, ...]]:
         *json_row(zip(after, by, strict=False)),
     ]
     limit = [] if item.limit is None else [item.limit]
-    text = _ordered_sql(
+    text = _compile_range_sql(
         kind, depth, item.by, reverse=item.reverse, after=bool(after), limit=bool(limit), bodies=item.bodies
     )
     return text, tuple(None if p is None else str(p) for p in [*parameters, *limit])
 
 
 @lru_cache(maxsize=256)
-def _ordered_sql(
+def _compile_range_sql(
     kind: Kind, depth: int, by: str | None, *, reverse: bool, after: bool, limit: bool, bodies: bool
 ) -> str:
     order = [c for c in kind.fields if c.name == by] or list(kind.key[depth:])
@@ -195,10 +195,10 @@ def _items(effect: FindItems, text: Callable[[str], str], bind: Callable[[str | 
     )
 
 
-def found(effect: Find, rows: Rows) -> tuple[IndexHit, ...]:
+def parse_find(effect: Find, rows: Rows) -> tuple[IndexHit, ...]:
     """Return the answer of a find."""
     if not isinstance(effect, FindRecords | FindItems):
-        return tuple(map(sql.found, rows))
+        return tuple(map(sql.to_hit, rows))
     own = len(Partition._fields)
     at = [Partition(*row[:own]) for row in rows]
     if isinstance(effect, FindItems):

@@ -49,7 +49,7 @@ class Tries:
         return True
 
 
-def asked(transport: Transport, statements: Sequence[Statement], name: str, tries: Tries) -> list[Rows]:
+def run_batch(transport: Transport, statements: Sequence[Statement], name: str, tries: Tries) -> list[Rows]:
     """Return the rows of a batch that may be carried out any number of times.
 
     Args:
@@ -67,10 +67,10 @@ def asked(transport: Transport, statements: Sequence[Statement], name: str, trie
             return transport.batch(statements)
         except AnswerLost as lost:
             if not tries.again(lost):
-                raise gave_up(lost, name, unsure=False) from lost
+                raise give_up_error(lost, name, unsure=False) from lost
 
 
-def gave_up(lost: AnswerLost, name: str, *, unsure: bool) -> PerdureError:
+def give_up_error(lost: AnswerLost, name: str, *, unsure: bool) -> PerdureError:
     """Return the error for the caller after the last attempt.
 
     Args:
@@ -86,7 +86,7 @@ def gave_up(lost: AnswerLost, name: str, *, unsure: bool) -> PerdureError:
     return Unavailable(f"{name} does not answer: {lost}; {outcome}")
 
 
-def translated(error: Rejected, name: str) -> PerdureError:
+def translate(error: Rejected, name: str) -> PerdureError:
     """Translate a refusal of the database; the only place that does so."""
     message = str(error)
     new: PerdureError

@@ -10,7 +10,7 @@ from perdure.errors import MigrationRequired
 from perdure.storage.d1 import writing
 from perdure.storage.d1.columns import catalogue
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
-from perdure.storage.d1.retry import Tries, asked, gave_up, translated
+from perdure.storage.d1.retry import Tries, give_up_error, run_batch, translate
 from perdure.storage.layout_version import other_version, require_steps
 from perdure.storage.sql import migrations, schema
 
@@ -31,15 +31,15 @@ def version(transport: Transport, name: str) -> int:
     tries = Tries(3)
     try:
         try:
-            (rows,) = asked(transport, [read], name, tries)
+            (rows,) = run_batch(transport, [read], name, tries)
         except Rejected:
-            (known,) = asked(transport, [there], name, tries)
+            (known,) = run_batch(transport, [there], name, tries)
             if not known[0][0]:
                 return 0
             # Another process has created it just now.
-            (rows,) = asked(transport, [read], name, tries)
+            (rows,) = run_batch(transport, [read], name, tries)
     except Rejected as error:
-        raise translated(error, name) from error
+        raise translate(error, name) from error
     return int(rows[0][0]) if rows else 0
 
 
@@ -60,16 +60,16 @@ def apply(transport: Transport, name: str) -> int:
     tries = Tries()
     found = version(transport, name)
     while found != SCHEMA_VERSION:
-        statements = pending(name, found)
+        statements = plan_migration(name, found)
         try:
             transport.batch([(statement, ()) for statement in statements])
         except AnswerLost as lost:
             if not tries.again(lost):
-                raise gave_up(lost, name, unsure=True) from lost
+                raise give_up_error(lost, name, unsure=True) from lost
         except Rejected as error:
             now = version(transport, name)
             if now == found:
-                raise translated(error, name) from error
+                raise translate(error, name) from error
             found = now
             continue
         else:
@@ -78,7 +78,7 @@ def apply(transport: Transport, name: str) -> int:
     return found
 
 
-def pending(name: str, found: int) -> tuple[str, ...]:
+def plan_migration(name: str, found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's. Raise
     ``MigrationRequired`` if none do."""
     require_steps(name, found, *migrations.readable_versions(), _command(name))
@@ -92,7 +92,7 @@ def pending(name: str, found: int) -> tuple[str, ...]:
     # The column refuses NULL, and with it the batch: another process was first.
     moved = f"UPDATE {_VERSION} SET version = CASE WHEN version = {found} THEN {SCHEMA_VERSION} END"
     first = f"ALTER TABLE {catalogue(found)} RENAME TO {shared}"
-    return (moved, first, *migrations.pending(found), last)
+    return (moved, first, *migrations.plan_migration(found), last)
 
 
 def _command(name: str) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from perdure.errors import BadUrl
 from perdure.storage.d1.rest import ANSWER_SECONDS, CONNECT_SECONDS, RestTransport, is_local
 from perdure.storage.outage import PATIENCE_S, Outage, patience_of
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 ENDPOINT = "https://api.cloudflare.com/client/v4"
 TOKEN_ENV = "CLOUDFLARE_API_TOKEN"  # noqa: S105 - the name of a variable
@@ -44,7 +44,7 @@ class D1Url:
     @classmethod
     def of(cls, url: str) -> D1Url:
         """Read a URL; raise ``BadUrl`` if it is none of D1's."""
-        name = redacted(url)
+        name = redact(url)
         parts = urlsplit(url)
         if "@" in parts.netloc:
             raise BadUrl(

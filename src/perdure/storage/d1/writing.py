@@ -15,7 +15,7 @@ from typing import Any
 
 from perdure.model.ops import Delete, Expect, Op, Put
 from perdure.model.records import KINDS, Kind, Partition
-from perdure.model.values.compression import stored_body
+from perdure.model.values.compression import compress_body
 from perdure.storage.d1.columns import (
     CATALOGUE,
     PARTITION,
@@ -23,7 +23,7 @@ from perdure.storage.d1.columns import (
     columns_of,
     from_row,
     json_row,
-    packed_rows,
+    pack_rows,
     place_of,
     sql_integer,
 )
@@ -67,7 +67,7 @@ def receipt(partition: Partition, ops: Sequence[Op], id_: str, n: int) -> Statem
             row = [place, *json_row(zip(op.key, op.kind.key, strict=True)), *values]
             groups.setdefault((op.kind, form, versions), []).append(row)
     for (kind, form, versions), rows in groups.items():
-        for packed, _ in packed_rows(kind, rows):
+        for packed, _ in pack_rows(kind, rows):
             parameters.append(packed)
             failing.append(_first_failing(kind, form, versions, len(parameters)))
     verdict = "NULL"
@@ -108,11 +108,11 @@ def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Stat
     if puts:
         out.append((_new_thread(guarded=id_ is not None), place))
     for kind, group in _by_kind(puts):
-        for packed, _ in packed_rows(kind, [_put_row(op, partition) for op in group if isinstance(op, Put)]):
+        for packed, _ in pack_rows(kind, [_put_row(op, partition) for op in group if isinstance(op, Put)]):
             out.append((_put(kind, id_ is not None), (*place, packed)))
     for kind, group in _by_kind([op for op in ops if isinstance(op, Delete)]):
         rows = [json_row(zip(op.key, kind.key, strict=True)) for op in group]
-        for packed, _ in packed_rows(kind, rows):
+        for packed, _ in pack_rows(kind, rows):
             out.append((_delete(kind), (*place, packed)))
     return out
 
@@ -206,7 +206,7 @@ def _delete(kind: Kind) -> str:
 
 
 def _put_row(op: Put, partition: Partition) -> list[Any]:
-    op = op._replace(body=stored_body(op))
+    op = op._replace(body=compress_body(op))
     kind = op.kind
     values: list[Any] = [*op.key, *(op.fields[c.name] for c in kind.fields)]
     if kind.versioned:

@@ -14,7 +14,7 @@ from perdure.storage.dynamodb.items import (
     Item,
     PartitionRoot,
     attribute,
-    catalogued,
+    catalogue_attributes,
     expiry_of,
     fields_of,
     item_of,
@@ -47,7 +47,7 @@ class Expression:
         parts = (("SET ", self.sets), ("REMOVE ", self.removes))
         return " ".join(word + ", ".join(of) for word, of in parts if of)
 
-    def filled(self) -> Item:
+    def build(self) -> Item:
         """Return the parameters of an action, as far as there are any."""
         out: Item = {}
         if self.conditions:
@@ -107,12 +107,12 @@ def root_action(
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
     }
     if not revision:
-        return {"ConditionCheck": {**target, **e.filled()}}
+        return {"ConditionCheck": {**target, **e.build()}}
     e.sets.append(f"rev = {e.value({'B': revision})}")
     if root is None or not root.incarnation:
         e.sets.append(f"inc = {e.value({'B': incarnation})}")
-        e.sets += [f"{e.name(n)} = {e.value(v)}" for n, v in catalogued(partition).items()]
-    return {"Update": {**target, "UpdateExpression": e.update(), **e.filled()}}
+        e.sets += [f"{e.name(n)} = {e.value(v)}" for n, v in catalogue_attributes(partition).items()]
+    return {"Update": {**target, "UpdateExpression": e.update(), **e.build()}}
 
 
 # Operations
@@ -147,7 +147,7 @@ def action_of(
     key = key_of(partition, incarnation, op.kind, op.key)
     expect(e, op.expect, PRESENT, ABSENT, "v")
     if isinstance(op, Delete):
-        unchanged(e, op, PRESENT, "")
+        require_unchanged(e, op, PRESENT, "")
     if op.kind.body and not isinstance(op, Check) and op.expect is not Expect.ABSENT:
         e.conditions.append("attribute_not_exists(p)" if not seen.parts else f"p = {_nonce(e, seen.parts)}")
     common: Item = {"TableName": table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
@@ -156,16 +156,16 @@ def action_of(
         size = e.value({"N": str(op.fields[op.kind.grows])})
         if seen.grown:
             e.conditions.append(f"{grows} >= {size}")
-            return {"ConditionCheck": {**common, "Key": key, **e.filled()}}
+            return {"ConditionCheck": {**common, "Key": key, **e.build()}}
         e.conditions.append(f"({ABSENT} OR {grows} <= {size})")
     if isinstance(op, Put):
         item = {**item_of(partition, incarnation, op), **body}
-        return {"Put": {**common, "Item": item, **e.filled()}}
+        return {"Put": {**common, "Item": item, **e.build()}}
     if isinstance(op, Check):
         if not e.conditions:
             e.conditions.append(f"({PRESENT} OR {ABSENT})")
-        return {"ConditionCheck": {**common, "Key": key, **e.filled()}}
-    return {"Delete": {**common, "Key": key, **e.filled()}}
+        return {"ConditionCheck": {**common, "Key": key, **e.build()}}
+    return {"Delete": {**common, "Key": key, **e.build()}}
 
 
 def _in_map(e: Expression, op: Op, name: str, body: Item, seen: Learned) -> None:
@@ -181,7 +181,7 @@ def _in_map(e: Expression, op: Op, name: str, body: Item, seen: Learned) -> None
     path = e.name(name)
     expect(e, op.expect, f"attribute_exists({path})", f"attribute_not_exists({path})", f"{path}.v")
     if isinstance(op, Delete):
-        unchanged(e, op, f"attribute_exists({path})", f"{path}.")
+        require_unchanged(e, op, f"attribute_exists({path})", f"{path}.")
         e.removes.append(path)
     if op.kind.body and not isinstance(op, Check) and op.expect is not Expect.ABSENT:
         part = f"{path}.p"
@@ -215,7 +215,7 @@ def expect(e: Expression, expected: Expectation, present: str, absent: str, vers
         e.conditions.append(f"{version} = {e.value({'N': str(expected)})}")
 
 
-def unchanged(e: Expression, op: Delete, present: str, path: str) -> None:
+def require_unchanged(e: Expression, op: Delete, present: str, path: str) -> None:
     """Add the conditions of a delete that requires fields to be unchanged.
 
     Args:

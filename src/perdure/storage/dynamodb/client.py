@@ -24,7 +24,7 @@ from botocore.session import Session as Core
 from perdure.errors import BadUrl, MigrationRequired, PerdureError, TooLarge, Unavailable
 from perdure.storage.dynamodb.clock import ServiceClock
 from perdure.storage.outage import PATIENCE_S, Outage, patience_of
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 PATIENCE = 30.0
 """Seconds after which a request that the service refused for a while, as throttled or in conflict, is given
@@ -93,20 +93,20 @@ def target_of(url: str) -> DynamoUrl:
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise BadUrl(
-            f"{redacted(url)}: a DynamoDB URL holds no keys; remove what stands before the @ and put them "
+            f"{redact(url)}: a DynamoDB URL holds no keys; remove what stands before the @ and put them "
             "where the AWS tools look: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role"
         )
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(set(given) - {"region", "endpoint", "patience"}):
-        raise BadUrl(f"{redacted(url)}: unknown parameter {', '.join(unknown)}; write {_FORM}")
+        raise BadUrl(f"{redact(url)}: unknown parameter {', '.join(unknown)}; write {_FORM}")
     if not _NAME.fullmatch(parts.netloc) or parts.path.strip("/"):
         raise BadUrl(
-            f"{redacted(url)}: a table's name has 3 to 255 letters, digits, '_', '-' or '.'; write {_FORM}"
+            f"{redact(url)}: a table's name has 3 to 255 letters, digits, '_', '-' or '.'; write {_FORM}"
         )
     endpoint = given.get("endpoint")
     if endpoint is not None and not _is_http(endpoint):
-        raise BadUrl(f"{redacted(url)}: the endpoint has to start with http:// or https://; write {_FORM}")
-    patience = patience_of(redacted(url), given.get("patience"))
+        raise BadUrl(f"{redact(url)}: the endpoint has to start with http:// or https://; write {_FORM}")
+    patience = patience_of(redact(url), given.get("patience"))
     return DynamoUrl(url, parts.netloc, given.get("region") or None, endpoint, patience)
 
 
@@ -168,7 +168,7 @@ class Client:
         bound = _FIRST_WAIT
         lost = False
         while True:
-            began, asked = time.monotonic(), self.clock.asking()
+            began, asked = time.monotonic(), self.clock.start_request()
             try:
                 answer: dict[str, Any] = method(**parameters)
             except (aws.ClientError, aws.BotoCoreError, ResponseParserError) as error:
@@ -188,7 +188,7 @@ class Client:
                 bound = min(2 * bound, _LONGEST_WAIT)
             else:
                 self.outage.end()
-                self.clock.heard(asked, answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+                self.clock.note_answer(asked, answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
                 return answer
 
     def all_of(self, operation: str, requests: Any, field: str) -> list[dict[str, Any]]:
@@ -220,7 +220,7 @@ class Client:
         where = self.target
         if isinstance(error, aws.NoRegionError):
             return BadUrl(
-                f"{redacted(where.url)}: no AWS region is known; add ?region=eu-central-1 or the like, or "
+                f"{redact(where.url)}: no AWS region is known; add ?region=eu-central-1 or the like, or "
                 "set AWS_REGION"
             )
         if isinstance(
@@ -235,15 +235,15 @@ class Client:
                 f"{where}: AWS_PROFILE names a profile that does not exist; correct or unset it"
             )
         if isinstance(error, aws.ClientError):
-            return self._refused(error, lost=lost)
+            return self._to_error(error, lost=lost)
         if isinstance(error, _NO_ANSWER):
-            at = redacted(where.endpoint) if where.endpoint else "its public endpoint"
-            return _given_up(
+            at = redact(where.endpoint) if where.endpoint else "its public endpoint"
+            return _give_up_error(
                 f"{where} does not answer at {at}; check the region, the endpoint and the network", lost=lost
             )
-        return BadUrl(f"{redacted(where.url)} cannot be used ({type(error).__name__}); write {_FORM}")
+        return BadUrl(f"{redact(where.url)} cannot be used ({type(error).__name__}); write {_FORM}")
 
-    def _refused(self, error: aws.ClientError, *, lost: bool) -> PerdureError:
+    def _to_error(self, error: aws.ClientError, *, lost: bool) -> PerdureError:
         where = self.target
         code = str(error.response.get("Error", {}).get("Code", ""))
         message = str(error.response.get("Error", {}).get("Message", ""))
@@ -253,7 +253,7 @@ class Client:
         if code == "ResourceNotFoundException":
             return MigrationRequired(
                 f"{where} does not exist; check its name and region, or create it: "
-                f"perdure migrate --db '{redacted_target(where)}'"
+                f"perdure migrate --db '{redact_target(where)}'"
             )
         if code in _REFUSED_KEYS:
             return Unavailable(
@@ -270,23 +270,23 @@ class Client:
                 )
             return Malformed(
                 f"{where} refused a request as malformed; compare the table with what is needed: "
-                f"perdure migrate --check --db '{redacted_target(where)}'"
+                f"perdure migrate --check --db '{redact_target(where)}'"
             )
         if code in _REPEATED or reasons:
             what = ", ".join(sorted({code, *reasons} - {"None"}))
-            return _given_up(f"{where} is throttled or contended ({what}); try again later", lost=lost)
-        return _given_up(f"{where}: DynamoDB failed with {code}; try again later", lost=lost)
+            return _give_up_error(f"{where} is throttled or contended ({what}); try again later", lost=lost)
+        return _give_up_error(f"{where}: DynamoDB failed with {code}; try again later", lost=lost)
 
 
-def _given_up(message: str, *, lost: bool) -> Unavailable:
+def _give_up_error(message: str, *, lost: bool) -> Unavailable:
     if lost:
         return Unanswered(f"{message}. Whether the last write was stored is not known")
     return Unavailable(f"{message}. Nothing of this write was stored")
 
 
-def redacted_target(target: DynamoUrl) -> str:
+def redact_target(target: DynamoUrl) -> str:
     """Return the URL rebuilt from its parts that hold no secret."""
-    endpoint = redacted(target.endpoint) if target.endpoint else None
+    endpoint = redact(target.endpoint) if target.endpoint else None
     given = (("region", target.region), ("endpoint", endpoint))
     query = [f"{k}={v}" for k, v in given if v]
     return f"dynamodb://{target.table}" + ("?" + "&".join(query) if query else "")

@@ -55,15 +55,15 @@ class ServiceClock:
         self._lead = 0
         self._last = 0
 
-    def asking(self) -> int:
-        """Return the start of a request, for ``heard``."""
+    def start_request(self) -> int:
+        """Return the start of a request, for ``note_answer``."""
         return self._steady()
 
-    def heard(self, asked: int, date: str | None) -> None:
+    def note_answer(self, asked: int, date: str | None) -> None:
         """Narrow the bounds by an answer that has just arrived.
 
         Args:
-            asked: The start of its request, from ``asking``.
+            asked: The start of its request, from ``start_request``.
             date: Its ``Date``. An unreadable one is ignored; one that contradicts earlier ones, as after a
                 suspend, replaces them.
         """
@@ -74,7 +74,7 @@ class ServiceClock:
         doubt = LOOSE + _drift(now - asked)
         low, high = second * SECOND - now - doubt, (second + 1) * SECOND - asked + doubt
         with self._lock:
-            if (before := self._known(now)) is not None:
+            if (before := self._widen_bounds(now)) is not None:
                 both = max(low, before[0]), min(high, before[1])
                 low, high = both if both[0] <= both[1] else (low, high)
             self._bounds, self._at, self._lead = (low, high), now, self._wall() - now
@@ -93,13 +93,13 @@ class ServiceClock:
         with self._lock:
             steady = self._steady()
             found = self._wall()
-            bounds = self._known(steady)
+            bounds = self._widen_bounds(steady)
             if bounds is not None and not bounds[0] <= found - steady <= bounds[1]:
                 found = steady + sum(bounds) // 2
             self._last = max(self._last, found)
             return self._last
 
-    def _known(self, now: int) -> tuple[int, int] | None:
+    def _widen_bounds(self, now: int) -> tuple[int, int] | None:
         """Return the bounds, widened by the drift since the last answer."""
         if self._bounds is None:
             return None

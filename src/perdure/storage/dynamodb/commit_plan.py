@@ -32,7 +32,7 @@ class CommitPlan(NamedTuple):
     after: bytes = b""
 
 
-def planned(partition: Partition, ops: Sequence[Op], root: PartitionRoot | None) -> CommitPlan:
+def plan_commit(partition: Partition, ops: Sequence[Op], root: PartitionRoot | None) -> CommitPlan:
     """Return the plan of a commit on a partition whose root is as remembered."""
     inside = tuple(n for n, op in enumerate(ops) if items.is_embedded(partition, op))
     own = [n for n in range(len(ops)) if n not in inside]
@@ -44,7 +44,7 @@ def planned(partition: Partition, ops: Sequence[Op], root: PartitionRoot | None)
     return CommitPlan(inside, tuple(own), tuple(early), root.revision if known else b"")
 
 
-def stored(ops: Sequence[Op]) -> Mapping[tuple[str, Key], int]:
+def find_versions(ops: Sequence[Op]) -> Mapping[tuple[str, Key], int]:
     """Return the versions of the records that are stored in the revision of a commit by this commit. Those
     that expire or are chunks are left out: they also change without a commit."""
     puts = [op for op in ops if isinstance(op, Put) and not op.kind.expires and op.kind.grows is None]

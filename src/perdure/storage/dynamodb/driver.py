@@ -100,9 +100,9 @@ def schema_version(url: str) -> int:
     return table.version(Client(target_of(url)))
 
 
-def pending(url: str) -> list[str]:
+def plan_migration(url: str) -> list[str]:
     """Return the steps that ``migrate`` would execute now, in words."""
-    return table.pending(Client(target_of(url)))
+    return table.plan_migration(Client(target_of(url)))
 
 
 def migrate(url: str) -> int:

@@ -28,7 +28,7 @@ def find(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
     if isinstance(effect, FindRuns):
         return _runs(reader, effect)
     if isinstance(effect, FindDue):
-        return _due(reader, effect)
+        return _find_due(reader, effect)
     if isinstance(effect, FindExpired):
         # The service removes them itself.
         return ()
@@ -48,7 +48,7 @@ def _runs(reader: Reader, effect: FindRuns) -> tuple[IndexHit, ...]:
     )
 
 
-def _due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
+def _find_due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
     """Find queue records. The entries of all tenants are in one order: for one tenant they are read page by
     page, from the start, until enough are its own."""
     kind = effect.kind
@@ -77,7 +77,7 @@ def _threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
     if effect.after is not None:
         edge = items.catalogue_order(effect.after.tenant, effect.after.thread)
 
-    def named(row: Item) -> bytes:
+    def catalogue_key(row: Item) -> bytes:
         found = items.partition_of(row)
         return items.catalogue_order(found.tenant, found.thread)
 
@@ -89,14 +89,14 @@ def _threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
             reverse=False,
             limit=effect.limit,
             select=_INDEX,
-            full=named,
+            full=catalogue_key,
             names=("g", "h"),
         )
         kept = (
             at
             for row in rows
             if (at := items.partition_of(row)).thread.startswith(effect.prefix)
-            and is_past(named(row), prefix, edge, False)
+            and is_past(catalogue_key(row), prefix, edge, False)
         )
         return list(islice(kept, effect.limit))
 

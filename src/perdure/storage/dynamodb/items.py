@@ -96,7 +96,7 @@ def is_embedded(partition: Partition, at: Op | Get) -> bool:
     return at.kind.name in EMBEDDED and EMBEDDED[at.kind.name][1] == at.key
 
 
-def shortened(encoded: bytes, kept: int) -> bytes:
+def shorten(encoded: bytes, kept: int) -> bytes:
     """Return bytes that identify encoded ones. Up to ``kept`` bytes are returned as they are; the rest of
     longer ones is replaced by a digest, so those that are equal up to there have no order."""
     if len(encoded) <= kept:
@@ -109,18 +109,18 @@ def shortened(encoded: bytes, kept: int) -> bytes:
 
 def root_key(partition: Partition) -> Item:
     return {
-        "pk": {"B": b"r" + shortened(keys.encode_partition(partition), _PK_MAX)},
+        "pk": {"B": b"r" + shorten(keys.encode_partition(partition), _PK_MAX)},
         "sk": {"B": ROOT_SK},
     }
 
 
 def collection(partition: Partition, incarnation: bytes) -> bytes:
     """Return the partition key of the item collection of a partition's incarnation."""
-    return b"d" + incarnation + shortened(keys.encode_partition(partition), _PK_MAX)
+    return b"d" + incarnation + shorten(keys.encode_partition(partition), _PK_MAX)
 
 
 def sort_key(place: bytes) -> bytes:
-    return shortened(place, _SK_MAX)
+    return shorten(place, _SK_MAX)
 
 
 def past(edge: bytes) -> bytes:
@@ -158,7 +158,7 @@ def part_keys(partition: Partition, incarnation: bytes, nonce: bytes, count: int
 def order_prefix(kind: Kind, prefix: Key) -> bytes:
     """Return the prefix of the ordering attribute for records of one key prefix."""
     (start,) = places.starts(kind, prefix)
-    return shortened(start, _SK_MAX - 8)
+    return shorten(start, _SK_MAX - 8)
 
 
 # Records
@@ -255,11 +255,11 @@ def catalogue_order(tenant: str | None, thread: str = "") -> bytes:
 
 
 def run_entry(kind: Kind, value: str) -> bytes:
-    return shortened(b"i" + kind.name.encode() + b"\x00" + value.encode("utf-8", "surrogatepass"), _SK_MAX)
+    return shorten(b"i" + kind.name.encode() + b"\x00" + value.encode("utf-8", "surrogatepass"), _SK_MAX)
 
 
 def tenant_entry(tenant: str) -> bytes:
-    return shortened(keys.encode_text(tenant), _SK_MAX)
+    return shorten(keys.encode_text(tenant), _SK_MAX)
 
 
 def due_entry(kind: Kind, number: int) -> bytes:
@@ -299,7 +299,7 @@ def _entry(kind: Kind, partition: Partition, place: bytes, value: Any) -> Item:
     return item
 
 
-def catalogued(partition: Partition) -> Item:
+def catalogue_attributes(partition: Partition) -> Item:
     """Return the attributes that put a root item into the catalogue."""
     if partition == RESERVED:
         return {}

@@ -74,12 +74,12 @@ class Reader:
 
     # The root
 
-    def known(self, partition: Partition) -> PartitionRoot | None:
+    def load_root(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the cache, else from the table; ``None`` when there is none."""
-        root = self.cached(partition)
+        root = self.get_cached(partition)
         return root if root is not None else self.root(partition)
 
-    def cached(self, partition: Partition) -> PartitionRoot | None:
+    def get_cached(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the cache, ``None`` when it is not there."""
         with self._lock:
             return self._known.get(partition)
@@ -125,7 +125,7 @@ class Reader:
         if not wanted:
             return self._answers(effect, self.root(partition), {})
         one_by_one = len(wanted) == len(effect.items) and _are_independent(partition, wanted)
-        root = self.known(partition)
+        root = self.load_root(partition)
         for attempt in range(_ATTEMPTS):
             if root is None or not root.incarnation:
                 return tuple(() for _ in effect.items)

@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.storage.dynamodb import items
-from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redacted_target, target_of
+from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redact_target, target_of
 from perdure.storage.layout_version import other_version
 
 SCHEMA_VERSION = 9
@@ -56,12 +56,12 @@ def connect(url: str) -> Client:
     client = Client(target_of(url))
     found = version(client)
     if found != SCHEMA_VERSION:
-        raise unfit(client, found)
+        raise unfit_error(client, found)
     return client
 
 
-def unfit(client: Client, found: int) -> MigrationRequired:
-    command = f"perdure migrate --db '{redacted_target(client.target)}'"
+def unfit_error(client: Client, found: int) -> MigrationRequired:
+    command = f"perdure migrate --db '{redact_target(client.target)}'"
     if found:
         return other_version(str(client.target), found, SCHEMA_VERSION, SCHEMA_VERSION, command)
     return MigrationRequired(
@@ -90,7 +90,7 @@ def ask(client: Client) -> None:
     client.call("get_item", TableName=client.table, Key=_LAYOUT, ConsistentRead=True)
 
 
-def pending(client: Client) -> list[str]:
+def plan_migration(client: Client) -> list[str]:
     """Return the steps that ``migrate`` would execute, in words."""
     table = _describe(client)
     steps: list[str] = []
@@ -105,7 +105,7 @@ def pending(client: Client) -> list[str]:
         steps.append(f"let items of {client.table} expire by the attribute {_EXPIRY} (time to live)")
     found = 0 if table is None else version(client)
     if found not in (0, SCHEMA_VERSION):
-        raise unfit(client, found)
+        raise unfit_error(client, found)
     if found < SCHEMA_VERSION:
         steps.append(f"record layout version {SCHEMA_VERSION} in {client.table}")
     return steps
@@ -116,7 +116,7 @@ def migrate(client: Client) -> int:
     had."""
     found = version(client)
     if found not in (0, SCHEMA_VERSION):
-        raise unfit(client, found)
+        raise unfit_error(client, found)
     if found == SCHEMA_VERSION:
         # A table that was restored from a backup has lost its time-to-live setting.
         _let_expire(client)
@@ -140,7 +140,7 @@ def migrate(client: Client) -> int:
             ExpressionAttributeValues={":mine": {"N": str(SCHEMA_VERSION)}},
         )
     except ConditionFailed:
-        raise unfit(client, version(client)) from None
+        raise unfit_error(client, version(client)) from None
     return found
 
 

@@ -27,12 +27,12 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.records import Partition, Record
-from perdure.model.values.compression import stored_body
+from perdure.model.values.compression import compress_body
 from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.actions import Learned, action_of, holds, root_action
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Unanswered
-from perdure.storage.dynamodb.commit_plan import CommitPlan, planned, stored
+from perdure.storage.dynamodb.commit_plan import CommitPlan, find_versions, plan_commit
 from perdure.storage.dynamodb.items import Item, PartitionRoot
 from perdure.storage.dynamodb.reading import Reader
 
@@ -65,7 +65,7 @@ class Writer:
         writes = any(not isinstance(op, Check) for op in ops)
         learned = [Learned()] * len(ops)
         staged_in = b""
-        root = self._reader.cached(partition)
+        root = self._reader.get_cached(partition)
         if root is None and not all(isinstance(op, Put) and op.expect is Expect.ABSENT for op in ops):
             root = self._reader.root(partition)
         # A commit that only creates is tried as the first of its partition: if it is not, it is refused with
@@ -74,7 +74,7 @@ class Writer:
             is_empty = root is None or not root.incarnation
             if is_empty and (outcome := _on_nothing(ops)) is not None:
                 return outcome
-            plan = planned(partition, ops, root)
+            plan = plan_commit(partition, ops, root)
             incarnation = root.incarnation if root is not None else b""
             incarnation = incarnation or secrets.token_bytes(items.INCARNATION)
             revision = secrets.token_bytes(_TOKEN)
@@ -97,7 +97,7 @@ class Writer:
             except ConditionFailed as failed:
                 now = _root_in(failed.reasons[0], root)
                 if now is not None and now.revision == revision:
-                    return self._done(partition, incarnation, revision, ops, learned)
+                    return self._note_commit(partition, incarnation, revision, ops, learned)
                 self._discard(partition, incarnation, laid)
                 if now is not None and now.dead and any(map(items.expiry_of, _puts(ops, plan.inside))):
                     # A removal was cut short: it is ended here before the root, which names it, may expire.
@@ -121,7 +121,7 @@ class Writer:
                     self._discard(partition, incarnation, laid)
                 raise
             else:
-                return self._done(partition, incarnation, revision, ops, learned)
+                return self._note_commit(partition, incarnation, revision, ops, learned)
         raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
 
     def _transact(self, effect: Commit, actions: list[Item], revision: bytes) -> None:
@@ -153,7 +153,7 @@ class Writer:
             return True
         return in_doubt.was_applied(effect, self._reader.fetch(in_doubt.evidence(effect)))
 
-    def _done(
+    def _note_commit(
         self,
         partition: Partition,
         incarnation: bytes,
@@ -162,7 +162,9 @@ class Writer:
         learned: list[Learned],
     ) -> Committed:
         if any(not isinstance(op, Check) for op in ops):
-            self._reader.remember(partition, PartitionRoot(incarnation, revision, {}, stored=stored(ops)))
+            self._reader.remember(
+                partition, PartitionRoot(incarnation, revision, {}, stored=find_versions(ops))
+            )
         old = [seen.parts for seen in learned if seen.parts]
         self._discard(partition, incarnation, old)
         return Committed()
@@ -174,7 +176,7 @@ class Writer:
         name to which nothing refers until the record does."""
         if not isinstance(op, Put) or not op.kind.body:
             return {}
-        body = stored_body(op)
+        body = compress_body(op)
         if len(body) <= items.BODY_MAX:
             return {"b": {"B": body}}
         pieces = [body[at : at + items.PART] for at in range(0, len(body), items.PART)]
@@ -208,7 +210,7 @@ class Writer:
         if not puts:
             return
         for _ in range(_ROUNDS):
-            root = self._reader.known(partition)
+            root = self._reader.load_root(partition)
             incarnation = root.incarnation if root is not None else b""
             incarnation = incarnation or self._create(partition, root)
             if not incarnation:

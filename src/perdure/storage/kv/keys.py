@@ -53,7 +53,7 @@ def _bare(column: Column, value: Any) -> bytes:
     return data
 
 
-def _ended(column: Column, value: Any) -> bytes:
+def _encode_with_end(column: Column, value: Any) -> bytes:
     data = _bare(column, value)
     return data if column.kind == "integer" else data.replace(_NUL, _ESCAPED) + _END
 
@@ -84,7 +84,7 @@ def encode_prefix(kind: Kind, parts: Key) -> bytes:
 def encode_parts(kind: Kind, parts: Key) -> bytes:
     """Return the first parts of a key, or all of them, each with its mark: no key encodes to a beginning of
     another one."""
-    return b"".join([_ended(c, v) for c, v in zip(kind.key, parts, strict=False)])
+    return b"".join([_encode_with_end(c, v) for c, v in zip(kind.key, parts, strict=False)])
 
 
 def decode_parts(kind: Kind, data: bytes) -> Key:
@@ -172,9 +172,9 @@ class KindLayout:
         out = [encode_integer(version)] if self.kind.versioned else []
         out += [encode_integer(fields[name]) for name in self.ordered]
         if self.index is not None:
-            out += self._packed_index(fields[self.index.name])
+            out += self._pack_index(fields[self.index.name])
         if self.rest:
-            packed = _packed([fields[name] for name in self.rest])
+            packed = _pack([fields[name] for name in self.rest])
             out += (_SIZE.pack(len(packed)), packed)
         out.append(body)
         return b"".join(out)
@@ -187,9 +187,9 @@ class KindLayout:
         first = len(self.ordered)
         if self.index is not None:
             if name == self.index.name:
-                return first, b"".join(self._packed_index(value))
+                return first, b"".join(self._pack_index(value))
             first += 1
-        return first + self.rest.index(name), _packed(value)
+        return first + self.rest.index(name), _pack(value)
 
     def record(self, key: Key, data: bytes) -> Record:
         """Return the record that ``pack`` was given."""
@@ -218,14 +218,14 @@ class KindLayout:
         """Return the prefix of an index entry for a value."""
         if self.index is None:
             raise TypeError(f"{self.kind.name} has no index")
-        return _ended(self.index, value)
+        return _encode_with_end(self.index, value)
 
     def _index_value(self, data: bytes) -> Any:
         if self.index is None or self.index.kind == "integer":
             return decode_integer(data)
         return _value(self.index, data.removesuffix(_END).replace(_ESCAPED, _NUL))
 
-    def _packed_index(self, value: Any) -> list[bytes]:
+    def _pack_index(self, value: Any) -> list[bytes]:
         if value is None:
             return [_SIZE.pack(_NOTHING)]
         packed = self.index_prefix(value)
@@ -238,7 +238,7 @@ def shape(kind: Kind) -> KindLayout:
     return KindLayout(kind)
 
 
-def _packed(value: Any) -> bytes:
+def _pack(value: Any) -> bytes:
     try:
         return ormsgpack.packb(value)
     except ormsgpack.MsgpackEncodeError as error:

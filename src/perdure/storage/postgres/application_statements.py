@@ -9,7 +9,7 @@ from psycopg.adapt import PyFormat, Transformer
 
 from perdure.errors import StatementRefused
 from perdure.model.ops import ApplicationStatement
-from perdure.model.statement_texts import DEFERRED, check_statement, refusal, replace_names, shortened
+from perdure.model.statement_texts import DEFERRED, check_statement, refusal, replace_names, shorten
 
 TIME_S = 5
 """Seconds that the statements of one commit may take together, and wait for locks; the thread's row is locked
@@ -41,7 +41,7 @@ class PostgresStatements:
             try:
                 (value,) = adapting.dump_sequence([parameters[name]], [PyFormat.AUTO])
             except ProgrammingError as error:
-                raise TypeError(f"parameter {name!r}: {error}: {shortened(text)!r}") from error
+                raise TypeError(f"parameter {name!r}: {error}: {shorten(text)!r}") from error
             values.append(None if value is None else bytes(value))
             types += adapting.types or (0,)
             formats += adapting.formats or (pq.Format.TEXT,)
@@ -55,7 +55,7 @@ class PostgresStatements:
         )
 
 
-def refused_by(result: pq.abc.PGresult, statement: ApplicationStatement | None) -> StatementRefused:
+def statement_error(result: pq.abc.PGresult, statement: ApplicationStatement | None) -> StatementRefused:
     """Return the error for a statement with this result; without one, for a constraint that is checked when
     the transaction ends."""
     error = errors.error_from_result(result)

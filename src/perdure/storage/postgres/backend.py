@@ -14,14 +14,14 @@ from perdure.errors import MigrationRequired, Unavailable
 from perdure.storage.credentials import Password
 from perdure.storage.layout_version import other_version, require_steps
 from perdure.storage.postgres import schema, vector_table
-from perdure.storage.postgres.connection import ServerConnection, translated
+from perdure.storage.postgres.connection import ServerConnection, translate
 from perdure.storage.postgres.driver import PostgresDriver
-from perdure.storage.postgres.lock_waits import LockWait, reported
+from perdure.storage.postgres.lock_waits import LockWait, report_waits
 from perdure.storage.postgres.url import PostgresUrl, parse_url
 from perdure.storage.postgres.vector_search import VectorSearch
 from perdure.storage.postgres.vector_table import Extension
 
-__all__ = ["SCHEMA_VERSION", "PostgresDriver", "migrate", "open_driver", "pending", "schema_version"]
+__all__ = ["SCHEMA_VERSION", "PostgresDriver", "migrate", "open_driver", "plan_migration", "schema_version"]
 
 SCHEMA_VERSION = schema.SCHEMA_VERSION
 
@@ -43,29 +43,29 @@ _log = logging.getLogger("perdure.storage")
 def open_driver(url: str, password: Password | None = None) -> PostgresDriver:
     """Open the database of a URL; it must have this release's schema. ``password`` is as for ``connect``."""
     place = parse_url(url, password)
-    with _connected(place) as connection:
+    with _connect(place) as connection:
         found = _version(connection, place)
         extension = _extension(connection, place)
     _refuse_other(place, found)
-    search = VectorSearch(place, extension, _connected) if extension.is_sound else None
+    search = VectorSearch(place, extension, _connect) if extension.is_sound else None
     return PostgresDriver(place, search, has_lost_vectors=extension.has_parts)
 
 
 def schema_version(url: str) -> int:
     """Return the version of the database's schema, 0 when there is none."""
     place = parse_url(url)
-    with _connected(place) as connection:
+    with _connect(place) as connection:
         return _version(connection, place)
 
 
-def pending(url: str) -> list[str]:
+def plan_migration(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
     place = parse_url(url)
-    with _connected(place) as connection:
+    with _connect(place) as connection:
         found = _version(connection, place)
         extension = _extension(connection, place)
     require_steps(place.name, found, *schema.readable_versions(), place.migrate)
-    return [*schema.pending(place.schema, found), *vector_table.setup(place.schema, extension)]
+    return [*schema.plan_migration(place.schema, found), *vector_table.setup(place.schema, extension)]
 
 
 def migrate(url: str, password: Password | None = None) -> int:
@@ -74,11 +74,11 @@ def migrate(url: str, password: Password | None = None) -> int:
     While it waits for a lock it says so, as a warning with the session that holds it. ``Unavailable`` names
     that session if the wait takes too long; nothing is changed then."""
     place, wait = parse_url(url, password), LockWait()
-    with _connected(place) as connection, _explained(place, wait), connection.transaction():
+    with _connect(place) as connection, _explain_errors(place, wait), connection.transaction():
         # The session of the transaction: outside of one a pooler may give another.
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
         pid = 0 if row is None else int(row[0])
-        with reported(partial(_connected, place), pid, f"the migration of {place.name}", wait):
+        with report_waits(partial(_connect, place), pid, f"the migration of {place.name}", wait):
             return _migrate(connection, place)
 
 
@@ -93,9 +93,9 @@ def _migrate(connection: psycopg.Connection, place: PostgresUrl) -> int:
         raise Unavailable(f"{place.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
     found = _version(connection, place)
     require_steps(place.name, found, *schema.readable_versions(), place.migrate)
-    there = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quoted(place.schema),))
+    there = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quote(place.schema),))
     has_schema = there.fetchone() == (True,)
-    for statement in schema.pending(place.schema, found):
+    for statement in schema.plan_migration(place.schema, found):
         if not statement.startswith("CREATE SCHEMA "):
             connection.execute(statement.encode())
         elif not has_schema:
@@ -115,7 +115,7 @@ def _create_schema(connection: psycopg.Connection, statement: str) -> None:
 
 
 @contextmanager
-def _explained(place: PostgresUrl, wait: LockWait) -> Iterator[None]:
+def _explain_errors(place: PostgresUrl, wait: LockWait) -> Iterator[None]:
     """Name the rights that a migration needs if one is missing, as the application needs less, and the
     session for which it has waited too long."""
     try:
@@ -171,7 +171,7 @@ def _refuse_other(place: PostgresUrl, found: int) -> None:
 
 def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:
     """Return the version from a table that may not exist."""
-    table = f"{schema.quoted(place.schema)}.schema"
+    table = f"{schema.quote(place.schema)}.schema"
     known = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
     if known != (True,):
         return 0
@@ -180,11 +180,11 @@ def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:
 
 
 @contextmanager
-def _connected(place: PostgresUrl) -> Iterator[psycopg.Connection]:
+def _connect(place: PostgresUrl) -> Iterator[psycopg.Connection]:
     link = ServerConnection(place)
     try:
-        yield link.connected()
+        yield link.require_connection()
     except psycopg.Error as error:
-        raise translated(error, place) from error
+        raise translate(error, place) from error
     finally:
         link.lose()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from perdure.model.ops import Check, Commit, Delete, Expect, Fetch, Get, ListedThread, Op, Put, Range, Stage
 from perdure.model.records import Key, Kind, Partition, Record
-from perdure.model.values.compression import stored_body
+from perdure.model.values.compression import compress_body
 from perdure.storage.postgres.request_arrays import (
     ANSWER,
     EXPECT_ABSENT,
@@ -53,15 +53,15 @@ _EXPECTED: dict[Any, tuple[int, int]] = {
 Write = Commit | Stage
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return text in its stored form: without NUL, and with order and difference kept."""
     if "\0" in text or "\x01" in text:
         return text.replace("\x01", "\x01\x02").replace("\0", "\x01\x01")
     return text
 
 
-def unescaped(text: str) -> str:
-    """Return the text that ``escaped`` was given."""
+def unescape(text: str) -> str:
+    """Return the text that ``escape`` was given."""
     if "\x01" in text:
         return text.replace("\x01\x01", "\0").replace("\x01\x02", "\x01")
     return text
@@ -101,7 +101,7 @@ def numbers(values: Sequence[int | None]) -> bytes:
 
 def texts(values: Sequence[str | None]) -> bytes:
     """Return an array of texts in binary."""
-    sent = [None if s is None else escaped(s).encode() for s in values]
+    sent = [None if s is None else escape(s).encode() for s in values]
     return _bytes(_TEXTS, sent)
 
 
@@ -182,7 +182,7 @@ def _add_checks(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[
         same = None
         if unchanged:
             # Escaped again with all other texts: JSON has no NUL and no control character.
-            same = json.dumps({k: escaped(v) if isinstance(v, str) else v for k, v in unchanged.items()})
+            same = json.dumps({k: escape(v) if isinstance(v, str) else v for k, v in unchanged.items()})
         row = (job, number, expect, version, same, *op.key)
         rows.setdefault(SECTION_OF[op.kind, "check"], []).append(row)
 
@@ -195,7 +195,7 @@ def _add_ops(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[Op]
             if kind.versioned:
                 row = (*row, op.version)
             if kind.body:
-                row = (*row, stored_body(op))
+                row = (*row, compress_body(op))
             rows.setdefault(SECTION_OF[kind, "put"], []).append(row)
         elif isinstance(op, Delete):
             rows.setdefault(SECTION_OF[op.kind, "delete"], []).append((job, *op.key))
@@ -287,7 +287,7 @@ def _read(slot: str, value: bytes | None) -> Any:
     if value is None:
         return None
     if slot == "s":
-        return unescaped(value.decode())
+        return unescape(value.decode())
     if slot == "n":
         return int.from_bytes(value, "big", signed=True)
     return value
@@ -309,7 +309,7 @@ def whole_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
     return clear_record(kind, row[:clear])._replace(version=_read("n", version), body=body or b"")
 
 
-def listed(row: Sequence[bytes | None]) -> ListedThread | None:
+def read_listed(row: Sequence[bytes | None]) -> ListedThread | None:
     """Return a row of the listing, if there is one."""
     created, updated, status = row
     if status is None:

@@ -29,7 +29,7 @@ from perdure.model.ops import ApplicationStatement
 from perdure.model.statement_texts import refusal
 from perdure.storage.credentials import PasswordSource
 from perdure.storage.outage import Outage
-from perdure.storage.postgres.application_statements import BEGIN, COMMIT, ROLLBACK, TIME_S, refused_by
+from perdure.storage.postgres.application_statements import BEGIN, COMMIT, ROLLBACK, TIME_S, statement_error
 from perdure.storage.postgres.functions import NOW, TOO_LATE
 from perdure.storage.postgres.liveness import SILENT, LivenessCheck
 from perdure.storage.postgres.statements import Statement
@@ -158,7 +158,7 @@ class ServerConnection:
             raise errors.error_from_result(result)
         return int(result.get_value(0, 0) or b"0") - int(time.monotonic() * 1_000_000)
 
-    def connected(self) -> psycopg.Connection:
+    def require_connection(self) -> psycopg.Connection:
         """Return the connection, opened if necessary, for statements that only a migration has."""
         self.connect()
         if self._connection is None:
@@ -187,7 +187,7 @@ class ServerConnection:
             StatementRolledBack: It may be repeated.
             PerdureError: The server refused it.
         """
-        connection = self.connected()
+        connection = self.require_connection()
         try:
             result = self._roundtrip(connection.pgconn, statement, values)
         except psycopg.OperationalError as broken:
@@ -210,7 +210,7 @@ class ServerConnection:
         """
         if not HAS_PIPELINES:
             return self.ask(first.statement, first.values, first.unpack), None
-        connection = self.connected()
+        connection = self.require_connection()
         results: list[pq.abc.PGresult] = []
         try:
             self._pipeline(connection.pgconn, (first, second), results)
@@ -235,7 +235,7 @@ class ServerConnection:
             StatementRefused: One of the application's statements was refused, and nothing was done.
             ConnectionLost: As ``ask`` does; also the others.
         """
-        connection = self.connected()
+        connection = self.require_connection()
         pgconn = connection.pgconn
         until = time.monotonic() + TIME_S
         try:
@@ -299,7 +299,7 @@ class ServerConnection:
             return ConnectionLost()
         if state in ("40001", "40P01"):
             return StatementRolledBack()
-        return refused_by(result, statement)
+        return statement_error(result, statement)
 
     def _unpack(
         self, connection: psycopg.Connection, result: pq.abc.PGresult, unpack: Callable[[pq.abc.PGresult], R]
@@ -315,7 +315,7 @@ class ServerConnection:
             self.lose()  # the clocks diverged; the next connection compares them again
         if state in ("40001", "40P01", TOO_LATE):
             raise StatementRolledBack from error
-        raise translated(error, self._place) from error
+        raise translate(error, self._place) from error
 
     def _roundtrip(
         self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]
@@ -524,7 +524,7 @@ def _unreachable(error: Exception, place: PostgresUrl) -> PerdureError:
     )
 
 
-def translated(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
+def translate(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
     """Return the error for a refused statement."""
     state = error.sqlstate or ""
     message = error.diag.message_primary or type(error).__name__

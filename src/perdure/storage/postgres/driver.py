@@ -31,7 +31,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import ITEM, Partition, Record
-from perdure.storage.batching import Batcher, PendingRequest, company_at
+from perdure.storage.batching import Batcher, PendingRequest, wait_at
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.notify import ServerNotifier
 from perdure.storage.outage import Outage
@@ -156,12 +156,12 @@ class PostgresDriver:
                 self._links.append(link)
         return link
 
-    def _connected(self) -> ServerConnection:
+    def _connect(self) -> ServerConnection:
         """Return this thread's connection, opened if necessary, waiting for a server that is away."""
         link = self._link()
         link.connect(patiently=True)
         nearest = min(each.distance_s for each in self._links)
-        self._writes.company = self._reads.company = company_at(nearest)
+        self._writes.company = self._reads.company = wait_at(nearest)
         return link
 
     # Writing
@@ -203,17 +203,17 @@ class PostgresDriver:
         where that is one."""
         with_vectors = None if self._vectors is None else self._vectors.commit(writes)
         if self._vectors is None or with_vectors is None:
-            return self._committed(writes, self._sql.commit, readers=readers)
+            return self._send_commit(writes, self._sql.commit, readers=readers)
         try:
-            return self._committed(writes, *with_vectors)
+            return self._send_commit(writes, *with_vectors)
         except (MigrationRequired, Corrupt):
             # pgvector was dropped, or created again, since this process began. The database reads by itself
             # what is not sent, or refuses it for its own reason.
-            outcomes = self._committed(writes, self._sql.commit)
+            outcomes = self._send_commit(writes, self._sql.commit)
             self._vectors.stop_sending()
             return outcomes
 
-    def _committed(
+    def _send_commit(
         self,
         writes: Sequence[codec.Write],
         statement: Statement,
@@ -225,7 +225,7 @@ class PostgresDriver:
         statements = [each for write in writes if isinstance(write, Commit) for each in write.statements]
 
         def once() -> list[int]:
-            link = self._connected()
+            link = self._connect()
             values = [*codec.pack_writes(writes, link.deadline()), *more]
             write = StatementCall(
                 statement, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")
@@ -247,14 +247,14 @@ class PostgresDriver:
         """Repeat a write whose answer was lost, unless it is found to be applied. Records in ``after`` were
         overwritten in the same round trip: they prove nothing, and must not be written again."""
         try:
-            return self._patiently(lambda: self._done(job.effect, after))
+            return self._patiently(lambda: self._resolve_lost(job.effect, after))
         except (ConnectionLost, StatementRolledBack, Unavailable) as error:
             raise Unavailable(
                 f"{_error_of(error, self._place)}. The connection was lost during this write: it may be "
                 "stored or not; load the thread again before repeating it"
             ) from error
 
-    def _done(self, effect: Effect[Any], after: Collection[Touch]) -> Any:
+    def _resolve_lost(self, effect: Effect[Any], after: Collection[Touch]) -> Any:
         if not isinstance(effect, Commit):
             (only,) = self._commit([cast(codec.Write, effect)])
             return only
@@ -283,7 +283,7 @@ class PostgresDriver:
 
     def _drop(self, effect: Drop) -> Committed | Refused:
         at = effect.partition
-        names: list[bytes | None] = [codec.escaped(part).encode() for part in at]
+        names: list[bytes | None] = [codec.escape(part).encode() for part in at]
         if effect.checks:
             refused = self._patiently(lambda: self._repeat(lambda: self._drop_if(effect, names)))
             if refused:
@@ -292,7 +292,7 @@ class PostgresDriver:
             names[:] = [None] * len(names)
 
         def once() -> bool:
-            link = self._connected()
+            link = self._connect()
             values = [*names, b"%d" % _DROP_ROWS, b"%d" % link.deadline()]
             return link.ask(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01")
 
@@ -303,7 +303,7 @@ class PostgresDriver:
 
     def _drop_if(self, effect: Drop, names: Sequence[bytes | None]) -> int:
         """Drop a partition if its checks hold; return 0, or the number of the first that does not."""
-        link = self._connected()
+        link = self._connect()
         deadline = link.deadline()
         numbers = [number.to_bytes(8, "big") for number in (_DROP_ROWS, deadline)]
         values = [*codec.pack_writes([Commit(effect.partition, effect.checks)], deadline), *names, *numbers]
@@ -344,7 +344,7 @@ class PostgresDriver:
 
     def _fetch(self, fetches: Sequence[Fetch]) -> list[tuple[tuple[Record, ...], ...]]:
         read = self._fetch_call(fetches)
-        return self._connected().ask(read.statement, read.values, read.unpack)
+        return self._connect().ask(read.statement, read.values, read.unpack)
 
     def _fetch_call(self, fetches: Sequence[Fetch]) -> StatementCall[list[Answers]]:
         return StatementCall(
@@ -354,7 +354,7 @@ class PostgresDriver:
         )
 
     def _now(self) -> int:
-        return self._connected().ask(
+        return self._connect().ask(
             self._sql.now, (), lambda r: int.from_bytes(r.get_value(0, 0) or b"", "big")
         )
 
@@ -369,7 +369,7 @@ class PostgresDriver:
                 return IndexHit(at, codec.whole_record(ITEM, row))
             if isinstance(effect, FindRecords):
                 return IndexHit(at, codec.clear_record(effect.kind, row))
-            return IndexHit(at, None, codec.listed(row))
+            return IndexHit(at, None, codec.read_listed(row))
 
         def unpack(result: pq.abc.PGresult) -> tuple[IndexHit, ...]:
             own = len(Partition._fields)
@@ -378,12 +378,12 @@ class PostgresDriver:
                 for row in range(result.ntuples)
             ]
             return tuple(
-                hit(Partition(*(codec.unescaped((v or b"").decode()) for v in row[:own])), row[own:])
+                hit(Partition(*(codec.unescape((v or b"").decode()) for v in row[:own])), row[own:])
                 for row in rows
             )
 
         def once() -> tuple[IndexHit, ...]:
-            return self._connected().ask(statement, values, unpack)
+            return self._connect().ask(statement, values, unpack)
 
         return self._patiently(once)
 
@@ -392,7 +392,7 @@ class PostgresDriver:
     def _reaches(self, jobs: Sequence[PendingRequest]) -> bool:
         """Return True if the server is reachable; if not, set the error of all jobs after one wait."""
         try:
-            self._connected()
+            self._connect()
         except Unavailable as error:
             for job in jobs:
                 job.error = error

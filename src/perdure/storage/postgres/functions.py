@@ -257,7 +257,7 @@ def _source(columns: Iterable[SectionColumn]) -> tuple[str, str]:
     return f"unnest({', '.join(slices)}) AS u({', '.join(names)})", advance
 
 
-def ordered_by_field(column: str, table: str = "") -> str:
+def field_order_column(column: str, table: str = "") -> str:
     """Return a key's column in an index that is ordered by a field. It is an expression, so that the planner
     does not prefer this index to the key for single records while a table has no statistics."""
     return f"({table}{column} || '')"
@@ -324,7 +324,7 @@ def _shape(schema: str, shape: ReadShape) -> str:
     where = f"r.t = _t[u.p_]{_same_key(kind, shape.depth)}"
     if shape.by:
         where = "r.t = _t[u.p_]" + "".join(
-            f" AND {ordered_by_field(c.name, 'r.')} = u.{c.name}" for c in kind.key[: shape.depth]
+            f" AND {field_order_column(c.name, 'r.')} = u.{c.name}" for c in kind.key[: shape.depth]
         )
     found = f"JOIN {schema}.{kind.name} r ON {where}"
     if shape.depth < len(kind.key):

@@ -64,7 +64,7 @@ class LockWait:
 
 
 @contextmanager
-def reported(connect: Connect, pid: int, what: str, wait: LockWait) -> Iterator[None]:
+def report_waits(connect: Connect, pid: int, what: str, wait: LockWait) -> Iterator[None]:
     """Report for what a session waits, as long as the block lasts, as warnings.
 
     Args:

@@ -14,7 +14,7 @@ _TEXT = 'text COLLATE "C"'
 _TYPES = {"text": _TEXT, "integer": "bigint", "bytes": "bytea"}
 
 
-def granted(*tables: str) -> str:
+def grant_statement(*tables: str) -> str:
     """Return a step's statement that grants the rights on the old tables also on ``tables``, its new ones."""
     names = ", ".join(f"'{table}'" for table in tables)
     return (
@@ -34,14 +34,14 @@ name; the first that is read is the one before them all. They are frozen: a late
 must not change them. An empty database gets the current schema at once."""
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return a name as an identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def whole(name: str) -> tuple[str, ...]:
     """Return the statements that set up an empty database, in order."""
-    schema = quoted(name)
+    schema = quote(name)
     statements = [
         f"CREATE SCHEMA IF NOT EXISTS {schema}",
         f"CREATE TABLE {schema}.thread (pk bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
@@ -65,13 +65,13 @@ def readable_versions() -> tuple[int, int]:
     return first_version(STEPS, SCHEMA_VERSION), SCHEMA_VERSION
 
 
-def pending(name: str, found: int) -> tuple[str, ...]:
+def plan_migration(name: str, found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's."""
     if found == 0:
         return whole(name)
     if found == SCHEMA_VERSION:
         return ()
-    schema = quoted(name)
+    schema = quote(name)
     steps = [s.replace("{schema}", schema) for n in range(found + 1, SCHEMA_VERSION + 1) for s in STEPS[n]]
     # Functions of earlier versions are kept for running processes, unless a step removes them.
     steps += functions.every(schema, SCHEMA_VERSION)
@@ -87,7 +87,7 @@ def _table(schema: str, kind: Kind) -> list[str]:
         columns.append("body bytea NOT NULL")
     columns.append(f"PRIMARY KEY ({', '.join(['t', *(c.name for c in kind.key)])})")
     out = [f"CREATE TABLE {schema}.{kind.name} ({', '.join(columns)})"]
-    prefix = ", ".join(["t", *(functions.ordered_by_field(c.name) for c in kind.key[:-1])])
+    prefix = ", ".join(["t", *(functions.field_order_column(c.name) for c in kind.key[:-1])])
     out += [f"CREATE INDEX {kind.name}_{by} ON {schema}.{kind.name} ({prefix}, {by})" for by in kind.by]
     if kind.index is not None:
         out.append(

@@ -10,7 +10,7 @@ from perdure.model.ops import Find, FindItems, FindListed, FindRecords, FindThre
 from perdure.model.records import INDEXED, ITEM, LANE
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.functions import NOW
-from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
+from perdure.storage.postgres.schema import SCHEMA_VERSION, quote
 from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.sql import searches
 
@@ -32,7 +32,7 @@ class Statements:
     """The statements of a schema."""
 
     def __init__(self, place: PostgresUrl) -> None:
-        schema, version = quoted(place.schema), SCHEMA_VERSION
+        schema, version = quote(place.schema), SCHEMA_VERSION
         self._schema = schema
         self.commit = call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", codec.ARRAYS)
         self.fetch = call(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", codec.ARRAYS)
@@ -67,11 +67,11 @@ class Statements:
         """Return the statement of a ``Find`` and its parameters, as text."""
         if isinstance(effect, FindRecords):
             low, high = effect.span
-            tenant = None if effect.tenant is None else sent(effect.tenant)
-            values = [sent(high), sent(effect.limit), tenant]
+            tenant = None if effect.tenant is None else to_text(effect.tenant)
+            values = [to_text(high), to_text(effect.limit), tenant]
             if low in (None, high):
                 return self._found[effect.kind], values
-            return self._since, [*values, sent(low)]
+            return self._since, [*values, to_text(low)]
         parameters: list[str | int | bytes] = []
 
         def bind(value: str | int | bytes) -> str:
@@ -88,7 +88,7 @@ class Statements:
         else:
             raise TypeError(f"not a request to PostgreSQL: {type(effect).__name__}")
         types = tuple(_TYPES[type(p)] for p in parameters)
-        return call(sql, types, binary=False), [sent(p) for p in parameters]
+        return call(sql, types, binary=False), [to_text(p) for p in parameters]
 
     def _items(self, effect: FindItems, bind: Callable[[str | int | bytes], str]) -> str:
         syntax = searches.ItemSyntax(bind, holds=lambda part: f"position({bind(part)} IN i.body) > 0")
@@ -107,8 +107,8 @@ def call(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement:
     return Statement(name.encode(), sql.encode(), types, binary)
 
 
-def sent(value: str | int | bytes) -> bytes:
+def to_text(value: str | int | bytes) -> bytes:
     """Return a value as text."""
     if isinstance(value, bytes):
         return b"\\x" + value.hex().encode()
-    return (codec.escaped(value) if isinstance(value, str) else str(value)).encode()
+    return (codec.escape(value) if isinstance(value, str) else str(value)).encode()

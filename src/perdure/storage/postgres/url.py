@@ -11,7 +11,7 @@ from perdure.errors import BadUrl, MissingExtra
 from perdure.storage import cloud_tokens
 from perdure.storage.credentials import Endpoint, Password, PasswordSource
 from perdure.storage.outage import patience_of
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 try:
     import psycopg
@@ -59,7 +59,7 @@ class PostgresUrl:
     @property
     def name(self) -> str:
         """The URL without its password, for errors."""
-        return redacted(self.url)
+        return redact(self.url)
 
     @property
     def migrate(self) -> str:
@@ -78,7 +78,7 @@ def parse_url(url: str, password: Password | None = None) -> PostgresUrl:
     try:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True)
-        name = redacted(url)
+        name = redact(url)
     except ValueError as error:
         raise BadUrl(f"the postgresql:// URL cannot be read: {error}") from None
     if parts.fragment:

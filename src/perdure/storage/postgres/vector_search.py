@@ -12,8 +12,8 @@ from perdure.errors import Unavailable
 from perdure.model.ops import Find, FindNearest, FindOutdated, IndexHit, RankedItem, end_of
 from perdure.model.records import ITEM, STORE, Partition
 from perdure.storage.postgres import codec, vector_rows
-from perdure.storage.postgres.schema import SCHEMA_VERSION, quoted
-from perdure.storage.postgres.statements import Statement, call, sent
+from perdure.storage.postgres.schema import SCHEMA_VERSION, quote
+from perdure.storage.postgres.statements import Statement, call, to_text
 from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.postgres.vector_table import MOST_DIMS, SENT, Extension
 
@@ -49,7 +49,7 @@ class VectorSearch:
         self._connecting = connecting
         self._graphs = set(extension.graphs)
         self._sends = True
-        self._schema = schema = quoted(place.schema)
+        self._schema = schema = quote(place.schema)
         within = "p.space = 'store' AND p.tenant = $1 AND p.thread >= $2 AND ($3 = '' OR p.thread < $3)"
         texts = (_TEXT, _TEXT, _TEXT)
         self._nearest = call(
@@ -98,20 +98,24 @@ class VectorSearch:
         """Return the statement of a ``Find`` by vectors and its parameters, as text."""
         if not isinstance(effect, FindNearest | FindOutdated) or effect.tenant is None:
             raise TypeError(f"{type(effect).__name__} is not a request of one tenant for vectors")
-        where: list[bytes | None] = [sent(effect.tenant), sent(effect.prefix), sent(end_of(effect.prefix))]
+        where: list[bytes | None] = [
+            to_text(effect.tenant),
+            to_text(effect.prefix),
+            to_text(end_of(effect.prefix)),
+        ]
         if isinstance(effect, FindOutdated):
             models = sorted(effect.models)
-            return self._outdated, [*where, sent(models[0]), sent(models[-1]), sent(effect.limit)]
+            return self._outdated, [*where, to_text(models[0]), to_text(models[-1]), to_text(effect.limit)]
         numbers = struct.unpack(f"<{len(effect.vector) // 4}f", effect.vector)
         models_sent = ",".join(f'"\\\\x{model.hex()}"' for model in effect.models)
         exact = _ANY if effect.exact or not self._extension.has_graphs else EXACT_MOST
         return self._nearest, [
             *where,
-            sent(effect.until),
+            to_text(effect.until),
             f"{{{','.join(map(repr, numbers))}}}".encode(),
             f"{{{models_sent}}}".encode(),
-            sent(effect.limit),
-            sent(exact),
+            to_text(effect.limit),
+            to_text(exact),
         ]
 
     def hit(self, at: Partition, row: Sequence[bytes | None]) -> IndexHit:
@@ -142,7 +146,7 @@ class VectorSearch:
         Raises:
             Unavailable: Another process creates the index.
         """
-        schema, home = self._schema, quoted(self._extension.home)
+        schema, home = self._schema, quote(self._extension.home)
         name = f"vector_hnsw_{dims}"
         with self._connecting(self._place) as connection:
             row = connection.execute(
@@ -177,15 +181,15 @@ class VectorSearch:
             found = connection.execute(
                 f"SELECT x.item FROM {self._schema}.thread p, {self._schema}.vectors_damaged(p.pk) x"
                 " WHERE p.space = %s AND p.tenant = %s AND p.thread = %s ORDER BY x.item".encode(),
-                [codec.escaped(part) for part in (partition.space, partition.tenant, partition.thread)],
+                [codec.escape(part) for part in (partition.space, partition.tenant, partition.thread)],
             ).fetchall()
         return [
-            f"the vectors of item {codec.unescaped(item)!r} are not those of its entry in the search index; "
+            f"the vectors of item {codec.unescape(item)!r} are not those of its entry in the search index; "
             "`perdure store reindex` makes them anew"
             for (item,) in found
         ]
 
-    def settle(self, partition: Partition) -> bool:
+    def trust(self, partition: Partition) -> bool:
         """Return False: what is wrong is made anew by ``prepare``."""
         return False
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perdure.model.records import ITEM
-from perdure.storage.postgres.schema import granted, quoted
+from perdure.storage.postgres.schema import grant_statement, quote
 
 SENT = "perdure.vectors"
 """The setting of a transaction that is on where the commit itself sends the vectors of its entries. Reading
@@ -91,7 +91,7 @@ _FUNCTIONS = (
 
 def names(schema: str) -> dict[str, str]:
     """Return the parameters of ``STATE`` for a schema."""
-    home = quoted(schema)
+    home = quote(schema)
     return {"table": f"{home}.vector", "kept": f"{home}.vectors_kept()"}
 
 
@@ -105,7 +105,7 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
         name: The schema.
         found: The state of the extension.
     """
-    schema, home = quoted(name), quoted(found.home or "public")
+    schema, home = quote(name), quote(found.home or "public")
     removal = _removal(schema) if found.has_parts and not found.is_sound else ()
     if found.is_sound or not (found.home or found.may_be_created):
         return removal
@@ -126,15 +126,15 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
         _numbers(schema),
         _array(schema),
         _entry(schema),
-        _kept(schema, home),
-        _sent(schema, home),
+        _trigger_function(schema, home),
+        _sending_function(schema, home),
         _nearest(schema, home),
         _damage(schema),
         *triggers,
         f"INSERT INTO {schema}.vector SELECT d.t, substr(d.name, 2), e.place, e.model, e.content, e.dims,"
         f" e.numbers::{home}.vector FROM {schema}.document d CROSS JOIN LATERAL"
         f" {schema}.vectors_of(d.body) e WHERE d.{of_row.format(row='d')}",
-        granted("vector").replace("{schema}", schema),
+        grant_statement("vector").replace("{schema}", schema),
     )
 
 
@@ -244,7 +244,7 @@ BEGIN
 END $perdure$"""
 
 
-def _kept(schema: str, home: str) -> str:
+def _trigger_function(schema: str, home: str) -> str:
     """Return the function of the triggers. It adds no vectors in a commit that sends them itself, for
     ``vectors_sent``."""
     return f"""\
@@ -261,7 +261,7 @@ BEGIN
 END $perdure$"""
 
 
-def _sent(schema: str, home: str) -> str:
+def _sending_function(schema: str, home: str) -> str:
     """Return ``vectors_sent(outcomes, counts, numbers, texts, rows, items, digests, vectors)``: adds the
     vectors of the entries that a commit has put, and returns the outcomes.
 

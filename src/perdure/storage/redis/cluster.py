@@ -57,7 +57,7 @@ def evaluate(
     return Call(slot, (b"EVALSHA", script.sha, b"%d" % len(keys), *keys, *args), safe)
 
 
-def packed(parts: Sequence[bytes]) -> bytes:
+def pack_command(parts: Sequence[bytes]) -> bytes:
     """Return a command in its wire format."""
     out = [b"*%d\r\n" % len(parts)]
     for part in parts:
@@ -109,13 +109,13 @@ class Topology:
             self.distance_s = float("inf")
             self.breaks += 1
 
-    def took(self, seconds: float, breaks: int) -> None:
+    def note_time(self, seconds: float, breaks: int) -> None:
         """Record the duration of a round trip, unless there was a failure since ``breaks`` was read."""
         with self._lock:
             if breaks == self.breaks:
                 self.distance_s = min(self.distance_s, seconds)
 
-    def moved(self, slot: int, node: Node) -> None:
+    def note_move(self, slot: int, node: Node) -> None:
         self._owners[slot] = node
 
     def connect(self, node: Node) -> Any:
@@ -130,14 +130,14 @@ class Topology:
         options.update(host=node[0], port=node[1], protocol=2, retry=Retry(NoBackoff(), 0))
         make = options.pop("connection_class", Connection)
         try:
-            connection = self._signed_in(make, options, began + self.settings.patience)
+            connection = self._sign_in(make, options, began + self.settings.patience)
         except client.TimeoutError as error:
             outage.note(error, began)
             raise
         outage.end()
         return connection
 
-    def _signed_in(self, make: Any, options: dict[str, Any], until: float) -> Any:
+    def _sign_in(self, make: Any, options: dict[str, Any], until: float) -> Any:
         """Connect with the newest password, and with another one if the server refuses it."""
         source = self.settings.password
         pause = 0.0
@@ -160,7 +160,7 @@ class Topology:
                 time.sleep(pause)
                 pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
 
-    def renewed(self, connection: Any) -> bool:
+    def renew_login(self, connection: Any) -> bool:
         """Sign in again on an idle connection whose password was renewed; return False if the connection is
         of no more use."""
         source = self.settings.password
@@ -171,7 +171,7 @@ class Topology:
             return is_valid
         user = self.settings.connect.get("username") or "default"
         try:
-            connection.send_packed_command([packed((b"AUTH", user.encode(), token.value.encode()))])
+            connection.send_packed_command([pack_command((b"AUTH", user.encode(), token.value.encode()))])
             connection.read_response()
         except client.AuthenticationError:
             # The server knows the new password a little later; the connection stays signed in until then.
@@ -192,7 +192,7 @@ class Topology:
             try:
                 connection = self.connect(node)
                 try:
-                    connection.send_packed_command([packed((b"CLUSTER", b"SLOTS"))])
+                    connection.send_packed_command([pack_command((b"CLUSTER", b"SLOTS"))])
                     ranges: Any = connection.read_response()
                 finally:
                     connection.disconnect()
@@ -255,9 +255,9 @@ class NodeConnections:
         connection = self._link(node)
         try:
             started, breaks = time.monotonic(), self._topology.breaks
-            connection.send_packed_command([b"".join(map(packed, commands))])
+            connection.send_packed_command([b"".join(map(pack_command, commands))])
             answers = [_answer(connection) for _ in commands]
-            self._topology.took(time.monotonic() - started, breaks)
+            self._topology.note_time(time.monotonic() - started, breaks)
             return answers
         except CLIENT_ERRORS:
             self._drop(node)
@@ -299,7 +299,7 @@ class NodeConnections:
         again: list[tuple[int, client.ResponseError]] = []
         started, breaks = time.monotonic(), self._topology.breaks
         try:
-            connection.send_packed_command([b"".join([packed(calls[n].parts) for n in numbers])])
+            connection.send_packed_command([b"".join([pack_command(calls[n].parts) for n in numbers])])
             for n in numbers:
                 reply = _answer(connection)
                 done += 1
@@ -313,7 +313,7 @@ class NodeConnections:
                     answers[n] = translate(reply, self._shown)
                 else:
                     answers[n] = reply
-            self._topology.took(time.monotonic() - started, breaks)
+            self._topology.note_time(time.monotonic() - started, breaks)
         except CLIENT_ERRORS as error:
             self._drop(node)
             if isinstance(error, client.TimeoutError):
@@ -350,7 +350,7 @@ class NodeConnections:
                 answers[n] = translate(reply, self._shown)
             elif isinstance(reply, client.MovedError):
                 refused[n] = reply
-                self._topology.moved(calls[n].slot, (reply.host or node[0], reply.port))
+                self._topology.note_move(calls[n].slot, (reply.host or node[0], reply.port))
                 self._topology.doubt()
             elif isinstance(reply, client.AskError) and calls[n].parts[0] != b"EVALSHA":
                 self._send_asking(n, (reply.host or node[0], reply.port), calls, answers, refused)
@@ -394,7 +394,7 @@ class NodeConnections:
 
     def _link(self, node: Node) -> Any:
         connection = self._open.get(node)
-        if connection is not None and not self._topology.renewed(connection):
+        if connection is not None and not self._topology.renew_login(connection):
             del self._open[node]
             connection.disconnect()
             connection = None

@@ -19,7 +19,7 @@ from redis.crc import key_slot
 from perdure.errors import MigrationRequired, PerdureError, Unavailable
 from perdure.model.ops import Commit, Drop, Fetch, Find, Now, Refused, Stage
 from perdure.model.program import Effect
-from perdure.storage.batching import Batcher, PendingRequest, company_at
+from perdure.storage.batching import Batcher, PendingRequest, wait_at
 from perdure.storage.credentials import Password
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.kv import keys
@@ -94,7 +94,7 @@ class RedisDriver:
         self._idle.append(links)
 
     def _execute(self, group: Sequence[PendingRequest]) -> None:
-        self._batcher.company = company_at(self._topology.distance_s)
+        self._batcher.company = wait_at(self._topology.distance_s)
         with self._links() as links:
             links.until = min(job.asked_at for job in group) + self._topology.settings.patience
             sent: list[tuple[PendingRequest, Call]] = []
@@ -136,11 +136,11 @@ class RedisDriver:
         if isinstance(answer, Exception):
             raise answer
         if isinstance(effect, Fetch):
-            return requests.fetched(effect, answer)
+            return requests.parse_fetch(effect, answer)
         if isinstance(effect, Commit | Stage):
-            return requests.committed(effect, answer)
+            return requests.parse_commit(effect, answer)
         if isinstance(effect, Drop):
-            return requests.dropped(effect, answer)
+            return requests.parse_drop(effect, answer)
         return requests.server_time(answer) if isinstance(effect, Now) else None
 
     def _settle(self, links: NodeConnections, effect: Commit, lost: CallLost) -> Any:
@@ -148,7 +148,7 @@ class RedisDriver:
         call = requests.commit(self._space, effect)
         for _ in range(8):
             if self._stands(links, effect, lost)[0]:
-                return requests.committed(effect, 0)
+                return requests.parse_commit(effect, 0)
             if not is_repeatable(effect):
                 break
             (answer,) = links.run([call])
@@ -159,7 +159,7 @@ class RedisDriver:
                 # The first sending may have been applied late, and may have been written over since.
                 applied, in_doubt = self._stands(links, effect, lost)
                 if applied:
-                    return requests.committed(effect, 0)
+                    return requests.parse_commit(effect, 0)
                 if in_doubt:
                     break
             return outcome
@@ -172,7 +172,7 @@ class RedisDriver:
             (data,) = _ask(links, [requests.fetch(self._space, asked)])
         except PerdureError as error:
             raise self._unknown_error(effect, lost) from error
-        found = requests.fetched(asked, data)
+        found = requests.parse_fetch(asked, data)
         return was_applied(effect, found), is_in_doubt(effect, found)
 
     def _unknown_error(self, effect: Commit, lost: CallLost) -> Unavailable:
@@ -222,7 +222,7 @@ def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = Non
     return answer
 
 
-def _stored(settings: RedisUrl) -> tuple[int, int]:
+def _read_layout(settings: RedisUrl) -> tuple[int, int]:
     """Return version and number of buckets of the stored layout; zeros when there is none."""
     found = _once(settings, b"GET", _layout_key(settings))
     if found is None:
@@ -245,7 +245,7 @@ def open_driver(url: str, password: Password | None = None) -> RedisDriver:
     """Open the database; raise ``MigrationRequired`` unless its layout has this release's version. Emits a
     ``RuntimeWarning`` if the server would keep nothing over a restart. ``password`` is as for ``connect``."""
     settings = read(url, password)
-    version, buckets = _stored(settings)
+    version, buckets = _read_layout(settings)
     if not version:
         raise MigrationRequired(
             f"{settings.shown} has no Perdure layout; run `perdure migrate` with this URL, or connect with "
@@ -260,13 +260,13 @@ def open_driver(url: str, password: Password | None = None) -> RedisDriver:
 
 def schema_version(url: str) -> int:
     """Return the version of the stored layout, 0 when there is none."""
-    return _stored(read(url))[0]
+    return _read_layout(read(url))[0]
 
 
-def pending(url: str) -> list[str]:
+def plan_migration(url: str) -> list[str]:
     """Return the commands that ``migrate`` would execute now."""
     settings = read(url)
-    version, buckets = _stored(settings)
+    version, buckets = _read_layout(settings)
     require_steps(settings.shown, version, *_readable(settings))
     if version == SCHEMA_VERSION:
         return []
@@ -285,7 +285,7 @@ def migrate(url: str, password: Password | None = None) -> int:
     the next migration goes on.
     """
     settings = read(url, password)
-    version, buckets = _stored(settings)
+    version, buckets = _read_layout(settings)
     require_steps(settings.shown, version, *_readable(settings))
     if not version:
         _once(settings, b"SET", _layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")

@@ -10,7 +10,7 @@ from perdure.model.ops import Find, FindRecords, FindThreads, IndexHit
 from perdure.storage.kv.keys import decode_partition, encode_partition, encode_text, shape, successor
 from perdure.storage.redis import scripts
 from perdure.storage.redis.cluster import Call, evaluate
-from perdure.storage.redis.requests import Keyspace, indexed
+from perdure.storage.redis.requests import Keyspace, parse_indexed
 
 Ask = Callable[[Sequence[Call]], list[Any]]
 """Makes calls and returns their answers, or raises."""
@@ -97,7 +97,7 @@ def _find_indexed(space: Keyspace, effect: FindRecords, ask: Ask) -> list[IndexH
         )
         for number in buckets
     ]
-    hits = (hit for answer in ask(calls) for hit in indexed(kind, answer))
+    hits = (hit for answer in ask(calls) for hit in parse_indexed(kind, answer))
     by = kind.index or ""
     found = sorted(hits, key=lambda hit: (hit[1].fields[by], hit[0], hit[1].key))
     return [IndexHit(partition, record) for partition, record in found[: effect.limit]]

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from perdure.storage.notify import wait
-from perdure.storage.redis.cluster import Topology, packed
+from perdure.storage.redis.cluster import Topology, pack_command
 
 _RENEW_S = 1.0
 """The least seconds between two looks for a renewed password."""
@@ -69,7 +69,7 @@ class RedisListener:
         except Exception:
             new.disconnect()
             raise
-        if not self._topology.renewed(self._sending):
+        if not self._topology.renew_login(self._sending):
             self._sending.disconnect()
             self._sending = self._topology.connect(self._node)
         self._receiving = new
@@ -86,7 +86,7 @@ class RedisListener:
 
     def _ask(self, connection: Any, *parts: bytes) -> None:
         """Send a command and read its answer; raise an error that it is."""
-        connection.send_packed_command([packed(parts)])
+        connection.send_packed_command([pack_command(parts)])
         connection.read_response()
 
 

@@ -30,7 +30,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.records import RESERVED, THREADS, Kind, Partition, Record
-from perdure.model.values.compression import stored_body
+from perdure.model.values.compression import compress_body
 from perdure.storage.kv.keys import (
     bucket_of,
     decode_key,
@@ -146,7 +146,7 @@ def _append(args: list[bytes], op: Op) -> None:
         head += encode_integer(op.expect)
     args += (head, field)
     if isinstance(op, Put):
-        args.append(shape(kind).pack(op.fields, op.version, stored_body(op)))
+        args.append(shape(kind).pack(op.fields, op.version, compress_body(op)))
     elif isinstance(op, Delete):
         args.append(b"".join(_columns(kind, op)))
 
@@ -162,7 +162,7 @@ def _columns(kind: Kind, op: Delete) -> Iterator[bytes]:
         yield data
 
 
-def committed(effect: Commit | Stage, answer: Any) -> Committed | Refused | None:
+def parse_commit(effect: Commit | Stage, answer: Any) -> Committed | Refused | None:
     """Return the outcome of ``commit`` from its answer."""
     if isinstance(effect, Stage):
         return None
@@ -180,7 +180,7 @@ def drop(space: Keyspace, effect: Drop) -> Call:
     return evaluate(scripts.DROP, place.slot, place.keys, args, safe=True)
 
 
-def dropped(effect: Drop, answer: Any) -> Committed | Refused:
+def parse_drop(effect: Drop, answer: Any) -> Committed | Refused:
     """Return the outcome of ``drop`` from its answer."""
     if not answer:
         return Committed()
@@ -248,7 +248,7 @@ def _edge(item: Range, base: bytes) -> bytes:
     return edge if item.reverse else successor(edge)
 
 
-def fetched(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:
+def parse_fetch(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:
     """Return the records of ``fetch`` from its answer."""
     size = _U32.unpack_from
     at = 0
@@ -290,7 +290,7 @@ def _order(item: Range, found: list[Record]) -> list[Record]:
     return found[: item.limit]
 
 
-def indexed(kind: Kind, answer: Sequence[bytes]) -> Iterator[tuple[Partition, Record]]:
+def parse_indexed(kind: Kind, answer: Sequence[bytes]) -> Iterator[tuple[Partition, Record]]:
     """Yield the records of the script ``indexed`` from its answer."""
     own = shape(kind)
     for at in range(0, len(answer), 3):

@@ -14,7 +14,7 @@ from perdure.errors import BadUrl
 from perdure.storage import cloud_tokens
 from perdure.storage.credentials import Endpoint, Password, PasswordSource
 from perdure.storage.outage import PATIENCE_S, Outage, patience_of
-from perdure.storage.url import redacted
+from perdure.storage.url import redact
 
 CLUSTER = "redis+cluster"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -49,7 +49,7 @@ def read(url: str, password: Password | None = None) -> RedisUrl:
         password: What returns the password, where neither the URL nor its ``credentials`` say.
     """
     parts = urlsplit(url)
-    shown = redacted(url)
+    shown = redact(url)
     query = parse_qsl(parts.query, keep_blank_values=True)
     own = {name: value for name, value in query if name in _OWN}
     cluster = parts.scheme == CLUSTER

@@ -83,7 +83,7 @@ def matches(
         return False
 
 
-def added(total: int, *changes: int) -> int:
+def add(total: int, *changes: int) -> int:
     """Return a sum of checksums with others added, in 64 bits."""
     return _to_signed((total + sum(changes)) % _WHOLE)
 
@@ -91,19 +91,19 @@ def added(total: int, *changes: int) -> int:
 @lru_cache(maxsize=4096)
 def of_partition(partition: Partition) -> int:
     """Return the checksum of a partition's names in the catalogue, by which it can also be found."""
-    return int.from_bytes(blake2b(_packed(list(partition)), digest_size=8).digest(), "big", signed=True)
+    return int.from_bytes(blake2b(_pack(list(partition)), digest_size=8).digest(), "big", signed=True)
 
 
-def damaged(partition: Partition, kind: Kind, key: Key) -> Corrupt:
+def damage_error(partition: Partition, kind: Kind, key: Key) -> Corrupt:
     """Return the error for a record that differs from what was written."""
     name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in key)
     return Corrupt(
-        f"{described(partition)}: {kind.name} {name or 'record'} is damaged: it is not what was written, and "
+        f"{describe(partition)}: {kind.name} {name or 'record'} is damaged: it is not what was written, and "
         f"was not used; {ADVICE}"
     )
 
 
-def described(partition: Partition) -> str:
+def describe(partition: Partition) -> str:
     """Return a partition's description for errors."""
     if partition.space == STORE:
         return f"store namespace {labels_of(partition.thread)!r}"
@@ -114,10 +114,10 @@ def described(partition: Partition) -> str:
     return f"thread {partition.thread!r}"
 
 
-def misled(partition: Partition, how: str) -> Corrupt:
+def contradiction_error(partition: Partition, how: str) -> Corrupt:
     """Return the error for a partition about which two parts of the database contradict each other; ``how``
     describes the contradiction."""
-    return Corrupt(f"{described(partition)}: the database is damaged: {how}; {ADVICE}")
+    return Corrupt(f"{describe(partition)}: the database is damaged: {how}; {ADVICE}")
 
 
 def _clear(partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], version: int) -> int:
@@ -130,10 +130,10 @@ def _clear(partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], ve
     try:
         return crc32(packb(values))
     except TypeError:
-        return crc32(_packed(values))
+        return crc32(_pack(values))
 
 
-def _packed(values: list[Any]) -> bytes:
+def _pack(values: list[Any]) -> bytes:
     try:
         return packb(values)
     except TypeError:

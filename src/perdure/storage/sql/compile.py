@@ -23,7 +23,7 @@ from perdure.model.ops import (
     Range,
 )
 from perdure.model.records import ITEM, Kind, Partition, Record
-from perdure.model.values.compression import stored_body
+from perdure.model.values.compression import compress_body
 from perdure.storage.sql import checksums, searches
 from perdure.storage.sql.schema import PREFIX, table
 
@@ -106,7 +106,7 @@ def keeps(bound: Bound, body: str, limit: str) -> str:
     return f"CASE WHEN json_valid({text}) THEN {kept} ELSE 1 END"
 
 
-def found(row: Sequence[Any]) -> IndexHit:
+def to_hit(row: Sequence[Any]) -> IndexHit:
     """Return the result for a row of ``select_threads`` or ``select_listed``."""
     created, updated, status = row[3:]
     listed = None if status is None else ListedThread(int(created), int(updated), status)
@@ -213,7 +213,7 @@ def row(op: Put, fields: Sequence[Any], t: int, partition: Partition) -> tuple[A
     kind, key, _, _, _, version, _ = op
     if not kind.versioned:
         version = 0
-    body = stored_body(op) if kind.body else b""
+    body = compress_body(op) if kind.body else b""
     of = checksums.checksum(partition, kind, key, fields, version, body)
     if kind.versioned and kind.body:
         return (t, *key, *fields, version, body, of)
@@ -293,11 +293,11 @@ def record(
     version = row[end] if kind.versioned else 0
     body = row[-2] if kind.body and bodies else b""
     if body is None or (verify and not isinstance(body, bytes)):
-        raise checksums.damaged(partition, kind, key)
+        raise checksums.damage_error(partition, kind, key)
     if verify:
         read = body if bodies or not kind.body else None
         if not checksums.matches(found, partition, kind, key, values, version, body=read):
-            raise checksums.damaged(partition, kind, key)
+            raise checksums.damage_error(partition, kind, key)
     return Record(kind, key, dict(zip(names, values, strict=True)), version, body)
 
 
@@ -308,7 +308,7 @@ def header(kind: Kind, row: tuple[Any, ...], partition: Partition) -> Sequence[A
     key, values, found = row[:size], row[size : size + len(kind.fields)], row[-1]
     version = row[-2] if kind.versioned else 0
     if not checksums.matches(found, partition, kind, key, values, version, body=None if kind.body else b""):
-        raise checksums.damaged(partition, kind, key)
+        raise checksums.damage_error(partition, kind, key)
     return values
 
 

@@ -90,7 +90,7 @@ def apply(connection: apsw.Connection, path: Path) -> int:
         found = version(connection)
         if found == 0 and is_stock(connection):
             raise BadUrl(_stock(path))
-        for statement in pending_file(found, path):
+        for statement in plan_file_migration(found, path):
             connection.execute(statement)
         if 0 < found < SCHEMA_VERSION:
             connection.execute(f"UPDATE {PREFIX}schema SET version = ?", (SCHEMA_VERSION,))
@@ -102,18 +102,18 @@ def apply(connection: apsw.Connection, path: Path) -> int:
     return found
 
 
-def pending(found: int) -> tuple[str, ...]:
+def plan_migration(found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's."""
     if found == 0:
         return sqlite_schema()
     return tuple(statement for step in range(found + 1, SCHEMA_VERSION + 1) for statement in STEPS[step])
 
 
-def pending_file(found: int, path: Path) -> tuple[str, ...]:
-    """Return the statements of ``pending`` for a file, which has further tables. Raise
+def plan_file_migration(found: int, path: Path) -> tuple[str, ...]:
+    """Return the statements of ``plan_migration`` for a file, which has further tables. Raise
     ``MigrationRequired`` if none lead from its version to this release's."""
     require_steps(str(path), found, *readable_versions(), _command(path))
     if found == 0:
         return sqlite_file()
     besides = [s for step in range(found + 1, SCHEMA_VERSION + 1) for s in FILE_STEPS.get(step, ())]
-    return (*pending(found), *besides)
+    return (*plan_migration(found), *besides)

@@ -10,7 +10,7 @@ import apsw
 
 from perdure.errors import StatementRefused
 from perdure.model.ops import ApplicationStatement
-from perdure.model.statement_texts import DEFERRED, check_statement, refusal, shortened
+from perdure.model.statement_texts import DEFERRED, check_statement, refusal, shorten
 from perdure.storage.sql.schema import PREFIX
 
 TIME_S = 5.0
@@ -64,7 +64,7 @@ class SqliteStatements:
             if value is not None and not isinstance(value, int | float | str | bytes):
                 raise TypeError(
                     f"parameter {name!r} is a {type(value).__name__}; SQLite takes text, numbers, bytes and "
-                    f"None: {shortened(text)!r}"
+                    f"None: {shorten(text)!r}"
                 )
             size += len(value) if isinstance(value, str | bytes) else 8
             values[name] = value

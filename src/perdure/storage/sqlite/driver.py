@@ -49,7 +49,7 @@ from perdure.storage.sqlite.application_statements import (
     enforcing_foreign_keys,
     execute_all,
 )
-from perdure.storage.sqlite.errors import translated
+from perdure.storage.sqlite.errors import translate_errors
 from perdure.storage.sqlite.file_identity import FileWatch
 from perdure.storage.sqlite.file_names import refuse_other_names
 from perdure.storage.sqlite.forks import CALLS
@@ -79,7 +79,7 @@ class SqliteDriver:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translated(path):
+        with translate_errors(path):
             self._writer = connect(path)
             try:
                 self._clock = HostClock(self._writer)
@@ -137,7 +137,7 @@ class SqliteDriver:
             self._closed = True
         self._commits.close()
         self._pool.shutdown(wait=True)
-        with translated(self._path), self._reading:
+        with translate_errors(self._path), self._reading:
             for reader in self._readers:
                 reader.close()
             self._readers.clear()
@@ -155,7 +155,7 @@ class SqliteDriver:
         with self._reader(partition) as reader:
             return integrity.examine_partition(reader, partition)
 
-    def settle(self, partition: Partition) -> bool:
+    def trust(self, partition: Partition) -> bool:
         """See ``port.Examines``."""
         return self._commits.perform(_Settle(partition))
 
@@ -163,20 +163,20 @@ class SqliteDriver:
 
     def _write_group(self, group: Sequence[PendingRequest]) -> None:
         try:
-            with translated(self._path):
+            with translate_errors(self._path):
                 self._transact(group, trusting=True)
         except Exception:
             # One bad write must not fail the others: each gets a transaction of its own.
             for job in group:
                 try:
-                    with translated(self._path, _partition(job.effect)):
+                    with translate_errors(self._path, _partition(job.effect)):
                         self._transact([job], trusting=False)
                         self._watch.after_commit()
                 except Exception as error:
                     job.error = error
             return
         try:
-            with translated(self._path):
+            with translate_errors(self._path):
                 self._watch.after_commit()
         except Exception as error:
             # It was committed, if not to the right file: repeated, it would be refused.
@@ -211,7 +211,7 @@ class SqliteDriver:
             # SQLite reports a file that was replaced by many different errors.
             self._watch.check()
             raise
-        self._watch.committed(self._written)
+        self._watch.note_commits(self._written)
 
     def _apply(self, effect: Effect[Any], trusting: bool) -> Any:
         writer = self._writer
@@ -220,7 +220,9 @@ class SqliteDriver:
             return integrity.settle_partition(writer, partition)
         thread = rows.look_up(writer, partition)
         if isinstance(effect, Drop):
-            known = {} if thread is None else rows.known(writer, thread.pk, effect.checks, trusting=False)
+            known = (
+                {} if thread is None else rows.read_known(writer, thread.pk, effect.checks, trusting=False)
+            )
             for check in effect.checks:
                 if not rows.holds(writer, thread, check, known):
                     return Refused(check.kind, check.key)
@@ -232,7 +234,7 @@ class SqliteDriver:
         if not isinstance(effect, Commit | Stage):
             raise TypeError(f"not a storage request: {type(effect).__name__}")
         ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
-        known = {} if thread is None else rows.known(writer, thread.pk, ops, trusting=trusting)
+        known = {} if thread is None else rows.read_known(writer, thread.pk, ops, trusting=trusting)
         if thread is not None:
             self._watch.compare(thread.pk, thread.commits)
         if isinstance(effect, Commit):
@@ -259,7 +261,7 @@ class SqliteDriver:
             thread: The partition's row of the catalogue.
             partition: The partition.
             ops: The operations, at most one for each record.
-            known: The records that are overwritten, from ``rows.known``.
+            known: The records that are overwritten, from ``rows.read_known``.
         """
         writer, t, total, head = self._writer, thread.pk, thread.total, thread.head
         puts: dict[tuple[Kind, bool], list[tuple[Any, ...]]] = {}
@@ -289,7 +291,7 @@ class SqliteDriver:
         if all(isinstance(op, Check) for op in ops):
             return
         commits = thread.commits + 1
-        writer.execute(sql.THREAD_SUM, (checksums.added(total, change), head, commits, t))
+        writer.execute(sql.THREAD_SUM, (checksums.add(total, change), head, commits, t))
         self._written[t] = commits
 
     # Reading
@@ -309,7 +311,7 @@ class SqliteDriver:
         with self._reading:
             self._commits.refuse_when_closed()
             reader = self._readers.pop() if self._readers else None
-        with translated(self._path, partition):
+        with translate_errors(self._path, partition):
             try:
                 if reader is None:
                     # It opens whatever has the path now.
@@ -341,7 +343,7 @@ class SqliteDriver:
         if isinstance(effect, Now):
             self._commits.refuse_when_closed()
             if look:
-                with translated(self._path):
+                with translate_errors(self._path):
                     self._watch.check()
             return self._clock.now()
         with self._reader(_partition(effect), look=look) as reader:
@@ -357,7 +359,7 @@ class SqliteDriver:
 def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
     """Open the file with the settings on which durability depends. It must exist."""
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
-    connection = CALLS.opened(apsw.Connection(os.fspath(path), flags=flags))
+    connection = CALLS.add_connection(apsw.Connection(os.fspath(path), flags=flags))
     connection.set_busy_timeout(_BUSY_MS)
     if not read_only:
         # Of a new file only. A commit writes each page that it touches as a whole, and touches about ten, in
@@ -404,7 +406,7 @@ def open_driver(url: str) -> SqliteDriver:
             f"{url}: there is no file {path}; check the path, or create it: run `perdure migrate "
             f"--db {url}`, or connect with migrate=True"
         )
-    with translated(path), closing(connect(path)) as connection:
+    with translate_errors(path), closing(connect(path)) as connection:
         migrations.check(connection, path)
     return SqliteDriver(path)
 
@@ -414,7 +416,7 @@ def open_read_only(url: str) -> SqliteReader:
     path = file_of(url)
     if not path.exists():
         raise BadUrl(f"{url}: there is no file {path}")
-    with translated(path), closing(open_connection(path)) as connection:
+    with translate_errors(path), closing(open_connection(path)) as connection:
         migrations.check(connection, path)
     return SqliteReader(path)
 
@@ -424,19 +426,19 @@ def schema_version(url: str) -> int:
     path = file_of(url)
     if not path.exists():
         return 0
-    with translated(path), closing(open_connection(path)) as connection:
+    with translate_errors(path), closing(open_connection(path)) as connection:
         return migrations.version(connection)
 
 
-def pending(url: str) -> list[str]:
+def plan_migration(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
-    return list(migrations.pending_file(schema_version(url), file_of(url)))
+    return list(migrations.plan_file_migration(schema_version(url), file_of(url)))
 
 
 def migrate(url: str) -> int:
     """Create or upgrade the schema, once for all concurrent callers; return the version that it had."""
     path = file_of(url)
-    with translated(path):
+    with translate_errors(path):
         path.touch(exist_ok=True)
         with closing(connect(path)) as connection:
             return migrations.apply(connection, path)

@@ -15,7 +15,7 @@ from perdure.storage.sqlite.forks import CALLS
 
 
 @contextmanager
-def translated(path: Path, partition: Partition | None = None) -> Iterator[None]:
+def translate_errors(path: Path, partition: Partition | None = None) -> Iterator[None]:
     """Make a call to SQLite: translate its exceptions to Perdure's, and keep forks out of it."""
     CALLS.enter()
     try:
@@ -30,7 +30,7 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
     """Return Perdure's exception for one of SQLite's; any other is returned as it is."""
     if isinstance(error, PerdureError):
         return error
-    where = "" if partition is None else f"{checksums.described(partition)}: "
+    where = "" if partition is None else f"{checksums.describe(partition)}: "
     if isinstance(error, apsw.FullError):
         new: PerdureError = Unavailable(
             f"{path}: the disk is full; nothing of this write was stored. Free space and try again"

@@ -107,7 +107,7 @@ class FileWatch:
         if commits < self._known.get(thread, 0):
             raise self._note_replaced("was brought back to an older state")
 
-    def committed(self, commits: Mapping[int, int]) -> None:
+    def note_commits(self, commits: Mapping[int, int]) -> None:
         """Remember the numbers of commits of threads that were written to."""
         if len(self._known) > _KNOWN_MOST:
             self._known.clear()

@@ -31,7 +31,7 @@ class Calls:
             before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child
         )
 
-    def opened(self, connection: apsw.Connection) -> apsw.Connection:
+    def add_connection(self, connection: apsw.Connection) -> apsw.Connection:
         """Return the connection, which a forked child will close. Called within a call."""
         with self._changed:
             self._connections.add(connection)

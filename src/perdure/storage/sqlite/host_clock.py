@@ -35,12 +35,12 @@ class HostClock:
 
 def _settle_offset(writer: apsw.Connection, boot: str) -> int:
     """Return the offset in microseconds of the file's time from the time since the host's start ``boot``."""
-    if (known := _known(writer, boot)) is not None:
+    if (known := _read_time(writer, boot)) is not None:
         return known
     writer.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have been first.
-        ahead = _known(writer, boot)
+        ahead = _read_time(writer, boot)
         if ahead is None:
             ahead = time.time_ns() // 1000 - _since_boot_us()
             writer.execute(_WRITE, (boot, ahead))
@@ -52,7 +52,7 @@ def _settle_offset(writer: apsw.Connection, boot: str) -> int:
     return ahead
 
 
-def _known(writer: apsw.Connection, boot: str) -> int | None:
+def _read_time(writer: apsw.Connection, boot: str) -> int | None:
     row = writer.execute(_READ).fetchone()
     return row[1] if row is not None and row[0] == boot and isinstance(row[1], int) else None
 

@@ -81,7 +81,7 @@ def _survey(
             continue
         for row in connection.execute(sql.select_all(kind), (thread.pk,)):
             found = row[-1] if isinstance(row[-1], int) else 0
-            total = checksums.added(total, found)
+            total = checksums.add(total, found)
             if (kind, row[: len(kind.key)]) == checksums.ROOT_HEAD:
                 head = found
             try:

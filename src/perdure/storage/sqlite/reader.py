@@ -25,7 +25,7 @@ from perdure.model.program import Effect
 from perdure.model.records import Partition
 from perdure.storage.port import Capabilities, CommitLimits
 from perdure.storage.sqlite import integrity, rows
-from perdure.storage.sqlite.errors import translated
+from perdure.storage.sqlite.errors import translate_errors
 from perdure.storage.sqlite.forks import CALLS
 
 R = TypeVar("R")
@@ -83,7 +83,7 @@ class SqliteReader:
         except Corrupt as error:
             return [str(error)]
 
-    def settle(self, partition: Partition) -> bool:
+    def trust(self, partition: Partition) -> bool:
         """Return False: nothing is written."""
         return False
 
@@ -100,7 +100,7 @@ class SqliteReader:
             if self._closed:
                 raise Unavailable(f"{self._path} was closed")
             connection = self._free.pop() if self._free else None
-        with translated(self._path, partition):
+        with translate_errors(self._path, partition):
             connection = connection or open_connection(self._path)
             try:
                 yield connection
@@ -122,7 +122,7 @@ def open_connection(path: Path) -> apsw.Connection:
     name = quote(os.fspath(path.absolute()))
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOMUTEX
     how = "immutable=1" if _is_immutable(path) else "mode=ro"
-    connection = CALLS.opened(apsw.Connection(f"file:{name}?{how}", flags=flags))
+    connection = CALLS.add_connection(apsw.Connection(f"file:{name}?{how}", flags=flags))
     connection.set_busy_timeout(_BUSY_MS)
     connection.execute("PRAGMA query_only = 1")
     connection.execute("PRAGMA cache_size = -16384")

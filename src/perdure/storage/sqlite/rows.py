@@ -52,12 +52,14 @@ def look_up(connection: apsw.Connection, partition: Partition) -> CatalogueRow |
     if row is None:
         if connection.execute(sql.THREAD_TWIN, (checksums.of_partition(partition),)).fetchone() is None:
             return None
-        raise checksums.misled(partition, "the catalogue has it and does not find it by its name")
+        raise checksums.contradiction_error(
+            partition, "the catalogue has it and does not find it by its name"
+        )
     pk, found, *kept = row
     if any(not isinstance(value, int) for value in kept):
-        raise checksums.misled(partition, "its row of the catalogue lacks numbers")
+        raise checksums.contradiction_error(partition, "its row of the catalogue lacks numbers")
     if found != checksums.of_partition(partition):
-        raise checksums.misled(partition, "the catalogue finds another one by its name")
+        raise checksums.contradiction_error(partition, "the catalogue finds another one by its name")
     return CatalogueRow(cast(int, pk), *cast("list[int]", kept))
 
 
@@ -74,7 +76,7 @@ time; the garbage collector does not look at plain tuples again."""
 Known = Mapping[tuple[Kind, Key], KnownRecord]
 
 
-def known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, trusting: bool) -> Known:
+def read_known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, trusting: bool) -> Known:
     """Read the versions and checksums of records that a commit expects, or overwrites.
 
     Args:
@@ -140,7 +142,7 @@ def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op, know
         connection: The connection.
         thread: The partition's row of the catalogue, ``None`` if there is none.
         op: The operation.
-        known: What ``known`` returned for the commit.
+        known: What ``read_known`` returned for the commit.
     """
     if thread is None:
         return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None)
@@ -215,7 +217,9 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
             if (item.kind, item.key) == checksums.ROOT_HEAD:
                 found = rows[0][-1] if rows else 0
                 if found != thread.head:
-                    raise checksums.misled(partition, "its head is not the one that was written last")
+                    raise checksums.contradiction_error(
+                        partition, "its head is not the one that was written last"
+                    )
             out.append(tuple(sql.record(item.kind, row, partition) for row in rows))
         else:
             found_rows = connection.execute(*sql.select_range(item, t))
@@ -283,7 +287,7 @@ def _item(row: tuple[Any, ...]) -> IndexHit:
 def _read_listed(row: tuple[Any, ...]) -> IndexHit:
     _read_partition(row[: len(Partition._fields)])
     try:
-        return sql.found(row)
+        return sql.to_hit(row)
     except (TypeError, ValueError) as error:
         raise Corrupt(f"the listing of threads is damaged; {checksums.ADVICE}") from error
 

@@ -162,7 +162,7 @@ class ProviderDouble(ABC):
         if faults.shuffle > 1:
             self._held.append(delivery)
             return await self.flush() if len(self._held) >= faults.shuffle else 0
-        return await self._delivered(delivery)
+        return await self._deliver(delivery)
 
     async def flush(self) -> int:
         """Deliver what is held back, in random order. Return the status of the last answer."""
@@ -170,10 +170,10 @@ class ProviderDouble(ABC):
         self.deliveries.random.shuffle(held)
         status = 0
         for delivery in held:
-            status = await self._delivered(delivery)
+            status = await self._deliver(delivery)
         return status
 
-    async def _delivered(self, delivery: WebhookCall) -> int:
+    async def _deliver(self, delivery: WebhookCall) -> int:
         status = 0
         for _ in range(self.deliveries.copies):
             if self.deliveries.delay:

@@ -46,7 +46,7 @@ class SlackDouble(ProviderDouble):
         """Return the time of a new message, later than all before."""
         return f"{int(time.time())}.{self.next_id():06}"
 
-    def signed(self, body: bytes, kind: str, *, age: int = 0) -> WebhookCall:
+    def sign(self, body: bytes, kind: str, *, age: int = 0) -> WebhookCall:
         """Return a body as a signed request.
 
         Args:
@@ -88,7 +88,7 @@ class SlackDouble(ProviderDouble):
             "authorizations": [{"team_id": TEAM, "user_id": BOT, "is_bot": True}],
             "event": event,
         }
-        return self.signed(json.dumps(body).encode(), "application/json")
+        return self.sign(json.dumps(body).encode(), "application/json")
 
     async def say(self, channel: str, text: str, **more: Any) -> None:
         """Let a person write a text; return when it was acknowledged. The arguments are those of
@@ -111,7 +111,7 @@ class SlackDouble(ProviderDouble):
             "actions": [{"value": shown.buttons[button], "action_ts": self.next_ts()}],
         }
         body = urlencode({"payload": json.dumps(payload)}).encode()
-        await self.deliver(self.signed(body, "application/x-www-form-urlencoded"))
+        await self.deliver(self.sign(body, "application/x-www-form-urlencoded"))
 
     async def command(self, channel: str, command: str) -> None:
         """Let a person use a slash command."""
@@ -123,7 +123,7 @@ class SlackDouble(ProviderDouble):
             "trigger_id": f"t{self.next_id()}",
         }
         body = urlencode(form).encode()
-        await self.deliver(self.signed(body, "application/x-www-form-urlencoded"))
+        await self.deliver(self.sign(body, "application/x-www-form-urlencoded"))
 
     async def _call(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":

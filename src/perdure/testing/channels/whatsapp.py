@@ -29,7 +29,7 @@ class WhatsAppDouble(ProviderDouble):
     def add_routes(self, app: web.Application) -> None:
         app.router.add_post("/v1/{phone}/messages", self._message)
 
-    def signed(self, body: bytes) -> WebhookCall:
+    def sign(self, body: bytes) -> WebhookCall:
         """Return a body as a signed request."""
         digest = hmac.new(self.secret.encode(), body, hashlib.sha256).hexdigest()
         return WebhookCall(
@@ -54,7 +54,7 @@ class WhatsAppDouble(ProviderDouble):
         }
         change = {"field": "messages", "value": value}
         body = {"object": "whatsapp_business_account", "entry": [{"id": "1", "changes": [change]}]}
-        return self.signed(json.dumps(body).encode())
+        return self.sign(json.dumps(body).encode())
 
     def text(self, chat: str, text: str, **more: Any) -> WebhookCall:
         """Return a text of a person as a request. The further arguments are those of ``update``."""

@@ -126,12 +126,12 @@ def at(
     place: dict[str, Any] = {"thread_id": thread, "checkpoint_ns": namespace}
     if checkpoint_id is not None:
         place["checkpoint_id"] = checkpoint_id
-    return {"configurable": place if epoch is None else loop_state.holding(place, epoch)}
+    return {"configurable": place if epoch is None else loop_state.with_lease(place, epoch)}
 
 
-def holding(config: RunnableConfig, epoch: int) -> RunnableConfig:
+def with_lease(config: RunnableConfig, epoch: int) -> RunnableConfig:
     """Return the same config with the epoch of a lease holder."""
-    return {"configurable": loop_state.holding(configurable(config), epoch)}
+    return {"configurable": loop_state.with_lease(configurable(config), epoch)}
 
 
 def on(loaded: RunnableConfig, checkpoint_id: str | None) -> RunnableConfig:
@@ -182,11 +182,11 @@ def latest(saver: BaseCheckpointSaver[Any], namespace: str = "") -> str:
     return load(saver, at(namespace=namespace)).checkpoint["id"]
 
 
-def listed(saver: BaseCheckpointSaver[Any], namespace: str = "", **options: Any) -> list[str]:
+def list_ids(saver: BaseCheckpointSaver[Any], namespace: str = "", **options: Any) -> list[str]:
     return [item.checkpoint["id"] for item in saver.list(at(namespace=namespace), **options)]
 
 
-def refused(error: type[PerdureError], call: Callable[[], object]) -> PerdureError:
+def expect_refusal(error: type[PerdureError], call: Callable[[], object]) -> PerdureError:
     """Return the error that a call must raise."""
     try:
         call()

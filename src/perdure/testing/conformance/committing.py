@@ -14,7 +14,7 @@ class Committing:
 
     def test_a_commit_is_read_by_the_next_fetch(self, driver: Driver) -> None:
         for version in range(1, 20):
-            rows.stored(driver, rows.gc(version))
+            rows.store_ops(driver, rows.gc(version))
             record = rows.get(driver, GC)
             assert record is not None
             assert record.version == version
@@ -24,15 +24,15 @@ class Committing:
         assert rows.everything(driver) == []
 
     def test_a_put_replaces_the_whole_record(self, driver: Driver) -> None:
-        rows.stored(driver, rows.checkpoint("c", 1, body=b"long body", run_id="run"))
-        rows.stored(driver, rows.checkpoint("c", 2, body=b"short"))
+        rows.store_ops(driver, rows.checkpoint("c", 1, body=b"long body", run_id="run"))
+        rows.store_ops(driver, rows.checkpoint("c", 2, body=b"short"))
         record = rows.get(driver, CHECKPOINT, "", "c")
         assert record is not None
         assert (record.fields["seq"], record.fields["run_id"], record.body) == (2, None, b"short")
 
     def test_the_writer_names_the_version(self, driver: Driver) -> None:
-        rows.stored(driver, rows.head(version=1 << 40))
-        rows.stored(driver, rows.head(version=3, expect=1 << 40))
+        rows.store_ops(driver, rows.head(version=1 << 40))
+        rows.store_ops(driver, rows.head(version=3, expect=1 << 40))
         record = rows.get(driver, HEAD, "")
         assert record is not None
         assert record.version == 3
@@ -52,7 +52,7 @@ class Committing:
             5: True, 4: False, 6: False, 0: False,
         }  # fmt: skip
         for n, (expect, holds) in enumerate(present.items()):
-            rows.stored(driver, rows.tag(f"old{n}", version=5))
+            rows.store_ops(driver, rows.tag(f"old{n}", version=5))
             assert rows.commit(driver, rows.tag(f"old{n}", expect, version=9)) is holds, (
                 f"{expect} on version 5"
             )
@@ -66,7 +66,7 @@ class Committing:
             (5, False, True), (4, False, False),
         ]  # fmt: skip
         for n, (expect, if_absent, if_present) in enumerate(cases):
-            rows.stored(driver, rows.tag(f"t{n}", version=5))
+            rows.store_ops(driver, rows.tag(f"t{n}", version=5))
             assert rows.commit(driver, Check(TAG, ("none",), expect)) is if_absent, f"check {expect}, absent"
             assert rows.commit(driver, Check(TAG, (f"t{n}",), expect)) is if_present, (
                 f"check {expect}, present"
@@ -94,13 +94,13 @@ class Committing:
             Check(GC, (), Expect.ABSENT),
         )
         assert driver.perform(Commit(HERE, ops)) == Refused(HEAD, ("a",))
-        rows.stored(driver, rows.head("a", version=3))
+        rows.store_ops(driver, rows.head("a", version=3))
         assert driver.perform(Commit(HERE, ops)) == Refused(TAG, ("bad",))
-        rows.stored(driver, rows.tag("bad"))
+        rows.store_ops(driver, rows.tag("bad"))
         assert driver.perform(Commit(HERE, ops)) == Committed()
 
     def test_a_refused_commit_writes_nothing_wherever_it_fails(self, driver: Driver) -> None:
-        rows.stored(driver, *rows.every_kind("old"), rows.tag("gone"))
+        rows.store_ops(driver, *rows.every_kind("old"), rows.tag("gone"))
         before = rows.everything(driver)
         changes: list[Op] = [*rows.every_kind("new", 2), rows.head("old", "moved", 9), Delete(TAG, ("gone",))]
         for place in range(len(changes) + 1):
@@ -111,7 +111,7 @@ class Committing:
             )
 
     def test_expectations_are_of_the_state_before_the_commit(self, driver: Driver) -> None:
-        rows.stored(driver, rows.head(version=1))
+        rows.store_ops(driver, rows.head(version=1))
         ops = (
             rows.head(version=2, expect=1),
             rows.head("n", version=2, expect=Expect.ABSENT),
@@ -122,24 +122,24 @@ class Committing:
         assert not rows.commit(driver, *ops)
 
     def test_a_compare_and_set_chain_has_no_second_winner(self, driver: Driver) -> None:
-        rows.stored(driver, rows.head(version=1))
+        rows.store_ops(driver, rows.head(version=1))
         for version in range(1, 10):
             assert rows.commit(driver, rows.head(version=version + 1, expect=version))
             assert not rows.commit(driver, rows.head(version=version + 1, expect=version))
 
     def test_a_delete_demands_unchanged_fields(self, driver: Driver) -> None:
         digest = b"d" * 16
-        rows.stored(driver, rows.chunk(digest, 3))
+        rows.store_ops(driver, rows.chunk(digest, 3))
         assert not rows.commit(driver, Delete(CHUNK, (digest,), unchanged={"generation": 2}))
         assert not rows.commit(driver, Delete(CHUNK, (b"e" * 16,), unchanged={"generation": 3}))
-        rows.stored(driver, rows.chunk(digest, 4))
+        rows.store_ops(driver, rows.chunk(digest, 4))
         assert not rows.commit(driver, Delete(CHUNK, (digest,), unchanged={"generation": 3}))
         assert rows.get(driver, CHUNK, digest) is not None
         assert rows.commit(driver, Delete(CHUNK, (digest,), unchanged={"generation": 4}))
         assert rows.get(driver, CHUNK, digest) is None
 
     def test_a_delete_demands_every_unchanged_field_and_its_version(self, driver: Driver) -> None:
-        rows.stored(driver, rows.head("", "c", 1, version=2))
+        rows.store_ops(driver, rows.head("", "c", 1, version=2))
         for expect, unchanged in (
             (Expect.ANY, {"checkpoint_id": "c", "seq": 2}),
             (Expect.ANY, {"checkpoint_id": "b", "seq": 1}),
@@ -151,7 +151,7 @@ class Committing:
     def test_a_growing_field_never_shrinks(self, driver: Driver) -> None:
         digest = b"d" * 16
         for generation, expected in ((5, 5), (3, 5), (7, 7), (6, 7)):
-            rows.stored(driver, rows.chunk(digest, generation))
+            rows.store_ops(driver, rows.chunk(digest, generation))
             record = rows.get(driver, CHUNK, digest)
             assert record is not None
             assert (record.fields["generation"], record.body) == (expected, b"bytes")
@@ -170,7 +170,7 @@ class Committing:
         assert ages == [2, 3]
 
     def test_staging_changes_nothing_else(self, driver: Driver) -> None:
-        rows.stored(driver, *rows.every_kind())
+        rows.store_ops(driver, *rows.every_kind())
         before = rows.everything(driver)
         driver.perform(Stage(HERE, (rows.chunk(b"s" * 16),)))
         assert [r for r in rows.everything(driver) if r.key != (b"s" * 16,)] == before
@@ -190,7 +190,7 @@ class Committing:
         puts = [rows.write("t", i) for i in range(count)]
         assert not rows.commit(driver, *puts, Check(GC, (), Expect.PRESENT))
         assert rows.everything(driver) == []
-        rows.stored(driver, *puts)
+        rows.store_ops(driver, *puts)
         assert len(rows.everything(driver)) == count
-        rows.stored(driver, *(Delete(WRITE, put.key, 1) for put in puts))
+        rows.store_ops(driver, *(Delete(WRITE, put.key, 1) for put in puts))
         assert rows.everything(driver) == []

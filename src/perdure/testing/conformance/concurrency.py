@@ -36,7 +36,7 @@ class Concurrency:
     """Contract of a driver under many callers."""
 
     def test_of_many_threads_one_wins_a_compare_and_set(self, driver: Driver) -> None:
-        rows.stored(driver, rows.head("", "c0", version=1))
+        rows.store_ops(driver, rows.head("", "c0", version=1))
         for version in range(1, 8):
             ops = [rows.head("", f"c{n}", n, expect=version, version=version + 1) for n in range(WRITERS)]
             won = at_once(WRITERS, lambda n: rows.commit(driver, ops[n], rows.tag(f"{version}-{n}")))  # noqa: B023
@@ -69,7 +69,7 @@ class Concurrency:
         assert rows.keys(driver, Range(TAG)) == [(str(won.index(True)),)]
 
     def test_increments_under_retry_lose_none(self, driver: Driver) -> None:
-        rows.stored(driver, rows.head(seq=0, version=1))
+        rows.store_ops(driver, rows.head(seq=0, version=1))
         rounds = 10
 
         def increment(_: int) -> None:
@@ -103,7 +103,7 @@ class Concurrency:
         def work(n: int) -> None:
             at = Partition("acme", f"thread{n}")
             for i in range(10):
-                rows.stored(driver, rows.checkpoint(f"c{i}", i), rows.head("", f"c{i}", i), at=at)
+                rows.store_ops(driver, rows.checkpoint(f"c{i}", i), rows.head("", f"c{i}", i), at=at)
                 heads, found = driver.perform(Fetch(at, (Get(HEAD, ("",)), Range(CHECKPOINT))))
                 assert heads[0].fields["seq"] == i
                 assert len(found) == i + 1
@@ -130,7 +130,7 @@ class Concurrency:
         assert outcomes == [Committed()] * 23
         found = {key[1] for key in rows.keys(driver, Range(CHECKPOINT, bodies=False))} - {"c7"}
         assert found == {f"c{n}" for n in range(24)} - {"c7"}
-        rows.stored(driver, rows.checkpoint("after"))
+        rows.store_ops(driver, rows.checkpoint("after"))
 
     def test_a_refused_commit_does_not_refuse_its_neighbours(self, driver: Driver) -> None:
         async def crowd() -> list[object]:
@@ -155,14 +155,14 @@ class Concurrency:
         def state(n: int) -> tuple[Put, ...]:
             return (rows.head(seq=n), *(rows.tag(f"t{i}", version=n) for i in range(6)), rows.gc(n))
 
-        rows.stored(driver, *state(1))
+        rows.store_ops(driver, *state(1))
         done = Event()
 
         def work(n: int) -> None:
             if n == 0:
                 try:
                     for version in range(2, 150):
-                        rows.stored(driver, *state(version))
+                        rows.store_ops(driver, *state(version))
                 finally:
                     done.set()
                 return
@@ -196,7 +196,7 @@ class Concurrency:
                 if n == 0:
                     driver.perform(Drop(HERE))
                 else:
-                    rows.stored(driver, rows.tag(f"a{n}-{i}"), rows.write(f"a{n}-{i}", 0))
+                    rows.store_ops(driver, rows.tag(f"a{n}-{i}"), rows.write(f"a{n}-{i}", 0))
 
         at_once(4, work)
         tags = {key[0] for key in rows.keys(driver, Range(TAG))}

@@ -25,10 +25,10 @@ class Documents:
 
     def test_documents_are_found_newest_first(self, driver: Driver) -> None:
         for n in (5, 1, 300, 3, -2):
-            rows.stored(driver, rows.document(f"d{n}", T + n), at=PLACE)
+            rows.store_ops(driver, rows.document(f"d{n}", T + n), at=PLACE)
         for name in ("thread", "threads\0", "threads.", "threadsx", ""):
-            rows.stored(driver, rows.document("other", T + 2, collection=name), at=PLACE)
-        rows.stored(driver, rows.document("there", T + 2))
+            rows.store_ops(driver, rows.document("other", T + 2, collection=name), at=PLACE)
+        rows.store_ops(driver, rows.document("there", T + 2))
         assert newest(driver) == ["d300", "d5", "d3", "d1", "d-2"]
         assert newest(driver, limit=2) == ["d300", "d5"]
         assert newest(driver, T + 5, 2) == ["d3", "d1"]
@@ -42,8 +42,8 @@ class Documents:
 
     def test_documents_of_one_moment_are_all_found(self, driver: Driver) -> None:
         for n in range(7):
-            rows.stored(driver, rows.document(f"d{n}", T), at=PLACE)
-        rows.stored(driver, rows.document("late", T + 1), rows.document("early", T - 1), at=PLACE)
+            rows.store_ops(driver, rows.document(f"d{n}", T), at=PLACE)
+        rows.store_ops(driver, rows.document("late", T + 1), rows.document("early", T - 1), at=PLACE)
         found = newest(driver)
         assert (found[0], found[-1]) == ("late", "early")
         assert sorted(found[1:-1]) == [f"d{n}" for n in range(7)]
@@ -51,14 +51,14 @@ class Documents:
         assert newest(driver, T) == ["early"]
 
     def test_a_document_stands_where_it_was_last_written(self, driver: Driver) -> None:
-        rows.stored(driver, rows.document("a", T), rows.document("b", T + 5), at=PLACE)
+        rows.store_ops(driver, rows.document("a", T), rows.document("b", T + 5), at=PLACE)
         assert rows.commit(driver, rows.document("a", T + 9, expect=1, version=2), at=PLACE)
         assert newest(driver) == ["a", "b"]
         assert not rows.commit(driver, rows.document("b", T + 99, expect=2, version=3), at=PLACE)
         assert not rows.commit(driver, rows.document("a", T + 1, expect=Expect.ABSENT), at=PLACE)
         assert newest(driver) == ["a", "b"], "a refused commit moved a document"
         assert newest(driver, T + 9) == ["b"], "a document is found where it stood before"
-        rows.stored(driver, Delete(DOCUMENT, ("threads", "a"), 2), at=PLACE)
+        rows.store_ops(driver, Delete(DOCUMENT, ("threads", "a"), 2), at=PLACE)
         assert newest(driver) == ["b"]
 
     def test_documents_and_events_come_back_whole(self, driver: Driver) -> None:
@@ -66,7 +66,7 @@ class Documents:
         named += [rows.document("x", collection=name, body=b"", version=7) for name in rows.NAMES]
         puts = (*named, rows.event(1 << 52, b"\0" * 300_000, ""), rows.event(-1, b""))
         for put in puts:
-            rows.stored(driver, put, at=PLACE)
+            rows.store_ops(driver, put, at=PLACE)
         for put in puts:
             record = rows.get(driver, put.kind, *put.key, at=PLACE)
             assert record is not None
@@ -78,13 +78,13 @@ class Documents:
 
     def test_events_are_followed_by_their_numbers(self, driver: Driver) -> None:
         for seq in (2, 11, 1, 300, 10, 1 << 40):
-            rows.stored(driver, rows.event(seq, b"%d" % seq))
+            rows.store_ops(driver, rows.event(seq, b"%d" % seq))
         assert [k[0] for k in rows.keys(driver, Range(EVENT))] == [1, 2, 10, 11, 300, 1 << 40]
         assert [k[0] for k in rows.keys(driver, Range(EVENT, after=(2,)))] == [10, 11, 300, 1 << 40]
         assert [k[0] for k in rows.keys(driver, Range(EVENT, after=(3,), limit=2))] == [10, 11]
         assert [k[0] for k in rows.keys(driver, Range(EVENT, reverse=True, limit=1))] == [1 << 40]
         assert rows.keys(driver, Range(EVENT, after=(1 << 40,))) == []
-        rows.stored(driver, Delete(EVENT, (10,)), Delete(EVENT, (1 << 40,)))
+        rows.store_ops(driver, Delete(EVENT, (10,)), Delete(EVENT, (1 << 40,)))
         (found,) = driver.perform(Fetch(HERE, (Range(EVENT, after=(2,)),)))
         assert [(record.key[0], record.body) for record in found] == [(11, b"11"), (300, b"300")]
         assert rows.commit(driver, Check(EVENT, (11,), Expect.PRESENT))
@@ -95,7 +95,7 @@ class Documents:
         places = [Partition(tenant, "p\0", space) for tenant in ("", "acme") for space in spaces]
         places += [Partition("acme", name, SERVER) for name in ("a", "z")]
         for n, at in enumerate(places):
-            rows.stored(driver, rows.document("d", T + n), rows.event(n), at=at)
+            rows.store_ops(driver, rows.document("d", T + n), rows.event(n), at=at)
         server = sorted(at for at in places if at.space == SERVER)
         assert [f.partition for f in driver.perform(FindThreads(None, space=SERVER))] == server
         of_acme = [at for at in server if at.tenant == "acme"]
@@ -114,9 +114,9 @@ class Documents:
             assert [r.key for r in events] == ([] if gone else [(n,)]), at
 
     def test_a_dropped_partition_leaves_no_document_and_no_event(self, driver: Driver) -> None:
-        rows.stored(driver, rows.document("d", T), rows.event(1), at=PLACE)
+        rows.store_ops(driver, rows.document("d", T), rows.event(1), at=PLACE)
         driver.perform(Drop(PLACE))
-        rows.stored(driver, rows.document("e", T), at=PLACE)
+        rows.store_ops(driver, rows.document("e", T), at=PLACE)
         assert newest(driver) == ["e"]
         assert rows.keys(driver, Range(EVENT), PLACE) == []
         assert rows.get(driver, DOCUMENT, "threads", "d", at=PLACE) is None

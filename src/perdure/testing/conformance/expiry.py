@@ -13,7 +13,7 @@ from perdure.model.store_items import MINUTE
 from perdure.testing.conformance.backend import Backend
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.conformance.items import LATER
-from perdure.testing.conformance.store_operations import HOME, keys, refused, there
+from perdure.testing.conformance.store_operations import HOME, expect_refusal, keys, there
 from perdure.testing.faults import FaultyDriver
 
 
@@ -103,9 +103,9 @@ class Expiry:
         assert sorted(keys(plain.search(HOME))) == ["batched", "never", "own"]
         clock.forward(7)
         assert sorted(keys(plain.search(HOME))) == ["batched", "never", "own"]
-        refused(ValueError, lambda: store.put(HOME, "k", {}, ttl=0))
-        refused(ValueError, lambda: backend.store(ttl={"default_ttl": -1}))
-        refused(ValueError, lambda: backend.store(ttl={"ttl": 1}))  # type: ignore[arg-type]
+        expect_refusal(ValueError, lambda: store.put(HOME, "k", {}, ttl=0))
+        expect_refusal(ValueError, lambda: backend.store(ttl={"default_ttl": -1}))
+        expect_refusal(ValueError, lambda: backend.store(ttl={"ttl": 1}))  # type: ignore[arg-type]
 
     def test_a_sweep_removes_what_is_over_and_nothing_else(self, backend: Backend) -> None:
         clock = Hand()

@@ -19,13 +19,13 @@ from perdure.testing.conformance.backend import (
     THREAD,
     Backend,
     at,
-    holding,
+    expect_refusal,
     latest,
-    listed,
+    list_ids,
     load,
     on,
     put,
-    refused,
+    with_lease,
 )
 
 _HERE = Partition("", THREAD)
@@ -51,18 +51,18 @@ def step(
     return on(config, checkpoint_id)
 
 
-def take_back(backend: Backend, run_id: str, epoch: int | None = None) -> None:
+def roll_back(backend: Backend, run_id: str, epoch: int | None = None) -> None:
     """Remove what a run stored."""
     handle = handle_of(backend.database())
-    asyncio.run(handle.take_back(_HERE, run_id, epoch=epoch))
+    asyncio.run(handle.roll_back(_HERE, run_id, epoch=epoch))
 
 
 def lose(backend: Backend, checkpoint_id: str, namespace: str = "") -> None:
     """Remove a checkpoint's record as damage would."""
-    run(_gone(namespace, checkpoint_id), backend.driver)
+    run(_remove_checkpoint(namespace, checkpoint_id), backend.driver)
 
 
-def _gone(namespace: str, checkpoint_id: str) -> Any:
+def _remove_checkpoint(namespace: str, checkpoint_id: str) -> Any:
     yield Commit(_HERE, (Delete(CHECKPOINT, (namespace, checkpoint_id)),))
 
 
@@ -79,7 +79,7 @@ class GoingBack:
         assert latest(saver) == "f1"
         backend.saver().delete_for_runs(["fork"])
         assert latest(backend.saver()) == "c3"
-        assert listed(backend.saver()) == ["c3", "c2", "c1", "c0"]
+        assert list_ids(backend.saver()) == ["c3", "c2", "c1", "c0"]
         assert backend.database().fsck(THREAD) == []
 
     def test_runs_that_are_deleted_together_go_back_to_before_the_first(self, backend: Backend) -> None:
@@ -107,7 +107,7 @@ class GoingBack:
         step(saver, at("s0", namespace="inner", epoch=epoch), "s-fork", "fork", root="c0")
         step(saver, on(at(epoch=epoch), "c0"), "c-fork", "fork")
         backend.saver().prune([THREAD])
-        take_back(backend, "fork", epoch)
+        roll_back(backend, "fork", epoch)
         backend.open_run(None)
         assert latest(backend.saver(), "inner") == "s2"
         assert latest(backend.saver()) == "c2"
@@ -119,10 +119,10 @@ class GoingBack:
         config = step(saver, config, "c1", "one")
         backend.database().tag(THREAD, "kept")
         step(saver, config, "c2", "one")
-        take_back(backend, "one")
+        roll_back(backend, "one")
         assert latest(backend.saver()) == "c0"
-        assert listed(backend.saver()) == ["c1", "c0"]
-        take_back(backend, "one")
+        assert list_ids(backend.saver()) == ["c1", "c0"]
+        roll_back(backend, "one")
         assert latest(backend.saver()) == "c0"
         assert backend.database().fsck(THREAD) == []
 
@@ -138,7 +138,7 @@ class GoingBack:
             self._write(backend, "one", "asks", "__interrupt__", f"{attempt} by one")
             self._write(backend, "one", "asks", "__resume__", [f"{attempt} by one"])
         assert len(load(backend.saver()).pending_writes or ()) == 4
-        take_back(backend, "one")
+        roll_back(backend, "one")
         assert load(backend.saver()).pending_writes == before
         assert latest(backend.saver()) == "c0"
         assert backend.database().fsck(THREAD) == []
@@ -173,11 +173,11 @@ class GoingBack:
         busy = backend.saver_with(prune)
         # A prune before the run's first step may take away what a run from an old checkpoint starts from.
         first = busy if parent == "c2" else saver
-        config = step(first, holding(forks, epoch), "o0", "open")
+        config = step(first, with_lease(forks, epoch), "o0", "open")
         config = step(busy, config, "o1", "open")
         step(busy, config, "o2", "open")
         assert latest(backend.saver()) == "o2"
-        take_back(backend, "open", epoch)
+        roll_back(backend, "open", epoch)
         backend.open_run(None)
         assert latest(backend.saver()) == "c2"
         assert backend.database().fsck(THREAD) == []
@@ -194,13 +194,13 @@ class GoingBack:
                 left -= 1
                 if left == 0:
                     epochs.append(backend.open_run("open"))  # noqa: B023
-                    step(saver, holding(config, epochs[0]), "o0", "open")  # noqa: B023
+                    step(saver, with_lease(config, epochs[0]), "o0", "open")  # noqa: B023
 
             backend.saver_with(begin).prune([THREAD])
             if not epochs:
                 assert place > 3, "there were hardly any effects to come between"
                 return
-            take_back(backend, "open", epochs[0])
+            roll_back(backend, "open", epochs[0])
             backend.open_run(None)
             assert latest(backend.saver()) == "c1"
             assert backend.database().fsck(THREAD) == []
@@ -211,9 +211,9 @@ class GoingBack:
         for n in range(3):
             config = step(saver, config, f"c{n}", f"run {n}")
         saver.prune([THREAD])
-        error = refused(CannotTakeBack, lambda: take_back(backend, "run 2"))
+        error = expect_refusal(CannotTakeBack, lambda: roll_back(backend, "run 2"))
         assert "c1" in str(error)
-        refused(CannotTakeBack, lambda: saver.delete_for_runs(["run 2"]))
+        expect_refusal(CannotTakeBack, lambda: saver.delete_for_runs(["run 2"]))
         assert latest(backend.saver()) == "c2"
         step(saver, load(saver).config, "c3", "run 3")
         saver.delete_for_runs(["run 3"])
@@ -226,9 +226,9 @@ class GoingBack:
         step(saver, on(at(epoch=lost), "c0"), "o0", "open")
         held = backend.open_run("open")
         step(saver, on(at(epoch=held), "o0"), "o1", "open")
-        refused(Fenced, lambda: take_back(backend, "open", lost))
+        expect_refusal(Fenced, lambda: roll_back(backend, "open", lost))
         backend.open_run(None)
-        refused(Fenced, lambda: take_back(backend, "open", held))
+        expect_refusal(Fenced, lambda: roll_back(backend, "open", held))
         assert latest(backend.saver()) == "o1"
 
     def test_a_stored_checkpoint_cannot_be_put_elsewhere(self, backend: Backend) -> None:
@@ -238,11 +238,11 @@ class GoingBack:
             config = step(saver, config, f"c{n}")
         for parent in ("c3", "c1", "c2"):
             for child in ("c0", "c1"):
-                error = refused(Conflict, lambda: step(saver, at(parent), child))  # noqa: B023
+                error = expect_refusal(Conflict, lambda: step(saver, at(parent), child))  # noqa: B023
                 assert "is stored already" in str(error)
         loaded = load(saver).config
-        refused(Conflict, lambda: step(saver, loaded, "c0"))
-        assert listed(backend.saver()) == ["c3", "c2", "c1", "c0"]
+        expect_refusal(Conflict, lambda: step(saver, loaded, "c0"))
+        assert list_ids(backend.saver()) == ["c3", "c2", "c1", "c0"]
         assert backend.database().fsck(THREAD) == []
 
     def test_a_checkpoint_that_is_put_again_stays_where_it_is(self, backend: Backend) -> None:
@@ -252,13 +252,13 @@ class GoingBack:
             config = step(saver, config, f"c{n}")
         for again, parent in (("c3", "c2"), ("c1", "c0"), ("c0", None)):
             put(backend.saver(), at(parent), again, {"x": f"{again} anew"}, version=2)
-            assert listed(backend.saver()) == ["c3", "c2", "c1", "c0"]
+            assert list_ids(backend.saver()) == ["c3", "c2", "c1", "c0"]
             assert latest(backend.saver()) == "c3"
             assert load(backend.saver(), at(again)).checkpoint["channel_values"] == {"x": f"{again} anew"}
             assert backend.database().fsck(THREAD) == []
         saver.prune([THREAD], keep_last=2)
         put(backend.saver(), at("c1"), "c2", {"x": "after a prune"}, version=3)
-        assert listed(backend.saver()) == ["c3", "c2"]
+        assert list_ids(backend.saver()) == ["c3", "c2"]
         assert backend.database().fsck(THREAD) == []
 
     def test_a_latest_checkpoint_that_is_not_stored_is_an_error_by_name(self, backend: Backend) -> None:
@@ -270,27 +270,27 @@ class GoingBack:
             lose(backend, "c2", namespace)
             here = at(namespace=namespace)
             for reader in (saver, backend.saver()):
-                error = refused(Corrupt, lambda: reader.get_tuple(here))  # noqa: B023
+                error = expect_refusal(Corrupt, lambda: reader.get_tuple(here))  # noqa: B023
                 assert THREAD in str(error)
                 assert "c2" in str(error)
                 assert "fsck" in str(error)
-                refused(Corrupt, lambda: list(reader.list(here)))  # noqa: B023
-                refused(Corrupt, lambda: list(reader.list(here, limit=1)))  # noqa: B023
+                expect_refusal(Corrupt, lambda: list(reader.list(here)))  # noqa: B023
+                expect_refusal(Corrupt, lambda: list(reader.list(here, limit=1)))  # noqa: B023
                 assert load(reader, at("c1", namespace=namespace)).checkpoint["id"] == "c1"
-            refused(Corrupt, lambda: saver.copy_thread(THREAD, "copy"))  # noqa: B023
+            expect_refusal(Corrupt, lambda: saver.copy_thread(THREAD, "copy"))  # noqa: B023
             database = backend.database()
             if namespace == "":
-                refused(Corrupt, lambda: database.show(THREAD))  # noqa: B023
-                refused(Corrupt, lambda: database.timeline(THREAD))  # noqa: B023
-                refused(Corrupt, lambda: database.export(THREAD))  # noqa: B023
-                refused(Corrupt, lambda: database.tag(THREAD, "now"))  # noqa: B023
+                expect_refusal(Corrupt, lambda: database.show(THREAD))  # noqa: B023
+                expect_refusal(Corrupt, lambda: database.timeline(THREAD))  # noqa: B023
+                expect_refusal(Corrupt, lambda: database.export(THREAD))  # noqa: B023
+                expect_refusal(Corrupt, lambda: database.tag(THREAD, "now"))  # noqa: B023
             assert [f.kind.value for f in database.fsck(THREAD)] == ["head"]
             assert database.repair(THREAD).left == ()
             assert latest(backend.saver(), namespace) == "c1"
-            assert listed(backend.saver(), namespace) == ["c1", "c0"]
+            assert list_ids(backend.saver(), namespace) == ["c1", "c0"]
         lose(backend, "c0", "inner")
         lose(backend, "c1", "inner")
-        refused(Corrupt, lambda: list(backend.saver().list(at(namespace="inner"))))
+        expect_refusal(Corrupt, lambda: list(backend.saver().list(at(namespace="inner"))))
 
     def test_a_head_that_moves_while_it_is_read_is_no_damage(self, backend: Backend) -> None:
         for place in range(1, 40):
@@ -305,7 +305,7 @@ class GoingBack:
                 left -= 1
                 if left == 0:
                     moved.append(True)  # noqa: B023
-                    take_back(backend, "one")
+                    roll_back(backend, "one")
 
             reader = backend.saver_with(remove)
             found = load(reader)

@@ -17,12 +17,12 @@ from perdure.testing.conformance.backend import (
     THREAD,
     Backend,
     at,
+    expect_refusal,
     latest,
-    listed,
+    list_ids,
     load,
     on,
     put,
-    refused,
 )
 from perdure.testing.conformance.concurrency import at_once
 
@@ -31,7 +31,7 @@ class Sayings(TypedDict):
     notes: Annotated[list[str], operator.add]
 
 
-def asking(saver: Any) -> Any:
+def build_asking_graph(saver: Any) -> Any:
     """Return a graph that interrupts with a question and stores the answer."""
 
     def ask(state: Sayings) -> Any:
@@ -53,8 +53,8 @@ class Heads:
             put(left, at(), "c1")
             a, b = load(left).config, load(right).config
             put(left, a, "c2")
-            refused(HeadConflict, lambda: put(right, b, "c3"))  # noqa: B023
-            assert listed(backend.saver()) == ["c2", "c1"], "a lost step was stored"
+            expect_refusal(HeadConflict, lambda: put(right, b, "c3"))  # noqa: B023
+            assert list_ids(backend.saver()) == ["c2", "c1"], "a lost step was stored"
             assert latest(right) == "c2"
             assert any(isinstance(e, HeadConflict) for e in right.conflicts(THREAD))
 
@@ -63,9 +63,9 @@ class Heads:
         put(left, at(), "c1")
         a, b = load(left).config, load(right).config
         put(left, a, "c2")
-        refused(HeadConflict, lambda: put(right, b, "c3"))
-        refused(HeadConflict, lambda: put(right, on(b, "c3"), "c4"))
-        refused(HeadConflict, lambda: right.put_writes(b, [("x", "late")], "task"))
+        expect_refusal(HeadConflict, lambda: put(right, b, "c3"))
+        expect_refusal(HeadConflict, lambda: put(right, on(b, "c3"), "c4"))
+        expect_refusal(HeadConflict, lambda: right.put_writes(b, [("x", "late")], "task"))
         assert load(left, at("c1")).pending_writes == []
 
     def test_addressing_the_head_is_no_fork(self, backend: Backend) -> None:
@@ -73,7 +73,7 @@ class Heads:
         put(left, at(), "c1")
         a, b = load(left, at("c1")).config, load(right, at("c1")).config
         put(left, a, "c2")
-        refused(HeadConflict, lambda: put(right, b, "c3"))
+        expect_refusal(HeadConflict, lambda: put(right, b, "c3"))
 
     def test_addressing_an_older_checkpoint_declares_a_fork(self, backend: Backend) -> None:
         saver = backend.saver()
@@ -83,14 +83,14 @@ class Heads:
         assert latest(backend.saver()) == "f1"
         assert load(saver, at("f1")).parent_config is not None
         put(saver, fork, "f2")
-        assert listed(backend.saver()) == ["f2", "f1", "c2", "c1"]
+        assert list_ids(backend.saver()) == ["f2", "f1", "c2", "c1"]
 
     def test_a_fork_s_later_steps_are_no_forks(self, backend: Backend) -> None:
         saver, other = backend.saver(), backend.saver()
         put(saver, put(saver, at(), "c1"), "c2")
         fork = put(saver, load(saver, at("c1")).config, "f1")
         put(other, load(other).config, "o1")
-        refused(HeadConflict, lambda: put(saver, fork, "f2"))
+        expect_refusal(HeadConflict, lambda: put(saver, fork, "f2"))
 
     def test_the_source_fork_declares_one(self, backend: Backend) -> None:
         saver, other = backend.saver(), backend.saver()
@@ -105,14 +105,14 @@ class Heads:
         assert left.get_tuple(at()) is None
         assert right.get_tuple(at()) is None
         put(left, at(), "c1")
-        refused(HeadConflict, lambda: put(right, at(), "d1"))
-        assert listed(backend.saver()) == ["c1"]
+        expect_refusal(HeadConflict, lambda: put(right, at(), "d1"))
+        assert list_ids(backend.saver()) == ["c1"]
 
     def test_puts_that_no_load_preceded_are_no_race(self, backend: Backend) -> None:
         saver = backend.saver()
         for name in ("a", "b", "c"):
             put(saver, at(), name)
-        assert listed(saver) == ["c", "b", "a"]
+        assert list_ids(saver) == ["c", "b", "a"]
 
     def test_both_runs_stand_where_forks_are_allowed(self, backend: Backend) -> None:
         saver = backend.saver(on_conflict="fork")
@@ -120,7 +120,7 @@ class Heads:
         a, b = load(saver).config, load(saver).config
         put(saver, a, "c2")
         put(saver, b, "c3")
-        assert sorted(listed(saver)) == ["c1", "c2", "c3"]
+        assert sorted(list_ids(saver)) == ["c1", "c2", "c3"]
 
     def test_the_head_is_the_last_put_and_not_the_largest_id(self, backend: Backend) -> None:
         saver = backend.saver()
@@ -129,9 +129,9 @@ class Heads:
             step = put(saver, step, name)
         assert latest(saver) == "k"
         assert latest(backend.saver()) == "k"
-        assert listed(backend.saver()) == ["k", "a", "z", "m"]
-        assert listed(backend.saver(), limit=1) == ["k"]
-        assert listed(backend.saver(), before=at("z")) == ["m"]
+        assert list_ids(backend.saver()) == ["k", "a", "z", "m"]
+        assert list_ids(backend.saver(), limit=1) == ["k"]
+        assert list_ids(backend.saver(), before=at("z")) == ["m"]
 
     def test_of_many_runs_on_one_head_one_wins(self, backend: Backend) -> None:
         savers = [backend.saver() for _ in range(4)]
@@ -149,7 +149,7 @@ class Heads:
             won = at_once(8, attempt)
             assert won.count(True) == 1
             assert latest(backend.saver()) == f"c{turn + 1}-{won.index(True)}"
-        assert len(listed(backend.saver())) == 6
+        assert len(list_ids(backend.saver())) == 6
 
     def test_of_many_tasks_on_one_head_one_wins(self, backend: Backend) -> None:
         saver = backend.saver()
@@ -171,7 +171,7 @@ class Heads:
         outcomes = asyncio.run(race())
         lost = [o for o in outcomes if isinstance(o, HeadConflict)]
         assert len(lost) == 7, outcomes
-        assert len(listed(backend.saver())) == 2
+        assert len(list_ids(backend.saver())) == 2
 
     def test_what_a_process_remembers_refuses_nobody(self, backend: Backend) -> None:
         """A view of the head from before another loop's step is not evidence of a race."""
@@ -180,14 +180,14 @@ class Heads:
         put(second, load(second).config, "c2")
         loaded = load(second).config
         put(first, loaded, "c3")
-        assert listed(backend.saver()) == ["c3", "c2", "c1"]
+        assert list_ids(backend.saver()) == ["c3", "c2", "c1"]
 
     def test_of_two_answers_to_one_question_one_counts(self, backend: Backend) -> None:
         """Two loops answer at the head; the second runs completely before one of the first one's commits."""
         config = at()
         for place in range(1, 10):
             backend.saver().delete_thread(THREAD)
-            first = asking(backend.saver())
+            first = build_asking_graph(backend.saver())
             first.invoke({"notes": ["hello"]}, config)
             left = place
 
@@ -203,10 +203,10 @@ class Heads:
                 with suppress(HeadConflict):
                     graph.invoke(Command(resume=word), graph.get_state(config).config, durability="sync")
 
-            answer(asking(backend.saver_with(hook)), "mine")
+            answer(build_asking_graph(backend.saver_with(hook)), "mine")
             if left > 0:
                 assert place > 2, "there were hardly any commits to come between"
                 return
-            state = asking(backend.saver()).get_state(config)
+            state = build_asking_graph(backend.saver()).get_state(config)
             assert state.values["notes"] in (["hello", "theirs"], ["hello", "mine"])
             assert state.next == ()

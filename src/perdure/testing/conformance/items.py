@@ -54,7 +54,7 @@ LATER = 7_000_000_000_000_000
 FOREIGN = Partition("bull", "a\x01", STORE)
 
 
-def made_at(
+def put_at(
     key: str,
     now: int,
     body: bytes = b"{}",
@@ -80,26 +80,26 @@ class Items:
 
     def test_a_namespace_and_a_thread_of_one_name_are_apart(self, driver: Driver) -> None:
         thread = Partition(SPACE.tenant, SPACE.thread)
-        rows.stored(driver, item("k", b"item"), rows.tag("t"), at=SPACE)
+        rows.store_ops(driver, item("k", b"item"), rows.tag("t"), at=SPACE)
         assert rows.everything(driver, thread) == []
         assert rows.get(driver, ITEM, "k", at=thread) is None
-        rows.stored(driver, item("k", b"thread"), rows.tag("t", Expect.ABSENT), at=thread)
+        rows.store_ops(driver, item("k", b"thread"), rows.tag("t", Expect.ABSENT), at=thread)
         assert [f.partition for f in driver.perform(FindThreads("acme"))] == [thread]
         assert [f.partition for f in driver.perform(FindThreads("acme", space=STORE))] == [SPACE]
-        rows.stored(driver, Delete(TAG, ("t",)), at=thread)
+        rows.store_ops(driver, Delete(TAG, ("t",)), at=thread)
         assert rows.get(driver, TAG, "t", at=SPACE) is not None
         driver.perform(Drop(thread))
         found = rows.get(driver, ITEM, "k", at=SPACE)
         assert found is not None
         assert found.body == b"item"
-        rows.stored(driver, rows.tag("t"), at=thread)
+        rows.store_ops(driver, rows.tag("t"), at=thread)
         driver.perform(Drop(SPACE))
         assert driver.perform(FindThreads(None, space=STORE)) == ()
         assert len(rows.everything(driver, thread)) == 1
 
     def test_an_item_comes_back_as_it_was_put(self, driver: Driver) -> None:
         puts = [item("plain", bytes(range(256))), item("timed", b"", expires_at=LATER, version=(1 << 53) - 1)]
-        rows.stored(driver, *puts, at=SPACE)
+        rows.store_ops(driver, *puts, at=SPACE)
         for put in puts:
             record = rows.get(driver, ITEM, *put.key, at=SPACE)
             assert record is not None
@@ -111,20 +111,22 @@ class Items:
 
     def test_an_item_is_rewritten_and_deleted_by_its_version(self, driver: Driver) -> None:
         big = (1 << 52) + 1
-        rows.stored(driver, item("k", version=big), at=SPACE)
+        rows.store_ops(driver, item("k", version=big), at=SPACE)
         assert not rows.commit(driver, item("k", b"no", version=3)._replace(expect=big - 1), at=SPACE)
         assert not rows.commit(driver, Delete(ITEM, ("k",), big + 1), at=SPACE)
         # Versions of items are drawn, not counted: the next one may be smaller.
-        rows.stored(driver, item("k", b"new", version=2)._replace(expect=big), at=SPACE)
+        rows.store_ops(driver, item("k", b"new", version=2)._replace(expect=big), at=SPACE)
         record = rows.get(driver, ITEM, "k", at=SPACE)
         assert record is not None
         assert (record.version, record.body) == (2, b"new")
-        rows.stored(driver, Delete(ITEM, ("k",), 2), at=SPACE)
-        rows.stored(driver, Delete(ITEM, ("k",)), at=SPACE)
+        rows.store_ops(driver, Delete(ITEM, ("k",), 2), at=SPACE)
+        rows.store_ops(driver, Delete(ITEM, ("k",)), at=SPACE)
         assert rows.get(driver, ITEM, "k", at=SPACE) is None
 
     def test_a_whole_key_as_a_prefix_is_that_record(self, driver: Driver) -> None:
-        rows.stored(driver, *(item(name, b"large", version=n + 1) for n, name in enumerate(NAMES)), at=SPACE)
+        rows.store_ops(
+            driver, *(item(name, b"large", version=n + 1) for n, name in enumerate(NAMES)), at=SPACE
+        )
         ranges = tuple(Range(ITEM, (name,), bodies=False) for name in NAMES)
         answers = driver.perform(Fetch(SPACE, ranges))
         assert [[(r.key, r.version, r.body) for r in answer] for answer in answers] == [
@@ -133,7 +135,7 @@ class Items:
         assert driver.perform(Fetch(SPACE, (Range(ITEM, ("absent",), bodies=False),))) == ((),)
 
     def test_items_are_paged_in_order_of_their_keys(self, driver: Driver) -> None:
-        rows.stored(driver, *(item(name) for name in reversed(NAMES)), at=SPACE)
+        rows.store_ops(driver, *(item(name) for name in reversed(NAMES)), at=SPACE)
         paged: list[tuple[str, ...]] = []
         while page := rows.keys(
             driver, Range(ITEM, after=paged[-1] if paged else None, limit=4, bodies=False), at=SPACE
@@ -144,9 +146,9 @@ class Items:
 
     def test_namespaces_are_found_by_prefix_in_order_and_in_pages(self, driver: Driver) -> None:
         for name in reversed(NAMESPACES):
-            rows.stored(driver, item("k"), at=Partition("acme", name, STORE))
-            rows.stored(driver, rows.tag("t"), at=Partition("acme", name))
-        rows.stored(driver, item("k"), at=FOREIGN)
+            rows.store_ops(driver, item("k"), at=Partition("acme", name, STORE))
+            rows.store_ops(driver, rows.tag("t"), at=Partition("acme", name))
+        rows.store_ops(driver, item("k"), at=FOREIGN)
         for prefix in (
             "",
             "\x01",
@@ -159,14 +161,14 @@ class Items:
         ):
             expected = [n for n in sorted(NAMESPACES) if n.startswith(prefix)]
             for size in (1, 3, 1000):
-                assert self._paged(driver, "acme", prefix, size) == [("acme", n) for n in expected]
+                assert self._read_pages(driver, "acme", prefix, size) == [("acme", n) for n in expected]
             foreign = [("bull", n) for n in (FOREIGN.thread,) if n.startswith(prefix)]
-            assert self._paged(driver, None, prefix, 2) == [("acme", n) for n in expected] + foreign
-        assert self._paged(driver, "acm", "a\x01", 5) == []
+            assert self._read_pages(driver, None, prefix, 2) == [("acme", n) for n in expected] + foreign
+        assert self._read_pages(driver, "acm", "a\x01", 5) == []
 
     def test_a_page_begins_after_a_name_that_need_not_exist(self, driver: Driver) -> None:
         for name in NAMESPACES:
-            rows.stored(driver, item("k"), at=Partition("acme", name, STORE))
+            rows.store_ops(driver, item("k"), at=Partition("acme", name, STORE))
         inside = [n for n in sorted(NAMESPACES) if n.startswith("a\x01")]
         for after in ("", "A", "a\x01", "a\x01az", "a\x01b\x02", "a\x02", "b\x01", "\U0010ffff"):
             found = driver.perform(
@@ -183,7 +185,7 @@ class Items:
     def test_an_expired_item_is_found_and_removed_unless_it_was_renewed(self, driver: Driver) -> None:
         """An item is found by its expiry, and deleted on condition that the expiry is unchanged."""
         other = Partition("acme", "b\x01", STORE)
-        rows.stored(
+        rows.store_ops(
             driver,
             item("never"),
             item("early", expires_at=LATER - 1),
@@ -191,40 +193,40 @@ class Items:
             item("late", expires_at=LATER + 1),
             at=SPACE,
         )
-        rows.stored(driver, item("early", expires_at=LATER - 2), at=other)
-        rows.stored(driver, item("early", expires_at=LATER - 2), at=FOREIGN)
+        rows.store_ops(driver, item("early", expires_at=LATER - 2), at=other)
+        rows.store_ops(driver, item("early", expires_at=LATER - 2), at=FOREIGN)
         finds = bool(driver.perform(FindExpired(None, until=LATER)))
         due = {(SPACE, "early", LATER - 1), (SPACE, "now", LATER), (other, "early", LATER - 2)}
-        self._expired(driver, finds, "acme", due)
-        self._expired(driver, finds, "bull", {(FOREIGN, "early", LATER - 2)})
-        self._expired(driver, finds, None, {*due, (FOREIGN, "early", LATER - 2)})
-        self._expired(driver, finds, "acme", set(), until=LATER - 3)
+        self._check_expired(driver, finds, "acme", due)
+        self._check_expired(driver, finds, "bull", {(FOREIGN, "early", LATER - 2)})
+        self._check_expired(driver, finds, None, {*due, (FOREIGN, "early", LATER - 2)})
+        self._check_expired(driver, finds, "acme", set(), until=LATER - 3)
         page = driver.perform(FindExpired("acme", until=LATER, limit=2))
         assert len(page) == (2 if finds else 0)
 
         renewed = item("early", expires_at=LATER + 9, version=2)
-        rows.stored(driver, renewed, at=SPACE)
+        rows.store_ops(driver, renewed, at=SPACE)
         stale = Delete(ITEM, ("early",), unchanged={"expires_at": LATER - 1})
         assert not rows.commit(driver, Delete(ITEM, ("now",)), stale, at=SPACE)
         assert not rows.commit(driver, Delete(ITEM, ("none",), unchanged={"expires_at": LATER}), at=SPACE)
         assert rows.get(driver, ITEM, "now", at=SPACE) is not None
-        rows.stored(driver, Delete(ITEM, ("now",), unchanged={"expires_at": LATER}), at=SPACE)
-        rows.stored(driver, item("early", expires_at=None, version=3), at=other)
+        rows.store_ops(driver, Delete(ITEM, ("now",), unchanged={"expires_at": LATER}), at=SPACE)
+        rows.store_ops(driver, item("early", expires_at=None, version=3), at=other)
         assert len(rows.keys(driver, Range(ITEM), at=SPACE)) == 3
-        self._expired(driver, finds, "acme", set())
+        self._check_expired(driver, finds, "acme", set())
         driver.perform(Drop(FOREIGN))
-        self._expired(driver, finds, None, set())
+        self._check_expired(driver, finds, None, set())
 
     def test_what_a_batch_deletes_is_no_longer_due(self, driver: Driver) -> None:
         keys = [f"k{n}" for n in range(40)]
-        rows.stored(driver, *(item(key, expires_at=LATER - n) for n, key in enumerate(keys)), at=SPACE)
+        rows.store_ops(driver, *(item(key, expires_at=LATER - n) for n, key in enumerate(keys)), at=SPACE)
         ops = [
             Delete(ITEM, (key,), unchanged={"expires_at": LATER - n}) for n, key in enumerate(keys) if n % 2
         ]
         driver.perform(Commit(SPACE, tuple(ops)))
         finds = bool(driver.perform(FindExpired(None, until=LATER)))
         kept = {(SPACE, key, LATER - n) for n, key in enumerate(keys) if not n % 2}
-        self._expired(driver, finds, "acme", kept)
+        self._check_expired(driver, finds, "acme", kept)
         answers = driver.perform(Fetch(SPACE, tuple(Get(ITEM, (key,)) for key in keys)))
         assert [len(answer) for answer in answers] == [1, 0] * 20
 
@@ -233,9 +235,9 @@ class Items:
             pytest.skip("the driver keeps no field of a record that it overwrites")
         first, second = LATER - 50, LATER - 40
         for n in range(0, 200, 2):
-            rows.stored(driver, made_at(f"k{n}", first + n % 5, b"old"), at=SPACE)
-        puts = [made_at(f"k{n}", second, b"new") for n in range(200)]
-        rows.stored(driver, *puts, item("plain"), at=SPACE)
+            rows.store_ops(driver, put_at(f"k{n}", first + n % 5, b"old"), at=SPACE)
+        puts = [put_at(f"k{n}", second, b"new") for n in range(200)]
+        rows.store_ops(driver, *puts, item("plain"), at=SPACE)
         (found,) = driver.perform(Fetch(SPACE, (Range(ITEM),)))
         of = {record.key[0]: record for record in found}
         assert len(of) == 201
@@ -243,7 +245,7 @@ class Items:
             record = of[f"k{n}"]
             assert (record.body, record.version, record.fields["updated_at"]) == (b"new", second, second)
             assert record.fields["created_at"] == (second if n % 2 else first + n % 5)
-        rows.stored(driver, item("k0"), at=SPACE)
+        rows.store_ops(driver, item("k0"), at=SPACE)
         again = rows.get(driver, ITEM, "k0", at=SPACE)
         assert again is not None
         assert again.fields["created_at"] == LATER - 9, "a put that keeps nothing kept something"
@@ -257,7 +259,7 @@ class Items:
             (LATER - 20, None, LATER - 20),
             (LATER - 10, LATER - 5, LATER - 20),
         ):
-            rows.stored(driver, made_at("k", now, expires_at=expires_at), at=SPACE)
+            rows.store_ops(driver, put_at("k", now, expires_at=expires_at), at=SPACE)
             record = rows.get(driver, ITEM, "k", at=SPACE)
             assert record is not None
             assert (record.fields["created_at"], record.fields["updated_at"]) == (created, now)
@@ -267,18 +269,20 @@ class Items:
         if not driver.capabilities.keeps_fields:
             pytest.skip("the driver keeps no field of a record that it overwrites")
         born, later = LATER - 50, LATER - 40
-        rows.stored(driver, made_at("k", born), at=SPACE)
+        rows.store_ops(driver, put_at("k", born), at=SPACE)
         for expect in (Expect.ABSENT, born + 1):
-            assert not rows.commit(driver, made_at("k", later, b"late", expect=expect), at=SPACE)
+            assert not rows.commit(driver, put_at("k", later, b"late", expect=expect), at=SPACE)
         before = rows.get(driver, ITEM, "k", at=SPACE)
         assert before is not None
         assert (before.body, before.version) == (b"{}", born)
-        rows.stored(driver, made_at("k", later, b"new", expect=born), at=SPACE)
+        rows.store_ops(driver, put_at("k", later, b"new", expect=born), at=SPACE)
         after = rows.get(driver, ITEM, "k", at=SPACE)
         assert after is not None
         assert (after.body, after.version, after.fields["created_at"]) == (b"new", later, born)
 
-    def _paged(self, driver: Driver, tenant: str | None, prefix: str, size: int) -> list[tuple[str, str]]:
+    def _read_pages(
+        self, driver: Driver, tenant: str | None, prefix: str, size: int
+    ) -> list[tuple[str, str]]:
         out: list[Partition] = []
         while page := driver.perform(
             FindThreads(tenant, after=out[-1] if out else None, limit=size, space=STORE, prefix=prefix)
@@ -288,7 +292,7 @@ class Items:
             out += [f.partition for f in page]
         return [(at.tenant, at.thread) for at in out]
 
-    def _expired(
+    def _check_expired(
         self,
         driver: Driver,
         finds: bool,

@@ -12,14 +12,14 @@ from perdure.testing.conformance.backend import (
     Backend,
     at,
     configurable,
-    listed,
+    expect_refusal,
+    list_ids,
     load,
     long,
     on,
     put,
-    refused,
 )
-from perdure.testing.conformance.heads import asking
+from perdure.testing.conformance.heads import build_asking_graph
 
 
 class Lineage:
@@ -36,10 +36,10 @@ class Lineage:
         step = put(saver, step, "s3", root="r3")
         put(saver, at("r2"), "r3")
         fresh = backend.saver()
-        assert listed(fresh, "inner", before=at("r1")) == []
-        assert listed(fresh, "inner", before=at("r2")) == ["s1"]
-        assert listed(fresh, "inner", before=at("r3")) == ["s2", "s1"]
-        assert listed(fresh, "inner", before=at("r3"), limit=1) == ["s2"]
+        assert list_ids(fresh, "inner", before=at("r1")) == []
+        assert list_ids(fresh, "inner", before=at("r2")) == ["s1"]
+        assert list_ids(fresh, "inner", before=at("r3")) == ["s2", "s1"]
+        assert list_ids(fresh, "inner", before=at("r3"), limit=1) == ["s2"]
 
     def test_a_subgraph_s_past_on_one_branch_leaves_out_the_other(self, backend: Backend) -> None:
         saver = backend.saver()
@@ -51,19 +51,19 @@ class Lineage:
         put(saver, at("left"), "left2", source="fork")
         put(saver, at("right"), "right2", source="fork")
         fresh = backend.saver()
-        assert listed(fresh, "inner", before=at("left2")) == ["s-left"]
-        assert listed(fresh, "inner", before=at("right2")) == ["s-right"]
-        assert listed(fresh, "inner", before=at("right")) == []
+        assert list_ids(fresh, "inner", before=at("left2")) == ["s-left"]
+        assert list_ids(fresh, "inner", before=at("right2")) == ["s-right"]
+        assert list_ids(fresh, "inner", before=at("right")) == []
 
     def test_before_cuts_its_own_namespace_where_it_stands(self, backend: Backend) -> None:
         saver = backend.saver()
         step = at()
         for name in ("c", "a", "d", "b"):
             step = put(saver, step, name)
-        assert listed(saver, before=at("b")) == ["d", "a", "c"]
-        assert listed(saver, before=at("a")) == ["c"]
-        assert listed(saver, before=at("c")) == []
-        assert listed(saver, before=at("d"), limit=1) == ["a"]
+        assert list_ids(saver, before=at("b")) == ["d", "a", "c"]
+        assert list_ids(saver, before=at("a")) == ["c"]
+        assert list_ids(saver, before=at("c")) == []
+        assert list_ids(saver, before=at("d"), limit=1) == ["a"]
 
     def test_a_copy_beside_its_original_keeps_its_own_values(self, backend: Backend) -> None:
         """As ``update_state(None, as_node="__copy__")`` puts: on the grandparent, with no new versions."""
@@ -89,12 +89,12 @@ class Lineage:
             assert configurable(found.parent_config)["checkpoint_id"] == "c1"
 
     def test_a_graph_s_copied_checkpoint_has_the_original_s_values(self, backend: Backend) -> None:
-        graph = asking(backend.saver())
+        graph = build_asking_graph(backend.saver())
         config = {"configurable": {"thread_id": THREAD}}
         graph.invoke({"notes": ["hello " * 30]}, config)
         before = graph.get_state(config)
         graph.update_state(before.config, None, as_node="__copy__")
-        after = asking(backend.saver()).get_state(config)
+        after = build_asking_graph(backend.saver()).get_state(config)
         assert after.values == before.values
         assert after.config["configurable"]["checkpoint_id"] != before.config["configurable"]["checkpoint_id"]
 
@@ -154,7 +154,7 @@ class Lineage:
         put(left, at(), "c1")
         a, b = load(left).config, load(right).config
         left.put_writes(a, [("x", "theirs")], "task")
-        refused(HeadConflict, lambda: right.put_writes(b, [("x", "mine")], "task"))
+        expect_refusal(HeadConflict, lambda: right.put_writes(b, [("x", "mine")], "task"))
         assert load(backend.saver()).pending_writes == [("task", "x", "theirs")]
         again = load(right).config
         right.put_writes(again, [("x", "mine")], "task")
@@ -198,8 +198,8 @@ class Lineage:
         put(saver, put(saver, at(), "c1"), "c2")
         step = load(saver).config
         backend.saver().delete_thread(THREAD)
-        refused(HeadConflict, lambda: saver.put_writes(step, [("x", "late")], "task"))
-        refused(HeadConflict, lambda: put(saver, step, "c3"))
+        expect_refusal(HeadConflict, lambda: saver.put_writes(step, [("x", "late")], "task"))
+        expect_refusal(HeadConflict, lambda: put(saver, step, "c3"))
         assert backend.saver().get_tuple(at()) is None
         assert backend.chunks() == 0
 

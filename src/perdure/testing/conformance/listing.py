@@ -10,7 +10,7 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Committed, Delete, Fetch, Get
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, Partition
-from perdure.testing.conformance.backend import Backend, at, put, refused
+from perdure.testing.conformance.backend import Backend, at, expect_refusal, put
 from perdure.testing.faults import FaultyDriver
 
 PLACES = (("a", ""), ("b", ""), ("b", "inner"), ("c", ""), ("c", "inner|deep"))
@@ -33,11 +33,11 @@ def _fill(saver: PerdureSaver) -> list[str]:
 def _both(saver: PerdureSaver, **options: Any) -> list[str]:
     """Return the listed ids, which are the same blocking and awaited."""
 
-    async def awaited() -> list[Any]:
+    async def collect() -> list[Any]:
         return [item async for item in saver.alist(None, **options)]
 
     found = list(saver.list(None, **options))
-    assert [item.config for item in asyncio.run(awaited())] == [item.config for item in found]
+    assert [item.config for item in asyncio.run(collect())] == [item.config for item in found]
     for item in found:
         assert item.checkpoint["channel_values"] == {"x": item.checkpoint["id"]}
     return [item.checkpoint["id"] for item in found]
@@ -77,12 +77,12 @@ class Listing:
         put(backend.saver(tenant="other"), at(), "2f0000")
         assert _both(backend.saver(may_list_all_threads=True), limit=1) == ids[:1]
         assert _both(backend.saver(tenant="other", may_list_all_threads=True)) == ["2f0000"]
-        refused(NotAllowed, lambda: list(backend.saver().list(None, limit=1)))
+        expect_refusal(NotAllowed, lambda: list(backend.saver().list(None, limit=1)))
 
     def test_what_is_not_returned_is_not_read(self, backend: Backend) -> None:
         read: list[str] = []
 
-        def watched(_: int, effect: Effect[Any]) -> None:
+        def check_read(_: int, effect: Effect[Any]) -> None:
             for item in effect.items if isinstance(effect, Fetch) else ():
                 if item.kind is not CHECKPOINT:
                     continue
@@ -93,7 +93,7 @@ class Listing:
 
         ids = _fill(backend.saver())
         saver = backend.saver(
-            may_list_all_threads=True, wrap=lambda driver: FaultyDriver(driver, on_effect=watched)
+            may_list_all_threads=True, wrap=lambda driver: FaultyDriver(driver, on_effect=check_read)
         )
         assert [item.checkpoint["id"] for item in saver.list(None, limit=3)] == ids[:3]
         assert sorted(read) == sorted(ids[:3])
@@ -113,4 +113,4 @@ class Listing:
         gone = Commit(Partition("", "a"), (Delete(CHECKPOINT, ("", head)),))
         assert isinstance(backend.driver.perform(gone), Committed)
         saver = backend.saver(may_list_all_threads=True)
-        assert "'a'" in str(refused(Corrupt, lambda: list(saver.list(None))))
+        assert "'a'" in str(expect_refusal(Corrupt, lambda: list(saver.list(None))))

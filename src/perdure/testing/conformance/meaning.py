@@ -17,7 +17,7 @@ from perdure.model.ops import Commit, Put
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, ITEM
 from perdure.testing.conformance.backend import Backend
-from perdure.testing.conformance.store_operations import HOME, keys, refused
+from perdure.testing.conformance.store_operations import HOME, expect_refusal, keys
 from perdure.testing.faults import FaultyDriver
 
 DIMS = 16
@@ -82,7 +82,7 @@ class Meaning:
                 expected = stock.search(prefix, query=query, filter=given, limit=99)
                 scored = [(e.score, e.namespace, e.key) for e in expected if e.score is not None]
                 found = reader.search(prefix, query=query, filter=given, limit=99)
-                assert _rounded([(f.score, f.namespace, f.key) for f in found]) == _rounded(scored)
+                assert _round_scores([(f.score, f.namespace, f.key) for f in found]) == _round_scores(scored)
                 page = reader.search(prefix, query=query, filter=given, limit=2, offset=1)
                 best = sorted((round(score or 0, 4) for score, *_ in scored), reverse=True)
                 assert [round(f.score or 0, 4) for f in page] == best[1:3]
@@ -137,14 +137,14 @@ class Meaning:
             return [[1.0] for _ in texts]
 
         store = backend.store(index=new_index(embed=short))
-        advice = refused(BadEmbedding, lambda: store.put(HOME, "a", {"text": "tea"}))
+        advice = expect_refusal(BadEmbedding, lambda: store.put(HOME, "a", {"text": "tea"}))
         assert "dims=16" in advice
         assert backend.store().get(HOME, "a") is None
 
     def test_vectors_of_another_model_are_not_compared(self, backend: Backend) -> None:
         backend.store(index=new_index()).put(HOME, "a", {"text": "tea"})
         other = backend.store(index=new_index(name="other"))
-        assert "store reindex" in refused(ReindexRequired, lambda: other.search(HOME, query="tea"))
+        assert "store reindex" in expect_refusal(ReindexRequired, lambda: other.search(HOME, query="tea"))
         other.put(HOME, "a", {"text": "tea"})
         assert keys(other.search(HOME, query="tea")) == ["a"]
 
@@ -190,11 +190,11 @@ class Meaning:
 
     def test_entries_without_a_model_are_not_compared_by_vectors(self, backend: Backend) -> None:
         backend.store(index=new_text_index()).put(HOME, "a", {"text": "tea"})
-        refused(ReindexRequired, lambda: backend.store(index=new_index()).search(HOME, query="tea"))
+        expect_refusal(ReindexRequired, lambda: backend.store(index=new_index()).search(HOME, query="tea"))
         backend.store(index=new_index()).put(HOME, "a", {"text": "tea"})
         assert keys(backend.store(index=new_text_index()).search(HOME, query="tea")) == ["a"]
 
 
-def _rounded(found: Sequence[tuple[float | None, tuple[str, ...], str]]) -> list[Any]:
+def _round_scores(found: Sequence[tuple[float | None, tuple[str, ...], str]]) -> list[Any]:
     """Return results in an order in which equal scores do not matter."""
     return sorted((-round(score or 0, 4), namespace, key) for score, namespace, key in found)

@@ -45,7 +45,7 @@ class Partitions:
     def test_partitions_do_not_see_each_other(self, driver: Driver) -> None:
         for n, at in enumerate((HERE, *NEIGHBOURS)):
             assert rows.everything(driver, at) == [], f"{at} sees what another partition holds"
-            rows.stored(driver, *rows.every_kind(f"mark{n}", n + 1), at=at)
+            rows.store_ops(driver, *rows.every_kind(f"mark{n}", n + 1), at=at)
         for n, at in enumerate((HERE, *NEIGHBOURS)):
             found = rows.everything(driver, at)
             assert len(found) == len(rows.every_kind())
@@ -54,7 +54,7 @@ class Partitions:
             assert bodies == {f"mark{n}".encode()}
 
     def test_expectations_look_into_their_own_partition(self, driver: Driver) -> None:
-        rows.stored(driver, rows.head(version=5))
+        rows.store_ops(driver, rows.head(version=5))
         for at in NEIGHBOURS:
             assert not rows.commit(driver, Check(HEAD, ("",), 5), at=at)
             assert rows.commit(driver, rows.head(version=1, expect=Expect.ABSENT), at=at)
@@ -65,9 +65,9 @@ class Partitions:
 
     def test_writes_and_deletes_stay_in_their_partition(self, driver: Driver) -> None:
         for at in (HERE, *NEIGHBOURS):
-            rows.stored(driver, rows.chunk(b"d" * 16, 1), at=at)
+            rows.store_ops(driver, rows.chunk(b"d" * 16, 1), at=at)
         driver.perform(Stage(HERE, (rows.chunk(b"d" * 16, 9),)))
-        rows.stored(driver, Delete(CHUNK, (b"d" * 16,)), at=NEIGHBOURS[0])
+        rows.store_ops(driver, Delete(CHUNK, (b"d" * 16,)), at=NEIGHBOURS[0])
         assert rows.everything(driver, NEIGHBOURS[0]) == []
         for at in NEIGHBOURS[1:]:
             record = rows.get(driver, CHUNK, b"d" * 16, at=at)
@@ -76,7 +76,7 @@ class Partitions:
 
     def test_drop_removes_its_partition_and_no_other(self, driver: Driver) -> None:
         for at in (HERE, *NEIGHBOURS):
-            rows.stored(driver, *rows.every_kind(), at=at)
+            rows.store_ops(driver, *rows.every_kind(), at=at)
         driver.perform(Drop(HERE))
         assert rows.everything(driver) == []
         for at in NEIGHBOURS:
@@ -84,14 +84,14 @@ class Partitions:
 
     def test_drop_is_repeatable_and_needs_nothing_to_drop(self, driver: Driver) -> None:
         driver.perform(Drop(HERE))
-        rows.stored(driver, *rows.every_kind())
+        rows.store_ops(driver, *rows.every_kind())
         driver.perform(Drop(HERE))
         driver.perform(Drop(HERE))
         assert driver.perform(FindThreads(None)) == ()
 
     def test_a_drop_is_carried_out_only_if_its_checks_hold(self, driver: Driver) -> None:
-        rows.stored(driver, *rows.every_kind("ns", 7))
-        rows.stored(driver, *rows.every_kind("ns", 7), at=NEIGHBOURS[0])
+        rows.store_ops(driver, *rows.every_kind("ns", 7))
+        rows.store_ops(driver, *rows.every_kind("ns", 7), at=NEIGHBOURS[0])
         everything = rows.everything(driver)
         held = (Check(HEAD, ("ns",), 7), Check(LANE, ("none",), Expect.ABSENT))
         for failing in (
@@ -116,7 +116,7 @@ class Partitions:
         """A drop that expects a queue record unchanged, beside writers that each raise its version."""
         for n in range(8):
             at = Partition("acme", f"raced{n}")
-            rows.stored(driver, rows.lane("inbox", None), at=at)
+            rows.store_ops(driver, rows.lane("inbox", None), at=at)
             outcomes: list[bool] = []
             start = threading.Barrier(3)
 
@@ -138,23 +138,23 @@ class Partitions:
             assert len(rows.everything(driver, at)) == (2 if written else 0)
 
     def test_a_dropped_partition_starts_anew(self, driver: Driver) -> None:
-        rows.stored(driver, *rows.every_kind("old", 7))
-        rows.stored(driver, rows.tag("other"), at=NEIGHBOURS[0])
+        rows.store_ops(driver, *rows.every_kind("old", 7))
+        rows.store_ops(driver, rows.tag("other"), at=NEIGHBOURS[0])
         driver.perform(Drop(HERE))
         assert not rows.commit(driver, Check(HEAD, ("old",), 7))
         assert not rows.commit(driver, rows.gc(8, 7))
         for n in range(20):
             # New partitions in between: a driver that numbers them must not hand the old number out again.
-            rows.stored(driver, rows.tag("new"), at=Partition("acme", f"new{n}"))
+            rows.store_ops(driver, rows.tag("new"), at=Partition("acme", f"new{n}"))
             assert len(rows.everything(driver, Partition("acme", f"new{n}"))) == 1
-        rows.stored(driver, rows.head(version=1, expect=Expect.ABSENT))
+        rows.store_ops(driver, rows.head(version=1, expect=Expect.ABSENT))
         assert [r.kind for r in rows.everything(driver)] == [HEAD]
 
     def test_the_catalogue_lists_threads_in_order_and_in_pages(self, driver: Driver) -> None:
         names = [name for name in NAMES if name]
         for name in reversed(names):
-            rows.stored(driver, rows.tag("t"), at=Partition("acme", name))
-            rows.stored(driver, rows.tag("t"), at=Partition("bull", name))
+            rows.store_ops(driver, rows.tag("t"), at=Partition("acme", name))
+            rows.store_ops(driver, rows.tag("t"), at=Partition("bull", name))
         for tenant, expected in (
             ("acme", [Partition("acme", n) for n in sorted(names)]),
             (None, [Partition(t, n) for t in ("acme", "bull") for n in sorted(names)]),
@@ -171,49 +171,49 @@ class Partitions:
                 assert paged == expected
 
     def test_a_thread_is_in_the_catalogue_while_it_holds_anything(self, driver: Driver) -> None:
-        def found() -> list[Partition]:
+        def find() -> list[Partition]:
             return [f.partition for f in driver.perform(FindThreads("acme"))]
 
-        assert found() == []
+        assert find() == []
         assert not rows.commit(driver, Check(GC, (), Expect.PRESENT))
-        assert found() == [], "a refused commit made a thread"
-        rows.stored(driver, rows.write("t", 0))
-        assert found() == [HERE]
+        assert find() == [], "a refused commit made a thread"
+        rows.store_ops(driver, rows.write("t", 0))
+        assert find() == [HERE]
         driver.perform(Drop(HERE))
-        assert found() == []
+        assert find() == []
         driver.perform(Stage(HERE, (rows.chunk(b"d" * 16),)))
-        assert found() == [HERE]
+        assert find() == [HERE]
 
     def test_checkpoints_are_found_by_run(self, driver: Driver) -> None:
         other, foreign = Partition("acme", "other"), Partition("bull", "thread")
-        rows.stored(
+        rows.store_ops(
             driver, rows.checkpoint("a", run_id="r1"), rows.checkpoint("b", namespace="n", run_id="r1")
         )
-        rows.stored(driver, rows.checkpoint("c", run_id="r2"), rows.checkpoint("d"))
-        rows.stored(driver, rows.checkpoint("e", run_id="r1"), at=other)
-        rows.stored(driver, rows.checkpoint("f", run_id="r1"), at=foreign)
+        rows.store_ops(driver, rows.checkpoint("c", run_id="r2"), rows.checkpoint("d"))
+        rows.store_ops(driver, rows.checkpoint("e", run_id="r1"), at=other)
+        rows.store_ops(driver, rows.checkpoint("f", run_id="r1"), at=foreign)
 
-        def found(tenant: str | None, run_id: str) -> set[tuple[Partition, str]]:
+        def find(tenant: str | None, run_id: str) -> set[tuple[Partition, str]]:
             answer = driver.perform(FindRuns(tenant, run_id))
             assert all(f.record is not None and f.record.kind is CHECKPOINT for f in answer)
             assert all(f.record is not None and f.record.fields["run_id"] == run_id for f in answer)
             return {(f.partition, f.record.key[1]) for f in answer if f.record is not None}
 
-        assert found("acme", "r1") == {(HERE, "a"), (HERE, "b"), (other, "e")}
-        assert found(None, "r1") == {(HERE, "a"), (HERE, "b"), (other, "e"), (foreign, "f")}
-        assert found("bull", "r1") == {(foreign, "f")}
-        assert found("acme", "R1") == set()
-        assert found("acme", "") == set()
+        assert find("acme", "r1") == {(HERE, "a"), (HERE, "b"), (other, "e")}
+        assert find(None, "r1") == {(HERE, "a"), (HERE, "b"), (other, "e"), (foreign, "f")}
+        assert find("bull", "r1") == {(foreign, "f")}
+        assert find("acme", "R1") == set()
+        assert find("acme", "") == set()
         assert len(driver.perform(FindRuns("acme", "r1", limit=2))) == 2
-        rows.stored(driver, rows.checkpoint("a", run_id="r3"), Delete(CHECKPOINT, ("n", "b")))
+        rows.store_ops(driver, rows.checkpoint("a", run_id="r3"), Delete(CHECKPOINT, ("n", "b")))
         driver.perform(Drop(other))
-        assert found("acme", "r1") == set()
-        assert found("acme", "r3") == {(HERE, "a")}
+        assert find("acme", "r1") == set()
+        assert find("acme", "r3") == {(HERE, "a")}
 
     def test_a_bulk_of_threads_stays_apart(self, driver: Driver) -> None:
         threads = [Partition(f"tenant{n % 3}", f"thread{n}") for n in range(60)]
         for n, at in enumerate(threads):
-            rows.stored(driver, rows.head("", str(n)), rows.write("t", n), at=at)
+            rows.store_ops(driver, rows.head("", str(n)), rows.write("t", n), at=at)
         for n, at in enumerate(threads):
             heads, writes, tags = driver.perform(Fetch(at, (Get(HEAD, ("",)), Range(WRITE), Range(TAG))))
             assert heads[0].fields["checkpoint_id"] == str(n)
@@ -222,7 +222,7 @@ class Partitions:
 
     def test_a_closed_driver_says_so(self, driver: Driver) -> None:
         """A closed driver without resources may still answer; any other raises ``Unavailable``."""
-        rows.stored(driver, rows.tag("t"))
+        rows.store_ops(driver, rows.tag("t"))
         driver.close()
         driver.close()
         for effect in (

@@ -12,7 +12,7 @@ T = 1_700_000_000_000_000
 """A time in microseconds."""
 
 
-def due(
+def list_due(
     driver: Driver, until: int, tenant: str | None = None, limit: int = 1000, since: int | None = None
 ) -> list[tuple[str, str]]:
     """Return the due queues in order, as thread and queue name."""
@@ -29,58 +29,60 @@ class Queues:
 
     def test_lanes_are_found_when_they_are_due_longest_first(self, driver: Driver) -> None:
         for n in (5, 1, 9, 3, 7, -2):
-            rows.stored(driver, rows.lane("inbox", T + n), at=Partition("acme", f"t{n}"))
-        rows.stored(driver, rows.lane("inbox", T + 4), rows.lane("outbox", T + 2), at=Partition("bull", "b"))
-        rows.stored(driver, rows.lane("inbox", None), at=Partition("acme", "idle"))
-        assert due(driver, T - 3) == []
-        assert due(driver, T + 4) == [
+            rows.store_ops(driver, rows.lane("inbox", T + n), at=Partition("acme", f"t{n}"))
+        rows.store_ops(
+            driver, rows.lane("inbox", T + 4), rows.lane("outbox", T + 2), at=Partition("bull", "b")
+        )
+        rows.store_ops(driver, rows.lane("inbox", None), at=Partition("acme", "idle"))
+        assert list_due(driver, T - 3) == []
+        assert list_due(driver, T + 4) == [
             ("t-2", "inbox"),
             ("t1", "inbox"),
             ("b", "outbox"),
             ("t3", "inbox"),
             ("b", "inbox"),
         ]
-        assert due(driver, T + 100, "acme") == [(f"t{n}", "inbox") for n in (-2, 1, 3, 5, 7, 9)]
-        assert due(driver, T + 100, "bull") == [("b", "outbox"), ("b", "inbox")]
-        assert due(driver, T + 100, "none") == []
-        assert due(driver, T + 100, limit=3) == due(driver, T + 100)[:3]
-        assert due(driver, T + 100, "acme", limit=2) == [("t-2", "inbox"), ("t1", "inbox")]
-        whole = due(driver, T + 9)
-        assert due(driver, T + 9, since=T - 2) == whole
-        assert due(driver, T + 9, since=T - 1) == whole[1:]
-        assert due(driver, T + 4, since=T + 2) == whole[2:5]
-        assert due(driver, T + 9, "acme", limit=2, since=T + 3) == [("t3", "inbox"), ("t5", "inbox")]
-        assert due(driver, T + 9, since=T + 10) == []
+        assert list_due(driver, T + 100, "acme") == [(f"t{n}", "inbox") for n in (-2, 1, 3, 5, 7, 9)]
+        assert list_due(driver, T + 100, "bull") == [("b", "outbox"), ("b", "inbox")]
+        assert list_due(driver, T + 100, "none") == []
+        assert list_due(driver, T + 100, limit=3) == list_due(driver, T + 100)[:3]
+        assert list_due(driver, T + 100, "acme", limit=2) == [("t-2", "inbox"), ("t1", "inbox")]
+        whole = list_due(driver, T + 9)
+        assert list_due(driver, T + 9, since=T - 2) == whole
+        assert list_due(driver, T + 9, since=T - 1) == whole[1:]
+        assert list_due(driver, T + 4, since=T + 2) == whole[2:5]
+        assert list_due(driver, T + 9, "acme", limit=2, since=T + 3) == [("t3", "inbox"), ("t5", "inbox")]
+        assert list_due(driver, T + 9, since=T + 10) == []
 
     def test_a_lane_is_found_where_it_stands_now(self, driver: Driver) -> None:
-        rows.stored(driver, rows.lane("inbox", T + 5))
-        assert due(driver, T + 5) == [("thread", "inbox")]
-        rows.stored(driver, rows.lane("inbox", T + 50, expect=1, version=2))
-        assert due(driver, T + 49) == []
+        rows.store_ops(driver, rows.lane("inbox", T + 5))
+        assert list_due(driver, T + 5) == [("thread", "inbox")]
+        rows.store_ops(driver, rows.lane("inbox", T + 50, expect=1, version=2))
+        assert list_due(driver, T + 49) == []
         assert not rows.commit(driver, rows.lane("inbox", T + 1, expect=1, version=2))
-        assert due(driver, T + 49) == [], "a refused commit moved a lane"
-        rows.stored(driver, rows.lane("inbox", None, expect=2, version=3))
-        assert due(driver, 1 << 60) == []
-        rows.stored(driver, rows.lane("inbox", T, expect=3, version=4))
-        assert due(driver, T) == [("thread", "inbox")]
-        rows.stored(driver, Delete(LANE, ("inbox",), 4))
-        assert due(driver, 1 << 60) == []
-        rows.stored(driver, rows.lane("inbox", T))
+        assert list_due(driver, T + 49) == [], "a refused commit moved a lane"
+        rows.store_ops(driver, rows.lane("inbox", None, expect=2, version=3))
+        assert list_due(driver, 1 << 60) == []
+        rows.store_ops(driver, rows.lane("inbox", T, expect=3, version=4))
+        assert list_due(driver, T) == [("thread", "inbox")]
+        rows.store_ops(driver, Delete(LANE, ("inbox",), 4))
+        assert list_due(driver, 1 << 60) == []
+        rows.store_ops(driver, rows.lane("inbox", T))
         driver.perform(Drop(HERE))
-        assert due(driver, 1 << 60) == []
-        rows.stored(driver, rows.tag("again"))
-        assert due(driver, 1 << 60) == []
+        assert list_due(driver, 1 << 60) == []
+        rows.store_ops(driver, rows.tag("again"))
+        assert list_due(driver, 1 << 60) == []
 
     def test_a_due_lane_stays_stored_however_old_it_is(self, driver: Driver) -> None:
-        rows.stored(driver, rows.lane("inbox", 1))
-        assert due(driver, 1) == [("thread", "inbox")]
+        rows.store_ops(driver, rows.lane("inbox", 1))
+        assert list_due(driver, 1) == [("thread", "inbox")]
         record = rows.get(driver, LANE, "inbox")
         assert record is not None
         assert record.fields["due_at"] == 1
 
     def test_messages_runs_and_replies_come_in_order(self, driver: Driver) -> None:
         for seq in (2, 11, 1, 300, 10):
-            rows.stored(
+            rows.store_ops(
                 driver,
                 rows.inbox(seq),
                 rows.reply(seq),
@@ -103,7 +105,7 @@ class Queues:
 
     def test_what_a_queue_stores_comes_back_whole(self, driver: Driver) -> None:
         puts = (rows.lane("outbox", None, version=7), rows.inbox(1, b"\0\xff"), rows.a_run("r", version=3))
-        rows.stored(driver, *puts, rows.reply(4, version=2), rows.effect("t", 1, b""))
+        rows.store_ops(driver, *puts, rows.reply(4, version=2), rows.effect("t", 1, b""))
         for put in (*puts, rows.reply(4, version=2), rows.effect("t", 1, b"")):
             record = rows.get(driver, put.kind, *put.key)
             assert record is not None

@@ -6,7 +6,7 @@ from random import Random
 
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE, Partition
-from perdure.model.values.compression import decompressed
+from perdure.model.values.compression import decompress
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.rows import HERE, NAMES
@@ -20,7 +20,7 @@ class Reading:
         assert driver.perform(Fetch(HERE, items)) == ((), (), ())
 
     def test_answers_come_in_the_order_of_the_items(self, driver: Driver) -> None:
-        rows.stored(driver, rows.tag("a"), rows.tag("b"), rows.gc(7), rows.head("", "c9", 3, version=5))
+        rows.store_ops(driver, rows.tag("a"), rows.tag("b"), rows.gc(7), rows.head("", "c9", 3, version=5))
         answers = driver.perform(
             Fetch(
                 HERE, (Get(TAG, ("b",)), Get(TAG, ("none",)), Get(GC, ()), Get(TAG, ("a",)), Get(HEAD, ("",)))
@@ -33,20 +33,20 @@ class Reading:
 
     def test_many_keys_are_fetched_at_once_and_in_order(self, driver: Driver) -> None:
         digests = [bytes((i % 251, i // 251)) * 8 for i in range(700)]
-        rows.filled(driver, *(rows.chunk(d, body=d) for d in digests[::2]))
+        rows.store_records(driver, *(rows.chunk(d, body=d) for d in digests[::2]))
         answers = driver.perform(Fetch(HERE, tuple(Get(CHUNK, (d,)) for d in digests)))
         assert [answer[0].body if answer else None for answer in answers] == [
             d if i % 2 == 0 else None for i, d in enumerate(digests)
         ]
 
     def test_one_key_asked_for_twice_is_answered_twice(self, driver: Driver) -> None:
-        rows.stored(driver, rows.chunk(b"d" * 16))
+        rows.store_ops(driver, rows.chunk(b"d" * 16))
         answers = driver.perform(Fetch(HERE, (Get(CHUNK, (b"d" * 16,)),) * 20))
         assert [len(answer) for answer in answers] == [1] * 20
 
     def test_every_column_comes_back_as_it_was_put(self, driver: Driver) -> None:
         put = rows.checkpoint("id", 1 << 40, namespace="n|s:1", body=bytes(range(256)), run_id="run")
-        rows.stored(driver, put)
+        rows.store_ops(driver, put)
         record = rows.get(driver, CHECKPOINT, "n|s:1", "id")
         assert record is not None
         assert (record.kind, record.key, dict(record.fields), record.version, record.body) == (
@@ -57,7 +57,7 @@ class Reading:
             put.body,
         )
         empty = rows.checkpoint("empty", body=b"")
-        rows.stored(driver, empty)
+        rows.store_ops(driver, empty)
         found = rows.get(driver, CHECKPOINT, "", "empty")
         assert found is not None
         assert found.body == b""
@@ -65,20 +65,20 @@ class Reading:
 
     def test_integers_of_64_bits_come_back(self, driver: Driver) -> None:
         for number in (-(1 << 63), -1, 0, (1 << 63) - 1):
-            rows.stored(driver, rows.checkpoint("id", number))
+            rows.store_ops(driver, rows.checkpoint("id", number))
             record = rows.get(driver, CHECKPOINT, "", "id")
             assert record is not None
             assert record.fields["seq"] == number
 
     def test_text_is_ordered_by_code_point(self, driver: Driver) -> None:
-        rows.stored(driver, *(rows.tag(name) for name in NAMES))
+        rows.store_ops(driver, *(rows.tag(name) for name in NAMES))
         expected = [(name,) for name in sorted(NAMES)]
         assert rows.keys(driver, Range(TAG)) == expected
         assert rows.keys(driver, Range(TAG, reverse=True)) == expected[::-1]
 
     def test_every_name_is_a_key_of_its_own(self, driver: Driver) -> None:
         for place, name in enumerate(NAMES):
-            rows.stored(driver, rows.head(name, f"c{place}", place))
+            rows.store_ops(driver, rows.head(name, f"c{place}", place))
         for place, name in enumerate(NAMES):
             record = rows.get(driver, HEAD, name)
             assert record is not None, f"the key {name!r} was not found"
@@ -87,7 +87,7 @@ class Reading:
 
     def test_parts_of_a_key_do_not_run_into_each_other(self, driver: Driver) -> None:
         pairs = [(a, b) for a in ("", "a", "a\0", "a\0b") for b in ("", "b", "\0b", "\0")]
-        rows.stored(driver, *(rows.checkpoint(b, i, namespace=a) for i, (a, b) in enumerate(pairs)))
+        rows.store_ops(driver, *(rows.checkpoint(b, i, namespace=a) for i, (a, b) in enumerate(pairs)))
         for place, pair in enumerate(pairs):
             record = rows.get(driver, CHECKPOINT, *pair)
             assert record is not None
@@ -96,13 +96,13 @@ class Reading:
 
     def test_long_names_are_told_apart_to_their_last_letter(self, driver: Driver) -> None:
         left, right = "n" * 3000 + "a", "n" * 3000 + "b"
-        rows.stored(driver, rows.tag(right), rows.tag(left))
+        rows.store_ops(driver, rows.tag(right), rows.tag(left))
         assert rows.keys(driver, Range(TAG)) == [(left,), (right,)]
         assert rows.get(driver, TAG, left[:-1]) is None
 
     def test_bytes_are_ordered_as_unsigned_numbers(self, driver: Driver) -> None:
         digests = [b"", b"\0", b"\0\0", b"\0\x01", b"\x7f", b"\x80", b"\xff", b"\xff\0"]
-        rows.stored(driver, *(rows.chunk(d) for d in reversed(digests)))
+        rows.store_ops(driver, *(rows.chunk(d) for d in reversed(digests)))
         assert rows.keys(driver, Range(CHUNK)) == [(d,) for d in digests]
 
     def test_each_kind_is_read_whole_whichever_was_read_before(self, driver: Driver) -> None:
@@ -111,19 +111,19 @@ class Reading:
         expected = {(put.kind.name, put.key) for put in (*first, *second)}
         for kind in rows.OF_THREADS:
             at = Partition("acme", kind.name)
-            rows.stored(driver, *first, at=at)
+            rows.store_ops(driver, *first, at=at)
             rows.keys(driver, Range(kind), at)
-            rows.stored(driver, *second, at=at)
+            rows.store_ops(driver, *second, at=at)
             found = {(record.kind.name, record.key) for record in rows.everything(driver, at)}
             assert found == expected, f"after a read of {kind.name}"
 
     def test_integers_in_a_key_are_ordered_as_numbers(self, driver: Driver) -> None:
         slots = [-1000, -4, -1, 0, 1, 2, 10, 100]
-        rows.stored(driver, *(rows.write("task", i) for i in reversed(slots)))
+        rows.store_ops(driver, *(rows.write("task", i) for i in reversed(slots)))
         assert [key[3] for key in rows.keys(driver, Range(WRITE, ("", "c")))] == slots
 
     def test_a_prefix_is_whole_parts_of_the_key(self, driver: Driver) -> None:
-        rows.stored(
+        rows.store_ops(
             driver,
             *(
                 rows.write(task, i, at=at, namespace=ns)
@@ -141,7 +141,7 @@ class Reading:
         assert rows.keys(driver, Range(WRITE, ("", "none"))) == []
 
     def test_pages_of_a_range_join_without_gap_or_overlap(self, driver: Driver) -> None:
-        rows.stored(driver, *(rows.tag(name) for name in NAMES))
+        rows.store_ops(driver, *(rows.tag(name) for name in NAMES))
         for reverse in (False, True):
             whole = rows.keys(driver, Range(TAG, reverse=reverse))
             for size in (1, 2, 7, len(NAMES), len(NAMES) + 1):
@@ -154,13 +154,13 @@ class Reading:
                 assert paged == whole
 
     def test_after_a_key_that_is_not_stored_comes_the_next_one(self, driver: Driver) -> None:
-        rows.stored(driver, *(rows.tag(name) for name in "bdf"))
+        rows.store_ops(driver, *(rows.tag(name) for name in "bdf"))
         assert rows.keys(driver, Range(TAG, after=("c",))) == [("d",), ("f",)]
         assert rows.keys(driver, Range(TAG, after=("c",), reverse=True)) == [("b",)]
         assert rows.keys(driver, Range(TAG, after=("f",))) == []
 
     def test_a_key_of_several_parts_is_continued_part_by_part(self, driver: Driver) -> None:
-        rows.stored(driver, *(rows.write(task, i) for task in ("s", "t") for i in (-1, 0, 1)))
+        rows.store_ops(driver, *(rows.write(task, i) for task in ("s", "t") for i in (-1, 0, 1)))
         whole = rows.keys(driver, Range(WRITE, ("", "c")))
         for place, key in enumerate(whole):
             assert rows.keys(driver, Range(WRITE, ("", "c"), after=key)) == whole[place + 1 :]
@@ -170,29 +170,29 @@ class Reading:
     def test_a_declared_field_orders_a_range(self, driver: Driver) -> None:
         # Ids run against the sequence: ordering by them would show.
         ids = {seq: f"id{9 - seq}" for seq in range(9)}
-        rows.stored(driver, *(rows.checkpoint(ids[seq], seq) for seq in (3, 0, 8, 5, 1, 7, 2, 6, 4)))
-        rows.stored(driver, rows.checkpoint("other", 4, namespace="n"))
+        rows.store_ops(driver, *(rows.checkpoint(ids[seq], seq) for seq in (3, 0, 8, 5, 1, 7, 2, 6, 4)))
+        rows.store_ops(driver, rows.checkpoint("other", 4, namespace="n"))
 
-        def found(**options: object) -> list[int]:
+        def find(**options: object) -> list[int]:
             item = Range(CHECKPOINT, ("",), "seq", **options)  # type: ignore[arg-type]
             (answer,) = driver.perform(Fetch(HERE, (item,)))
             assert all(record.key == ("", ids[record.fields["seq"]]) for record in answer)
             return [record.fields["seq"] for record in answer]
 
-        assert found() == list(range(9))
-        assert found(reverse=True) == list(range(8, -1, -1))
-        assert found(after=5) == [6, 7, 8]
-        assert found(after=5, reverse=True) == [4, 3, 2, 1, 0]
-        assert found(after=5, reverse=True, limit=2) == [4, 3]
-        assert found(limit=1, reverse=True) == [8]
+        assert find() == list(range(9))
+        assert find(reverse=True) == list(range(8, -1, -1))
+        assert find(after=5) == [6, 7, 8]
+        assert find(after=5, reverse=True) == [4, 3, 2, 1, 0]
+        assert find(after=5, reverse=True, limit=2) == [4, 3]
+        assert find(limit=1, reverse=True) == [8]
 
     def test_a_limit_of_none_is_no_limit(self, driver: Driver) -> None:
-        rows.filled(driver, *(rows.chunk(i.to_bytes(16, "big"), body=b"") for i in range(1500)))
+        rows.store_records(driver, *(rows.chunk(i.to_bytes(16, "big"), body=b"") for i in range(1500)))
         assert len(rows.keys(driver, Range(CHUNK))) == 1500
         assert len(rows.keys(driver, Range(CHUNK, limit=1200))) == 1200
 
     def test_bodies_can_be_left_out(self, driver: Driver) -> None:
-        rows.stored(
+        rows.store_ops(
             driver, rows.checkpoint("c", 4, body=b"large"), rows.write("t", 0, body=b"large", version=3)
         )
         answers = driver.perform(Fetch(HERE, (Range(CHECKPOINT, bodies=False), Range(WRITE, bodies=False))))
@@ -204,8 +204,8 @@ class Reading:
         size = min(driver.limits.bytes // 2, 3 << 20)
         # Some drivers compress chunks, by which only one body gains, and some store large ones in parts.
         bodies = [b"\xff" * size, Random(1).randbytes(size)]
-        rows.stored(driver, *(rows.chunk(bytes((n,)) * 16, body=body) for n, body in enumerate(bodies)))
+        rows.store_ops(driver, *(rows.chunk(bytes((n,)) * 16, body=body) for n, body in enumerate(bodies)))
         for n, body in enumerate(bodies):
             record = rows.get(driver, CHUNK, bytes((n,)) * 16)
             assert record is not None
-            assert body in (record.body, decompressed(record.body))
+            assert body in (record.body, decompress(record.body))

@@ -28,29 +28,29 @@ from perdure.testing.conformance.backend import (
     Narrow,
     at,
     deletes_chunks,
+    expect_refusal,
     latest,
-    listed,
+    list_ids,
     load,
     long,
     put,
-    refused,
 )
 from perdure.testing.faults import FaultyDriver
 
 
-def _joined(state: list[str], writes: Sequence[list[str]]) -> list[str]:
+def _join(state: list[str], writes: Sequence[list[str]]) -> list[str]:
     return [*state, *(item for write in writes for item in write)]
 
 
 class Replayed(TypedDict):
-    notes: Annotated[list[str], DeltaChannel(_joined)]
+    notes: Annotated[list[str], DeltaChannel(_join)]
 
 
 def _answer(state: Replayed) -> Any:
     return {"notes": [long(f"answer {len(state['notes'])}")]}
 
 
-def replaying(saver: Any) -> Any:
+def build_replaying_graph(saver: Any) -> Any:
     """Return a graph whose state is replayed from the writes of ancestors."""
     graph = StateGraph(Replayed)
     graph.add_node("answer", _answer)
@@ -80,7 +80,7 @@ class Pruning:
         held = chain(saver, 6)
         before = backend.chunks()
         backend.saver().prune([THREAD])
-        assert listed(backend.saver()) == ["c5"]
+        assert list_ids(backend.saver()) == ["c5"]
         assert values(saver) == values(backend.saver()) == held[5]
         assert backend.chunks() < before, "prune left the chunks of what it removed"
         put(saver, load(saver).config, "c6", held[0], version=9)
@@ -90,7 +90,7 @@ class Pruning:
         held = chain(backend.saver(), 6)
         backend.database().tag(THREAD, "mine", "c1")
         backend.saver().prune([THREAD], keep_last=2)
-        assert listed(backend.saver()) == ["c5", "c4", "c1"]
+        assert list_ids(backend.saver()) == ["c5", "c4", "c1"]
         for n in (1, 4, 5):
             assert values(backend.saver(), f"c{n}") == held[n]
 
@@ -99,7 +99,7 @@ class Pruning:
         step = put(saver, at(), "z", {"x": long("z")})
         put(saver, step, "a", {"x": long("a")})
         backend.saver().prune([THREAD])
-        assert listed(backend.saver()) == ["a"]
+        assert list_ids(backend.saver()) == ["a"]
         assert values(backend.saver()) == {"x": long("a")}
 
     def test_prune_keeps_the_writes_of_the_head(self, backend: Backend) -> None:
@@ -115,16 +115,16 @@ class Pruning:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LangChainBetaWarning)
             for n in range(4):
-                replaying(backend.saver()).invoke({"notes": [long(f"turn {n}")]}, config)
-            before = replaying(backend.saver()).get_state(config).values
+                build_replaying_graph(backend.saver()).invoke({"notes": [long(f"turn {n}")]}, config)
+            before = build_replaying_graph(backend.saver()).get_state(config).values
             assert len(before["notes"]) == 8
             backend.saver().prune([THREAD])
-            assert replaying(backend.saver()).get_state(config).values == before
-            replaying(backend.saver()).invoke({"notes": [long("after")]}, config)
-            after = replaying(backend.saver()).get_state(config).values
+            assert build_replaying_graph(backend.saver()).get_state(config).values == before
+            build_replaying_graph(backend.saver()).invoke({"notes": [long("after")]}, config)
+            after = build_replaying_graph(backend.saver()).get_state(config).values
         assert after["notes"][:8] == before["notes"]
         assert len(after["notes"]) == 10
-        assert len(listed(backend.saver())) > 1
+        assert len(list_ids(backend.saver())) > 1
 
     def test_a_put_planned_before_a_collection_is_planned_again(self, backend: Backend) -> None:
         """Between plan and commit another process removes the chunks that the plan takes for stored."""
@@ -139,7 +139,7 @@ class Pruning:
         held = chain(saver, 4)
         put(saver, load(saver).config, "new", {"own": held[0]["own"]}, version=9)
         assert values(backend.saver()) == {"own": held[0]["own"]}
-        assert listed(backend.saver()) == ["new", "c3"]
+        assert list_ids(backend.saver()) == ["new", "c3"]
         for write in (held[1]["own"], held[2]["own"]):
             pruners = iter([backend.saver()])
             saver.put_writes(at("new"), [("x", write)], write[:6])
@@ -196,7 +196,7 @@ class Pruning:
         def put_all() -> None:
             put(saver, {**at(), "metadata": {"run_id": "r"}}, "c1")
 
-        def waiting() -> list[object]:
+        def store_message() -> list[object]:
             accept = Accept(AT, Message("id", {"input": 1}, "g"), 1, Debounce(), "enqueue", 100, 1 << 30)
             number = handle_of(database).run(accept.store(None)).seq
             return [number, handle_of(database).run(look(AT, number)).message.payload]
@@ -207,12 +207,12 @@ class Pruning:
         ]
         for number, remove in enumerate(removals, start=1):
             put_all()
-            assert waiting() == [number, {"input": 1}]
+            assert store_message() == [number, {"input": 1}]
             remove()
             assert saver.get_tuple(at()) is None
             assert handle_of(database).run(look(AT, number)).message.id == "id"
         saver.delete_thread(THREAD)
-        assert waiting() == [1, {"input": 1}], "a deleted thread kept its messages"
+        assert store_message() == [1, {"input": 1}], "a deleted thread kept its messages"
 
     def test_collection_spares_a_chunk_that_was_stored_again(self, backend: Backend) -> None:
         """Another writer may store, under the new generation, a chunk that was found unreachable."""
@@ -247,7 +247,7 @@ class Pruning:
                     backend.database().tag(THREAD, name, "c1")
 
         backend.saver_with(hook).prune([THREAD])
-        assert listed(backend.saver()) == ["c3", "c1"]
+        assert list_ids(backend.saver()) == ["c3", "c1"]
         assert values(backend.saver(), "c1") == held[1]
 
     def test_a_fork_from_a_checkpoint_that_was_pruned_says_so(self, backend: Backend) -> None:
@@ -255,9 +255,9 @@ class Pruning:
         chain(saver, 3)
         past = load(saver, at("c0")).config
         backend.saver().prune([THREAD])
-        error = refused(NotFound, lambda: put(saver, past, "fork"))
+        error = expect_refusal(NotFound, lambda: put(saver, past, "fork"))
         assert "c0" in str(error)
-        assert listed(backend.saver()) == ["c2"]
+        assert list_ids(backend.saver()) == ["c2"]
 
     def test_what_does_not_fit_a_commit_is_staged_first(self, backend: Backend) -> None:
         narrow: list[Narrow] = []
@@ -281,7 +281,7 @@ class Pruning:
         for n in range(2, 30):
             put(saver, load(saver).config, f"c{n}", {"x": [long(f"turn {n}")]}, version=n)
         saver.prune([THREAD])
-        assert listed(backend.saver()) == ["c29"]
+        assert list_ids(backend.saver()) == ["c29"]
         assert values(backend.saver()) == {"x": [long("turn 29")]}
         saver.copy_thread(THREAD, "copy")
         assert load(backend.saver(), at(thread="copy")).checkpoint["channel_values"] == {

@@ -188,15 +188,15 @@ def commit(driver: Driver, *ops: Op, at: Partition = HERE) -> bool:
     return isinstance(driver.perform(Commit(at, ops)), Committed)
 
 
-def stored(driver: Driver, *ops: Op, at: Partition = HERE) -> None:
+def store_ops(driver: Driver, *ops: Op, at: Partition = HERE) -> None:
     """Commit operations that the rest of the test needs."""
     assert commit(driver, *ops, at=at), "a commit without a failing expectation was refused"
 
 
-def filled(driver: Driver, *puts: Put) -> None:
+def store_records(driver: Driver, *puts: Put) -> None:
     """Store records, in several commits if needed."""
     for first in range(0, len(puts), driver.limits.ops):
-        stored(driver, *puts[first : first + driver.limits.ops])
+        store_ops(driver, *puts[first : first + driver.limits.ops])
 
 
 def get(driver: Driver, kind: Kind, *key: Any, at: Partition = HERE) -> Record | None:

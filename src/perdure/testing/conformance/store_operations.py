@@ -19,7 +19,7 @@ from langgraph.store.base import (
 )
 
 from perdure.errors import Unserialisable
-from perdure.model.filters import accepts, checked
+from perdure.model.filters import accepts, parse_filter
 from perdure.model.ops import Commit, Delete, Fetch, Find
 from perdure.model.program import Effect
 from perdure.storage.port import Driver
@@ -51,7 +51,7 @@ def there(item: Item | None) -> Item:
     return item
 
 
-def refused(error: type[Exception], call: Any) -> str:
+def expect_refusal(error: type[Exception], call: Any) -> str:
     try:
         call()
     except error as raised:
@@ -147,14 +147,14 @@ class Operations:
         store = backend.store()
         wrong: list[Any] = [("a", ""), ("a.b",), ("a\0",), ("a", 1), ("a\ud800",)]
         for namespace in wrong:
-            refused(InvalidNamespaceError, lambda: store.put(namespace, "k", {}))  # noqa: B023
-            refused(InvalidNamespaceError, lambda: store.get(namespace, "k"))  # noqa: B023
-            refused(InvalidNamespaceError, lambda: store.search(namespace))  # noqa: B023
-            refused(InvalidNamespaceError, lambda: store.list_namespaces(prefix=namespace))  # noqa: B023
-            refused(InvalidNamespaceError, lambda: store.batch([PutOp(namespace, "k", {})]))  # noqa: B023
+            expect_refusal(InvalidNamespaceError, lambda: store.put(namespace, "k", {}))  # noqa: B023
+            expect_refusal(InvalidNamespaceError, lambda: store.get(namespace, "k"))  # noqa: B023
+            expect_refusal(InvalidNamespaceError, lambda: store.search(namespace))  # noqa: B023
+            expect_refusal(InvalidNamespaceError, lambda: store.list_namespaces(prefix=namespace))  # noqa: B023
+            expect_refusal(InvalidNamespaceError, lambda: store.batch([PutOp(namespace, "k", {})]))  # noqa: B023
         for reserved in ((), ("langgraph", "x")):
-            refused(InvalidNamespaceError, lambda: store.put(reserved, "k", {}))  # noqa: B023
-        refused(InvalidNamespaceError, lambda: store.batch([PutOp((), "k", {})]))
+            expect_refusal(InvalidNamespaceError, lambda: store.put(reserved, "k", {}))  # noqa: B023
+        expect_refusal(InvalidNamespaceError, lambda: store.batch([PutOp((), "k", {})]))
         assert store.get((), "k") is None
         store.batch([PutOp(("langgraph", "x"), "k", {})])
         store.put(("x", "langgraph"), "k", {})
@@ -163,10 +163,10 @@ class Operations:
     def test_a_value_that_would_not_come_back_stops_its_whole_batch(self, backend: Backend) -> None:
         store = backend.store()
         ops = [PutOp(HOME, "fine", {}), PutOp(HOME, "k", {"at": object()})]
-        message = refused(Unserialisable, lambda: store.batch(ops))
+        message = expect_refusal(Unserialisable, lambda: store.batch(ops))
         assert "['at'] is an object" in message
         assert "'k'" in message
-        refused(Unserialisable, lambda: store.put(HOME, "\ud800", {}))
+        expect_refusal(Unserialisable, lambda: store.put(HOME, "\ud800", {}))
         assert store.search(()) == []
 
     def test_a_search_finds_what_was_written_last_first(self, backend: Backend) -> None:
@@ -196,8 +196,8 @@ class Operations:
             assert keys(chosen) == whole[offset : offset + limit]
         assert [i.value["n"] for i in store.search(("many",), filter={"n": 7})] == [7, 7]
         assert len(store.search(("many",))) == 10
-        refused(ValueError, lambda: store.search(("many",), limit=-1))
-        refused(ValueError, lambda: store.search(("many",), offset=-1))
+        expect_refusal(ValueError, lambda: store.search(("many",), limit=-1))
+        expect_refusal(ValueError, lambda: store.search(("many",), offset=-1))
 
     def test_a_search_filters_by_value(self, backend: Backend) -> None:
         store = backend.store()
@@ -236,7 +236,7 @@ class Operations:
             found = keys(store.search(HOME, filter=conditions))
             assert "".join(reversed(found)) == expected, conditions
         for wrong in ({"kind": {"$like": "note"}}, {"kind": {"$in": "note"}}, {"$gt": 1}):
-            refused(ValueError, partial(store.search, HOME, filter=wrong))
+            expect_refusal(ValueError, partial(store.search, HOME, filter=wrong))
         newest = store.search(HOME, query="what is there?")
         assert [(item.key, item.score) for item in newest] == [(key, None) for key in "3210"], (
             "without an index a query is ignored"
@@ -260,7 +260,7 @@ class Operations:
         assert store.list_namespaces(limit=3, offset=2) == list(FAMILY[2:5])
         assert store.list_namespaces(limit=0) == store.list_namespaces(offset=99) == []
         assert store.list_namespaces(prefix=("absent",)) == store.list_namespaces(prefix=("*",) * 9) == []
-        refused(ValueError, lambda: store.list_namespaces(limit=-1))
+        expect_refusal(ValueError, lambda: store.list_namespaces(limit=-1))
 
     def test_a_namespace_without_items_is_not_listed(self, backend: Backend) -> None:
         store = backend.store()
@@ -299,7 +299,7 @@ class Operations:
         assert before[4:] == [[HOME], None, None, None, None, {"n": 1}]
         after = {(i.namespace, i.key): i.value for i in store.search(())}
         assert after == {(HOME, "old"): {"n": 4}, (("new",), "k"): {"n": 3}}
-        refused(ValueError, lambda: store.batch(["op"]))  # type: ignore[list-item]
+        expect_refusal(ValueError, lambda: store.batch(["op"]))  # type: ignore[list-item]
         assert store.batch([]) == []
 
     def test_the_async_operations_are_the_same(self, backend: Backend) -> None:
@@ -428,7 +428,7 @@ class Operations:
         ]
         for sign in ("$eq", "$gt", "$gte", "$lt", "$lte"):
             for operand in operands:
-                wanted = checked({"x": {sign: operand}})
+                wanted = parse_filter({"x": {sign: operand}})
                 expected = {f"k{n}" for n, value in enumerate(values) if accepts(wanted, {"x": value})}
                 assert set(keys(store.search(HOME, filter={"x": {sign: operand}}, limit=99))) == expected, (
                     wanted

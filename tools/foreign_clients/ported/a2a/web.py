@@ -31,10 +31,10 @@ class WithMessageIds:
         headers = [(name, length if name == b"content-length" else held) for name, held in scope["headers"]]
         given: list[Message] = [{"type": "http.request", "body": changed, "more_body": False}]
 
-        async def given_or_next() -> Message:
+        async def receive_given() -> Message:
             return given.pop() if given else await receive()
 
-        await self._app({**scope, "headers": headers}, given_or_next, send)
+        await self._app({**scope, "headers": headers}, receive_given, send)
 
 
 def _with_id(body: bytes) -> bytes:

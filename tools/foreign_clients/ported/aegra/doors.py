@@ -30,7 +30,7 @@ async def authenticate(authorization: str | None) -> Any:
     }
 
 
-def _marked(value: Any, **marks: str) -> None:
+def _mark(value: Any, **marks: str) -> None:
     # The handler's dict is the server's: it is changed in place.
     if value.get("metadata") is None:
         value["metadata"] = {}
@@ -41,7 +41,7 @@ def _marked(value: Any, **marks: str) -> None:
 async def threads(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
     """A thread is its maker's, as Aegra has it without being asked."""
     if ctx.action == "create":
-        _marked(value, owner=ctx.user.identity, team_id=ctx.user["team_id"])
+        _mark(value, owner=ctx.user.identity, team_id=ctx.user["team_id"])
     return {"owner": ctx.user.identity}
 
 
@@ -58,9 +58,9 @@ async def store(ctx: Auth.types.AuthContext, value: Any) -> bool:
 
 @auth.on.assistants.create
 async def new_assistant(ctx: Auth.types.AuthContext, value: Any) -> None:
-    _marked(value, created_by=ctx.user.identity, team_id=ctx.user["team_id"])
+    _mark(value, created_by=ctx.user.identity, team_id=ctx.user["team_id"])
 
 
 @auth.on.assistants.delete
-async def gone_assistant(ctx: Auth.types.AuthContext, value: Any) -> bool:
+async def authorize_deletion(ctx: Auth.types.AuthContext, value: Any) -> bool:
     return bool(ctx.user["role"] == "admin")

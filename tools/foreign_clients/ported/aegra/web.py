@@ -34,7 +34,7 @@ async def public() -> dict[str, str]:
 
 
 @app.get("/custom/protected")
-async def protected(request: Request) -> dict[str, str]:
+async def show_user(request: Request) -> dict[str, str]:
     return {"message": "protected", "user": request.user.identity}
 
 

@@ -15,7 +15,7 @@ _USERS = {name: {"identity": name, "email": f"{name}@example.com"} for name in (
 auth = Auth()
 
 
-def _refused(detail: str = "Not authorized") -> Exception:
+def _refuse(detail: str = "Not authorized") -> Exception:
     return Auth.exceptions.HTTPException(status_code=403, detail=detail)
 
 
@@ -34,7 +34,7 @@ async def authenticate(authorization: str | None) -> Any:
     return {**user, "permissions": [scope for scope in claims.get("scopes", ()) if scope in _RIGHTS]}
 
 
-def _owned(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
+def _mark_owner(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
     # The handler's dict is the server's: it is changed in place.
     if value.get("metadata") is None:
         value["metadata"] = {}
@@ -45,18 +45,18 @@ def _owned(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
 @auth.on
 async def anything(ctx: Auth.types.AuthContext, value: Any) -> None:
     if not ctx.permissions:
-        raise _refused()
+        raise _refuse()
 
 
 @auth.on.assistants.create
 async def new_assistant(ctx: Auth.types.AuthContext, value: Any) -> None:
     if "assistants:write" not in ctx.permissions:
-        raise _refused()
-    _owned(ctx, value)
+        raise _refuse()
+    _mark_owner(ctx, value)
 
 
 @auth.on.assistants.search
-async def found_assistants(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
+async def find_assistants(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
     return {"owner": ctx.user.identity}
 
 
@@ -72,20 +72,20 @@ async def assistants(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
 
 def _theirs(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
     if ctx.action in ("create", "update", "create_run"):
-        return _owned(ctx, value)
+        return _mark_owner(ctx, value)
     return {"owner": ctx.user.identity}
 
 
 @auth.on.threads.create
 async def new_thread(ctx: Auth.types.AuthContext, value: Any) -> dict[str, Any]:
     if not {"me", "threads:write", "threads:*"} & set(ctx.permissions):
-        raise _refused()
-    return _owned(ctx, value)
+        raise _refuse()
+    return _mark_owner(ctx, value)
 
 
 @auth.on.store()
 async def items(ctx: Auth.types.AuthContext, value: Any) -> None:
     namespace = tuple(value.get("namespace") or ())
     if namespace and ctx.user.identity not in namespace:
-        raise _refused()
+        raise _refuse()
     value["namespace"] = namespace or (ctx.user.identity,)

@@ -46,13 +46,13 @@ async def _wait(state: _Delay) -> dict[str, Any]:
 delay = _one(_Delay, "long_running", _wait)
 
 
-def _joined(held: list[str], new: list[str] | str) -> list[str]:
+def _join(held: list[str], new: list[str] | str) -> list[str]:
     return [*held, *([new] if isinstance(new, str) else new)]
 
 
 class _Dynamic(TypedDict, total=False):
     node: str
-    messages: Annotated[list[str], _joined]
+    messages: Annotated[list[str], _join]
 
 
 def dynamic(config: RunnableConfig) -> Any:
@@ -74,12 +74,12 @@ class _Child(_Lines, total=False):
 
 
 def _pair(schema: Any, prefix: str, second: Any) -> Any:
-    def entered(name: str) -> Any:
+    def enter(name: str) -> Any:
         return lambda state: {"messages": [f"Entered {name} node"]}
 
     builder = StateGraph(schema)
-    builder.add_node(f"{prefix}_one", entered(f"{prefix}_one"))
-    builder.add_node(f"{prefix}_two", second or entered(f"{prefix}_two"))
+    builder.add_node(f"{prefix}_one", enter(f"{prefix}_one"))
+    builder.add_node(f"{prefix}_two", second or enter(f"{prefix}_two"))
     builder.add_edge(START, f"{prefix}_one")
     builder.add_edge(f"{prefix}_one", f"{prefix}_two")
     builder.add_edge(f"{prefix}_two", END)
@@ -155,7 +155,7 @@ state_schema_graph = _one(
 
 
 class _Registered(BaseModel):
-    messages: Annotated[list[str], _joined] = Field([], json_schema_extra=_AS_MESSAGES)
+    messages: Annotated[list[str], _join] = Field([], json_schema_extra=_AS_MESSAGES)
     count: int = 0
     status: Literal["idle", "processing", "done"] = "idle"
 

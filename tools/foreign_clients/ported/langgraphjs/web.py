@@ -38,7 +38,7 @@ class Front:
             await JSONResponse({"status": "interrupted"})(scope, receive, send)
             return
 
-        async def marked(message: Message) -> None:
+        async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"x-js-middleware", b"true")]
             await send(message)
@@ -49,7 +49,7 @@ class Front:
             config = body.setdefault("config", {})
             config.setdefault("configurable", {}).setdefault(_HEADER.decode(), value.decode())
             scope, receive = _with_body(scope, receive, json.dumps(body).encode())
-        await self.app(scope, receive, marked)
+        await self.app(scope, receive, send_marked)
 
 
 def _with_body(scope: Scope, receive: Receive, body: bytes) -> tuple[Scope, Receive]:
@@ -84,7 +84,7 @@ async def _error(request: Request) -> Response:
     raise HTTPException(400, "Bad request")
 
 
-async def _streaming(request: Request) -> Response:
+async def _stream(request: Request) -> Response:
     async def lines() -> AsyncIterator[str]:
         for number in range(4):
             yield f"Count: {number}\n"
@@ -123,7 +123,7 @@ app = Starlette(
         Route("/custom/my-route", _own),
         Route("/runs/afakeroute", _fake),
         Route("/custom/error", _error),
-        Route("/custom/streaming", _streaming),
+        Route("/custom/streaming", _stream),
         Route("/custom/webhook", _webhook, methods=["POST"]),
         Route("/custom/webhook-payload", _payload),
         Route("/internal/truncate", _truncate, methods=["POST"]),

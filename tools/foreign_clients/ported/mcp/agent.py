@@ -35,7 +35,7 @@ class Addressed(BaseModel):
     address: _Address | None = None
 
 
-def _replying(content: Any) -> Pregel[Any, Any, Any, Any]:
+def _build_graph(content: Any) -> Pregel[Any, Any, Any, Any]:
     def reply(state: Talk) -> dict[str, Any]:
         return {"messages": [AIMessage(content)]}
 
@@ -53,10 +53,10 @@ def pass_on(state: Addressed) -> dict[str, Any]:
 _IMAGE = {"type": "image", "base64": _HELD, "mime_type": "image/png"}
 _NOTES = {"type": "text-plain", "text": "This is an embedded resource content.", "title": "embedded"}
 
-text = _replying("This is a simple text response for testing.")
-image = _replying([_IMAGE])
-audio = _replying([{"type": "audio", "base64": _HELD, "mime_type": "audio/wav"}])
-resource = _replying([_NOTES])
-mixed = _replying([{"type": "text", "text": "Multiple content types test:"}, _IMAGE, _NOTES])
+text = _build_graph("This is a simple text response for testing.")
+image = _build_graph([_IMAGE])
+audio = _build_graph([{"type": "audio", "base64": _HELD, "mime_type": "audio/wav"}])
+resource = _build_graph([_NOTES])
+mixed = _build_graph([{"type": "text", "text": "Multiple content types test:"}, _IMAGE, _NOTES])
 failing = StateGraph(Talk).add_node(fail).add_edge(START, "fail").compile()
 addressed = StateGraph(Addressed).add_node(pass_on).add_edge(START, "pass_on").compile()

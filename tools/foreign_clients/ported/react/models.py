@@ -91,14 +91,14 @@ class Letters(_Turns):
             yield chunk
 
 
-def calling(message_id: str, *calls: tuple[str, str, dict[str, Any]]) -> AIMessage:
+def make_calls(message_id: str, *calls: tuple[str, str, dict[str, Any]]) -> AIMessage:
     """A message that calls tools: for each call its id, the tool and the arguments."""
     made = [{"id": call, "name": name, "args": args, "type": "tool_call"} for call, name, args in calls]
     return AIMessage("", id=message_id, tool_calls=made)
 
 
-def using(call: str, tool: str, args: dict[str, Any], answer: str) -> Scripted:
+def make_scripted(call: str, tool: str, args: dict[str, Any], answer: str) -> Scripted:
     """A model that calls a tool, and then answers."""
     return Scripted(
-        answers=[calling(f"{call}-message", (call, tool, args)), AIMessage(answer, id=f"{call}-final")]
+        answers=[make_calls(f"{call}-message", (call, tool, args)), AIMessage(answer, id=f"{call}-final")]
     )

@@ -63,3 +63,46 @@ def test_what_git_ignores_is_left_alone(tree: Path) -> None:
     (tree / ".gitignore").write_text("uv.lock\n")
     (tree / "uv.lock").write_text("version = 1\n")
     assert check(tree)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["stored", "_given", "asettled", "listening", "written_to", "kept_for_next", "_made_sync"]
+)
+@pytest.mark.parametrize("folder", ["src", "tools", "bench"])
+def test_a_function_named_by_a_participle_is_found(tree: Path, folder: str, name: str) -> None:
+    (tree / folder).mkdir(exist_ok=True)
+    (tree / folder / "a.py").write_text(f"class A:\n    async def {name}(self): ...\n")
+    status, output = check(tree)
+    assert status == 1
+    assert (
+        f"{folder}/a.py:2: the function {name!r} is named by a participle; name it by a verb (load, "
+        in output
+    )
+
+
+@pytest.mark.parametrize("name", ["put_off", "_ring", "settle", "take_back"])
+def test_an_old_word_for_a_standard_term_is_found(tree: Path, name: str) -> None:
+    (tree / "src").mkdir()
+    (tree / "src" / "a.py").write_text(f"\ndef {name}(): ...\n")
+    assert f"src/a.py:2: the function {name!r}; the field's term is " in check(tree)[1]
+
+
+def test_verbs_nouns_and_answers_pass(tree: Path) -> None:
+    """Also values that a participle describes, local names, and names that tests have."""
+    names = [
+        "load",
+        "note_write",
+        "is_stored",
+        "stored_bytes",
+        "made_at",
+        "embed",
+        "aembed",
+        "read_asked",
+        "everything",
+    ]
+    (tree / "src").mkdir()
+    (tree / "src" / "a.py").write_text(
+        "".join(f"def {name}():\n    held = given = 1\n" for name in [*names, "pending"])
+    )
+    (tree / "test_a.py").write_text("def stored(): ...\n")
+    assert check(tree) == (0, "3 files, 0 findings\n")

@@ -46,7 +46,7 @@ def _shape(desk: Desk, shape: str) -> Results:
         }
         desk.step(f"{CANDIDATES[subject.name].label}, {scenario.title}: {label}")
 
-    def settle(subject: Subject) -> None:
+    def open_thread(subject: Subject) -> None:
         """The opening and a first turn belong to no window."""
         subject.ask("turns", count=1)
 
@@ -55,7 +55,7 @@ def _shape(desk: Desk, shape: str) -> Results:
         desk.step(f"{CANDIDATES[subject.name].label}, {scenario.title}: on the way")
 
     with Field(f"shapes ({shape})", shape, choose_compared(desk), desk.scratch, desk.notes) as field:
-        field.each(settle)
+        field.each(open_thread)
         field.each(lambda subject: window("start", subject))
         field.each(between)
         field.each(lambda subject: window("end", subject))

@@ -84,7 +84,7 @@ class ThreadFacts:
         return [call for call in self.calls if call.do in kinds]
 
     @cached_property
-    def sent_by_entry(self) -> dict[str, Sent]:
+    def additions(self) -> dict[str, Sent]:
         """Messages and updates by their entries."""
         return _group_calls(self.of(ACCEPT, UPDATE), MESSAGE)
 
@@ -154,7 +154,7 @@ class ThreadFacts:
     def is_at_rest(self, began: float, ended: float, but: str) -> bool:
         """Return True if nothing happened to the thread in a time but the sending of one answer: every other
         call was over before, or came later, and every run had been seen to have ended."""
-        for sent in (*self.sent_by_entry.values(), *self.answers.values(), *self._others):
+        for sent in (*self.additions.values(), *self.answers.values(), *self._others):
             if sent.element == but or sent.began > ended:
                 continue
             if sent.settled_at > began or not all(self._was_seen_ended(run, began) for run in sent.runs):

@@ -58,7 +58,7 @@ def _find_changed_ends(thread: ThreadFacts) -> Iterator[str]:
 def _find_causeless_failures(thread: ThreadFacts) -> Iterator[str]:
     """A run fails only if a message of it does: no outage and no end of a process fails one."""
     parts: dict[str, list[Call]] = defaultdict(list)
-    for sent in thread.sent_by_entry.values():
+    for sent in thread.additions.values():
         for run in sent.runs:
             parts[thread.whole_run(run) or run] += sent.calls
     is_certain = all(call.is_ok or call.is_refused for call in thread.of(ACCEPT) if call.given.get("fails"))
@@ -111,7 +111,7 @@ def _find_overtaken_notices(thread: ThreadFacts) -> Iterator[str]:
     place = {entry: number for number, entry in enumerate(thread.final)}
     told = sorted(
         (place[entry], first[run], entry)
-        for entry, sent in thread.sent_by_entry.items()
+        for entry, sent in thread.additions.items()
         for run in sent.runs
         if entry in place and run in first and thread.whole_run(run) == run
     )

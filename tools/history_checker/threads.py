@@ -44,7 +44,7 @@ def _foreign(thread: ThreadFacts) -> Iterator[str]:
             entry
             for entry in seen.entries
             if entry.startswith(MESSAGE)
-            and (entry not in thread.sent_by_entry or thread.sent_by_entry[entry].began > seen.call.ended)
+            and (entry not in thread.additions or thread.additions[entry].began > seen.call.ended)
         ]
         if strange:
             yield f"{seen.call.id} shows {strange[:3]}, which nobody had sent there"
@@ -52,7 +52,7 @@ def _foreign(thread: ThreadFacts) -> Iterator[str]:
 
 def _find_refused_entries(thread: ThreadFacts) -> Iterator[str]:
     """What was refused is in no state."""
-    refused = {entry for entry, sent in thread.sent_by_entry.items() if sent.is_refused}
+    refused = {entry for entry, sent in thread.additions.items() if sent.is_refused}
     for seen in thread.observations:
         if shown := refused.intersection(seen.entries):
             yield f"{seen.call.id} shows {sorted(shown)[:3]}, which was refused"
@@ -63,7 +63,7 @@ def _find_losses(thread: ThreadFacts) -> Iterator[str]:
     """What a successful run or an acknowledged update added is in the last state."""
     if not thread.observations:
         return
-    for entry, sent in thread.sent_by_entry.items():
+    for entry, sent in thread.additions.items():
         done = [run for run in sent.runs if thread.has_ended(run, SUCCESS)]
         is_stored = bool(done) or any(call.is_ok and call.do == "update" for call in sent.calls)
         if is_stored and entry not in thread.final_set:
@@ -76,7 +76,7 @@ def _find_left_out(thread: ThreadFacts) -> Iterator[str]:
         run = join.given["run"]
         if not join.is_ok or not thread.has_ended(run, SUCCESS):
             continue
-        for entry, sent in thread.sent_by_entry.items():
+        for entry, sent in thread.additions.items():
             if run in sent.runs and entry not in join.answer["entries"]:
                 yield f"{join.id} shows what the run of {entry!r} left, without it"
 
@@ -99,7 +99,7 @@ def _find_repeated_steps(thread: ThreadFacts) -> Iterator[str]:
 
 def _one_run(thread: ThreadFacts) -> Iterator[str]:
     """The same message has the same run, however often it is sent, or the run that it has become part of."""
-    for entry, sent in thread.sent_by_entry.items():
+    for entry, sent in thread.additions.items():
         if len({thread.whole_run(run) for run in sent.runs} - {None}) > 1:
             yield f"{entry!r} was acknowledged with the runs {sorted(sent.runs)}"
 
@@ -109,7 +109,7 @@ def _in_order(thread: ThreadFacts) -> Iterator[str]:
     place = {entry: n for n, entry in enumerate(thread.final)}
     yield from order_breaks(
         (sent.began, sent.acknowledged_at, place[entry], entry)
-        for entry, sent in thread.sent_by_entry.items()
+        for entry, sent in thread.additions.items()
         if entry in place and not any(call.given.get("is_delayed") for call in sent.calls)
     )
 
@@ -142,7 +142,7 @@ def _stale(thread: ThreadFacts) -> Iterator[str]:
     """A read shows whatever had been read, or was acknowledged as done, before it began."""
     place = {entry: n for n, entry in enumerate(thread.final)}
     writes: list[tuple[float, float, int]] = []
-    for entry, sent in thread.sent_by_entry.items():
+    for entry, sent in thread.additions.items():
         ends = [end for run in sent.runs if (end := thread.end_of(run)) is not None]
         done = [end.ended for end in ends if end.answer["status"] == SUCCESS]
         done += [call.ended for call in sent.calls if call.is_ok and call.do == "update"]
@@ -191,7 +191,7 @@ def _find_reappearances(thread: ThreadFacts) -> Iterator[str]:
             continue
         before = {
             entry
-            for entry, sent in thread.sent_by_entry.items()
+            for entry, sent in thread.additions.items()
             if all(call.ended < deletion.began or call.is_refused for call in sent.calls)
         }
         for seen in thread.observations:

@@ -144,13 +144,13 @@ class D1Driver:
             except AnswerLost as lost:
                 if not tries.again(lost):
                     raise give_up_error(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
-                if commits and tries.unsure and self._settle(commits, ids, n, tries, unsure=True):
+                if commits and tries.unsure and self._resolve(commits, ids, n, tries, unsure=True):
                     left, commits = _drop_written(left), []
                 continue
             except Rejected as error:
                 # The refusal may come from our own receipts, for a second copy that a gateway may have sent.
                 unsure = tries.unsure or writing.RECEIPT in str(error)
-                if commits and self._settle(commits, ids, n, tries, unsure=unsure):
+                if commits and self._resolve(commits, ids, n, tries, unsure=unsure):
                     left, commits = _drop_written(left), []
                     continue
                 raise
@@ -161,7 +161,7 @@ class D1Driver:
                 part.read(results[start:end], verdicts[given[id(part)]] if part.guarded else None)
             return
 
-    def _settle(
+    def _resolve(
         self, commits: Sequence[_Part], ids: Sequence[str], n: int, tries: Tries, *, unsure: bool
     ) -> bool:
         """Return True if a batch whose answer was lost was applied, after answering its commits."""

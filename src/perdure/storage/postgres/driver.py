@@ -196,7 +196,7 @@ class PostgresDriver:
     def _settle_all(self, jobs: Sequence[PendingRequest]) -> None:
         """Determine the outcome of the jobs of a round trip whose answer was lost, in their order."""
         later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
-        self._each(jobs, lambda job: self._settle(job, overwritten(later[id(job)])))
+        self._each(jobs, lambda job: self._resolve(job, overwritten(later[id(job)])))
 
     def _commit(self, writes: Sequence[codec.Write], readers: Sequence[PendingRequest] = ()) -> list[Any]:
         """Return the outcomes of writes. What ``readers`` read afterwards is read in the same round trip,
@@ -243,7 +243,7 @@ class PostgresDriver:
         refusals = self._repeat(once)
         return [outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
 
-    def _settle(self, job: PendingRequest, after: Collection[Touch]) -> Any:
+    def _resolve(self, job: PendingRequest, after: Collection[Touch]) -> Any:
         """Repeat a write whose answer was lost, unless it is found to be applied. Records in ``after`` were
         overwritten in the same round trip: they prove nothing, and must not be written again."""
         try:

@@ -132,7 +132,7 @@ class RedisDriver:
 
     def _answer(self, links: NodeConnections, effect: Effect[Any], answer: Any) -> Any:
         if isinstance(answer, CallLost) and isinstance(effect, Commit):
-            return self._settle(links, effect, answer)
+            return self._resolve(links, effect, answer)
         if isinstance(answer, Exception):
             raise answer
         if isinstance(effect, Fetch):
@@ -143,7 +143,7 @@ class RedisDriver:
             return requests.parse_drop(effect, answer)
         return requests.server_time(answer) if isinstance(effect, Now) else None
 
-    def _settle(self, links: NodeConnections, effect: Commit, lost: CallLost) -> Any:
+    def _resolve(self, links: NodeConnections, effect: Commit, lost: CallLost) -> Any:
         """Return the outcome of a commit whose answer was lost, repeating it if it was not applied."""
         call = requests.commit(self._space, effect)
         for _ in range(8):

@@ -37,7 +37,7 @@ DATABASE: dict[str, Call] = {
     "measure": lambda db, t, c: db.measure(t),
     "repair": lambda db, t, c: db.repair(t),
     "show": lambda db, t, c: [_outcome(lambda: db.show(t)), _outcome(lambda: db.show(t, c))],
-    "stuck": lambda db, t, c: db.find_stuck(0.0),
+    "find_stuck": lambda db, t, c: db.find_stuck(0.0),
     "tag": lambda db, t, c: [_outcome(lambda: db.tag(t, "x")), _outcome(lambda: db.tag(t, "x", c))],
     "tags": lambda db, t, c: db.tags(t),
     "threads": lambda db, t, c: list(db.threads()),

@@ -220,7 +220,11 @@ MISTAKES: tuple[tuple[Check, str, str], ...] = (
     (check_places, "`model/runs/queue.py` `Lane`", "`model/queues.py` `Lane`"),
     (check_references, "| 11 | 9 | `model/heads.py` `judge`", "| 11 | 6 | `model/heads.py` `judge`"),
     (check_references, "| 9 | 8, by `StepPut._try_decide` |", "| 9 | 8, by `StepPut._plan_guards` |"),
-    (check_references, "| 13 | 12, by `Acceptance._begin_at_once` |", "| 13 | 99, by `Acceptance._begin_at_once` |"),
+    (
+        check_references,
+        "| 13 | 12, by `Acceptance._begin_at_once` |",
+        "| 13 | 99, by `Acceptance._begin_at_once` |",
+    ),
     (
         check_references,
         "FastAPI | `server/routes/runs.py` `stream`",

@@ -16,10 +16,10 @@ import pytest
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine.retention import removal
+from perdure.engine.range_reads import all_partitions
 from perdure.inspector.actions import ACTIONS
 from perdure.inspector.api import VIEWS
-from perdure.model.records import THREADS, Partition
+from perdure.model.records import Partition
 from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate
@@ -55,7 +55,7 @@ async def serving(gate: Gate) -> AsyncIterator[Served]:
 
 async def tenants_of(server: Served) -> list[Partition]:
     handle = handle_of(server.host.runtime.database)
-    return list(await handle.arun(removal.all_partitions(None, THREADS)))
+    return list(await handle.arun(all_partitions(None)))
 
 
 def views(names: Names) -> Iterator[tuple[str, dict[str, str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.retention import removal
+from perdure.engine.range_reads import all_partitions
 from perdure.errors import Corrupt
 from perdure.model.records import SPACES
 
@@ -23,7 +23,7 @@ def examine(database: Database | SyncDatabase, *, all_tenants: bool = False) -> 
     found = handle.examine(None)
     for space in SPACES[1:]:
         try:
-            for partition in handle.run(removal.all_partitions(tenant, space)):
+            for partition in handle.run(all_partitions(tenant, space)):
                 whose = f"tenant {partition.tenant!r}: " if all_tenants else ""
                 found += [f"{whose}{space} {partition.thread!r}: {s}" for s in handle.examine(partition)]
         except Corrupt as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.retention import removal
+from perdure.engine.range_reads import all_partitions
 from perdure.model.records import SPACES, THREADS, Partition
 
 
@@ -13,7 +13,7 @@ def partitions(database: Database | SyncDatabase, tenant: str | None) -> list[Pa
     """Return every thread of a tenant, or of all if ``None``, then every namespace of its store, then a
     server's records for it, then the histories of its sessions, in order."""
     handle = handle_of(database)
-    return [partition for space in SPACES for partition in handle.run(removal.all_partitions(tenant, space))]
+    return [partition for space in SPACES for partition in handle.run(all_partitions(tenant, space))]
 
 
 def tenants(database: Database | SyncDatabase) -> dict[str, int]:

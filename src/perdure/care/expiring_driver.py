@@ -11,7 +11,8 @@ import time
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from perdure.engine.retention.expiry import ThreadAtRest, read_at_rest, remove_expired
+from perdure.engine.retention.expiry import ThreadAtRest, read_at_rest
+from perdure.engine.retention.whole_threads import remove_expired
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
 from perdure.model.bounded_cache import BoundedCache
@@ -155,7 +156,7 @@ class ExpiringDriver(WrappingDriver):
             thread = yield from self._find_expired(effect.partition)
             if thread is None:
                 break
-            if (yield from remove_expired(effect.partition, thread)):
+            if (yield from remove_expired(effect.partition, thread, is_replaced=True)):
                 self._forget(effect.partition)
                 break
             # Another writer removes it. What is stored while it does would go with the thread.

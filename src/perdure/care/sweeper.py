@@ -15,9 +15,9 @@ from typing import NamedTuple, Self
 from perdure.care.expiring_driver import host_clock, with_expired
 from perdure.engine import session_histories
 from perdure.engine.items import items
+from perdure.engine.range_reads import all_partitions
 from perdure.engine.retention import sweep
 from perdure.engine.retention.expiry import Clocks
-from perdure.engine.retention.removal import all_partitions
 from perdure.engine.retention.sweep import Failure, SweepState, SweepTerms, Swept
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable

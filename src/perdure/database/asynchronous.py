@@ -18,7 +18,7 @@ from perdure.database.thread_entries import Thread
 from perdure.engine.checks import fsck, fsck_report
 from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
 from perdure.engine.queue.stuck import Survey, survey
-from perdure.engine.retention import removal
+from perdure.engine.range_reads import all_partitions
 from perdure.engine.threads import forking, tags, thread_digest
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.threads.thread_digest import Digest
@@ -136,7 +136,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         if thread_id is not None:
             return await self._check(self._handle.partition(thread_id))
         found: list[Finding] = []
-        for at in await self._handle.arun(removal.all_threads(self.tenant)):
+        for at in await self._handle.arun(all_partitions(self.tenant)):
             try:
                 found += await self._check(at)
             except Corrupt as error:

@@ -1,10 +1,10 @@
-"""Complete reads of several ranges: the first pages in one request, longer ranges page by page."""
+"""Complete reads: of several ranges, the first pages in one request, and of the list of partitions."""
 
 from __future__ import annotations
 
-from perdure.model.ops import Fetch, Range
+from perdure.model.ops import Fetch, FindThreads, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import Partition, Record
+from perdure.model.records import THREADS, Partition, Record
 
 PAGE = 1000
 """Records of one range that a request asks for."""
@@ -23,3 +23,14 @@ def read_all(partition: Partition, *ranges: Range) -> Program[tuple[list[Record]
             out[n].extend(records)
         longer = [n for n, records in zip(longer, answers, strict=True) if len(records) == PAGE]
     return out
+
+
+def all_partitions(tenant: str | None, space: str = THREADS) -> Program[list[Partition]]:
+    """Return every partition of a space, its threads by default, of a tenant or of all tenants, in order."""
+    out: list[Partition] = []
+    while True:
+        after = out[-1] if out else None
+        found = yield from ask(FindThreads(tenant, after=after, limit=PAGE, space=space))
+        out.extend(hit.partition for hit in found)
+        if len(found) < PAGE:
+            return out

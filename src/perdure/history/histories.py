@@ -17,7 +17,7 @@ from langchain_core.messages import BaseMessage
 
 from perdure.engine import session_histories
 from perdure.engine.items import items
-from perdure.engine.retention.removal import all_partitions
+from perdure.engine.range_reads import all_partitions
 from perdure.engine.session_histories import Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, Contention

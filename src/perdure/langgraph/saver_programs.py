@@ -27,7 +27,8 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine.queue.questions import Asked
-from perdure.engine.retention import removal
+from perdure.engine.retention import removal, whole_threads
+from perdure.engine.retention.plan import keep_as_asked, keep_tagged
 from perdure.engine.threads import checkpoint_loading, checkpoints, copying, history, packing
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, resolve
 from perdure.engine.threads.steering import Taking
@@ -531,25 +532,20 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
 
     def _delete_thread(self, thread_id: str) -> Program[None]:
         partition = self._partition(thread_id)
-        yield from removal.delete_thread(partition)
+        yield from whole_threads.delete_thread(partition)
         self.forget_thread(partition)
 
     def _copy(self, source: str, target: str) -> Program[None]:
-        yield from copying.copy_thread(
-            self._partition(source),
-            self._partition(target),
-            self._digest,
-            self._budget,
-            self._first_version(),
-        )
-        self.forget_thread(self._partition(target))
+        here, there = self._partition(source), self._partition(target)
+        yield from copying.copy_thread(here, there, self._digest, self._budget, self._first_version())
+        self.forget_thread(there)
 
     def _prune(self, thread_ids: Sequence[str], strategy: str, keep_last: int | None) -> Program[None]:
         refuse_text("thread_ids", thread_ids)
-        keep = removal.Keep.parse(strategy, keep_last)
+        planner = keep_as_asked(strategy, keep_last)
         for partition in map(self._partition, thread_ids):
-            yield from removal.prune(partition, keep, self._digest, self._budget)
-            if keep.last == 0:
+            yield from removal.prune(partition, planner, self._digest, self._budget)
+            if planner is keep_tagged:
                 self.forget_thread(partition)
 
     def _report_older(self, partition: Partition) -> None:

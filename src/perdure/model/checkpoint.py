@@ -111,6 +111,11 @@ class CheckpointRecord(NamedTuple):
     blocks: Runs = ()
 
     @property
+    def name(self) -> tuple[str, str]:
+        """Its namespace and id."""
+        return self.namespace, self.id
+
+    @property
     def replaced_head(self) -> str | None:
         """Head that this checkpoint replaced, stored or not; ``None`` if there was none."""
         return self.parent_id if self.prior is None else self.prior or None

@@ -8,10 +8,11 @@ that moved is marked: a marked cut is not a hole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from perdure.model.checkpoint import CheckpointRecord
+from perdure.model.ops import Delete, Op, Put
 
 ORIGIN = ""
 """Place of a subgraph's checkpoint that was stored before any root checkpoint: before everything."""
@@ -22,10 +23,24 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Checkpoints to remove, and the survivors whose links change, by name."""
+    """What goes of a thread as it was read.
 
-    removed: tuple[Name, ...]
+    Attributes:
+        removed: the checkpoints that go.
+        relinked: the survivors whose links change, by name.
+        heads: the operations on heads.
+        writes: the operations on pending writes, by the checkpoint with which they are removed.
+    """
+
+    removed: frozenset[Name]
     relinked: Mapping[Name, CheckpointRecord]
+    heads: Sequence[Put | Delete] = ()
+    writes: Mapping[Name, Sequence[Op]] = field(default_factory=dict[Name, Sequence[Op]])
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing goes."""
+        return not (self.removed or self.heads or self.writes)
 
 
 def keep_newest(last: int) -> Callable[[list[CheckpointRecord]], set[str]]:
@@ -68,27 +83,19 @@ def plan_retention(
         if namespace != "":
             kept[namespace] = _find_kept_in_subgraph(namespace, group, kept[""], ancestry, heads)
             kept[namespace] |= {i for n, i in (*tags, *bases) if n == namespace and i in group}
-    removed = tuple(
-        (namespace, i) for namespace, group in groups.items() for i in group if i not in kept[namespace]
-    )
-    return Plan(removed, _relink(groups, kept, ancestry, _is_same_run))
+    return _plan(groups, kept, ancestry, _is_same_run)
 
 
 def plan_removal(
     checkpoints: Iterable[CheckpointRecord], removed: Callable[[CheckpointRecord], bool]
 ) -> Plan:
     """Return the plan that removes exactly the checkpoints of a rule, in every namespace."""
-    checkpoints = list(checkpoints)
-    groups = by_namespace(checkpoints)
-    gone: list[Name] = []
-    kept: dict[str, set[str]] = {"": set()}
-    for checkpoint in checkpoints:
-        if removed(checkpoint):
-            gone.append((checkpoint.namespace, checkpoint.id))
-        else:
-            kept.setdefault(checkpoint.namespace, set()).add(checkpoint.id)
-    ancestry = _Ancestry(groups.get("", {}))
-    return Plan(tuple(gone), _relink(groups, kept, ancestry, _always))
+    groups = {"": dict[str, CheckpointRecord](), **by_namespace(checkpoints)}
+    kept = {
+        namespace: {i for i, checkpoint in group.items() if not removed(checkpoint)}
+        for namespace, group in groups.items()
+    }
+    return _plan(groups, kept, _Ancestry(groups[""]), _always)
 
 
 def bases_of_run(
@@ -218,12 +225,13 @@ def _always(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
     return True
 
 
-def _relink(
+def _plan(
     groups: Mapping[str, Mapping[str, CheckpointRecord]],
     kept: Mapping[str, set[str]],
     ancestry: _Ancestry,
     passes: Callable[[CheckpointRecord, CheckpointRecord], bool],
-) -> dict[Name, CheckpointRecord]:
+) -> Plan:
+    """Return the plan that keeps checkpoints, given by their ids in each namespace."""
     out: dict[Name, CheckpointRecord] = {}
     # A subgraph's checkpoint keeps the name of its root where that is removed: moved to an ancestor it would
     # be older than other branches that part there. The survivors after that root remember it instead.
@@ -231,12 +239,12 @@ def _relink(
         name
         for namespace, group in groups.items()
         if namespace != ""
-        for checkpoint_id in kept.get(namespace, ())
+        for checkpoint_id in kept[namespace]
         for name in (group[checkpoint_id].root, group[checkpoint_id].root_head)
         if name is not None
     }
     for namespace, group in groups.items():
-        stay = kept.get(namespace, set())
+        stay = kept[namespace]
         for checkpoint_id in stay:
             checkpoint = group[checkpoint_id]
             after = checkpoint
@@ -257,7 +265,8 @@ def _relink(
                 after = after._replace(root_head=root)
             if after is not checkpoint:
                 out[namespace, checkpoint_id] = after
-    return out
+    removed = ((namespace, i) for namespace, group in groups.items() for i in group.keys() - kept[namespace])
+    return Plan(frozenset(removed), out)
 
 
 def _find_replaced_head(

@@ -11,7 +11,7 @@ from perdure.engine.queue import inbox, journal, runs
 from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.queue.runs import Ending, HeldRun, RememberedInbox
-from perdure.engine.retention import removal
+from perdure.engine.retention.whole_threads import delete_thread
 from perdure.errors import Corrupt, Fenced, NotFound, NotWaiting, QueueFull, RunInProgress, TooLarge
 from perdure.model.ops import Check, Commit, Delete, FindDue, Put
 from perdure.model.program import Effect
@@ -371,7 +371,7 @@ def test_a_run_that_begins_ends_the_waiting(queue: Queue) -> None:
 def test_a_holder_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None:
     queue.accept()
     stale = queue.held("one")
-    queue.run(removal.delete_thread(HERE))
+    queue.run(delete_thread(HERE))
     queue.accept("new")
     current = queue.held("two")
     for program in (

@@ -7,7 +7,7 @@ import pytest
 from perdure.engine.queue import outbox
 from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.queue.runs import Unserved
-from perdure.engine.retention import removal
+from perdure.engine.retention.whole_threads import delete_thread
 from perdure.errors import Conflict, Fenced, NotFound
 from perdure.model.records import (
     OUTBOX,
@@ -129,7 +129,7 @@ def test_a_sender_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None
     queue.replied("old")
     stale = queue.take("one")
     assert stale is not None
-    queue.run(removal.delete_thread(HERE))
+    queue.run(delete_thread(HERE))
     queue.replied("new")
     current = queue.take("two")
     assert current is not None

@@ -15,7 +15,8 @@ from perdure.care.sweeper import SweepOptions
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine.queue.inbox import Accept
-from perdure.engine.retention import removal
+from perdure.engine.range_reads import all_partitions
+from perdure.engine.retention.whole_threads import delete_thread
 from perdure.engine.threads import arrival_leftovers
 from perdure.engine.threads.transfer_claim import CLAIM
 from perdure.engine.transfer import importing
@@ -213,7 +214,7 @@ def test_an_import_that_fails_leaves_what_was_accepted_meanwhile(backend: str) -
             handle.run(importing.abandon(arrival))
             assert not any(rows(db, ADA, kind) for kind in (SEAL, CHUNK))
             assert len(rows(db, ADA, INBOX)) == len(rows(db, ADA, LANE)) == int(is_written_to)
-            handle.run(removal.delete_thread(ADA))
+            handle.run(delete_thread(ADA))
         found = handle.run(importing.survey(ADA))
         handle.run(importing.abandon(handle.run(importing.begin(ADA, found, {}, 7, handle.budget))))
-        assert handle.run(removal.all_threads("")) == []
+        assert handle.run(all_partitions("")) == []

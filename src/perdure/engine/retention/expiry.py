@@ -1,4 +1,4 @@
-"""Expiry of threads: when a thread without activity is over, and its removal as long as it is at rest."""
+"""Planner for whole threads: what retention does with one, given what was read of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 import ormsgpack
 
 from perdure.engine.documents import Document
-from perdure.engine.retention import outside_records
-from perdure.engine.retention.whole_removal import remove_whole, write_versions
 from perdure.engine.threads import transfer_claim
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Range
+from perdure.model.ops import Check, Expect, Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import (
     CHECKPOINT,
@@ -86,6 +84,11 @@ class ThreadAtRest:
     claim: Record | None
     has_head: bool
     has_document: bool
+
+    @property
+    def is_arriving(self) -> bool:
+        """True if the name is claimed for a thread that has not arrived."""
+        return self.claim is not None and not self.has_head
 
     def expires_at(self, rules: RetentionRules) -> int | None:
         """Return the time at which the thread expires in microseconds, ``None`` if it does not.
@@ -199,29 +202,6 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
         has_head=head is not None,
         has_document=document is not None,
     )
-
-
-def remove_resting(partition: Partition, *, only_unused: bool = False) -> Program[bool]:
-    """Remove a thread, with what is stored of it elsewhere, unless it is busy, or changed since it was read;
-    return True if it was removed. With ``only_unused`` one stays for which a message was ever accepted."""
-    thread = yield from read_at_rest(partition)
-    if thread.is_busy or (only_unused and thread.has_queues):
-        return False
-    elsewhere = yield from outside_records.find(partition)
-    collection = Check(GC, (), thread.generation or Expect.ABSENT)
-    outcome = yield from ask(Drop(partition, (collection, *thread.checks)))
-    if not isinstance(outcome, Committed):
-        return False
-    yield from outside_records.remove(elsewhere)
-    return True
-
-
-def remove_expired(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
-    """Remove an expired thread, unless it changed since it was read, or a task writes to it meanwhile; return
-    True if it was removed."""
-    seen = yield from write_versions(partition)
-    outcome = yield from remove_whole(partition, thread.generation, thread.checks, seen)
-    return isinstance(outcome, Committed)
 
 
 def unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:

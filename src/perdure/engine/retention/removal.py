@@ -1,24 +1,24 @@
-"""Removal of threads, runs, and checkpoints by rule.
+"""Executor of plans: removes checkpoints of a thread, their writes, and then the chunks that nothing needs.
 
 The root goes first: one commit removes checkpoints and raises the thread's collection generation, so that
 every write planned before it is planned again. Chunks that nothing needs any more are collected after that.
+Killed in between it leaves a sound thread, and the next removal takes the rest.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
-from perdure.engine.retention import outside_records
-from perdure.engine.retention.removal_of_writes import unneeded_writes
-from perdure.engine.retention.removal_parts import parts, too_large
-from perdure.engine.retention.whole_removal import remove_whole
+from perdure.engine.range_reads import all_partitions, read_all
+from perdure.engine.retention import plan as planning
+from perdure.engine.retention.plan import Planner, leaving_together, room_of
+from perdure.engine.retention.whole_threads import NO_QUEUES, everywhere, remove_whole
 from perdure.engine.threads import transfer_claim
 from perdure.engine.threads.chunk_collection import collect
-from perdure.engine.threads.chunk_reads import MissingChunk
+from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
 from perdure.engine.threads.history import delta_history
-from perdure.engine.threads.thread_records import Contents, read
+from perdure.engine.threads.thread_records import Contents, read, references
 from perdure.engine.threads.thread_state import guards
 from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import ATTEMPTS, Budget
@@ -26,134 +26,24 @@ from perdure.errors import CannotTakeBack, Contention, Corrupt
 from perdure.model.arguments import refuse_text
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT, belongs
-from perdure.model.ops import (
-    Check,
-    Commit,
-    Committed,
-    Delete,
-    Drop,
-    Expect,
-    Fetch,
-    FindRuns,
-    FindThreads,
-    Get,
-    Op,
-    Put,
-    Range,
-)
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, FindRuns, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
-from perdure.model.records import (
-    CHECKPOINT,
-    DOCUMENT,
-    EPOCH,
-    GC,
-    HEAD,
-    LANE,
-    OF_THREAD,
-    SEAL,
-    THREADS,
-    WRITE,
-    Key,
-    Partition,
-)
-from perdure.model.retention import (
-    Name,
-    Plan,
-    by_namespace,
-    head_before,
-    keep_newest,
-    nearest_survivor,
-    plan_removal,
-    plan_retention,
-)
-from perdure.model.runs.queue import IN, LATER, OUT, WAITS
+from perdure.model.records import CHECKPOINT, DOCUMENT, EPOCH, GC, HEAD, LANE, SEAL, WRITE, Partition
+from perdure.model.retention import Plan
 from perdure.model.values.chunks import Digester
-from perdure.model.write_records import read_writes, record_key
+from perdure.model.write_records import read_writes, record_key, stored_bytes
 
 _PAGE = 1000
+_WEIGHED = 256
+"""Chunks that are looked at together for their size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Rule that the newest ``last`` checkpoints stay; 0 keeps only tagged ones."""
-
-    last: int
-
-    @classmethod
-    def parse(cls, strategy: str, keep_last: int | None) -> Keep:
-        if keep_last is not None:
-            if keep_last < 1:
-                raise ValueError(
-                    f"keep_last is at least 1, not {keep_last}; to remove all, use strategy='delete'"
-                )
-            return cls(keep_last)
-        if strategy == "keep_latest":
-            return cls(1)
-        if strategy == "delete":
-            return cls(0)
-        raise ValueError(f"the strategy {strategy!r} is unknown; use 'keep_latest', 'delete', or keep_last=N")
-
-
-def all_threads(tenant: str | None) -> Program[list[Partition]]:
-    """Return every thread of a tenant, or of all tenants, in order."""
-    return (yield from all_partitions(tenant, THREADS))
-
-
-def all_partitions(tenant: str | None, space: str) -> Program[list[Partition]]:
-    """Return every partition of a space, of a tenant or of all tenants, in order."""
-    out: list[Partition] = []
-    while True:
-        after = out[-1] if out else None
-        found = yield from ask(FindThreads(tenant, after=after, limit=_PAGE, space=space))
-        out.extend(f.partition for f in found)
-        if len(found) < _PAGE:
-            return out
-
-
-def delete_thread(partition: Partition) -> Program[None]:
-    """Remove a thread with all its records, and before it what is stored of it elsewhere: cut short in
-    between, the thread is there and is listed without the copy of its metadata."""
-    elsewhere = yield from outside_records.find(partition)
-    yield from outside_records.remove(elsewhere)
-    yield from ask(Drop(partition))
-
-
-def prune(partition: Partition, keep: Keep, digest: Digester, budget: Budget) -> Program[None]:
-    """Keep the newest checkpoints of a thread and what they need; remove the rest and its chunks.
-
-    While a run is open, its latest checkpoint and the one that its rollback returns to stay in any case.
-    """
-
-    def plan(contents: Contents) -> Plan:
-        bases = contents.bases
-        if keep.last == 0:
-            kept = contents.tagged_names | bases
-            if contents.view.open_run is not None:
-                kept.update(contents.latest.items())
-            return plan_removal(contents.checkpoints, lambda c: (c.namespace, c.id) not in kept)
-        return plan_by(contents, keep_newest(keep.last))
-
-    yield from _remove_and_collect(partition, plan, digest, budget)
-
-
-def prune_by(
-    partition: Partition,
-    rule: Callable[[list[CheckpointRecord]], set[str]],
-    digest: Digester,
-    budget: Budget,
-) -> Program[None]:
-    """As ``prune``, with a rule that returns the ids of the root checkpoints to keep."""
-
-    def plan(contents: Contents) -> Plan:
-        return plan_by(contents, rule)
-
-    yield from _remove_and_collect(partition, plan, digest, budget)
-
-
-def plan_by(contents: Contents, rule: Callable[[list[CheckpointRecord]], set[str]]) -> Plan:
-    """Return the plan of ``prune_by`` for a thread as it was read."""
-    return plan_retention(contents.checkpoints, contents.latest, contents.tagged_names, rule, contents.bases)
+def prune(partition: Partition, planner: Planner, digest: Digester, budget: Budget) -> Program[None]:
+    """Remove what a planner names, and the chunks that nothing needs then."""
+    generation = yield from _remove(partition, planner, budget)
+    if generation is not None:
+        yield from collect(partition, generation, digest, budget)
 
 
 def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
@@ -172,44 +62,33 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
     refuse_text("run_ids", run_ids)
     runs = frozenset(run_ids)
     done: set[Partition] = set()
-    refused: CannotTakeBack | None = None
+    refusals: list[CannotTakeBack] = []
     without: set[str] = set()
+
+    def take_out(partition: Partition) -> Program[None]:
+        done.add(partition)
+        try:
+            yield from prune(partition, planning.remove_runs(runs), digest, budget)
+        except CannotTakeBack as error:
+            refusals.append(error)
+
     for run_id in runs:
         if not (yield from ask(FindRuns(tenant, run_id, limit=1))):
             without.add(run_id)
     for run_id in run_ids:
-        while True:
+        is_over = False
+        while not is_over:
             # Removed checkpoints are not found again, so the next page is the first one of the rest.
             found = yield from ask(FindRuns(tenant, run_id, limit=_PAGE))
-            new = dict.fromkeys(f.partition for f in found if f.partition not in done)
+            new = dict.fromkeys(hit.partition for hit in found if hit.partition not in done)
             for partition in new:
-                try:
-                    yield from _remove_runs(partition, runs, digest, budget)
-                except CannotTakeBack as error:
-                    refused = refused or error
-            done.update(new)
-            if len(found) < _PAGE or not new:
-                break
-    for partition in (yield from all_threads(tenant)) if without else ():
+                yield from take_out(partition)
+            is_over = len(found) < _PAGE or not new
+    for partition in (yield from all_partitions(tenant)) if without else ():
         if partition not in done and (yield from _has_writes_of(partition, without)):
-            try:
-                yield from _remove_runs(partition, runs, digest, budget)
-            except CannotTakeBack as error:
-                refused = refused or error
-    if refused is not None:
-        raise refused
-
-
-def _has_writes_of(partition: Partition, run_ids: Collection[str]) -> Program[bool]:
-    """Return True if a thread has writes of some runs."""
-    after: Key | None = None
-    while True:
-        (found,) = yield from ask(Fetch(partition, (Range(WRITE, after=after, limit=_PAGE),)))
-        if any(belongs(write.nonce, run_ids) for write in read_writes(found)):
-            return True
-        if len(found) < _PAGE:
-            return False
-        after = found[-1].key
+            yield from take_out(partition)
+    if refusals:
+        raise refusals[0]
 
 
 def take_back(
@@ -230,135 +109,75 @@ def take_back(
         Fenced: the lease is over.
         CannotTakeBack: an earlier head is not stored any more.
     """
-    runs = frozenset((run_id,))
-    planner = _plan_of_runs(partition, runs, epoch, within)
-    generation = yield from _remove(partition, planner, budget, runs, within)
-    if generation is None:
-        return
+    planner = planning.remove_runs(frozenset((run_id,)), within)
+
+    def fenced(contents: Contents) -> Plan:
+        if epoch is not None:
+            guards(partition, contents.view, epoch)
+        return planner(contents)
+
     try:
-        yield from collect(partition, generation, digest, budget)
+        yield from prune(partition, fenced, digest, budget)
     except MissingChunk:
         # A damaged thread: what nothing needs any more stays in it, but the run is taken back.
         return
 
 
-def _remove_runs(
-    partition: Partition, runs: frozenset[str], digest: Digester, budget: Budget
-) -> Program[None]:
-    yield from _remove_and_collect(partition, _plan_of_runs(partition, runs), digest, budget, runs)
+def weigh(contents: Contents, plan: Plan, digest: Digester) -> Program[int]:
+    """Return the bytes that a plan frees: of checkpoints, their writes, and the chunks that nothing else
+    needs, less what the records of the survivors gain."""
+    changed = yield from _relink(contents, plan)
+    touched = plan.removed | plan.relinked.keys()
+    before = replace(
+        contents,
+        checkpoints=[c for c in contents.checkpoints if c.name in touched],
+        writes=[w for w in contents.writes if (w.namespace, w.checkpoint_id) in plan.removed],
+    )
+    after = replace(
+        contents,
+        checkpoints=[*changed, *(c for c in contents.checkpoints if c.name not in touched)],
+        writes=[w for w in contents.writes if (w.namespace, w.checkpoint_id) not in plan.removed],
+    )
+    reader = ChunkReader(contents.partition, digest)
+    needed = yield from reachable(contents.partition, references(after), digest, reader)
+    doomed = sorted((yield from reachable(contents.partition, references(before), digest, reader)) - needed)
+    for at in range(0, len(doomed), _WEIGHED):
+        yield from reader.find(doomed[at : at + _WEIGHED])
+    records = sum(len(c.put().body) for c in before.checkpoints) - sum(len(c.put().body) for c in changed)
+    return records + stored_bytes(before.writes) + sum(reader.sizes(doomed).values())
 
 
-def _plan_of_runs(
-    partition: Partition,
-    runs: frozenset[str],
-    epoch: int | None = None,
-    within: Collection[str] | None = None,
-) -> Callable[[Contents], Plan]:
-    """Return the planner that removes what runs stored; see ``take_back`` for ``epoch`` and ``within``."""
-
-    def plan(contents: Contents) -> Plan:
-        if epoch is not None:
-            guards(partition, contents.view, epoch)
-        kept = contents.tagged_names | contents.bases
-        emptied = _namespaces_emptied_by(contents, runs)
-        return plan_removal(
-            contents.checkpoints,
-            lambda c: (
-                (c.run_id in runs or c.namespace in emptied)
-                and (c.namespace, c.id) not in kept
-                and (within is None or c.namespace in within)
-            ),
-        )
-
-    return plan
+def _has_writes_of(partition: Partition, run_ids: Collection[str]) -> Program[bool]:
+    """Return True if a thread has writes of some runs."""
+    (found,) = yield from read_all(partition, Range(WRITE))
+    return any(belongs(write.nonce, run_ids) for write in read_writes(found))
 
 
-def _namespaces_emptied_by(contents: Contents, runs: frozenset[str]) -> set[str]:
-    """Return the namespaces that were empty before ``runs``: all of them if the root was.
-
-    Whatever else is in them was left by a run that was taken back earlier, for a tag or a run that was open
-    then. Without a tag it goes with ``runs``: a head must not move to what was taken back.
-    """
-    groups = by_namespace(contents.checkpoints)
-    emptied = {
-        namespace
-        for namespace, head in contents.latest.items()
-        if head_before(head, groups.get(namespace, {}), runs) is None
-    }
-    return {*groups, *emptied} if ROOT in emptied else emptied
-
-
-def _remove_and_collect(
-    partition: Partition,
-    planner: Callable[[Contents], Plan],
-    digest: Digester,
-    budget: Budget,
-    runs: frozenset[str] = frozenset(),
-) -> Program[None]:
-    generation = yield from _remove(partition, planner, budget, runs)
-    if generation is not None:
-        yield from collect(partition, generation, digest, budget)
-
-
-def _remove(
-    partition: Partition,
-    planner: Callable[[Contents], Plan],
-    budget: Budget,
-    runs: frozenset[str] = frozenset(),
-    within: Collection[str] | None = None,
-) -> Program[int | None]:
+def _remove(partition: Partition, planner: Planner, budget: Budget) -> Program[int | None]:
     """Remove what a planner names; return the collection generation then, ``None`` if no chunks are left to
     collect."""
     for _ in range(ATTEMPTS):
         contents = yield from read(partition)
         plan = planner(contents)
-        moved = _moved_heads(partition, contents, set(plan.removed), runs, within)
-        doomed = unneeded_writes(contents, set(plan.removed), runs)
-        if within is not None:
-            doomed = {name: ops for name, ops in doomed.items() if name[0] in within}
-        if not plan.removed and not moved and not doomed:
+        if plan.is_empty:
             return None
         if not contents.view.generation and (yield from _is_arriving(partition)):
             return None
-        if plan.removed and len(plan.removed) == len(contents.checkpoints) and _all_goes(contents, doomed):
-            checks = (*_head_checks(contents), *_NOTHING_ELSE)
+        if planning.takes_all(contents, plan):
+            checks = (*_head_checks(contents), *NO_QUEUES)
             seen = {(record_key(write), write.record_version) for write in contents.writes}
-            elsewhere = yield from outside_records.find(partition)
-            outcome = yield from remove_whole(partition, contents.view.generation, checks, seen)
+            whole = remove_whole(partition, contents.view.generation, checks, seen)
+            outcome = yield from everywhere(partition, whole)
             if isinstance(outcome, Committed):
-                yield from outside_records.remove(elsewhere)
                 return None
             if outcome.kind not in (LANE, DOCUMENT):
                 continue
             # Accepted messages of the thread, and its document, stay although no checkpoint is left.
-        first = _plan_trim(contents, moved, doomed, budget)
-        if first is not None:
-            their = unneeded_writes(contents, set(first.removed), frozenset())
-            yield from _take_away(partition, contents, first, (), their, budget)
-            continue
-        generation = yield from _take_away(partition, contents, plan, moved, doomed, budget)
-        if generation is not None:
+        first = planning.plan_trim(contents, plan, budget)
+        generation = yield from _carry_out(contents, first or plan, budget)
+        if first is None and generation is not None:
             return generation
     raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
-
-
-def _plan_trim(
-    contents: Contents, moved: Sequence[Op], doomed: Mapping[Name, Sequence[Op]], budget: Budget
-) -> Plan | None:
-    """Return the plan to be committed first if a namespace that goes as a whole is too large for one commit:
-    only the head's checkpoint is left of it, without a parent. So what is there is sound at any time, and the
-    rest goes at once."""
-    counts = Counter(checkpoint.namespace for checkpoint in contents.checkpoints)
-    for (namespace, _), ops in doomed.items():
-        counts[namespace] += len(ops)
-    large = too_large({op.key[0] for op in moved if isinstance(op, Delete)}, counts, budget)
-    stored = {(c.namespace, c.id) for c in contents.checkpoints}
-    heads = stored & contents.latest.items()
-    large &= {namespace for namespace, _ in heads}
-    plan = plan_removal(
-        contents.checkpoints, lambda c: c.namespace in large and (c.namespace, c.id) not in heads
-    )
-    return plan if plan.removed else None
 
 
 def _is_arriving(partition: Partition) -> Program[bool]:
@@ -367,27 +186,10 @@ def _is_arriving(partition: Partition) -> Program[bool]:
     return bool(claims)
 
 
-_NOTHING_ELSE = (
-    Check(LANE, (IN,), Expect.ABSENT),
-    Check(LANE, (OUT,), Expect.ABSENT),
-    Check(LANE, (LATER,), Expect.ABSENT),
-    Check(LANE, (WAITS,), Expect.ABSENT),
-    Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
-)
-
-
 def _head_checks(contents: Contents) -> list[Check]:
-    heads = [Check(HEAD, (namespace,), head.version) for namespace, head in contents.heads.items()]
-    if "" not in contents.heads:
-        heads.append(Check(HEAD, ("",), Expect.ABSENT))
-    return [_same_run(contents), *heads]
-
-
-def _all_goes(contents: Contents, doomed: Mapping[Name, Sequence[Op]]) -> bool:
-    """Return True if nothing stays of a thread whose checkpoints are all removed: no tag, and no write of
-    another run whose checkpoint is still to come."""
-    going = {op.key for ops in doomed.values() for op in ops if isinstance(op, Delete)}
-    return not contents.tags and all(record_key(write) in going for write in contents.writes)
+    heads = {ROOT: Check(HEAD, (ROOT,), Expect.ABSENT)}
+    heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
+    return [_same_run(contents), *heads.values()]
 
 
 def _same_run(contents: Contents) -> Check:
@@ -396,109 +198,124 @@ def _same_run(contents: Contents) -> Check:
     return Check(EPOCH, (), contents.view.epoch or Expect.ABSENT)
 
 
-def relink(partition: Partition, contents: Contents, plan: Plan) -> Program[list[CheckpointRecord]]:
+def _relink(contents: Contents, plan: Plan) -> Program[list[CheckpointRecord]]:
     """Return the survivors that a plan changes as they are afterwards, with the history that DeltaChannels
     need of removed ancestors."""
-    originals = {(c.namespace, c.id): c for c in contents.checkpoints}
+    originals = {checkpoint.name: checkpoint for checkpoint in contents.checkpoints}
     out: list[CheckpointRecord] = []
     for name, record in plan.relinked.items():
-        after = record
         if record.parent_id != originals[name].parent_id and record.deltas:
-            carried = yield from delta_history(partition, originals[name], record.deltas)
-            after = record._replace(carried=carried)
-        out.append(after)
+            carried = yield from delta_history(contents.partition, originals[name], record.deltas)
+            record = record._replace(carried=carried)
+        out.append(record)
     return out
 
 
-def _take_away(
-    partition: Partition,
-    contents: Contents,
-    plan: Plan,
-    moved: Sequence[Op],
-    doomed: Mapping[Name, Sequence[Op]],
-    budget: Budget,
-) -> Program[int | None]:
+def _carry_out(contents: Contents, plan: Plan, budget: Budget) -> Program[int | None]:
     """Commit a plan; return the collection generation then, ``None`` if the thread changed meanwhile.
 
     A plan that does not fit one commit is committed in parts. Each checks the heads of the root and of the
     namespaces that it changes: a checkpoint that was stored since the thread was read may build on what is to
-    be removed. Heads move first, and in a namespace links come before removals: cut short in between, no
-    survivor has lost its parent. A checkpoint's writes go before it: a later plan finds none whose checkpoint
-    is gone. A namespace that goes as a whole goes at once. The root's namespace comes before the others: no
-    checkpoint stays without the subgraphs that belong to it. If the root goes as a whole, so do the subgraphs
-    that keep their state from run to run, in the same commit or before it: a new run must not find it.
+    be removed.
     """
     try:
-        relinked = yield from relink(partition, contents, plan)
+        relinked = yield from _relink(contents, plan)
     except Corrupt:
-        if not (yield from is_disturbed(partition, contents.view.generation)):
+        if not (yield from is_disturbed(contents.partition, contents.view.generation)):
             raise
         return None
-    changes: dict[str, list[Sequence[Op]]] = {ROOT: []}
-    for record in relinked:
-        changes.setdefault(record.namespace, []).append((record.put(Expect.PRESENT),))
-    removed = set(plan.removed)
-    for (namespace, checkpoint_id), ops in doomed.items():
-        if (namespace, checkpoint_id) not in removed:
-            changes.setdefault(namespace, []).append(ops)
-    # Children before parents: cut short in between, what is left of them has no hole.
-    seqs = {(c.namespace, c.id): c.seq for c in contents.checkpoints}
-    for name in sorted(removed, key=lambda name: (-seqs[name], name)):
-        changes.setdefault(name[0], []).append((*doomed.get(name, ()), Delete(CHECKPOINT, name)))
     generation = contents.view.generation
-    for part in parts(contents.heads, moved, changes, budget):
+    for part in _divide(contents, plan, relinked, budget):
         raised = successor(generation, *(str(op.key) for op in part))
-        guard: list[Op] = [
-            Put(GC, (), expect=generation or Expect.ABSENT, version=raised),
-            _same_run(contents),
-        ]
-        outcome = yield from ask(Commit(partition, (*guard, *part)))
+        guard = Put(GC, (), expect=generation or Expect.ABSENT, version=raised)
+        outcome = yield from ask(Commit(contents.partition, (guard, _same_run(contents), *part)))
         if not isinstance(outcome, Committed):
             return None
         generation = raised
     return generation
 
 
-def _moved_heads(
-    partition: Partition,
-    contents: Contents,
-    removed: set[Name],
-    runs: frozenset[str],
-    within: Collection[str] | None = None,
-) -> list[Op]:
-    """Return the operations on heads: those that ``runs`` moved go to their earlier checkpoints; without
-    runs, those whose checkpoint is removed go to its nearest survivor."""
-    groups = by_namespace(contents.checkpoints)
-    out: list[Op] = []
-    for namespace, head in contents.heads.items():
-        if within is not None and namespace not in within:
-            continue
-        group = groups.get(namespace, {})
-        kept = {i for i in group if (namespace, i) not in removed}
-        before = head_before(head.checkpoint_id, group, runs)
-        if before == head.checkpoint_id and (namespace, before) not in removed:
-            continue
-        if before not in (None, head.checkpoint_id) and before not in kept:
-            raise CannotTakeBack(
-                f"thread {partition.thread!r}: checkpoint {before} was the latest before the run that is to "
-                "be taken back, and was pruned since; nothing was removed. Keep the run, or delete the thread"
-            )
-        target = before if before in kept else nearest_survivor(head.checkpoint_id, group, kept)
-        if target is None and kept:
-            target = max(kept, key=lambda i: group[i].seq)
-        if target == head.checkpoint_id:
-            continue
-        if target is None:
-            out.append(Delete(HEAD, (namespace,), head.version))
-        else:
-            # The sequence continues: numbers are never reused.
-            out.append(
-                Put(
-                    HEAD,
-                    (namespace,),
-                    {"checkpoint_id": target, "seq": head.seq},
-                    expect=head.version,
-                    version=successor(head.version, target),
-                )
-            )
-    return out
+def _divide(
+    contents: Contents, plan: Plan, relinked: Iterable[CheckpointRecord], budget: Budget
+) -> list[list[Op]]:
+    """Divide a plan into commits, each with the operations or checks on the heads that it depends on.
+
+    Heads move first, and in a namespace links come before removals: cut short in between, no survivor has
+    lost its parent. A checkpoint's writes go before it: a later plan finds none whose checkpoint is gone. A
+    namespace that goes as a whole goes at once. The root's namespace comes before the others: no checkpoint
+    stays without the subgraphs that belong to it. If the root goes as a whole, so do the subgraphs that keep
+    their state from run to run, in the same commit or before it: a new run must not find it.
+    """
+    groups: dict[str, list[Sequence[Op]]] = {ROOT: []}
+    for record in relinked:
+        groups.setdefault(record.namespace, []).append((record.put(Expect.PRESENT),))
+    for name, ops in plan.writes.items():
+        if name not in plan.removed:
+            groups.setdefault(name[0], []).append(ops)
+    # Children before parents: cut short in between, what is left of them has no hole. The head's comes last.
+    seqs = {checkpoint.name: checkpoint.seq for checkpoint in contents.checkpoints}
+    heads = contents.latest.items()
+    for name in sorted(plan.removed, key=lambda name: (name in heads, -seqs[name], name)):
+        groups.setdefault(name[0], []).append((*plan.writes.get(name, ()), Delete(CHECKPOINT, name)))
+    moves = sorted((op for op in plan.heads if isinstance(op, Put)), key=lambda op: op.key)
+    last = {op.key[0]: op for op in plan.heads if isinstance(op, Delete)}
+    staying = [[group] for ns, some in groups.items() if ns not in last for group in some]
+    leaving = [
+        [group for ns in namespaces for group in (*groups.get(ns, ()), (last[ns],))]
+        for namespaces in leaving_together(plan)
+    ]
+    packing = _Packing(contents, budget)
+    for unit in (*([(move,)] for move in moves), *(leaving + staying if ROOT in last else staying + leaving)):
+        packing.add(unit)
+    packing.end()
+    return packing.parts
+
+
+class _Packing:
+    """Commits that are filled one after the other."""
+
+    def __init__(self, contents: Contents, budget: Budget) -> None:
+        self.parts: list[list[Op]] = []
+        self._heads = {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
+        self._room, self._bytes = room_of(budget), budget.bytes
+        self._touched: dict[str, Op] = {}
+        self._ops: list[Op] = []
+        self._held = 0
+
+    def add(self, unit: Sequence[Sequence[Op]]) -> None:
+        """Add groups of operations: to one commit if that has room for all, else a group to one commit."""
+        self._make_room([op for group in unit for op in group])
+        for group in unit:
+            self._make_room(group)
+            for op in group:
+                # A group may be too large for any commit.
+                self._make_room((op,))
+                namespace = op.key[0]
+                if op.kind is HEAD:
+                    after = op.version if isinstance(op, Put) else Expect.ABSENT
+                    self._touched[namespace], self._heads[namespace] = op, Check(HEAD, op.key, after)
+                else:
+                    self._touched.setdefault(namespace, self._head(namespace))
+                    self._ops.append(op)
+                    self._held += _size(op)
+
+    def end(self) -> None:
+        """End the commit under way."""
+        if self._touched:
+            self.parts.append([*{ROOT: self._head(ROOT), **self._touched}.values(), *self._ops])
+        self._touched, self._ops, self._held = {}, [], 0
+
+    def _make_room(self, ops: Sequence[Op]) -> None:
+        """End the commit under way unless it has room for these operations, too."""
+        count = len(self._touched.keys() | {op.key[0] for op in ops}) + len(self._ops)
+        count += sum(op.kind is not HEAD for op in ops)
+        if count > self._room or self._held + sum(map(_size, ops)) > self._bytes:
+            self.end()
+
+    def _head(self, namespace: str) -> Check:
+        """Return the check of a head; what goes from a namespace without one must not have got it since."""
+        return self._heads.get(namespace) or Check(HEAD, (namespace,), Expect.ABSENT)
+
+
+def _size(op: Op) -> int:
+    return len(op.body) if isinstance(op, Put) else 0

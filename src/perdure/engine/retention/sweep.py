@@ -7,17 +7,17 @@ tenants; in each round a tenant gets a quantum of threads, so that one with many
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
 from perdure.engine import documents
-from perdure.engine.retention import outside_records, removal
-from perdure.engine.retention.abandoned_threads import is_arriving, is_unfinished, remove_unfinished
-from perdure.engine.retention.expiry import Clocks, ThreadAtRest, read_at_rest, remove_expired
-from perdure.engine.threads.chunk_reads import ChunkReader, reachable
-from perdure.engine.threads.thread_records import Contents, read
+from perdure.engine.retention import removal
+from perdure.engine.retention.expiry import Clocks, ThreadAtRest, read_at_rest
+from perdure.engine.retention.plan import keep_by
+from perdure.engine.retention.whole_threads import is_unfinished, remove_expired, remove_unfinished
+from perdure.engine.threads.thread_records import read
 from perdure.engine.threads.thread_state import missing_head
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.engine.transact import Budget
@@ -41,11 +41,9 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.model.retention import Plan
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.model.thread_ttl import ThreadTtl
 from perdure.model.values.chunks import Digester
-from perdure.model.write_records import stored_bytes
 
 _COLLECTION = "care"
 """Collection of the documents with the states of sweeps, in the reserved partition."""
@@ -331,7 +329,7 @@ def visit(partition: Partition, terms: SweepTerms, clocks: Clocks) -> Program[Sw
         raise missing_head(partition, "", thread.missing)
     if (yield from is_unfinished(partition, thread, clocks.database)):
         return (yield from _remove_unfinished(partition, thread, terms, clocks.database))
-    if is_arriving(thread):
+    if thread.is_arriving:
         return Swept(threads=1)
     if terms.only_default:
         policy = terms.rules.default
@@ -350,7 +348,7 @@ def _remove_expired(partition: Partition, thread: ThreadAtRest, terms: SweepTerm
     if not terms.removes_expired:
         return Swept(threads=1)
     counted = yield from _weigh_all(partition)
-    if terms.dry_run or (yield from _remove_listed(partition, thread)):
+    if terms.dry_run or (yield from remove_expired(partition, thread)):
         return counted
     return Swept(threads=1)
 
@@ -362,15 +360,6 @@ def _remove_unfinished(
     if terms.dry_run or (yield from remove_unfinished(partition, thread, now, terms.budget)):
         return counted
     return Swept(threads=1)
-
-
-def _remove_listed(partition: Partition, thread: ThreadAtRest) -> Program[bool]:
-    """Remove an expired thread, and what is stored of it elsewhere."""
-    elsewhere = yield from outside_records.find(partition)
-    if not (yield from remove_expired(partition, thread)):
-        return False
-    yield from outside_records.remove(elsewhere)
-    return True
 
 
 def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]:
@@ -395,55 +384,20 @@ def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]
 
 
 def _prune(partition: Partition, policy: Retention, terms: SweepTerms, now: int) -> Program[Swept]:
-    def rule(roots: list[CheckpointRecord]) -> set[str]:
-        return policy.find_kept(roots, now)
+    planner = keep_by(lambda roots: policy.find_kept(roots, now))
 
     def count() -> Program[Swept]:
         contents = yield from read(partition)
-        plan = removal.plan_by(contents, rule)
+        plan = planner(contents)
         if not plan.removed:
             return Swept(threads=1)
-        return (yield from _weigh(partition, contents, plan, terms.digest))
+        size = yield from removal.weigh(contents, plan, terms.digest)
+        return Swept(threads=1, checkpoints=len(plan.removed), bytes=size)
 
     counted = yield from read_undisturbed(partition, count)
     if counted.checkpoints and not terms.dry_run:
-        yield from removal.prune_by(partition, rule, terms.digest, terms.budget)
+        yield from removal.prune(partition, planner, terms.digest, terms.budget)
     return counted
-
-
-def _weigh(partition: Partition, contents: Contents, plan: Plan, digest: Digester) -> Program[Swept]:
-    """Count what a plan frees: the records of checkpoints, their writes, and the chunks that nothing else
-    needs, less what the records of the survivors gain."""
-    removed = frozenset(plan.removed)
-    gone = [c for c in contents.checkpoints if (c.namespace, c.id) in removed]
-    writes = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
-    before = {(c.namespace, c.id): c for c in contents.checkpoints if (c.namespace, c.id) not in removed}
-    changed = {(c.namespace, c.id): c for c in (yield from removal.relink(partition, contents, plan))}
-    after = {**before, **changed}
-    total = sum(map(_size, gone)) + stored_bytes(writes)
-    total -= sum(_size(after[name]) - _size(before[name]) for name in changed)
-    reader = ChunkReader(partition, digest)
-    needed = yield from reachable(partition, _references(after.values(), contents, removed), digest, reader)
-    mine = [*(ref for c in gone for ref in c.references()), *(w.ref for w in writes)]
-    doomed = sorted((yield from reachable(partition, mine, digest, reader)) - needed)
-    for at in range(0, len(doomed), _PAGE):
-        yield from reader.find(doomed[at : at + _PAGE])
-    total += sum(reader.sizes(doomed).values())
-    return Swept(threads=1, checkpoints=len(gone), bytes=total)
-
-
-def _size(record: CheckpointRecord) -> int:
-    return len(record.put().body)
-
-
-def _references(
-    stay: Iterable[CheckpointRecord], contents: Contents, removed: frozenset[tuple[str, str]]
-) -> Iterator[bytes]:
-    for checkpoint in stay:
-        yield from checkpoint.references()
-    for write in contents.writes:
-        if (write.namespace, write.checkpoint_id) not in removed:
-            yield write.ref
 
 
 def _weigh_all(partition: Partition) -> Program[Swept]:

@@ -16,7 +16,7 @@ import ormsgpack
 
 from perdure.engine.range_reads import read_all
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk
-from perdure.engine.threads.thread_records import Contents, read
+from perdure.engine.threads.thread_records import Contents, read, references
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.ops import Range
@@ -239,14 +239,6 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
 def in_order(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
     """Sort checkpoints by namespace, oldest first within each."""
     return sorted(checkpoints, key=lambda c: (c.namespace, c.seq, c.id))
-
-
-def references(contents: Contents) -> Iterator[bytes]:
-    """Yield every reference that a thread's records hold."""
-    for checkpoint in contents.checkpoints:
-        yield from checkpoint.references()
-    for write in contents.writes:
-        yield write.ref
 
 
 def rename_references(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:

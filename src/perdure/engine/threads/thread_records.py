@@ -19,6 +19,7 @@ from perdure.model.write_records import read_writes
 class Contents:
     """A thread's records as they were read, without its chunks."""
 
+    partition: Partition
     view: View
     heads: dict[str, HeadView]
     tags: tuple[Record, ...]
@@ -55,6 +56,7 @@ def read(partition: Partition) -> Program[Contents]:
         partition, Range(HEAD), Range(TAG), Range(CHECKPOINT), Range(WRITE)
     )
     return Contents(
+        partition,
         view,
         _head_views(heads),
         tuple(tags),

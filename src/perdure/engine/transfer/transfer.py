@@ -26,7 +26,7 @@ from perdure.engine.threads import thread_digest, transfer_claim
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.engine.threads.thread_digest import Digest, Report, ThreadContent
-from perdure.engine.threads.thread_records import Contents
+from perdure.engine.threads.thread_records import Contents, references
 from perdure.engine.threads.thread_state import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, batches
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
@@ -398,7 +398,7 @@ def _send_chunks(
             read += len(body)
             terms.report(len(body))
         written += yield from at(Side.TARGET, _stage(target, fresh, held, terms.budget))
-    for ref in thread_digest.references(reading.contents):
+    for ref in references(reading.contents):
         graft.reference(ref)
     written += yield from at(Side.TARGET, _stage(target, graft.fresh, held, terms.budget))
     return _Sent(read, written)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from perdure.engine.queue import crons
 from perdure.engine.queue.crons import Cron, Due
-from perdure.engine.retention.removal import all_partitions
+from perdure.engine.range_reads import all_partitions
 from perdure.model.records import SERVER, Partition
 from perdure.model.runs.queue import CRONS, Lane
 from perdure.runtime.runtime_context import RuntimeContext

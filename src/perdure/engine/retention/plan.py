@@ -1,0 +1,291 @@
+"""Planner: what goes of a thread, where its heads stand afterwards, and which writes go with it.
+
+A planner is a pure function of a thread as it was read. ``removal`` carries its plan out; one that was
+carried out in part is made again from what is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+from perdure.engine.threads.thread_records import Contents
+from perdure.engine.transact import Budget
+from perdure.errors import CannotTakeBack
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite
+from perdure.model.heads import ROOT, belongs
+from perdure.model.ops import Delete, Op, Put
+from perdure.model.record_versions import successor
+from perdure.model.records import HEAD, WRITE, Key
+from perdure.model.retention import (
+    Name,
+    Plan,
+    by_namespace,
+    head_before,
+    keep_newest,
+    nearest_survivor,
+    plan_removal,
+    plan_retention,
+)
+from perdure.model.write_records import by_record, plan_partial_removal, put_over, record_key
+
+Planner = Callable[[Contents], Plan]
+"""Names what goes of a thread as it was read."""
+
+_NO_RUNS: frozenset[str] = frozenset()
+
+
+def keep_by(rule: Callable[[list[CheckpointRecord]], set[str]]) -> Planner:
+    """Return the planner of a prune by a rule, which returns the ids of the root checkpoints to keep.
+
+    What these need stays as well, and while a run is open, its latest checkpoint and the one that its
+    rollback returns to.
+    """
+
+    def plan(contents: Contents) -> Plan:
+        kept = plan_retention(
+            contents.checkpoints, contents.latest, contents.tagged_names, rule, contents.bases
+        )
+        return _with_heads_and_writes(contents, kept)
+
+    return plan
+
+
+def keep_tagged(contents: Contents) -> Plan:
+    """Remove all but tagged checkpoints, and those that an open run needs."""
+    kept = contents.tagged_names | contents.bases
+    if contents.view.open_run is not None:
+        kept.update(contents.latest.items())
+    return _with_heads_and_writes(contents, plan_removal(contents.checkpoints, lambda c: c.name not in kept))
+
+
+def keep_as_asked(strategy: str, keep_last: int | None) -> Planner:
+    """Return the planner of LangGraph's ``prune``; raises ``ValueError`` for one that does not exist."""
+    if keep_last is not None:
+        if keep_last < 1:
+            raise ValueError(
+                f"keep_last is at least 1, not {keep_last}; to remove all, use strategy='delete'"
+            )
+        return keep_by(keep_newest(keep_last))
+    if strategy == "keep_latest":
+        return keep_by(keep_newest(1))
+    if strategy == "delete":
+        return keep_tagged
+    raise ValueError(f"the strategy {strategy!r} is unknown; use 'keep_latest', 'delete', or keep_last=N")
+
+
+def remove_runs(runs: frozenset[str], within: Collection[str] | None = None) -> Planner:
+    """Return the planner that removes what runs stored, in all namespaces or in those named by ``within``.
+
+    Heads that the runs moved return to their earlier checkpoints. It raises ``CannotTakeBack`` if one of
+    these is not stored any more.
+    """
+
+    def plan(contents: Contents) -> Plan:
+        kept = contents.tagged_names | contents.bases
+        emptied = _namespaces_emptied_by(contents, runs)
+
+        def goes(checkpoint: CheckpointRecord) -> bool:
+            is_theirs = checkpoint.run_id in runs or checkpoint.namespace in emptied
+            return is_theirs and checkpoint.name not in kept and _is_within(checkpoint.namespace, within)
+
+        return _with_heads_and_writes(contents, plan_removal(contents.checkpoints, goes), runs, within)
+
+    return plan
+
+
+def takes_all(contents: Contents, plan: Plan) -> bool:
+    """Return True if nothing stays of a thread with checkpoints: no tag, and no write of another run whose
+    checkpoint is still to come."""
+    going = {op.key for ops in plan.writes.values() for op in ops if isinstance(op, Delete)}
+    return (
+        bool(plan.removed)
+        and len(plan.removed) == len(contents.checkpoints)
+        and not contents.tags
+        and all(record_key(write) in going for write in contents.writes)
+    )
+
+
+def plan_trim(contents: Contents, plan: Plan, budget: Budget) -> Plan | None:
+    """Return the plan to be carried out first if a namespace that goes as a whole does not fit one commit.
+
+    Only the head's checkpoint is left of it, without a parent. So what is there is sound at any time, and the
+    rest goes at once.
+    """
+    counts = Counter(checkpoint.namespace for checkpoint in contents.checkpoints)
+    for (namespace, _), ops in plan.writes.items():
+        counts[namespace] += len(ops)
+    heads = contents.latest.items() & {checkpoint.name for checkpoint in contents.checkpoints}
+    large = {
+        namespace
+        for together in leaving_together(plan)
+        if sum(counts[namespace] + 1 for namespace in together) > room_of(budget)
+        for namespace in together
+    } & {namespace for namespace, _ in heads}
+    first = plan_removal(contents.checkpoints, lambda c: c.namespace in large and c.name not in heads)
+    return replace(first, writes=_plan_writes(contents, first.removed)) if first.removed else None
+
+
+def leaving_together(plan: Plan) -> list[list[str]]:
+    """Return the namespaces that lose their heads, in groups that go at once. With the root, the last of its
+    group, go the subgraphs whose state a new run would find under the names of their nodes."""
+    leaving = sorted(op.key[0] for op in plan.heads if isinstance(op, Delete))
+    with_root = [ns for ns in leaving if ns != ROOT and ":" not in ns] if ROOT in leaving else []
+    alone = [[ns] for ns in leaving if ns != ROOT and ns not in with_root]
+    return [[*with_root, ROOT], *alone] if ROOT in leaving else alone
+
+
+def room_of(budget: Budget) -> int:
+    """Return the operations of a plan that one commit has room for, beside those on the generation, the open
+    run and the root's head."""
+    return max(2, budget.ops - 3)
+
+
+def _is_within(namespace: str, within: Collection[str] | None) -> bool:
+    return within is None or namespace in within
+
+
+def _namespaces_emptied_by(contents: Contents, runs: frozenset[str]) -> set[str]:
+    """Return the namespaces that were empty before ``runs``: all of them if the root was.
+
+    Whatever else is in them was left by a run that was taken back earlier, for a tag or a run that was open
+    then. Without a tag it goes with ``runs``: a head must not move to what was taken back.
+    """
+    groups = by_namespace(contents.checkpoints)
+    emptied = {
+        namespace
+        for namespace, head in contents.latest.items()
+        if head_before(head, groups.get(namespace, {}), runs) is None
+    }
+    return {*groups, *emptied} if ROOT in emptied else emptied
+
+
+def _with_heads_and_writes(
+    contents: Contents, plan: Plan, runs: frozenset[str] = _NO_RUNS, within: Collection[str] | None = None
+) -> Plan:
+    heads = tuple(_move_heads(contents, plan.removed, runs, within))
+    writes = _plan_writes(contents, plan.removed, runs)
+    mine = {name: ops for name, ops in writes.items() if _is_within(name[0], within)}
+    return replace(plan, heads=heads, writes=mine)
+
+
+def _move_heads(
+    contents: Contents, removed: Collection[Name], runs: frozenset[str], within: Collection[str] | None
+) -> Iterator[Put | Delete]:
+    """Yield the operations on heads: those that ``runs`` moved go to their earlier checkpoints; without runs,
+    those whose checkpoint is removed go to its nearest survivor."""
+    groups = by_namespace(contents.checkpoints)
+    for namespace, head in contents.heads.items():
+        if not _is_within(namespace, within):
+            continue
+        group = groups.get(namespace, {})
+        kept = {i for i in group if (namespace, i) not in removed}
+        before = head_before(head.checkpoint_id, group, runs)
+        if before == head.checkpoint_id and (namespace, before) not in removed:
+            continue
+        if before not in (None, head.checkpoint_id) and before not in kept:
+            raise CannotTakeBack(
+                f"thread {contents.partition.thread!r}: checkpoint {before} was the latest before the run "
+                "that is to be taken back, and was pruned since; nothing was removed. Keep the run, or "
+                "delete the thread"
+            )
+        target = before if before in kept else nearest_survivor(head.checkpoint_id, group, kept)
+        if target is None and kept:
+            target = max(kept, key=lambda i: group[i].seq)
+        if target is None:
+            yield Delete(HEAD, (namespace,), head.version)
+        elif target != head.checkpoint_id:
+            # The sequence continues: numbers are never reused.
+            fields = {"checkpoint_id": target, "seq": head.seq}
+            version = successor(head.version, target)
+            yield Put(HEAD, (namespace,), fields, expect=head.version, version=version)
+
+
+def _plan_writes(
+    contents: Contents, removed: Collection[Name], runs: frozenset[str] = _NO_RUNS
+) -> dict[Name, list[Op]]:
+    """Return the removals of writes: those on removed checkpoints, and those of ``runs`` on survivors, where
+    an overwritten write is restored. Without ``runs`` writes go, too, whose checkpoint is gone already.
+
+    They are grouped by the checkpoint with which they are removed: the one that they belong to, or whose loop
+    left them; failing both, by the checkpoint that they are on.
+    """
+    aside = {w.key: w for w in contents.writes if w.is_aside}
+    out: dict[Key, Op] = {}
+    place: dict[Key, Name] = {}
+    gone = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
+    left_by = {
+        (c.namespace, c.parent_id, c.nonce): (c.namespace, c.id)
+        for c in contents.checkpoints
+        if (c.namespace, c.id) in removed
+    }
+    for write in _left_by_the_removed(contents, removed, runs):
+        key = record_key(write)
+        before = aside.get(write.aside.key) if write.idx < 0 else None
+        if before is None:
+            gone.append(write)
+        elif not belongs(before.nonce, runs):
+            out[key] = put_over(before._replace(idx=write.idx), write)
+            out[before.key] = Delete(WRITE, before.key)
+        else:
+            gone += (write, before)
+        child = left_by.get((write.namespace, write.checkpoint_id, write.nonce))
+        if child is not None:
+            place[key] = child
+            if before is not None:
+                place[before.key] = child
+    if not runs:
+        gone += _without_checkpoint(contents, removed)
+    records = by_record(contents.writes)
+    for key, some in by_record(gone).items():
+        out[key] = plan_partial_removal(records[key], some) or Delete(WRITE, key)
+    groups: dict[Name, list[Op]] = {}
+    for key, op in out.items():
+        groups.setdefault(place.get(key, (key[0], key[1])), []).append(op)
+    return groups
+
+
+def _without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[PendingWrite]:
+    """Return the writes whose checkpoint was removed before.
+
+    A write may be stored before its checkpoint, whose id is then above that of the head that the run builds
+    on. So only writes below the head are taken, and none of an open run, unless the whole thread goes.
+    """
+    stored = {(c.namespace, c.id) for c in contents.checkpoints}
+    alone = [w for w in contents.writes if (w.namespace, w.checkpoint_id) not in stored]
+    if stored and stored <= set(removed):
+        return alone
+    open_runs = () if contents.view.open_run is None else (contents.view.open_run,)
+    return [
+        w
+        for w in alone
+        if w.checkpoint_id < contents.latest.get(w.namespace, contents.latest.get(ROOT, ""))
+        and not belongs(w.nonce, open_runs)
+    ]
+
+
+def _left_by_the_removed(
+    contents: Contents, removed: Collection[Name], runs: frozenset[str]
+) -> list[PendingWrite]:
+    """Return the writes on survivors that a removed checkpoint's loop, or a loop of ``runs``, left, and that
+    no survivor needs."""
+    gone: dict[Name, set[str]] = {}
+    needed: dict[Name, set[str]] = {}
+    for checkpoint in contents.checkpoints:
+        if checkpoint.parent_id is None:
+            continue
+        parent = (checkpoint.namespace, checkpoint.parent_id)
+        if (checkpoint.namespace, checkpoint.id) in removed:
+            gone.setdefault(parent, set()).add(checkpoint.nonce)
+        else:
+            needed.setdefault(parent, set()).update((checkpoint.nonce, *checkpoint.seen))
+    return [
+        w
+        for w in contents.writes
+        if w.nonce
+        and not w.is_aside
+        and (w.namespace, w.checkpoint_id) not in removed
+        and (w.nonce in gone.get((w.namespace, w.checkpoint_id), ()) or belongs(w.nonce, runs))
+        and w.nonce not in needed.get((w.namespace, w.checkpoint_id), ())
+    ]

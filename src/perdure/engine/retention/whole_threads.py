@@ -1,0 +1,207 @@
+"""Executor for whole threads: removes one with all its records, as it was read.
+
+A task's write that came since keeps the thread, although it changes no record that a removal could check. It
+checks the thread's collection generation. So the generation goes first: a writer that has planned under it is
+refused from then on, and one that plans without it stores another, which refuses the removal. Writes that
+came before that are found when the writes are read again. A thread without a generation reads as before, and
+its next write gives it one: nothing is lost if the removal is cut short.
+
+What is left of a thread that never came to be goes in the same way: of a killed import, move, copy or first
+write. An arrival is given up once its claim is older than a lease. Chunks that no claim, no head and no other
+record belongs to are left by a writer that died, or that is refused with its next commit: its claim is gone,
+or the generation under which it stores them. So is a generation alone: a first write stores it before its
+chunks.
+
+A thread's records in other partitions are removed with it: its entry in a server's index, with a copy of its
+metadata, and the crons that are bound to it, with the input of their runs. No commit holds them and the
+thread. They are read before the thread is removed, and removed as they were read: those of a thread that is
+created under the same name meanwhile stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from perdure.engine import documents
+from perdure.engine.queue import crons
+from perdure.engine.range_reads import read_all
+from perdure.engine.retention.expiry import ThreadAtRest, read_at_rest
+from perdure.engine.threads import arrival_leftovers, transfer_claim
+from perdure.engine.transact import Budget
+from perdure.model.heads import ROOT
+from perdure.model.ops import Check, Commit, Committed, Delete, Drop, Expect, Fetch, Put, Range, Refused
+from perdure.model.program import Program, ask
+from perdure.model.record_versions import successor
+from perdure.model.records import (
+    BLOB,
+    CHECKPOINT,
+    CHUNK,
+    DOCUMENT,
+    EPOCH,
+    GC,
+    HEAD,
+    ITEM,
+    LANE,
+    LISTED,
+    OF_THREAD,
+    PACK,
+    RUN,
+    TAG,
+    WRITE,
+    Key,
+    Kind,
+    Partition,
+)
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS
+
+NO_QUEUES = (
+    *(Check(LANE, (name,), Expect.ABSENT) for name in (IN, OUT, LATER, WAITS)),
+    Check(DOCUMENT, OF_THREAD, Expect.ABSENT),
+)
+"""Checks that a name has neither messages nor a document."""
+
+_HAS_HEAD = Check(HEAD, (ROOT,), Expect.PRESENT)
+_CHUNKS = (CHUNK, BLOB, PACK)
+_ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT, RUN, LANE, EPOCH, ITEM)
+
+
+def delete_thread(partition: Partition) -> Program[None]:
+    """Remove a thread with all its records, and before it what is stored of it elsewhere: cut short in
+    between, the thread is there and is listed without the copy of its metadata."""
+    yield from _remove_elsewhere(partition, *(yield from _find_elsewhere(partition)))
+    yield from ask(Drop(partition))
+
+
+def remove_resting(partition: Partition, *, only_unused: bool = False) -> Program[bool]:
+    """Remove a thread, with what is stored of it elsewhere, unless it is busy, or changed since it was read;
+    return True if it was removed. With ``only_unused`` one stays for which a message was ever accepted."""
+    thread = yield from read_at_rest(partition)
+    if thread.is_busy or (only_unused and thread.has_queues):
+        return False
+    collection = Check(GC, (), thread.generation or Expect.ABSENT)
+    outcome = yield from everywhere(partition, ask(Drop(partition, (collection, *thread.checks))))
+    return isinstance(outcome, Committed)
+
+
+def remove_expired(partition: Partition, thread: ThreadAtRest, *, is_replaced: bool = False) -> Program[bool]:
+    """Remove an expired thread, unless it changed since it was read, or a task writes to it meanwhile; return
+    True if it was removed. What is stored of it elsewhere stays if a thread of its name is begun now."""
+    seen = yield from write_versions(partition)
+    whole = remove_whole(partition, thread.generation, thread.checks, seen)
+    outcome = yield from whole if is_replaced else everywhere(partition, whole)
+    return isinstance(outcome, Committed)
+
+
+def is_unfinished(partition: Partition, thread: ThreadAtRest, now: int) -> Program[bool]:
+    """Return True if a name holds only what a dead writer left there, given the database's time in
+    microseconds."""
+    if thread.has_head:
+        return False
+    if thread.claim is not None:
+        return transfer_claim.claimed_at(thread.claim) + transfer_claim.LEASE_US <= now
+    kinds = (*_ROWS, *_CHUNKS)
+    found = yield from ask(Fetch(partition, tuple(Range(kind, limit=1, bodies=False) for kind in kinds)))
+    has_chunks = any(found[len(_ROWS) :])
+    return (has_chunks or thread.generation > 0) and not any(found[: len(_ROWS)])
+
+
+def remove_unfinished(partition: Partition, thread: ThreadAtRest, now: int, budget: Budget) -> Program[bool]:
+    """Remove what ``is_unfinished`` found; return False if another writer came to the name meanwhile.
+
+    Messages, documents and runs of the name stay.
+    """
+    claim = thread.claim
+    if claim is None:
+        unclaimed = transfer_claim.UNCLAIMED
+        whole = remove_whole(
+            partition, thread.generation, (*thread.checks, unclaimed), (), kinds=_ROWS, there=unclaimed
+        )
+        return isinstance((yield from whole), Committed)
+    version = successor(claim.version, "sweep", now)
+    mine = transfer_claim.make_claim(version, now, claim.version)
+    outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, mine)))
+    if not isinstance(outcome, Committed):
+        return False
+    if not (yield from arrival_leftovers.discard(partition, version, budget)):
+        return False
+    checks = [op for op in transfer_claim.checks(version) if isinstance(op, Check)]
+    outcome = yield from ask(Drop(partition, (*checks, Check(EPOCH, (), Expect.ABSENT), *NO_QUEUES)))
+    if not isinstance(outcome, Committed):
+        # Something else is stored under this name: only the claim goes.
+        outcome = yield from ask(
+            Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version)))
+        )
+    return isinstance(outcome, Committed)
+
+
+def remove_whole(
+    partition: Partition,
+    generation: int,
+    checks: Sequence[Check],
+    seen: Collection[tuple[Key, int]],
+    kinds: Collection[Kind] = (WRITE,),
+    there: Check = _HAS_HEAD,
+) -> Program[Committed | Refused]:
+    """Remove a thread with all its records, unless it changed since it was read.
+
+    Args:
+        partition: the thread.
+        generation: its collection generation as it was read, 0 without one.
+        checks: what has to hold of its other records.
+        seen: keys and versions of those records of ``kinds`` that may go with it.
+        kinds: kinds of which a writer may store records that no check covers.
+        there: holds as long as nobody else has removed the thread.
+
+    Returns:
+        ``Refused`` names the record that keeps the thread, which is as it was then.
+    """
+    if generation:
+        begun = yield from ask(Commit(partition, (Delete(GC, (), generation), *checks)))
+        if isinstance(begun, Refused):
+            return begun
+    outcome: Committed | Refused
+    found = yield from read_all(partition, *(Range(kind, bodies=False) for kind in kinds))
+    unseen = [each for records in found for each in records if (each.key, each.version) not in seen]
+    if unseen:
+        outcome = Refused(unseen[0].kind, unseen[0].key)
+    else:
+        outcome = yield from ask(Drop(partition, (Check(GC, (), Expect.ABSENT), *checks)))
+    if generation and not isinstance(outcome, Committed):
+        # Refused where a writer gave it one meanwhile, and where the thread was deleted.
+        back = Put(GC, (), expect=Expect.ABSENT, version=successor(generation, "kept"))
+        yield from ask(Commit(partition, (back, there)))
+    return outcome
+
+
+def write_versions(partition: Partition) -> Program[set[tuple[Key, int]]]:
+    """Return the keys and versions of the records of a thread's pending writes."""
+    (writes,) = yield from read_all(partition, Range(WRITE, bodies=False))
+    return {(each.key, each.version) for each in writes}
+
+
+def everywhere(partition: Partition, whole: Program[Committed | Refused]) -> Program[Committed | Refused]:
+    """Remove a thread by a program, and then what is stored of it elsewhere."""
+    elsewhere = yield from _find_elsewhere(partition)
+    outcome = yield from whole
+    if isinstance(outcome, Committed):
+        yield from _remove_elsewhere(partition, *elsewhere)
+    return outcome
+
+
+def _find_elsewhere(thread: Partition) -> Program[tuple[int | None, Sequence[str]]]:
+    """Return the version of a thread's entry in the index, ``None`` without one, and the ids of its crons."""
+    index, key = _entry(thread)
+    (found,) = yield from ask(Fetch(index, (Range(DOCUMENT, key, limit=1, bodies=False),)))
+    return found[0].version if found else None, (yield from crons.list_for_thread(thread))
+
+
+def _remove_elsewhere(thread: Partition, entry: int | None, cron_ids: Sequence[str]) -> Program[None]:
+    for cron_id in cron_ids:
+        yield from crons.remove(crons.place(thread.tenant), cron_id)
+    if entry is not None:
+        index, key = _entry(thread)
+        yield from documents.remove(index, *key, entry)
+
+
+def _entry(thread: Partition) -> tuple[Partition, tuple[str, str]]:
+    return Partition(thread.tenant, *LISTED), (LISTED[0], thread.thread)

@@ -166,6 +166,19 @@ def _platform(page: Page) -> None:
     page.locator(".message.assistant", has_text="Noted.").wait_for()
 
 
+def _researcher(page: Page) -> None:
+    said = _say(page, "durable threads")
+    assert "publish" in said[1]
+    assert "waits for your decision" in said[1]
+    page.get_by_role("button", name="To-dos and files").click()
+    page.locator("#shown", has_text="Above all, see /notes/risks.md").wait_for()
+    page.get_by_role("button", name="Approve").click()
+    page.locator(".entry", has_text="The report is in /report.md.").wait_for()
+    page.reload()
+    page.locator(".entry").nth(1).wait_for()
+    assert _log(page) == ["durable threads", "The report is in /report.md."]
+
+
 def _supervisor(page: Page) -> None:
     for way in ("HTTP", "Telegram", "WhatsApp"):
         page.locator("#field-by").select_option(way)
@@ -189,6 +202,7 @@ TRIED = {
     "edge": _edge,
     "movies": _movies,
     "platform": _platform,
+    "researcher": _researcher,
     "supervisor": _supervisor,
     "wingman": _wingman,
 }

@@ -31,6 +31,7 @@ from perdure.cli.data.diff import checkpoint_id, diff
 from perdure.cli.questions import signal
 from perdure.cli.queue import dead, inbox, outbox, retry, runs, stuck
 from perdure.cli.suggestions import Group
+from perdure.cli.thread_agents import print_agents, read_agents
 from perdure.cli.thread_files import files
 from perdure.cli.thread_listing import list_threads, top
 from perdure.cli.thread_way import print_way, read_way
@@ -62,18 +63,19 @@ def show(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a thread: its state, now or at a checkpoint, its messages, and the way by its nodes with the times
-    of their tasks and the tokens of their models.
+    """Show a thread: its state, now or at a checkpoint, messages, to-dos and subagents, and the way by its
+    nodes with the times of their tasks and the tokens of their models.
 
     Costs are shown if the table "prices" of perdure.toml has the models.
     """
     with open_database(db, tenant, key_file) as database:
         view = database.show(thread_id, checkpoint, namespace)
         way = read_way(database, thread_id, namespace, steps)
+        agents = read_agents(database, thread_id, namespace, checkpoint)
     if as_json:
         entry = shallow(view)
         channels = [shallow(each) for each in view.channels]
-        print_json({"thread_id": thread_id, **entry, "channels": channels, **way})
+        print_json({"thread_id": thread_id, **entry, "channels": channels, **way, **agents})
         return
     title = f"  {escape(printable(way['title']))}" if way["title"] else ""
     out.print(f"[bold]{escape(printable(thread_id))}[/]{title}", soft_wrap=True)
@@ -89,6 +91,7 @@ def show(
     for task, name, _ in view.pending:
         out.print(f"pending write of task {task} to {escape(printable(name))}")
     print_way(way)
+    print_agents(agents)
     for channel in view.channels:
         _print_messages(channel)
 

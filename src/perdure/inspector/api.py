@@ -8,6 +8,7 @@ from typing import Any
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector import (
     actions,
+    agents,
     audit_log,
     files,
     listing,
@@ -52,6 +53,8 @@ VIEWS: Mapping[str, View] = {
     "usage": steps.usage,
     "conversation": steps.conversation,
     "picture": steps.picture,
+    "todos": agents.todos,
+    "subagents": agents.subagents,
     "files": files.files,
     "file": files.file,
     "branches": timeline.branches,

@@ -26,7 +26,7 @@ import perdure
 from perdure import admin
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.langgraph.reading import step_authors
+from perdure.langgraph.reading import step_authors, thread_steps
 from perdure.langgraph.reading.thread_steps import (
     StepTask,
     ThreadStep,
@@ -428,3 +428,44 @@ def test_the_times_of_an_async_run_are_stored() -> None:
             assert took(checks.tasks[0]) < 6 * PAUSE_S <= took(checks.tasks[1])
 
     asyncio.run(main())
+
+
+def test_steps_of_a_subgraph_that_keeps_its_state_are_with_the_calls_that_made_them(
+    database: SyncDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_steps, "_KEPT_PAGES", 1)
+
+    def note(state: State) -> Any:
+        return {"notes": [f"note {len(state['notes'])}"]}
+
+    inner = StateGraph(State).add_node("one", note).add_node("two", note)
+    kept = inner.add_edge(START, "one").add_edge("one", "two").compile(checkpointer=True)
+
+    def keeping(state: State) -> Any:
+        kept.invoke({"messages": [], "notes": []})
+        return {"notes": ["called"]}
+
+    graph = StateGraph(State).add_node(keeping).add_edge(START, "keeping")
+    app = graph.compile(checkpointer=database.checkpointer())
+    for _ in range(20):
+        app.invoke({"messages": [], "notes": []}, AT)
+    handle = handle_of(database)
+    calls: list[StepTask] = []
+    cursor: int | None = None
+    while True:
+        page = handle.run(load_steps(Partition("", "t"), handle.digest, before=cursor, limit=20))
+        calls += [each for step in page.steps for each in step.tasks if each.node == "keeping"]
+        if page.cursor is None:
+            break
+        cursor = page.cursor
+    assert len(calls) == 20
+    shown = [each for each in calls if each.steps]
+    # Those of long ago are not looked for.
+    assert shown == calls[: len(shown)]
+    assert 10 < len(shown) < 20
+    made: list[str] = []
+    for each in shown:
+        assert each.namespaces == ("keeping",)
+        assert [node for step in each.steps for node in step.nodes if node != START] == ["one", "two"]
+        made += [step.checkpoint_id or "" for step in each.steps]
+    assert len(set(made)) == len(made), "each step belongs to one call"

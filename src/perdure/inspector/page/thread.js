@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { facts, field, fill, make, number, shortId, status, time, whenSeen } from "./dom.js";
 import { address } from "./address.js";
 import { actions } from "./actions.js";
+import { agent } from "./agent.js";
 import { showCheckpoint } from "./checkpoint.js";
 import { conversation } from "./conversation.js";
 import { files } from "./files.js";
@@ -11,7 +12,7 @@ import { messages } from "./messages.js";
 import { picture } from "./picture.js";
 import { showSteps } from "./steps.js";
 
-const VIEWS = [["steps", "Steps"], ["conversation", "Conversation"], ["files", "Files"], ["graph", "Graph"], ["timeline", "Checkpoints"], ["branches", "Branches"], ["messages", "Inbox"]];
+const VIEWS = [["steps", "Steps"], ["conversation", "Conversation"], ["agent", "Agent"], ["files", "Files"], ["graph", "Graph"], ["timeline", "Checkpoints"], ["branches", "Branches"], ["messages", "Inbox"]];
 
 export async function showThread(main, asked) {
   const id = asked.id || "";
@@ -48,7 +49,7 @@ export async function showThread(main, asked) {
   const compact = make("input", { type: "checkbox", checked: localStorage.getItem("perdure.compact") === "yes" });
   const views = make("div.tabs", { role: "group", "aria-label": "History as" }, VIEWS.map(([name, text]) => make("button", { type: "button", "data-view": name, onclick: () => turnTo(name) }, text)));
   const ofSubgraphs = field("Subgraph", namespace);
-  ofSubgraphs.dataset.of = "steps conversation files timeline branches";
+  ofSubgraphs.dataset.of = "steps conversation agent files timeline branches";
   const controls = make("div.row", {}, views, make("label.check", { "data-of": "timeline" }, compact, " runs only"), namespaces.length > 1 ? ofSubgraphs : null);
   fill(left, controls, list);
   compact.addEventListener("change", () => {
@@ -85,6 +86,7 @@ export async function showThread(main, asked) {
       if (name === "branches") await branches(place);
       else if (name === "messages") fill(place, await messages(id));
       else if (name === "conversation") fill(place, await conversation(id, selected.namespace));
+      else if (name === "agent") fill(place, await agent({ id, namespace: selected.namespace, checkpoint: selected.checkpoint }));
       else if (name === "files") fill(place, await files({ id, namespace: selected.namespace, checkpoint: selected.checkpoint }));
       else if (name === "graph") fill(place, await picture(id));
       else if (name === "steps") found = await showSteps(place, about, selected, mark);
@@ -94,7 +96,7 @@ export async function showThread(main, asked) {
     }
     if (mine !== turn) return found?.disconnect();
     watcher = found;
-    fill(list, name === "messages" || name === "branches" || name === "files" || name === "graph" ? null : waiting(about), place);
+    fill(list, name === "messages" || name === "branches" || name === "agent" || name === "files" || name === "graph" ? null : waiting(about), place);
     mark();
   }
 
@@ -154,7 +156,7 @@ export async function showThread(main, asked) {
     selected = event.detail;
     const next = VIEWS.some(([name]) => name === selected.view) ? selected.view : view;
     const isElsewhere = (before.namespace || "") !== (selected.namespace || "");
-    const isEarlier = next === "files" && (before.checkpoint || "") !== (selected.checkpoint || "");
+    const isEarlier = (next === "files" || next === "agent") && (before.checkpoint || "") !== (selected.checkpoint || "");
     if (next !== view || isElsewhere || isEarlier) await choose(next);
     await select();
     if (selected.checkpoint && selected.checkpoint !== before.checkpoint) detail.querySelector("h2")?.focus({ preventScroll: !isNarrow() });

@@ -139,10 +139,14 @@ def load_file(
     return (yield from read_undisturbed(partition, read))
 
 
-def _read(
-    partition: Partition, digest: Digester, namespace: str, checkpoint_id: str | None
-) -> Program[tuple[CheckpointRecord | None, dict[str, Tree]]]:
-    """Return a checkpoint, and its files by path."""
+def find_state(
+    partition: Partition, namespace: str, checkpoint_id: str | None
+) -> Program[CheckpointRecord | None]:
+    """Return a checkpoint, the latest of its namespace without an id; ``None`` if the thread has none yet.
+
+    Raises:
+        NotFound: There is no such checkpoint or namespace.
+    """
     wanted = checkpoint_id
     if wanted is None:
         (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
@@ -153,6 +157,14 @@ def _read(
             f"thread {partition.thread!r} has no checkpoint {checkpoint_id or 'yet'} "
             f"in namespace {namespace!r}"
         )
+    return record
+
+
+def _read(
+    partition: Partition, digest: Digester, namespace: str, checkpoint_id: str | None
+) -> Program[tuple[CheckpointRecord | None, dict[str, Tree]]]:
+    """Return a checkpoint, and its files by path."""
+    record = yield from find_state(partition, namespace, checkpoint_id)
     if record is None:
         return None, {}
     ref = record.refs.get(CHANNEL)

@@ -167,9 +167,10 @@ def _times(
     return out, place
 
 
-def load_title(partition: Partition, digest: Digester) -> Program[str]:
-    """Return the beginning of the first message of a thread, ``""`` if that is not text."""
-    _, tree = yield from _conversation(partition, digest)
+def load_title(partition: Partition, digest: Digester, namespace: str = "") -> Program[str]:
+    """Return the beginning of the first message of a thread, or of a subgraph in it, ``""`` if that is not
+    text."""
+    _, tree = yield from _conversation(partition, digest, namespace)
     return "" if tree is None or not tree.items else _title(message_fields(_plain(tree.items[0])))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from langgraph.constants import START
 
@@ -17,6 +17,7 @@ from perdure.engine.threads import chunk_reads, history
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.migration.schema_task_ids import SENDS
+from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.langgraph.reading.step_authors import (
     MessageReader,
     TaskAuthor,
@@ -50,7 +51,10 @@ _TASKS = 100
 """Tasks of one step that are shown; the step has the number of all."""
 _AT_ONCE = 10
 """Checkpoints whose writes are in memory at once."""
+_KEPT_PAGES = 4
+"""Pages of checkpoints in which the steps of a call are looked for, if a subgraph keeps its state."""
 _INNER = ("__input__", START)
+_serde = PlainSerde()
 _STEPPED = ("loop", "update")
 
 
@@ -158,6 +162,9 @@ class _Reading:
     known: tuple[str, ...] | None
     subgraphs: int = _SUBGRAPHS
     reader: MessageReader = field(default_factory=MessageReader)
+    kept: dict[str, list[tuple[int, frozenset[object]]]] = field(default_factory=dict)
+    """Checkpoints of the subgraphs that keep their state, newest first: the number of each, and the
+    checkpoints above it."""
 
     def page(self, namespace: str, before: int | None, limit: int, depth: int) -> Program[StepsPage]:
         # One more, as the parent of the last.
@@ -262,28 +269,66 @@ class _Reading:
     ) -> Program[ThreadStep]:
         tasks: list[StepTask] = []
         for task in step.tasks:
-            tasks.append((yield from self._with_steps(task, below.get(task.place, ()), depth)))  # noqa: PERF401 - it yields
+            below_it = below.get(task.place, ())
+            tasks.append((yield from self._with_steps(task, step.parent_id, below_it, depth)))
         return replace(step, tasks=tuple(tasks))
 
-    def _with_steps(self, task: StepTask, below: Sequence[str], depth: int) -> Program[StepTask]:
+    def _with_steps(
+        self, task: StepTask, began_with: str | None, below: Sequence[str], depth: int
+    ) -> Program[StepTask]:
         steps: list[ThreadStep] = []
+        called: list[str] = []
         is_cut = False
-        for name in below:
+        for number, name in enumerate(below):
             if self.subgraphs <= 0 or depth >= _DEPTH:
                 is_cut = True
+                called += below[number:]
                 break
+            before, count, is_part = None, _OF_SUBGRAPH, not name.startswith(task.place)
+            if is_part:
+                before, count = yield from self._part_of_call(name, began_with)
+                if not count:
+                    continue
             self.subgraphs -= 1
-            page = yield from self.page(name, None, _OF_SUBGRAPH, depth + 1)
+            page = yield from self.page(name, before, min(count, _OF_SUBGRAPH), depth + 1)
+            called.append(name)
             steps += (_end_with_caller(step, task) for step in reversed(page.steps))
-            is_cut = is_cut or page.cursor is not None
-        return replace(task, namespaces=tuple(below), steps=tuple(steps), is_cut=is_cut)
+            is_cut = is_cut or (count > _OF_SUBGRAPH if is_part else page.cursor is not None)
+        return replace(task, namespaces=tuple(called), steps=tuple(steps), is_cut=is_cut)
+
+    def _part_of_call(self, namespace: str, began_with: str | None) -> Program[tuple[int | None, int]]:
+        """Return where the checkpoints are that one call made of a subgraph which keeps its state between
+        calls: the cursor of their page, and their number.
+
+        Args:
+            namespace: The subgraph's namespace.
+            began_with: The checkpoint with which the step of the call began.
+        """
+        if namespace not in self.kept:
+            known: list[tuple[int, frozenset[object]]] = []
+            for _ in range(_KEPT_PAGES):
+                below = known[-1][0] if known else None
+                found = yield from history.page(self.partition, namespace, below=below, limit=history.PAGE)
+                known += ((record.seq, _above(record)) for record in found)
+                if len(found) < history.PAGE:
+                    break
+            self.kept[namespace] = known
+        known = self.kept[namespace]
+        part = [seq for seq, above in known if began_with in above]
+        if not part:
+            return None, 0
+        return None if part[0] == known[0][0] else part[0] + 1, len(part)
 
     def _below(self, places: Iterable[str]) -> Program[dict[str, list[str]]]:
         """Return the namespaces of the subgraphs that tasks called, by the tasks' own."""
         wanted = list(dict.fromkeys(places))
+        keeping: dict[str, list[str]] = {}
+        for place in wanted:
+            keeping.setdefault(_without_ids(place), []).append(place)
         known = self.known
         if known is None and wanted:
-            answers = yield from ask(Fetch(self.partition, tuple(Get(HEAD, (place,)) for place in wanted)))
+            names = (*wanted, *keeping)
+            answers = yield from ask(Fetch(self.partition, tuple(Get(HEAD, (name,)) for name in names)))
             known = tuple(head.key[0] for answer in answers for head in answer)
         out: dict[str, list[str]] = {place: [] for place in wanted}
         for name in known or ():
@@ -293,7 +338,24 @@ class _Reading:
             elif start in out and number.isdigit():
                 # A further subgraph that the same task called.
                 out[start].append(name)
+            else:
+                # One that keeps its state between calls.
+                for place in keeping.get(start if number.isdigit() else name, ()):
+                    out[place].append(name)
         return out
+
+
+def _without_ids(place: str) -> str:
+    """Return the namespace of the subgraphs of a task that keep their state between calls."""
+    return "|".join(part.partition(":")[0] for part in place.split("|") if not part.isdigit())
+
+
+def _above(record: CheckpointRecord) -> frozenset[object]:
+    """Return the checkpoints of the graphs above at which a subgraph's checkpoint was made."""
+    parents: object = _serde.unpack(record.metadata).get("parents")
+    return (
+        frozenset(cast("dict[str, object]", parents).values()) if isinstance(parents, dict) else frozenset()
+    )
 
 
 def _is_own(write: PendingWrite, child: CheckpointRecord) -> bool:

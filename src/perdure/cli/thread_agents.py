@@ -1,0 +1,68 @@
+"""The to-dos and subagents of a thread, for ``perdure threads show``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from perdure.cli.app import handle_in, out, printable
+from perdure.cli.thread_way import span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from perdure.database.blocking import SyncDatabase
+
+_STATES = {"asked": "waits for an answer", "open": "not over"}
+
+
+def read_agents(
+    database: SyncDatabase, thread_id: str, namespace: str, checkpoint: str | None
+) -> dict[str, Any]:
+    """Return the to-dos in a thread's state, and all of its subagents."""
+    from perdure.langgraph.reading.thread_agents import load_subagents, load_todos
+
+    handle = handle_in(database)
+    partition = handle.partition(thread_id)
+    todos = handle.run(load_todos(partition, handle.digest, namespace=namespace, checkpoint_id=checkpoint))
+    subagents: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None:
+        page = handle.run(load_subagents(partition, handle.digest, after=after))
+        subagents += (each._asdict() for each in page.subagents)
+        after = page.cursor
+    return {"todos": [each._asdict() for each in todos], "subagents": subagents}
+
+
+def print_agents(found: Mapping[str, Any]) -> None:
+    """Print what ``read_agents`` returned."""
+    if found["todos"]:
+        out.print("\n[bold]to-dos[/]")
+        for todo in found["todos"]:
+            words = printable(todo["status"].replace("_", " "))
+            out.print(escape(f"{words}: {printable(todo['content'])}"), soft_wrap=True)
+    if not found["subagents"]:
+        return
+    out.print("\n[bold]subagents[/]")
+    table = Table("name", "state", "since", "step", "asked for", "namespace", box=None, pad_edge=False)
+    for each in found["subagents"]:
+        at = ", ".join(map(printable, each["nodes"]))
+        step = "" if each["step"] is None else str(each["step"])
+        table.add_row(
+            escape(printable(each["name"])),
+            _STATES.get(each["state"], each["state"]),
+            _ago(each["began_at"]),
+            escape(f"{step} {at}".strip()),
+            escape(printable(each["task"])),
+            escape(printable(each["namespace"])),
+        )
+    out.print(table)
+
+
+def _ago(micros: int | None) -> str:
+    """Return how long ago a time was; nothing for one that is ahead of this machine's clock."""
+    passed = 0 if micros is None else time.time_ns() // 1000 - micros
+    return f"{span(passed)} ago" if passed > 0 else ""

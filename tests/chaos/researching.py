@@ -22,8 +22,8 @@ from typing import Any
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage
 
-import perdure
 from examples.researcher.agent import agent
+from perdure.database.opening import connect
 from perdure.runtime import Runtime, Settings
 from perdure.storage.url import backend_of
 
@@ -89,7 +89,7 @@ async def _live(life: Life) -> None:
     graph = agent(life.pace, life.look_ups).with_config(callbacks=[_Begun(life)])
     settings = Settings(lease=LEASE_S, poll=0.1, attempts=10_000, backoff=0.05, max_backoff=0.1)
     async with (
-        perdure.connect(life.url) as database,
+        connect(life.url) as database,
         Runtime(database, graph, settings=settings) as runtime,
     ):
         config = {"configurable": {"user_id": USER}, "recursion_limit": 10_000}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.inspector.access import Access
-from perdure.inspector.timeline import needed
+from perdure.inspector.timeline import require_parameter
 from perdure.langgraph.reading.thread_agents import Subagent, load_subagents, load_todos
 from perdure.model.records import Partition
 
@@ -22,7 +22,7 @@ async def todos(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``checkpoint``, the latest without it; ``namespace``.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     await access.thread(name)
     program = load_todos(
         Partition(access.tenant, name),
@@ -40,7 +40,7 @@ async def subagents(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``after``, the cursor of the part before.
     """
-    name = needed(asked, "id")
+    name = require_parameter(asked, "id")
     await access.thread(name)
     partition = Partition(access.tenant, name)
     after: str | None = asked.get("after") or ""

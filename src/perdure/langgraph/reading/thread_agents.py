@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from perdure.engine.threads import chunk_reads, history
-from perdure.engine.threads.undisturbed import undisturbed
+from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.langgraph.reading.step_authors import TaskAuthor
 from perdure.langgraph.reading.thread_files import find_state
@@ -23,7 +23,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, HEAD, LANE, WRITE, Partition
 from perdure.model.runs.queue import IN, Lane
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import joined
+from perdure.model.values.joined_values import join_tree
 from perdure.model.write_records import read_writes
 
 TODOS = 200
@@ -96,7 +96,7 @@ def load_todos(
         if ref is None:
             return []
         trees, _ = yield from chunk_reads.resolve(partition, {_CHANNEL: ref}, digest)
-        value: object = _serde.value(*joined(trees[_CHANNEL]))
+        value: object = _serde.value(*join_tree(trees[_CHANNEL]))
         items = cast("list[object]", value)[:TODOS] if isinstance(value, list) else []
         found = (cast("dict[str, object]", each) for each in items if isinstance(each, dict))
         return [
@@ -105,7 +105,7 @@ def load_todos(
             if "content" in each
         ]
 
-    return (yield from undisturbed(partition, read))
+    return (yield from read_undisturbed(partition, read))
 
 
 def load_subagents(
@@ -134,7 +134,7 @@ def load_subagents(
                 found.append((yield from _describe(partition, digest, record, lane)))
         return SubagentsPage(found, heads[limit - 1].key[0] if len(heads) > limit else None)
 
-    return (yield from undisturbed(partition, read))
+    return (yield from read_undisturbed(partition, read))
 
 
 def _describe(

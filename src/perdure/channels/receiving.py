@@ -17,6 +17,7 @@ from perdure.engine.queue.inbox import Standing
 from perdure.errors import NotFound, NotWaiting
 from perdure.langgraph.reading.open_interrupts import aread_asking
 from perdure.model.runs.messages import OPEN, SENDING, SENT, Reply
+from perdure.model.runs.waits import read_waits
 from perdure.runtime import Runtime
 from perdure.runtime.agents.run_user import USER
 
@@ -349,8 +350,10 @@ class Receiver:
         else:
             received = Received(self._options.stop_notice)
         for session in ended:
+            thread_id = self._thread_of(message, session)
             # Another process may have accepted an answer before its question was closed.
-            await self._end_older(message, self._thread_of(message, session), only_answers=True)
+            await self._end_older(message, thread_id, only_answers=True)
+            await self._end_waits(message, thread_id)
         return received
 
     async def _stop(self, message: ChatMessage, session: str) -> int:
@@ -403,6 +406,21 @@ class Receiver:
             if at is not None and at > message.position:
                 return
         await self._sessions.close(message.chat, message.topic, asks)
+
+    async def _end_waits(self, message: ChatMessage, thread_id: str) -> None:
+        """End what a thread whose question was closed still waits for: at its deadline or its signal it would
+        go on."""
+        asks = await self._runtime.waiting_run(thread_id)
+        standing = None if asks is None else await self._runtime.find(thread_id, asks)
+        run = None if standing is None else standing.run
+        if run is None or not read_waits(run.note):
+            return
+        sessions = await self._sessions.of(message.chat, message.topic)
+        if run.id in sessions.closed:
+            key = f"{_key(message)} ends"
+            await self._runtime.submit(
+                thread_id, None, command={"goto": "__end__"}, dedupe_key=key, graph=run.graph
+            )
 
 
 def _key(message: ChatMessage) -> str:

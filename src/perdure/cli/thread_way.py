@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.app import handle_in, out, prices_here, printable
+from perdure.cli.app import handle_in, legible, out, prices_here, printable
+from perdure.cli.runs import when
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,11 +25,16 @@ def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int)
     whole thread counted."""
     from perdure.langgraph.reading.thread_messages import load_title
     from perdure.langgraph.reading.thread_steps import load_steps, show_step, way_of
+    from perdure.runtime.operations import entries, open_questions
+    from perdure.runtime.threads.rows import look
 
     handle, prices = handle_in(database), prices_here()
     partition = handle.partition(thread_id)
     page = handle.run(load_steps(partition, handle.digest, namespace, limit=limit))
+    row = handle.run(look(partition))
+    open_now = open_questions.of_thread(handle, partition.tenant, row, with_waits=True) if row else None
     return {
+        **entries.wait_entries(() if open_now is None else handle.run(open_now)),
         "title": handle.run(load_title(partition, handle.digest)),
         "way": way_of(reversed(page.steps)),
         "steps": [show_step(step, prices) for step in reversed(page.steps)],
@@ -64,28 +70,33 @@ def print_way(found: Mapping[str, Any]) -> None:
             f"\n[bold]way[/] {'… → ' if found['has_earlier_steps'] else ''}{escape(way)}", soft_wrap=True
         )
     table = Table("step", "took", "tokens in", "out", "cost", "", box=None, pad_edge=False)
+    notes = {"asked": "waits for an answer", "failed": "failed", "open": "not over"}
+    if found["waits"] and not found["asks"]:
+        notes["asked"] = "waits"
     for step in steps:
-        _add_step(table, step, 0)
+        _add_step(table, step, 0, notes)
     out.print(table)
+    for wait in found["waits"]:
+        until = f" until {when(wait['until'])}" if wait["until"] else ""
+        out.print(f"[bold]waits[/] {escape(legible(wait['text']))}{until}", soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:
         out.print(f"[bold]tokens[/] {escape(_counts(usage))}", soft_wrap=True)
 
 
-def _add_step(table: Table, step: Mapping[str, Any], depth: int) -> None:
+def _add_step(table: Table, step: Mapping[str, Any], depth: int, notes: Mapping[str, str]) -> None:
     if not step["tasks"]:
         if step["source"] != "loop" or step["nodes"]:
             name = _together(step["nodes"]) or printable(str(step["source"]))
             table.add_row(f"{'  ' * depth}{escape(name)}", "", "", "", "", "")
         return
     for task in step["tasks"]:
-        _add_task(table, task, depth + bool(task["is_call"]))
+        _add_task(table, task, depth + bool(task["is_call"]), notes)
 
 
-def _add_task(table: Table, task: Mapping[str, Any], depth: int) -> None:
+def _add_task(table: Table, task: Mapping[str, Any], depth: int, notes: Mapping[str, str]) -> None:
     began, ended, usage = task["began_at"], task["ended_at"], task["usage"]
     took = "" if began is None or ended is None else span(ended - began)
-    notes = {"asked": "waits for an answer", "failed": "failed", "open": "not over"}
     name = printable(task["node"] or "a task")
     table.add_row(
         f"{'  ' * depth}{escape(name)}",
@@ -96,7 +107,7 @@ def _add_task(table: Table, task: Mapping[str, Any], depth: int) -> None:
         notes.get(task["state"], ""),
     )
     for step in task["steps"]:
-        _add_step(table, step, depth + 1)
+        _add_step(table, step, depth + 1, notes)
     if task["is_cut"]:
         table.add_row(f"{'  ' * (depth + 1)}… more with --namespace", "", "", "", "", "")
 

@@ -12,7 +12,7 @@ from perdure.engine.queue import inbox, outbox
 from perdure.engine.queue.scheduled import list_postponed
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import describe_run, describe_thread
-from perdure.inspector.timeline import describe_lane, number, require_parameter
+from perdure.inspector.timeline import describe_lane, number, require_parameter, waits_of
 from perdure.model.ops import Fetch, FindDue, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, RUN, Partition
@@ -31,7 +31,8 @@ _QUEUES = (IN, OUT, LATER)
 
 
 async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the threads with work now or within a day, those that wait for an answer, and those that failed.
+    """Return the threads with work now or within a day, those that wait for an answer, those that sleep or
+    wait for a signal, and those that failed.
 
     At most 100 threads of a kind are returned, those that are found in less than half a second. ``is_whole``
     is false if more may exist.
@@ -52,7 +53,8 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         "now": now,
         "work": work,
         "workers": [{"name": name, "runs": count} for name, count in sorted(holders.items())],
-        "interrupted": interrupted,
+        "interrupted": [each for each in interrupted if each["asks"]],
+        "waiting": [each for each in interrupted if each["waits"]],
         "failed": failed,
         "is_whole": len(hits) < _DUE and len(names) <= _THREADS and has_all_interrupted and has_all_failed,
     }
@@ -147,7 +149,7 @@ async def _with_status(access: Access, status: Any, sees: Sees | None) -> tuple[
     try:
         async with asyncio.timeout(_SECONDS):
             async for row in index.search(status=status, sees=sees, enough=_THREADS):
-                out.append(describe_thread(row))
+                out.append({**describe_thread(row), **await waits_of(access, row)})
                 if len(out) == _THREADS:
                     return out, False
     except TimeoutError:

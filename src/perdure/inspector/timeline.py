@@ -21,7 +21,9 @@ from perdure.model.records import CHECKPOINT, EPOCH, HEAD, LANE, RUN, WRITE, Par
 from perdure.model.runs.messages import Run
 from perdure.model.runs.queue import IN, LATER, OUT, Lane
 from perdure.model.write_records import read_writes
+from perdure.runtime.operations import entries, open_questions
 from perdure.runtime.threads import walk
+from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.users import title_in
 
 PAGE = 100
@@ -44,7 +46,8 @@ async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     title = title_in(row.metadata)
     if not title and row.has_state and row.fault is None:
         title = await access.handle.arun(load_title(at, access.handle.digest))
-    return {**describe_thread(row), **held, "title": title, "permissions": sorted(await access.permissions())}
+    about = {**describe_thread(row), **held, **await waits_of(access, row)}
+    return {**about, "title": title, "permissions": sorted(await access.permissions())}
 
 
 async def timeline(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -71,6 +74,14 @@ async def branches(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     name = require_parameter(asked, "id")
     await access.thread(name)
     return await access.handle.arun(_branches(Partition(access.tenant, name), asked.get("namespace") or ""))
+
+
+async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
+    """Return what a thread waits for, apart from an answer, and whether it waits for an answer."""
+    if not row.waits or row.fault is not None:
+        return {"asks": row.status == "interrupted", "waits": []}
+    program = open_questions.of_thread(access.handle, access.tenant, row, with_waits=True)
+    return entries.wait_entries(await access.handle.arun(program))
 
 
 def require_parameter(asked: Mapping[str, str], name: str) -> str:

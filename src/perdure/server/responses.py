@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
@@ -25,7 +26,7 @@ from perdure.model.runs.messages import (
 )
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.runs.queue import INTERRUPT
-from perdure.model.runs.waits import read_waits
+from perdure.model.runs.waits import Wait, Waits, asks_nobody
 from perdure.runtime import Standing, json_encoding
 from perdure.runtime.events.outgoing import reference_of
 from perdure.runtime.json_encoding import to_json
@@ -135,6 +136,8 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
         "error": None if row.run is None or row.run.state != FAILED else run_error(row.run),
     }
     with_waits(body, row)
+    if state is None and row.is_asleep and row.status == "interrupted":
+        body["waits"] = [{"id": name, **wait_shown(wait)} for name, wait in row.waits.items()]
     if fault is not None:
         body["error"] = unreadable(row.thread_id, fault)
     elif body["error"] is None and state is not None and (refused := refusals(state)):
@@ -143,21 +146,66 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
 
 
 def with_waits(shown: dict[str, Any], row: ThreadRow) -> dict[str, Any]:
-    """Add to the interrupts of a thread or a state, as it is shown, what ends their waits, and when."""
-    note = {} if row.run is None or row.run.state != WAITING else row.run.note
-    waits = read_waits(note)
-    by_task = shown.get("interrupts", ())
-    lists = list(by_task.values()) if isinstance(by_task, dict) else [by_task]
-    lists += [task["interrupts"] for task in shown.get("tasks", ()) if isinstance(task, dict)]
-    for asked in lists if waits else ():
-        for one in asked:
-            if (wait := waits.get(one["id"])) is not None:
-                one["wait"] = {
-                    "kind": wait.kind,
-                    "until": None if wait.until is None else when(wait.until),
-                    **({"signal": wait.name} if wait.name else {}),
-                }
+    """Add to the questions of a thread or a state, as it is shown, their deadlines. Sleeps and waits for
+    signals are taken out of the interrupts, which clients show to a person, and are its ``waits``."""
+    found: dict[str, Any] = {}
+    if row.waits:
+        _sort_waits(shown, row.waits, found)
+    if found:
+        shown["waits"] = list(found.values())
     return shown
+
+
+def _sort_waits(shown: dict[str, Any], waits: Waits, found: dict[str, Any]) -> None:
+    """Do so in a thread, a state or a task; add to ``found`` what is taken out, by interrupt."""
+    asked = shown.get("interrupts")
+    if isinstance(asked, dict):
+        by_task = {task: _questions(some, waits, found) for task, some in asked.items()}
+        shown["interrupts"] = {task: some for task, some in by_task.items() if some}
+    elif asked:
+        shown["interrupts"] = _questions(asked, waits, found)
+    for task in shown.get("tasks") or ():
+        if isinstance(task, dict):
+            _sort_waits(task, waits, found)
+            if isinstance(task.get("state"), dict):
+                _sort_waits(task["state"], waits, found)
+
+
+def _questions(asked: Iterable[dict[str, Any]], waits: Waits, found: dict[str, Any]) -> list[dict[str, Any]]:
+    left: list[dict[str, Any]] = []
+    for one in asked:
+        wait = waits.get(one["id"])
+        if asks_nobody(waits, one["id"]):
+            found[one["id"]] = {"id": one["id"], **wait_shown(waits[one["id"]])}
+        else:
+            left.append(one if wait is None else {**one, "wait": wait_shown(wait)})
+    return left
+
+
+def wait_shown(wait: Wait) -> dict[str, Any]:
+    """Return what ends a wait, and when."""
+    return {
+        "kind": wait.kind,
+        "until": None if wait.until is None else when(wait.until),
+        **({"signal": wait.name} if wait.name else {}),
+    }
+
+
+def reminder(data: str) -> dict[str, Any]:
+    """Return the event of a reminder: the run that asked, and its interrupts with their deadlines."""
+    told: dict[str, Any] = json.loads(data)
+    asked = [
+        {**one, "until": None if one["until"] is None else when(one["until"])} for one in told["interrupts"]
+    ]
+    return {**told, "interrupts": asked}
+
+
+def wait_text(wait: Wait) -> str:
+    """Return the same as a sentence about the agent."""
+    until = "" if wait.until is None else f" until {when(wait.until)}"
+    if wait.kind == "sleep":
+        return f"The agent sleeps{until}."
+    return f"The agent waits for the signal {wait.name!r}{until}."
 
 
 def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
@@ -267,9 +315,10 @@ def _ref(config: Any) -> dict[str, Any] | None:
     return ref
 
 
-def outcome(state: StateSnapshot) -> Any:
-    """Return the values that a run ended with, including its interrupts if it waits for an answer."""
-    asked = [interrupt(one) for one in state.interrupts]
+def outcome(state: StateSnapshot, waits: Waits) -> Any:
+    """Return the values that a run ended with, including its interrupts if it waits for an answer; ``waits``
+    are those of the run."""
+    asked = [interrupt(one) for one in state.interrupts if not asks_nobody(waits, one.id)]
     if asked and isinstance(state.values, Mapping):
         return {**state.values, write_records.INTERRUPT: asked}
     return state.values

@@ -22,7 +22,7 @@ from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.lifecycle import Facts, Left, QuestionState, question_state
-from perdure.model.runs.messages import ANSWERS, Message, Run
+from perdure.model.runs.messages import ANSWERS, WAITING, Message, Run
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
@@ -58,6 +58,9 @@ class Asked(NamedTuple):
     interrupts: tuple[str, ...] = ()
     renamed: tuple[str, ...] = ()
 
+
+NEWEST = Range(RUN, by="first", reverse=True, limit=10)
+"""Runs of which one may have asked a question that a rollback has opened again."""
 
 ReadAsked = Callable[[], Program[Asked]]
 """Reads what a thread asks now."""
@@ -128,11 +131,25 @@ def look(
     facts = Facts(is_busy=False, is_asking=bool(asked.interrupts) or lane.waiting is not None)
     if question_state(facts) is not QuestionState.OPEN:
         return None, unchanged
-    run = None
+    run = yield from asking_run(partition, lane, asked.interrupts)
+    return OpenQuestion(asked, run), unchanged
+
+
+def asking_run(partition: Partition, lane: Lane, interrupts: Sequence[str]) -> Program[Run | None]:
+    """Return the run that asked what a thread's latest checkpoint asks: the one that the inbox names, or else
+    the newest that waited with one of these interrupts, as after a rollback; ``None`` if no run did."""
     if lane.waiting is not None:
         (found,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
-        run = read_one(partition, Run.read, found[0]) if found else None
-    return OpenQuestion(asked, run), unchanged
+        if found:
+            return read_one(partition, Run.read, found[0])
+    if not interrupts:
+        return None
+    (found,) = yield from ask(Fetch(partition, (NEWEST,)))
+    for run in read_each(partition, Run.read, found):
+        asked = {one["id"] for one in run.note.get("interrupts", ())}
+        if run.state == WAITING and not asked.isdisjoint(interrupts):
+            return run
+    return None
 
 
 def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | None]:

@@ -80,7 +80,7 @@ class Signal:
         before = None
         if known and known[0]:
             before = yield from find_accepted(self.partition, self.key, known[0][0])
-        return _Seen(Lane.read(IN, lanes), early, bool(lanes or heads or documents), before)
+        return _Seen(Lane.read(IN, lanes), early, (*lanes, *heads, *documents)[:1], before)
 
     def _attempt(self, seen: _Seen) -> Program[Signalled | None]:
         inbox, kept = seen.inbox, early_of(seen.early)
@@ -89,7 +89,7 @@ class Signal:
         signal = EarlySignal(self.name, self.value, self.to_all, self.key.hex())
         if signal.dedupe and any(one.dedupe == signal.dedupe for one in kept):
             return Signalled(None, True)
-        if not seen.exists:
+        if not seen.shown_by:
             raise NotFound(
                 f"there is no thread {self.partition.thread!r} for the signal {self.name!r}; nothing of it "
                 "was stored. Create the thread, or send it a message, first"
@@ -107,7 +107,10 @@ class Signal:
                 return Signalled(accepted, False)
         unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
         keep = self._keep([*kept, signal], seen.early)
-        is_kept = isinstance((yield from self._commit([keep, unchanged])), Committed)
+        # A thread that is deleted meanwhile does not begin anew with a signal; the inbox is checked already.
+        others = [each for each in seen.shown_by if each.kind is not LANE]
+        there = [Check(each.kind, each.key, Expect.PRESENT) for each in others]
+        is_kept = isinstance((yield from self._commit([keep, unchanged, *there])), Committed)
         return Signalled(None, False) if is_kept else None
 
     def _commit(self, ops: list[Op]) -> Program[object]:
@@ -131,5 +134,5 @@ class Signal:
 class _Seen(NamedTuple):
     inbox: Lane
     early: tuple[Record, ...]
-    exists: bool
+    shown_by: tuple[Record, ...]
     before: Accepted | None

@@ -17,10 +17,10 @@ from perdure.engine.documents import Document
 from perdure.engine.queue import events, questions
 from perdure.engine.transact import Budget, retry_attempt
 from perdure.model.heads import ROOT
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, HEAD, INBOX, LANE, RUN, Partition, Record
-from perdure.model.runs.messages import ANSWERS, WAITING, Message, Reply, Run, dedupe_put, encode
+from perdure.model.records import DOCUMENT, HEAD, INBOX, LANE, Partition, Record
+from perdure.model.runs.messages import ANSWERS, Message, Reply, Run, dedupe_put, encode
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, OUT, WAITS, Debounce, Lane
 from perdure.model.runs.waits import BY_WAIT, Wait, Waits, after_run, next_due, read_waits, with_waits
@@ -48,8 +48,6 @@ _INHERITED = (
 )
 """Options of the run that asked which its continuation by a deadline or a signal has, too: the graph goes on
 for the same user, and whoever waits for the run's end is told of it."""
-_LOOKED_BACK = 10
-"""Runs of which one may have asked a question that a rollback has opened again."""
 _BUSY_US = (1_000_000, 60_000_000)
 """Least and most microseconds until a deadline that passed while the thread was busy is looked at again."""
 _CHECKS = 8
@@ -107,14 +105,11 @@ def _timer(timer: Lane, due: int | None, fresh: int) -> list[Op]:
 def look_again(partition: Partition, now: int, fresh: int) -> Program[None]:
     """Set the waits of a thread due now, after its latest checkpoint has become another one. A thread without
     an interrupt needs none."""
-    lanes, runs = yield from ask(Fetch(partition, (Get(LANE, (WAITS,)), _NEWEST)))
+    lanes, runs = yield from ask(Fetch(partition, (Get(LANE, (WAITS,)), questions.NEWEST)))
     if not any(run.note.get("waits") for run in read_each(partition, Run.read, runs)):
         return
     # A rival has just set it.
     yield from ask(Commit(partition, tuple(_timer(Lane.read(WAITS, lanes), now, fresh))))
-
-
-_NEWEST = Range(RUN, by="first", reverse=True, limit=_LOOKED_BACK)
 
 
 # What stands
@@ -143,17 +138,15 @@ def load_waits(
     asked = yield from read_asked()
     if not asked.interrupts:
         return None
-    item = _NEWEST if inbox.waiting is None else Get(RUN, (inbox.waiting,))
-    (found,) = yield from ask(Fetch(partition, (item,)))
-    for run in read_each(partition, Run.read, found):
-        if run.state != WAITING and run.id != inbox.waiting:
-            continue
-        waits = {name: wait for name, wait in read_waits(run.note).items() if name in asked.interrupts}
-        if waits:
-            options = yield from _options(partition, run)
-            head = Expect.ABSENT if asked.head is None else asked.head
-            return StandingWaits(run, options, waits, Check(HEAD, (ROOT,), head))
-    return None
+    run = yield from questions.asking_run(partition, inbox, asked.interrupts)
+    if run is None:
+        return None
+    waits = {name: wait for name, wait in read_waits(run.note).items() if name in asked.interrupts}
+    if not waits:
+        return None
+    options = yield from _options(partition, run)
+    head = Expect.ABSENT if asked.head is None else asked.head
+    return StandingWaits(run, options, waits, Check(HEAD, (ROOT,), head))
 
 
 def _options(partition: Partition, run: Run) -> Program[dict[str, Any]]:

@@ -477,9 +477,9 @@ def _refuse_busy(partition: Partition) -> Program[None]:
         lane = Lane.read(name, found)
         if lane.due_at is not None or lane.waiting is not None:
             raise Conflict(
-                f"thread {partition.thread!r} has messages or replies under way, or waits for an answer, "
-                "and would leave them behind; nothing of it was moved. Let its workers finish and its "
-                "question be answered, then move it"
+                f"thread {partition.thread!r} has messages or replies under way, or waits for an answer, a "
+                "time or a signal, and would leave them behind; nothing of it was moved. Let its workers "
+                "finish and its wait come to its end, then move it"
             )
 
 

@@ -41,6 +41,11 @@ function parts(found) {
     found.workers.length ? table("Workers", ["Worker", "Runs"], found.workers.map((each) => [each.name, number(each.runs)])) : make("p.quiet", {}, "No worker holds a run."),
     make("h2", {}, "Waiting for an answer"),
     threads(found.interrupted, "No thread waits for an answer."),
+    make("h2", {}, "Sleeping, or waiting for a signal"),
+    found.waiting.length
+      ? table("Sleeping, or waiting for a signal", ["Thread", "Graph", "Since", "Until", "For"], found.waiting.flatMap((each) => each.waits.map((wait) => [
+          link(each.thread_id), each.graph_id || each.run?.graph || "", time(wait.since), wait.until ? time(wait.until) : "", wait.signal ?? "its time"])))
+      : make("p.quiet", {}, "No thread sleeps or waits for a signal."),
     make("h2", {}, "Failed"),
     threads(found.failed, "No thread has failed."),
   ];

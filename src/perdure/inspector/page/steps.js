@@ -120,7 +120,7 @@ function plainRow(step, about) {
 }
 
 function taskRow(task, step, scale, about, depth) {
-  const [kind, word] = STATES[task.state] || [];
+  const [kind, word] = task.state === "asked" && about.waits.length && !about.asks ? ["is-asked", about.waits.every((wait) => wait.kind === "sleep") ? "sleeps" : "waits"] : STATES[task.state] || [];
   const took = task.began_at && task.ended_at ? task.ended_at - task.began_at : null;
   const start = scale.starts.get(step);
   const at = start.at + (task.began_at && step.began_at ? task.began_at - step.began_at : 0);

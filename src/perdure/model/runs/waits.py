@@ -153,3 +153,8 @@ def next_due(waits: Iterable[Wait]) -> int | None:
 def takes_no_answer(note: Mapping[str, Any]) -> frozenset[str]:
     """Return the interrupts of a run that people do not answer: sleeps, and waits for signals."""
     return frozenset(name for name, wait in note.get(WAITS, {}).items() if wait["kind"] != "question")
+
+
+def asks_nobody(waits: Waits, interrupt_id: str) -> bool:
+    """Return True if no person answers an interrupt, as it is that of a sleep or of a wait for a signal."""
+    return interrupt_id in waits and waits[interrupt_id].kind != "question"

@@ -34,6 +34,7 @@ from perdure.errors import Fenced, PerdureError, Unavailable
 from perdure.model.ops import Put
 from perdure.model.records import Partition
 from perdure.model.runs.messages import DONE, FAILED
+from perdure.model.runs.waits import Waits, asks_nobody
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime.events import protocol
 from perdure.runtime.events.outgoing import to_outgoing, to_outgoing_event
@@ -325,10 +326,13 @@ class EventBuffer:
 
 class StreamPublisher:
     """Publishes the parts of one run's stream in the modes that were requested: for clients of the event
-    streaming protocol as the graph's transformers leave them."""
+    streaming protocol as the graph's transformers leave them. ``waits`` are those that its nodes begin."""
 
-    def __init__(self, buffer: EventBuffer, stream: StreamOptions, graph: Pregel[Any, Any, Any, Any]) -> None:
+    def __init__(
+        self, buffer: EventBuffer, stream: StreamOptions, graph: Pregel[Any, Any, Any, Any], waits: Waits
+    ) -> None:
         self._buffer = buffer
+        self._waits = waits
         self.stream = stream
         self._wanted = frozenset(stream.modes)
         self._messages: dict[str, BaseMessage] = {}
@@ -397,6 +401,11 @@ class StreamPublisher:
             payload: The part's data.
             namespace: The path of the subgraph that the part comes from; empty for the graph itself.
         """
+        if self._waits and mode in ("updates", "values") and _is_question(payload):
+            left = _without_waits(payload, self._waits)
+            if not left and mode == "updates":
+                return
+            payload = left
         if self._protocol is not None:
             if self._transformers is None:
                 self._protocol.part(mode, payload, namespace)
@@ -443,3 +452,11 @@ class StreamPublisher:
 
 def _is_question(payload: Any) -> bool:
     return isinstance(payload, dict) and INTERRUPT in payload
+
+
+def _without_waits(payload: dict[str, Any], waits: Waits) -> dict[str, Any]:
+    """Return a part without the interrupts of sleeps and of waits for signals: clients would show them to a
+    person, who cannot answer them."""
+    left = tuple(one for one in payload[INTERRUPT] if not asks_nobody(waits, one.id))
+    rest = {name: value for name, value in payload.items() if name != INTERRUPT}
+    return {**rest, INTERRUPT: left} if left else rest

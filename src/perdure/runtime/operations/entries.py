@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from perdure.runtime.json_encoding import plain
@@ -64,6 +65,25 @@ def rerun_entry(rerun: Rerun) -> dict[str, Any]:
 
 def _wait_text(question: AskedQuestion) -> str:
     return "It sleeps." if question.signal is None else f"It waits for the signal {question.signal!r}."
+
+
+def wait_entries(asked: Iterable[AskedQuestion]) -> dict[str, Any]:
+    """Return what a thread waits for besides answers, and whether it waits for an answer, too."""
+    questions = list(asked)
+    return {
+        "asks": any(each.kind == "question" for each in questions),
+        "waits": [
+            {
+                "kind": each.kind,
+                "since": each.since,
+                "until": each.deadline,
+                "signal": each.signal,
+                "text": _wait_text(each),
+            }
+            for each in questions
+            if each.kind != "question"
+        ],
+    }
 
 
 def question_entry(question: AskedQuestion) -> dict[str, Any]:

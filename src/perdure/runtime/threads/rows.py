@@ -8,6 +8,7 @@ its checkpoints, and it is interrupted if its latest checkpoint has an unanswere
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from perdure.engine.documents import Document
@@ -31,8 +32,9 @@ from perdure.model.records import (
     Record,
 )
 from perdure.model.runs.lifecycle import Facts, Status, thread_status
-from perdure.model.runs.messages import DONE, FAILED, ROLLED_BACK, Run
+from perdure.model.runs.messages import DONE, FAILED, ROLLED_BACK, WAITING, Run
 from perdure.model.runs.queue import IN, Lane
+from perdure.model.runs.waits import Waits, read_waits, takes_no_answer
 from perdure.model.write_records import find_asking_tasks
 from perdure.runtime.json_encoding import plain
 
@@ -52,8 +54,10 @@ class ThreadRow(NamedTuple):
 
     Times are microseconds since 1970. ``run`` is the newest that was not rolled back; ``has_state`` is
     true if the thread has a checkpoint, ``has_document`` if clients created or adopted it; ``version`` is
-    that of the document, ``touched_at`` the time at which it was written. With a ``fault`` some of the
-    thread's records cannot be read: the others are shown, and the status is ``error``.
+    that of the document, ``touched_at`` the time at which it was written. ``waits`` are those of the run with
+    whose question the thread waits, and ``is_asleep`` is true if no person can answer any of its interrupts.
+    With a ``fault`` some of the thread's records cannot be read: the others are shown, and the status is
+    ``error``.
     """
 
     thread_id: str
@@ -68,6 +72,8 @@ class ThreadRow(NamedTuple):
     fault: Corrupt | None = None
     version: int | None = None
     touched_at: int = 0
+    waits: Waits = MappingProxyType({})
+    is_asleep: bool = False
 
     @property
     def graph_id(self) -> str | None:
@@ -95,6 +101,13 @@ def look(partition: Partition) -> Program[ThreadRow | None]:
     run = kept[0] if kept else None
     document = documents[0] if documents else None
     row = row_of(partition, document, lane, run, edited[0] if edited else None)
+    # After a rollback the inbox names none, and the newest run that is left has asked.
+    left = run if run is not None and run.state == WAITING else None
+    asking = next((each for each in kept if each.id == lane.waiting), left)
+    if asking is not None and not (edited and edited[0].body["run_id"] == asking.id):
+        ids = {one["id"] for one in asking.note.get("interrupts", ())}
+        is_asleep = bool(ids) and ids <= takes_no_answer(asking.note)
+        row = row._replace(waits=read_waits(asking.note), is_asleep=is_asleep)
     if heads:
         try:
             row = yield from _with_state(partition, heads[0].fields["checkpoint_id"], row)

@@ -25,6 +25,7 @@ from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.reading.readable_states import aread_state, aupdate_state, awithout_refused
 from perdure.model.runs.messages import DONE, WAITING
 from perdure.model.runs.payloads import COMMAND, RESUME
+from perdure.model.runs.waits import Waits
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime.agent_memory.conversation_windows import Conversations
 from perdure.runtime.agent_memory.run_memory import Memories
@@ -148,13 +149,13 @@ async def _attempt(
     if agent.conversation is not None and stored is not None:
         given = await views.conversations.input(agent.conversation, held, given, stored)
     if isinstance(given, Command) and _ends(given):
-        await _end(graph, config, now, _publisher(graph, held, buffer, begun_at))
+        await _end(graph, config, now, _publisher(graph, held, buffer, begun_at, journal.waits))
         return Ending(DONE, {})
     if has_begun or given is None:
         graph = await awithout_refused(graph, config)
     is_unnamed = isinstance(given, Command) and given.resume is not None and not is_by_name(given.resume)
     how = {**_how(agent, options, context), "control": views.steering.control}
-    publisher = _publisher(graph, held, buffer, begun_at)
+    publisher = _publisher(graph, held, buffer, begun_at, journal.waits)
     values = await _steer(graph, given, (config, now), how, held, (views.steering, buffer, publisher))
     held = views.steering.current(held)
     interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
@@ -238,13 +239,17 @@ async def _end(
 
 
 def _publisher(
-    graph: Pregel[Any, Any, Any, Any], held: HeldRun, buffer: EventBuffer | None, begun_at: str | None
+    graph: Pregel[Any, Any, Any, Any],
+    held: HeldRun,
+    buffer: EventBuffer | None,
+    begun_at: str | None,
+    waits: Waits,
 ) -> StreamPublisher | None:
     """Return the publisher of a run whose events somebody wants; its first event is that the attempt
     began."""
     if buffer is None or buffer.stream is None:
         return None
-    publisher = StreamPublisher(buffer, buffer.stream, graph)
+    publisher = StreamPublisher(buffer, buffer.stream, graph, waits)
     publisher.publish_start(held.run.attempts, held.run.graph, begun_at)
     return publisher
 

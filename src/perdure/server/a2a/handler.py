@@ -7,6 +7,7 @@ another server. A client that disconnects does not end its task.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -71,6 +72,8 @@ _MODES: tuple[StreamMode, ...] = ("messages-tuple",)
 _NOT_METADATA = {"debounce_ms", "multitask_strategy"}
 """Names that would change how a run is accepted; a task is always a run of its own."""
 _PAGE = 50
+_ASLEEP_S = (0.5, 5.0)
+"""Least and most seconds between looks at a task that sleeps."""
 _log = logging.getLogger("perdure.server")
 
 A2AEvent = types.Task | types.TaskStatusUpdateEvent | types.TaskArtifactUpdateEvent
@@ -218,7 +221,7 @@ class DurableTasks(RequestHandler):
         """Cancel a task and return it."""
         async with translate_errors():
             task = await self._task(params.id, "update", action="interrupt")
-            if task.state == INPUT_REQUIRED:
+            if task.state == INPUT_REQUIRED or task.is_asleep:
                 task = await self._give_up(task, context)
             elif task.state in TERMINAL or not await self._caller.runtime.cancel(task.thread_id, task.run_id):
                 raise TaskNotCancelableError(f"task {task.id!r} has ended; there is nothing to cancel")
@@ -422,25 +425,52 @@ class DurableTasks(RequestHandler):
             return
         names: dict[str, Any] = {"task_id": task.id, "context_id": task.context_id}
         begun: set[str] = set()
-        async for item in streams.follow(caller, task.thread_id, task.run_id, 0):
-            if isinstance(item, Standing):
-                final = await self._to_task(task.after(item), None)
-                for artifact in final.artifacts:
-                    yield types.TaskArtifactUpdateEvent(**names, artifact=artifact, last_chunk=True)
-                yield types.TaskStatusUpdateEvent(**names, status=final.status)
+        while True:
+            if task.is_asleep:
+                asleep, task = task.run_id, await self._wait_for_wake(task)
+                if task.run_id == asleep:
+                    # Another message went past its wait.
+                    yield types.TaskStatusUpdateEvent(**names, status=(await self._to_task(task, None)).status)
+                    return
+            standing: Standing | None = None
+            async for item in streams.follow(caller, task.thread_id, task.run_id, 0):
+                if isinstance(item, Standing):
+                    standing = item
+                elif isinstance(item, SubscriberTooSlow):
+                    raise InternalError(
+                        f"{item}; subscribe to the task again", {"error": "SubscriberTooSlow"}
+                    )
+                elif item.name == "metadata":
+                    working = types.TaskStatus(state=WORKING)
+                    yield types.TaskStatusUpdateEvent(**names, status=working)
+                elif item.name == "messages" and (chunk := _chunk(item.data)) is not None:
+                    message_id, text = chunk
+                    part = types.Part(text=text)
+                    artifact = types.Artifact(artifact_id=message_id, name="reply", parts=[part])
+                    yield types.TaskArtifactUpdateEvent(
+                        **names, artifact=artifact, append=message_id in begun
+                    )
+                    begun.add(message_id)
+            if standing is None:
+                raise _stopping()
+            task = task.after(standing)
+            final = await self._to_task(task, None)
+            for artifact in final.artifacts:
+                yield types.TaskArtifactUpdateEvent(**names, artifact=artifact, last_chunk=True)
+            yield types.TaskStatusUpdateEvent(**names, status=final.status)
+            if not task.is_asleep:
                 return
-            if isinstance(item, SubscriberTooSlow):
-                raise InternalError(f"{item}; subscribe to the task again", {"error": "SubscriberTooSlow"})
-            if item.name == "metadata":
-                working = types.TaskStatus(state=WORKING)
-                yield types.TaskStatusUpdateEvent(**names, status=working)
-            elif item.name == "messages" and (chunk := _chunk(item.data)) is not None:
-                message_id, text = chunk
-                part = types.Part(text=text)
-                artifact = types.Artifact(artifact_id=message_id, name="reply", parts=[part])
-                yield types.TaskArtifactUpdateEvent(**names, artifact=artifact, append=message_id in begun)
-                begun.add(message_id)
-        raise InternalError("the server is stopping; subscribe to the task again", {"error": "Unavailable"})
+
+    async def _wait_for_wake(self, task: DurableTask) -> DurableTask:
+        """Wait until a task that sleeps, or waits for a signal, goes on; return it as it is then."""
+        pause, longest = _ASLEEP_S
+        while not self._caller.host.closing.is_set():
+            await asyncio.sleep(pause)
+            now = await self._task(task.id, "read")
+            if not now.is_asleep or now.run_id != task.run_id:
+                return now
+            pause = min(longest, pause * 1.5)
+        raise _stopping()
 
     async def _to_task(self, task: DurableTask, asked: Any) -> types.Task:
         shown = await document(self._caller.runtime, task)
@@ -470,6 +500,10 @@ class DurableTasks(RequestHandler):
         place of those that would change how a run is accepted."""
         named = None if key is None else f"a2a:{self._assistant.assistant_id}:{key}"
         return without_terms(self._headers, named)
+
+
+def _stopping() -> InternalError:
+    return InternalError("the server is stopping; subscribe to the task again", {"error": "Unavailable"})
 
 
 def _find_earlier_answer(task: DurableTask, message: Mapping[str, Any]) -> Standing | None:

@@ -26,6 +26,7 @@ from perdure.server.a2a.tasks import (
     DurableTask,
     document,
     find,
+    is_by_wait,
     list_tasks,
     protocol_of,
     run_id_of,
@@ -170,9 +171,9 @@ async def forget_ended(runtime: TenantRuntime, thread_id: str, run_id: str) -> N
 async def _task_of(runtime: TenantRuntime, thread_id: str, standing: Standing) -> DurableTask | None:
     """Return the task of a run, which began it or answers one of its questions."""
     protocol = protocol_of(standing)
-    if protocol or standing.message.mode != "answer":
+    if "task" in protocol or (not is_by_wait(standing) and (protocol or standing.message.mode != "answer")):
         return await find(runtime, thread_id, protocol.get("task", run_id_of(standing)))
-    # The answer came by another way: it belongs to the last task before it.
+    # The answer came by another way, or from a deadline: it belongs to the last task before it.
     before: int | None = standing.message.seq
     while before is not None:
         page, before = await list_tasks(runtime, thread_id, _PAGE, before)

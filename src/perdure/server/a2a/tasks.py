@@ -13,6 +13,7 @@ from typing import Any
 
 from perdure.model.runs.messages import DONE, OPEN, WAITING
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
+from perdure.model.runs.waits import BY_WAIT, asks_nobody, takes_no_answer
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
 from perdure.runtime.json_encoding import to_json
@@ -73,12 +74,14 @@ class DurableTask:
     Attributes:
         asked: ids of the interrupts that wait for an answer, ``None`` if nothing of the task does.
         is_held: True if a later message of the context may go past its question, which takes no answer then.
+        is_asleep: True if it waits for a time or a signal, and for no answer.
     """
 
     thread_id: str
     standings: tuple[Standing, ...]
     asked: tuple[str, ...] | None = None
     is_held: bool = False
+    is_asleep: bool = False
 
     @property
     def id(self) -> str:
@@ -108,7 +111,7 @@ class DurableTask:
         run = self.current.run
         if self.asked is not None:
             return INPUT_REQUIRED
-        if self.is_held:
+        if self.is_held or self.is_asleep:
             return WORKING
         if self.is_superseded:
             return CANCELED
@@ -125,15 +128,23 @@ class DurableTask:
     def is_superseded(self) -> bool:
         """True if a later message of the context came in place of an answer to its question."""
         run = self.current.run
-        return run is not None and run.state == WAITING and self.asked is None and not self.is_held
+        is_open = self.asked is not None or self.is_held or self.is_asleep
+        return run is not None and run.state == WAITING and not is_open
 
     def after(self, standing: Standing) -> DurableTask:
         """Return the task with another standing of its current run, which has just been read."""
         run = standing.run
-        asked = None
+        asked, is_asleep = None, False
         if run is not None and run.state == WAITING:
-            asked = tuple(str(each["id"]) for each in run.note.get("interrupts", ()))
-        return replace(self, standings=(*self.standings[:-1], standing), asked=asked)
+            alone, ids = (
+                takes_no_answer(run.note),
+                [str(each["id"]) for each in run.note.get("interrupts", ())],
+            )
+            asked = tuple(name for name in ids if name not in alone)
+            if is_asleep := bool(ids) and not asked:
+                asked = None
+        standings = (*self.standings[:-1], standing)
+        return replace(self, standings=standings, asked=asked, is_asleep=is_asleep)
 
 
 def run_id_of(standing: Standing) -> str:
@@ -144,7 +155,7 @@ def run_id_of(standing: Standing) -> str:
 async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTask | None:
     """Return the task that began with a run, None if there is none."""
     first = await runtime.find(thread_id, run_id)
-    if first is None or not (protocol := protocol_of(first)) or "task" in protocol:
+    if first is None or not (protocol := protocol_of(first)) or "task" in protocol or is_by_wait(first):
         return None
     if first.run is None or first.run.state != WAITING:
         return DurableTask(thread_id, (first,))
@@ -167,8 +178,13 @@ async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTa
         return task
     if (run := task.current.run) is None or run.state == OPEN:
         return task
-    question = await runtime.question(task.thread_id)
-    return replace(task, asked=None if question is None else question.interrupts, is_held=question is None)
+    if (question := await runtime.question(task.thread_id)) is not None:
+        return replace(task, asked=question.interrupts)
+    row = await runtime.threads.get(task.thread_id)
+    if row.status == "busy" or not any(asks_nobody(row.waits, name) for name in row.waits):
+        return replace(task, is_held=True)
+    # A run that failed after its wait was over is not asleep: nothing wakes it again.
+    return replace(task, is_asleep=run.state == WAITING)
 
 
 def _add_answers(thread_id: str, first: Standing, newer: Iterable[Standing]) -> DurableTask:
@@ -179,8 +195,10 @@ def _add_answers(thread_id: str, first: Standing, newer: Iterable[Standing]) -> 
         if last is None or last.state in (OPEN, DONE) or (one.run is not None and one.run.id == last.id):
             continue
         protocol = protocol_of(one)
-        # An answer that came by another way, such as the API of threads, continues the task as well.
-        if protocol.get("task") == task_run or (not protocol and one.message.mode == "answer"):
+        # An answer that came by another way, such as the API of threads, continues the task as well. That of
+        # a deadline has inherited what the protocol stored.
+        is_other = one.message.mode == "answer" and (not protocol or is_by_wait(one))
+        if protocol.get("task") == task_run or is_other:
             task.append(one)
         elif one.run is not None and one.run.state in (DONE, WAITING):
             # What answers come now are for what it asks.
@@ -233,6 +251,10 @@ async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
             questions = values.get(INTERRUPT, ()) if isinstance(values, dict) else ()
             parts = [_part(one.get("value")) for one in questions]
             status["message"] = _message(task, parts or [{"text": "The agent waits for a message to go on."}])
+    elif task.is_asleep and run is not None:
+        row = await runtime.threads.get(task.thread_id)
+        waits = [wait for wait in row.waits.values() if wait.kind != "question"]
+        status["message"] = _message(task, [{"text": responses.wait_text(wait)} for wait in waits])
     elif state == FAILED and run is not None:
         error = responses.run_error(run)
         status["message"] = _message(task, [{"text": f"{error['error']}: {error['message']}"}])
@@ -288,8 +310,15 @@ def read_answer(standing: Standing) -> Any:
     return next(iter(held.values())) if is_by_name(held) and len(held) == 1 else held
 
 
+def is_by_wait(standing: Standing) -> bool:
+    """Return True for an answer that a deadline or a signal has given, and no person."""
+    return bool(standing.message.options.get(BY_WAIT))
+
+
 def _read_user_message(task: DurableTask, standing: Standing) -> JsonObject | None:
     """Return the user's message of a run, None for a run that has none."""
+    if is_by_wait(standing):
+        return None
     payload = standing.message.payload
     given = payload.get(INPUT)
     command = payload.get(COMMAND) or {}

@@ -37,6 +37,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure.errors import PerdureError
 from perdure.model.runs.messages import FAILED, WAITING
+from perdure.model.runs.waits import read_waits
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
 from perdure.runtime.json_encoding import to_json
@@ -155,7 +156,11 @@ class _Exchange:
                 if not caller.host.closing.is_set():
                     caller.host.in_background(_abandon(caller, accepted))
                 raise
-        await remove_thread(caller, standing, accepted.thread_id)
+        if standing.run is not None and read_waits(standing.run.note):
+            # Nobody could receive what a deadline or a signal would make of it.
+            await caller.threads.remove(accepted.thread_id)
+        else:
+            await remove_thread(caller, standing, accepted.thread_id)
         return result
 
     async def _result(self, accepted: AcceptedRun, standing: Standing) -> CallToolResult:
@@ -168,6 +173,14 @@ class _Exchange:
         values = json.loads(to_json(await values_of(self._caller.runtime, accepted.thread_id, run)))
         if run.state == WAITING:
             asked = values.get(INTERRUPT, ()) if isinstance(values, dict) else ()
+            waits = [wait for wait in read_waits(run.note).values() if wait.kind != "question"]
+            if waits and not asked:
+                told = " ".join(map(responses.wait_text, waits))
+                return _failure_result(
+                    "Asleep",
+                    f"{told} A call of a tool does not wait for that, and was ended. Talk to the agent over "
+                    "A2A or the API of threads",
+                )
             questions = json.dumps([one.get("value") for one in asked], ensure_ascii=False)
             return _failure_result(
                 "Interrupted",

@@ -72,7 +72,7 @@ export const forget = (id) => request("DELETE", `memory/${encodeURIComponent(id)
 export const alive = () => json("GET", "ok?check_db=1");
 export const graphs = () => json("GET", "chat/graphs.json");
 
-const LISTED = ["thread_id", "metadata", "status", "updated_at"];
+const LISTED = ["thread_id", "metadata", "status", "updated_at", "waits"];
 export const threads = async (wanted) => {
   let more = false;
   const rows = await listed(wanted, "thread_id", async (limit, offset) => {

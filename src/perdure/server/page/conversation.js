@@ -43,6 +43,7 @@ export class Conversation {
     this.live = null; // the streamed run: {runId, key}; without a runId it is not accepted yet
     this.forks = new Map();
     this.questions = [];
+    this.waits = []; // sleeps, and waits for signals: {kind, until, signal}
     this.problem = null; // {text, action}: the reason why the conversation cannot continue
     this.wasStopped = false;
     this.resumed = null; // what an interruption of the run that is or was streamed last cost: {stayed, again}, names of steps
@@ -127,9 +128,10 @@ export class Conversation {
     const open = runs.filter(({ status }) => LIVE.includes(status)).reverse();
     const isAtHead = this.leaf === this.tree.head;
     this.questions = open.length || !isAtHead ? [] : (state.interrupts ?? []); // an answer resumes the newest checkpoint
+    this.waits = open.length || !isAtHead ? [] : (state.waits ?? []);
     this.problem = null;
     // A run that was accepted after the runs were read explains a state that has a next step.
-    if (!open.length && !this.live && isAtHead && !this.questions.length && state.next?.length) {
+    if (!open.length && !this.live && isAtHead && !this.questions.length && !this.waits.length && state.next?.length) {
       if (thread.status === "error" && thread.error) this.problem = { kind: "failed", error: thread.error };
       else this.problem = { kind: "cut" };
     } else if (!open.length && !this.live && !this.leaf && thread.error) {
@@ -291,6 +293,7 @@ export class Conversation {
     if (message) message.state = "sending";
     if (message && isKnown) outbox.keep(this, Object.assign(message, { checkpoint: from }));
     if (follows) this.live = { runId: null, key };
+    if (follows) this.waits = [];
     this.problem = null;
     this.isKept = false;
     if (follows) this.wasStopped = false;

@@ -94,6 +94,11 @@ function welcome() {
     element("div", { className: "starts" }, ...starts));
 }
 
+function waitOf({ kind, until, signal }) {
+  const when = until ? ` until ${new Date(until).toLocaleString()}` : "";
+  return kind === "sleep" ? `The agent sleeps${when}.` : `The agent waits for ${signal}${when}.`;
+}
+
 function notice() {
   const { problem, live } = shown;
   const again = (label, run) => ({ label, run: () => attempt(run) });
@@ -105,6 +110,7 @@ function notice() {
   } else if (shown.keeping && shown.partial.size) notify("busy", "Stopped. What was written is being stored.");
   else if (problem?.kind === "cut") notify("warn", "This answer was stopped before its end.", again("Go on", () => shown.goOn()));
   else if (problem?.kind === "refused") notify("bad", problem.reason, again("Reload", () => shown.sync()));
+  else if (shown.waits.length && !live) notify("busy", shown.waits.map(waitOf).join(" "));
   else if (shown.isKept) notify("warn", "Stopped. What was written is kept, and the conversation goes on from there.", again("Answer again", () => shown.regenerate(shown.messages.length - 1)));
   else if (shown.resumed) notify(live ? "warn" : "good", interruption(shown.resumed, live !== null));
   else if (live && shown.attempt > 1) notify("warn", "The process was interrupted; the answer goes on from what is stored.");

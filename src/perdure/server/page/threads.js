@@ -118,7 +118,7 @@ function draw() {
 function line(row) {
   const id = row.thread_id;
   const title = titled(row);
-  const status = element("span", { className: "thread-when", textContent: STATUS[row.status] ?? when(row.updated_at) });
+  const status = element("span", { className: "thread-when", textContent: (row.waits?.length ? "Asleep" : STATUS[row.status]) ?? when(row.updated_at) });
   status.dataset.status = row.status;
   const open = element("button", { type: "button", className: "thread", title, onclick: () => actions.open(id) },
     element("span", { className: "thread-title", textContent: title }),

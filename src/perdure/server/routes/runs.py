@@ -449,7 +449,7 @@ async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
                 state = its_last
     if state.created_at is None:
         return {}
-    return responses.outcome(state)
+    return responses.outcome(state, row.waits)
 
 
 def _late(

@@ -31,9 +31,7 @@ async def _show(
     asked = config.get("configurable", {}).get("checkpoint_id")
     if found.created_at is None and asked is not None:
         raise NoCheckpoint(row.thread_id, asked)
-    is_latest = asked is None and not config.get("configurable", {}).get("checkpoint_ns")
-    shown = responses.state(found, select)
-    return Json(responses.with_waits(shown, row) if is_latest else shown)
+    return Json(responses.with_waits(responses.state(found, select), row))
 
 
 @router.get("/threads/{thread_id}/state")
@@ -119,12 +117,13 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.Histor
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         return Json([])
-    return await json_list(_past_states(caller, thread_id, graph_id, asked, _before(thread_id, asked.before)))
+    return await json_list(_past_states(caller, row, graph_id, asked, _before(thread_id, asked.before)))
 
 
 async def _past_states(
-    caller: Caller, thread_id: str, graph_id: str, asked: requests.History, before: RunnableConfig | None
+    caller: Caller, row: ThreadRow, graph_id: str, asked: requests.History, before: RunnableConfig | None
 ) -> AsyncGenerator[str, None]:
+    thread_id = row.thread_id
     async with caller.graph(graph_id, "threads.read", thread_id) as graph:
         found = aread_history(
             graph,
@@ -134,7 +133,7 @@ async def _past_states(
             limit=asked.limit,
         )
         async for state in found:
-            yield to_json(responses.state(state, asked.select))
+            yield to_json(responses.with_waits(responses.state(state, asked.select), row))
 
 
 def _before(thread_id: str, given: str | dict[str, Any] | None) -> RunnableConfig | None:

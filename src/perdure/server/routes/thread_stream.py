@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from perdure.errors import SubscriberTooSlow
 from perdure.model.runs.messages import FAILED
 from perdure.runtime import Event
-from perdure.runtime.events import END
+from perdure.runtime.events import END, REMINDER
 from perdure.runtime.events.protocol import OWN
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.options import unknown_modes
@@ -66,6 +66,8 @@ async def _frames(
             if "run_modes" in modes or "lifecycle" in modes:
                 for frame in await _end(caller, thread_id, event):
                     yield frame
+        elif event.name == REMINDER and "run_modes" in modes:
+            yield Frame(REMINDER, encoded(responses.reminder(event.data)), event.seq)
         elif _is_wanted(event.name, modes):
             yield Frame(event.name, event_data(event.name, event.data), event.seq)
 

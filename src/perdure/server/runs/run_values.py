@@ -9,6 +9,7 @@ from langgraph.types import StateSnapshot
 
 from perdure.langgraph.reading.readable_states import aread_history, aread_state
 from perdure.model.runs.messages import Run
+from perdure.model.runs.waits import read_waits
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
 from perdure.server.state_snapshots import config_of
@@ -65,16 +66,16 @@ async def _values_of(
 ) -> Any:
     here = await aread_state(graph, config_of(thread_id))
     if (here.metadata or {}).get("run_id") == run.id:
-        return responses.outcome(here)
+        return responses.outcome(here, read_waits(run.note))
     if (its_last := await _last_of(graph, thread_id, run)) is not None:
-        return responses.outcome(its_last)
+        return responses.outcome(its_last, read_waits(run.note))
     # Read after the state: if the run is still the latest, the state is from before or during it.
     (latest,) = await runtime.runs(thread_id, limit=1)
     if latest.id == run.id:
-        return responses.outcome(here) if here.created_at is not None else {}
+        return responses.outcome(here, read_waits(run.note)) if here.created_at is not None else {}
     for earlier in await runtime.runs(thread_id, limit=_EARLIER, before=run.first):
         if (before := await _last_of(graph, thread_id, earlier)) is not None:
-            return responses.outcome(before)
+            return responses.outcome(before, read_waits(earlier.note))
     return {}
 
 

@@ -18,6 +18,7 @@ from perdure.runtime.events.protocol import OWN, reference
 from perdure.runtime.failures.failure_location import shows_texts
 from perdure.runtime.json_encoding import to_json
 from perdure.server.error_handlers import event_data, sentence_of
+from perdure.server.responses import reminder
 
 CHANNELS = (
     "values",
@@ -106,6 +107,9 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
             written = _to_custom(json.loads(event.data))
             if wanted.names(written.get("name")):
                 yield _event(event.seq, "custom", namespace, to_json(written))
+        case "reminder" if wanted.includes("custom") and wanted.names(name):
+            told = _to_custom({"name": name, **reminder(event.data)})
+            yield _event(event.seq, "custom", namespace, to_json(told))
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
             yield from _updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):

@@ -12,9 +12,10 @@ from langgraph.types import interrupt
 
 from perdure.memory import RECALL_ID, ExtractedFact, MemoryPolicy
 from perdure.memory.extraction import ExtractionRequest
-from perdure.runtime import Agent
+from perdure.runtime import Agent, Question
 
 _STATED = "User: I "
+DAY_S = 86_400.0
 
 
 def facts(request: ExtractionRequest) -> list[ExtractedFact]:
@@ -43,7 +44,13 @@ def _graph(node: Any) -> Any:
     return StateGraph(MessagesState).add_node("turn", node).add_edge(START, "turn")
 
 
-def agents() -> dict[str, Agent]:
-    """Return the agents by name. Each has threads of its own, and all share the users' memories."""
+def agents(answer_within: float = DAY_S) -> dict[str, Agent]:
+    """Return the agents by name. Each has threads of its own, and all share the users' memories.
+    ``answer_within`` is for how many seconds the desk waits for an answer."""
     memory = MemoryPolicy(extract=facts, debounce=0)
-    return {"guide": Agent(_graph(guide).compile(), memory=memory), "desk": Agent(_graph(desk).compile())}
+    # A booking that nobody agrees to within a day is not made; the graph knows nothing of that.
+    agreed = Question(node="turn", within=answer_within, default="no", remind=answer_within / 2)
+    return {
+        "guide": Agent(_graph(guide).compile(), memory=memory),
+        "desk": Agent(_graph(desk).compile(), questions=[agreed]),
+    }

@@ -15,7 +15,7 @@ from perdure.server import checkpoint_lifespan, perdure_app
 from perdure.server.auth.jwt import Jwt, JwtSettings
 from perdure.server.config import Http
 
-from .agents import agents
+from .agents import DAY_S, agents
 
 SECRET = "an example has no secret; take 32 random bytes"
 ISSUER, AUDIENCE = "https://login.example", "platform"
@@ -33,7 +33,8 @@ def create_app(db_url: str | None = None) -> FastAPI:
     settings = JwtSettings(
         issuer=ISSUER, audience=AUDIENCE, algorithms=["HS256"], secret=_secret(), tenant_claims=["sub"]
     )
-    lifespan = checkpoint_lifespan(url, graphs=agents(), serve=True, migrate=migrates, gate=Jwt(settings))
+    graphs = agents(float(os.environ.get("PLATFORM_ANSWER_WITHIN", DAY_S)))
+    lifespan = checkpoint_lifespan(url, graphs=graphs, serve=True, migrate=migrates, gate=Jwt(settings))
     app = FastAPI(title="Platform", lifespan=lifespan, docs_url=None, openapi_url=None)
     serve_page(app, own_page(__file__))
     if "PLATFORM_SECRET" not in os.environ:

@@ -15,7 +15,7 @@ from langgraph.types import interrupt
 
 from perdure.channels import ChatAddress
 from perdure.memory import RECALL_ID, Memory, MemoryPolicy
-from perdure.runtime import Agent
+from perdure.runtime import Agent, ask, sleep
 from perdure.testing.channels import ProviderFault
 from tests.channels.serving import QUICK, WINDOW, echo, telegram_at_work
 from tests.runtime.graphs import Storage, advance, eventually_stored, go, stored
@@ -78,6 +78,49 @@ def test_stop_closes_the_open_question(memory: Storage, value: Any) -> None:
                 await double.say(1, "large")
             await double.until_shown(count + 2)
             assert double.texts(1)[-1].startswith("got ")
+
+    go(main())
+
+
+@pytest.mark.parametrize("command", ["/stop", "/new"])
+@pytest.mark.parametrize("waits", ["sleep", "question"])
+def test_a_command_ends_what_would_go_on_by_itself(memory: Storage, command: str, waits: str) -> None:
+    async def later(state: MessagesState) -> dict[str, Any]:
+        if state["messages"][-1].text != "later":
+            return {"messages": [AIMessage("heard")]}
+        if waits == "question":
+            return {"messages": [AIMessage(f"asked: {ask('sure?', within=3600, default='no')}")]}
+        await sleep(3600)
+        return {"messages": [AIMessage("good morning")]}
+
+    graph = StateGraph(MessagesState).add_node(later).add_edge(START, "later").compile()
+
+    async def main() -> None:
+        async with telegram_at_work(memory.database(), graph) as (double, line):
+            await double.say(1, "later")
+            runtime = line.runtime
+
+            async def waits_now() -> bool:
+                runs = await runtime.runs(thread(1))
+                return bool(runs) and runs[0].state == "waiting"
+
+            await eventually_stored(waits_now)
+            before = [] if waits == "sleep" else ["sure?"]
+            await double.until_shown(len(before))
+            await double.say(1, command)
+            await double.until_shown(len(before) + 1)
+
+            async def is_over() -> bool:
+                row = await runtime.threads.look(thread(1))
+                return row is not None and row.status == "idle"
+
+            await eventually_stored(is_over)
+            advance(runtime)
+            await asyncio.sleep(0.5)
+            await double.say(1, "hello")
+            await double.until_shown(len(before) + 2)
+            told = STOPPED if command == "/stop" else NEW
+            assert double.texts(1) == [*before, told, "heard"]
 
     go(main())
 

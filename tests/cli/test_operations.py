@@ -306,6 +306,11 @@ def test_a_thread_that_waits_is_listed_and_signalled(shell: Shell, tmp_path: Pat
     (row,) = shell("questions", "ls", "--waits", "--json").rows
     assert (row["kind"], row["signal"], row["form"]) == ("signal", "paid", {"kind": "none"})
     assert "It waits for the signal 'paid'." in shell("questions", "ls", "--waits").stdout
+    shown = shell("threads", "show", "t")
+    assert "It waits for the signal 'paid'.  until 20" in shown.stdout
+    assert "waits for an answer" not in shown.stdout
+    (entry,) = shell("threads", "show", "t", "--json").rows
+    assert (entry["asks"], [wait["signal"] for wait in entry["waits"]]) == (False, ["paid"])
     refused = shell("questions", "answer", "t", "1")
     assert (refused.code, "waits for no answer" in refused.stderr or "sleeps" in refused.stderr) == (1, True)
     first = shell("threads", "signal", "t", "paid", '{"n": 1}', "--key", "k", "--json").rows[0]
@@ -319,3 +324,4 @@ def test_a_thread_that_waits_is_listed_and_signalled(shell: Shell, tmp_path: Pat
     (asked,) = shell("questions", "ls", "--json").rows
     assert asked["deadline"] > asked["since"]
     assert "deadline" in shell("questions", "ls").stdout
+    assert "waits for an answer" in shell("threads", "show", "t").stdout

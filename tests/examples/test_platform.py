@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -52,3 +53,21 @@ async def test_agents_of_a_platform(tmp_path: Path) -> None:
         assert [one.text for one in result.content] == ["Noted."]  # type: ignore[union-attr]
         nobody = httpx.AsyncClient(base_url=base, trust_env=False)
         assert (await (await stack.enter_async_context(nobody)).post("/mcp", json={})).status_code == 401
+
+
+@pytest.mark.slow
+@run
+async def test_a_booking_that_nobody_agrees_to_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLATFORM_ANSWER_WITHIN", "1")
+    url = f"sqlite:///{tmp_path / 'platform.db'}"
+    async with perdure.connect(url, migrate=True):
+        pass
+    async with listening(create_app(url)) as base, talking(base, "desk", user=token("ada")) as desk:
+        task = await desk.task("a table for two")
+        assert task["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        while task["status"]["state"] != "TASK_STATE_COMPLETED":
+            await asyncio.sleep(0.1)
+            task = await desk.get(task["id"])
+        assert text_of(task) == "Nothing is booked."

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 import perdure
 from perdure.database.base import handle_of
@@ -18,7 +19,7 @@ from perdure.errors import BadSetting, NotFound
 from perdure.inspector import api
 from perdure.inspector.access import LocalAccess, LocalReplays
 from perdure.model.model_calls import ModelPrice, Prices
-from perdure.runtime import Runtime
+from perdure.runtime import Runtime, sleep, wait_for
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.threads.rows import ThreadRow
 from tests.inspector import staging
@@ -52,6 +53,49 @@ async def opened() -> AsyncIterator[tuple[perdure.Database, LocalAccess]]:
         graph = counting().compile(checkpointer=database.checkpointer())
         replays = LocalReplays(database, {"agent": Agent(graph)})
         yield database, LocalAccess(handle_of(database), "", replays=replays, prices=PRICES)
+
+
+def test_a_thread_that_sleeps_asks_nobody() -> None:
+    async def naps(state: MessagesState) -> dict[str, Any]:
+        await sleep(3600)
+        return {}
+
+    async def hopes(state: MessagesState) -> dict[str, Any]:
+        await wait_for("post", within=60, default=None)
+        return {}
+
+    async def asks(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [interrupt("well?")]}
+
+    def of(*nodes: Any) -> Any:
+        builder = StateGraph(MessagesState)
+        for node in nodes:
+            builder.add_node(node.__name__, node).add_edge(START, node.__name__)
+        return builder.compile()
+
+    async def main() -> None:
+        async with (
+            perdure.connect("memory://") as database,
+            Runtime(database, {"naps": of(naps), "all": of(naps, hopes, asks)}) as runtime,
+        ):
+            for graph in ("naps", "all"):
+                await runtime.wait(await runtime.submit(graph, {"messages": []}, graph=graph))
+            access = LocalAccess(handle_of(database), "")
+            shown = await api.view(access, "thread", {"id": "naps"})
+            (wait,) = shown["waits"]
+            assert (shown["asks"], wait["kind"], wait["text"]) == (False, "sleep", "It sleeps.")
+            assert wait["until"] - wait["since"] == 3_600_000_000
+            shown = await api.view(access, "thread", {"id": "all"})
+            assert shown["asks"]
+            assert [(each["kind"], each["signal"]) for each in shown["waits"]] == [
+                ("sleep", None),
+                ("signal", "post"),
+            ]
+            listed = await api.view(access, "queue", {})
+            assert [each["thread_id"] for each in listed["interrupted"]] == ["all"]
+            assert sorted(each["thread_id"] for each in listed["waiting"]) == ["all", "naps"]
+
+    asyncio.run(main())
 
 
 def test_every_figure_of_a_thread_is_in_a_view() -> None:

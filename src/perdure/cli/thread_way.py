@@ -77,7 +77,7 @@ def print_way(found: Mapping[str, Any]) -> None:
         _add_step(table, step, 0, notes)
     out.print(table)
     for wait in found["waits"]:
-        until = f" until {when(wait['until'])}" if wait["until"] else ""
+        until = f"  until {when(wait['until'])}" if wait["until"] else ""
         out.print(f"[bold]waits[/] {escape(legible(wait['text']))}{until}", soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:

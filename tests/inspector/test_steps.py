@@ -87,10 +87,10 @@ def test_a_thread_that_sleeps_asks_nobody() -> None:
             assert wait["until"] - wait["since"] == 3_600_000_000
             shown = await api.view(access, "thread", {"id": "all"})
             assert shown["asks"]
-            assert [(each["kind"], each["signal"]) for each in shown["waits"]] == [
+            assert {(each["kind"], each["signal"]) for each in shown["waits"]} == {
                 ("sleep", None),
                 ("signal", "post"),
-            ]
+            }
             listed = await api.view(access, "queue", {})
             assert [each["thread_id"] for each in listed["interrupted"]] == ["all"]
             assert sorted(each["thread_id"] for each in listed["waiting"]) == ["all", "naps"]

@@ -159,7 +159,7 @@ def test_what_a_graph_writes_has_its_own_fields_and_a_payload() -> None:
 
 def test_a_reminder_is_a_custom_event_of_its_name() -> None:
     asked = [{"id": "q", "until": 1_000_000}, {"id": "s", "until": None}]
-    event = Event(7, "r", "reminder", encoded({"run_id": "r", "interrupts": asked}))
+    event = Event(7, "r", "reminder", to_json({"run_id": "r", "interrupts": asked}))
     told = {
         "run_id": "r",
         "interrupts": [{"id": "q", "until": "1970-01-01T00:00:01.000000+00:00"}, {"id": "s", "until": None}],

@@ -22,7 +22,7 @@ from langgraph.errors import GraphInterrupt
 from langgraph.types import interrupt
 
 from perdure.errors import NotAllowed, QuestionExpired, TooLarge
-from perdure.model.runs.messages import encode, stored_text
+from perdure.model.runs.messages import encode, replace_surrogates
 from perdure.model.runs.waits import EXPIRED, Kind, Wait
 from perdure.runtime.nodes.effects import journal_of_node
 from perdure.runtime.settings import span_us
@@ -157,7 +157,7 @@ def wait_for_sync(name: str, *, within: Span | None = None, default: Any = ...) 
 
 def require_name(name: object) -> str:
     """Return the name of a signal; ``ValueError`` if it is none."""
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX or stored_text(name) != name:
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX or replace_surrogates(name) != name:
         raise ValueError(f"the name of a signal is a text of 1 to {NAME_MAX} characters, not {name!r:.100}")
     return name
 

@@ -430,7 +430,8 @@ class DurableTasks(RequestHandler):
                 asleep, task = task.run_id, await self._wait_for_wake(task)
                 if task.run_id == asleep:
                     # Another message went past its wait.
-                    yield types.TaskStatusUpdateEvent(**names, status=(await self._to_task(task, None)).status)
+                    over = await self._to_task(task, None)
+                    yield types.TaskStatusUpdateEvent(**names, status=over.status)
                     return
             standing: Standing | None = None
             async for item in streams.follow(caller, task.thread_id, task.run_id, 0):
@@ -452,7 +453,7 @@ class DurableTasks(RequestHandler):
                     )
                     begun.add(message_id)
             if standing is None:
-                raise _stopping()
+                raise _shutdown_error()
             task = task.after(standing)
             final = await self._to_task(task, None)
             for artifact in final.artifacts:
@@ -470,7 +471,7 @@ class DurableTasks(RequestHandler):
             if not now.is_asleep or now.run_id != task.run_id:
                 return now
             pause = min(longest, pause * 1.5)
-        raise _stopping()
+        raise _shutdown_error()
 
     async def _to_task(self, task: DurableTask, asked: Any) -> types.Task:
         shown = await document(self._caller.runtime, task)
@@ -502,7 +503,7 @@ class DurableTasks(RequestHandler):
         return without_terms(self._headers, named)
 
 
-def _stopping() -> InternalError:
+def _shutdown_error() -> InternalError:
     return InternalError("the server is stopping; subscribe to the task again", {"error": "Unavailable"})
 
 

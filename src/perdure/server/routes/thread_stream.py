@@ -67,7 +67,7 @@ async def _frames(
                 for frame in await _end(caller, thread_id, event):
                     yield frame
         elif event.name == REMINDER and "run_modes" in modes:
-            yield Frame(REMINDER, encoded(responses.reminder(event.data)), event.seq)
+            yield Frame(REMINDER, to_json(responses.reminder(event.data)), event.seq)
         elif _is_wanted(event.name, modes):
             yield Frame(event.name, event_data(event.name, event.data), event.seq)
 

@@ -35,7 +35,7 @@
     ├── ExtractionRefused   what an extractor found is not a list of facts
     ├── QuestionExpired     a question, or a wait for a signal, ended without an answer
     ├── QueueFull           a queue is full
-    ├── LimitReached        a limit over all processes leaves no room for a call
+    ├── LimitReached        a limit over all processes leaves no room for a call or a run
     │   └── LimitPending    the run that makes the call is put off until there may be room
     ├── SubscriberTooSlow   a run emits more events than its subscriber takes
     ├── Unavailable         the database does not answer or takes no writes
@@ -215,7 +215,7 @@ class QueueFull(PerdureError):
 
 
 class LimitReached(PerdureError):
-    """A limit leaves no room for a call now.
+    """A limit leaves no room for a call or a run now.
 
     Attributes:
         limit: Name of the limit.

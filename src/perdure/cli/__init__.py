@@ -20,6 +20,7 @@ from perdure.cli.demo import demo
 from perdure.cli.dev import dev
 from perdure.cli.init import init
 from perdure.cli.inspect import inspect
+from perdure.cli.limits import limits
 from perdure.cli.memory import memory
 from perdure.cli.questions import questions
 from perdure.cli.replay import replay
@@ -47,6 +48,7 @@ app.command()(demo)
 app.add_typer(threads, name="threads")
 app.add_typer(runs, name="runs")
 app.add_typer(questions, name="questions")
+app.add_typer(limits, name="limits")
 app.add_typer(tenants, name="tenants")
 app.add_typer(store, name="store")
 app.add_typer(memory, name="memory")

@@ -164,7 +164,12 @@ def _runtime() -> list[Setting]:
     """Return the settings of ``perdure.runtime.Settings``, which checks their ranges itself."""
     hints = get_type_hints(Settings)
     return [
-        _setting(f"runtime.{field.name}", _kind_of(hints[field.name]), _default_of(field))
+        _setting(
+            f"runtime.{field.name}",
+            _kind_of(hints[field.name]),
+            _default_of(field),
+            langgraph=field.name == "limits",
+        )
         for field in fields(Settings)
         if field.name != "prices"
     ]
@@ -376,8 +381,8 @@ _LISTED = [
         ("verify_token", True),
         ("api_url", False),
     ),
-    _setting("prices.models", PRICES),
-    _setting("prices.currency", TEXT, "USD"),
+    _setting("prices.models", PRICES, langgraph=True),
+    _setting("prices.currency", TEXT, "USD", langgraph=True),
     _setting("metrics.host", TEXT, "127.0.0.1", flag="--metrics-host"),
     _setting("metrics.port", whole(0, _PORT_MAX), flag="--metrics-port"),
 ]

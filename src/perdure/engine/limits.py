@@ -1,22 +1,32 @@
-"""Limits that processes share: the stored state of each key of a limit, changed by compare-and-set."""
+"""Limits that processes share: the stored state of each key of a limit, changed by compare-and-set.
+
+Each key has a partition of its own: a document with its state, and a queue record that is due when the state
+may say nothing any more, so that workers remove the keys of users who are gone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.engine.transact import retry_attempt
-from perdure.model.limits import Demand, LimitState, Share, SharedLimit, is_blank, take
-from perdure.model.ops import Expect, Fetch, FindThreads, Get
+from perdure.model.limits import Demand, LimitState, Share, SharedLimit, blank_at, is_blank, take
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, FindThreads, Get, Op
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, SERVER, Partition
+from perdure.model.records import DOCUMENT, LANE, SERVER, Partition
+from perdure.model.runs.queue import LIMITS, Lane
 
-_PREFIX = "limit:"
+PREFIX = "limit:"
+"""Beginning of the names of the partitions of all keys."""
 _STATE = ("limit", "state")
 _AMOUNTS = "limit_amounts"
 _PAGE = 200
+_IDLE_US = 600_000_000
+"""Time after which a key is looked at that may be idle, and up to as long again."""
+_SHOWN_MAX = 200
+"""Characters of a part of a key that are stored, to be shown."""
 
 
 class LimitPlace(NamedTuple):
@@ -25,7 +35,7 @@ class LimitPlace(NamedTuple):
     Attributes:
         partition: Its own partition, so that no key waits for another.
         limit: Name of the limit.
-        key: What the key is made of, e.g. the user.
+        key: What the key is made of, e.g. the user, to be shown: long names are cut.
     """
 
     partition: Partition
@@ -49,9 +59,38 @@ class Taken(NamedTuple):
     is_first: bool
 
 
-def place(tenant: str, alias: str, limit: str, key: Mapping[str, str]) -> LimitPlace:
-    """Return the place of a limit's state for a key, of which ``alias`` is the name of its partition."""
-    return LimitPlace(Partition(tenant, f"{_PREFIX}{alias}", SERVER), limit, key)
+class KeyState(NamedTuple):
+    """State of a key as it is stored.
+
+    Attributes:
+        place: Where it is stored, with its key.
+        amounts: What the limit allows, as the process saw it that wrote the state last.
+        state: The state.
+    """
+
+    place: LimitPlace
+    amounts: Mapping[str, Any]
+    state: LimitState
+
+
+Alias = Callable[..., str]
+"""Returns a short name that stands for names, such as ``DatabaseHandle.alias``."""
+
+
+def prefix_of(alias: Alias, limit: str) -> str:
+    """Return the beginning of the names of the partitions of a limit's keys."""
+    return f"{PREFIX}{alias('limit', limit)}:"
+
+
+def partition_of(tenant: str, name: str) -> Partition:
+    """Return the partition of a key by its name, as a cursor."""
+    return Partition(tenant, name, SERVER)
+
+
+def place(tenant: str, alias: Alias, limit: str, key: Mapping[str, str]) -> LimitPlace:
+    """Return the place of a limit's state for a key."""
+    of_key = alias("limit key", *(part for pair in sorted(key.items()) for part in pair))
+    return LimitPlace(Partition(tenant, prefix_of(alias, limit) + of_key, SERVER), limit, _shown(key))
 
 
 def take_share(
@@ -90,40 +129,107 @@ def take_share(
             # Nothing was given, and what it holds need not be renewed yet.
             return Taken(share, before.at, document, tries == 1)
         if document is not None and is_blank(limit, after, now):
-            removed = yield from documents.remove(at.partition, *_STATE, document.version)
+            removed = yield from _remove(at.partition, document)
             return Taken(share, before.at, None, tries == 1) if removed else None
-        body = {"limit": at.limit, "key": dict(at.key), "state": after.to_body()}
-        expect = Expect.ABSENT if document is None else document.version
-        stored = yield from documents.put(at.partition, *_STATE, body, now, expect, fresh=fresh)
+        stored = yield from _store(at, limit, after, now, document, fresh)
         return None if stored is None else Taken(share, before.at, stored, tries == 1)
 
     return (yield from retry_attempt(at.partition, known, load, attempt))
 
 
+def _store(
+    at: LimitPlace, limit: SharedLimit, state: LimitState, now: int, before: Document | None, fresh: int
+) -> Program[Document | None]:
+    body = {"limit": at.limit, "key": dict(at.key), "amounts": limit.amounts, "state": state.to_body()}
+    if before is not None:
+        return (yield from documents.put(at.partition, *_STATE, body, now, before.version, fresh=fresh))
+    write, stored = documents.draft(*_STATE, body, now, fresh)
+    # Keys that were made at once are not looked at all at once.
+    lane = _lane(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
+    outcome = yield from ask(Commit(at.partition, (write, lane)))
+    return stored if isinstance(outcome, Committed) else None
+
+
+def _shown(key: Mapping[str, str]) -> dict[str, str]:
+    """Return a key as it is stored to be shown: users choose names of any length and content."""
+    cut = {what: name if len(name) <= _SHOWN_MAX else f"{name[:_SHOWN_MAX]}…" for what, name in key.items()}
+    return {what: name.encode(errors="backslashreplace").decode() for what, name in cut.items()}
+
+
+def _lane(due_at: int) -> Lane:
+    return Lane(LIMITS, last=1, since=due_at, ready_at=due_at)
+
+
+def _remove(partition: Partition, document: Document) -> Program[bool]:
+    ops: tuple[Op, ...] = (Delete(DOCUMENT, _STATE, document.version), Delete(LANE, (LIMITS,)))
+    return isinstance((yield from ask(Commit(partition, ops))), Committed)
+
+
+def forget(partition: Partition, now: int) -> Program[bool]:
+    """Remove the state of a key if it says nothing any more, or look again when it may; ``False``, as there
+    is never more of it."""
+    lanes, found = yield from ask(Fetch(partition, (Get(LANE, (LIMITS,)), Get(DOCUMENT, _STATE))))
+    lane = Lane.read(LIMITS, lanes)
+    if not lane.version:
+        return False
+    if not found:
+        yield from ask(Commit(partition, (Delete(LANE, (LIMITS,), lane.version),)))
+        return False
+    kept = _read(partition, Document.read(found[0]))
+    blank = blank_at(SharedLimit(**kept.amounts), kept.state, now)
+    if blank <= now:
+        yield from _remove(partition, Document.read(found[0]))
+        return False
+    again = max(blank, now + _IDLE_US) + lane.version % _IDLE_US
+    yield from ask(Commit(partition, (lane._replace(since=again, ready_at=again).put(0),)))
+    return False
+
+
+def _read(partition: Partition, document: Document) -> KeyState:
+    body = document.body
+    at = LimitPlace(partition, body["limit"], body["key"])
+    return KeyState(at, body["amounts"], LimitState.of_body(body["state"]))
+
+
 def read_states(
-    tenant: str | None, limit: str | None, most: int
-) -> Program[list[tuple[LimitPlace, LimitState]]]:
-    """Return the states that are stored, of a tenant or all, of one limit or all, at most ``most``."""
-    out: list[tuple[LimitPlace, LimitState]] = []
-    after: Partition | None = None
-    while len(out) < most:
-        find = FindThreads(tenant, space=SERVER, after=after, limit=_PAGE, prefix=_PREFIX)
-        page = yield from ask(find)
-        for hit in page:
-            (found,) = yield from ask(Fetch(hit.partition, (Get(DOCUMENT, _STATE),)))
-            for record in found:
-                body = Document.read(record).body
-                if limit in (None, body["limit"]):
-                    out.append(
-                        (
-                            LimitPlace(hit.partition, body["limit"], body["key"]),
-                            LimitState.of_body(body["state"]),
-                        )
-                    )
-        if len(page) < _PAGE:
-            break
-        after = page[-1].partition
-    return out[:most]
+    tenant: str | None, most: int, *, prefix: str = PREFIX, after: Partition | None = None
+) -> Program[tuple[list[KeyState], Partition | None]]:
+    """Return states that are stored, of a tenant or all, in order of their places.
+
+    Args:
+        tenant: The tenant.
+        most: How many places are looked at.
+        prefix: That of one limit, see ``prefix_of``.
+        after: Place to go on from.
+
+    Returns:
+        The states, and the place to go on from; ``None`` at the end.
+    """
+    states: list[KeyState | None] = []
+    page = yield from ask(FindThreads(tenant, space=SERVER, after=after, limit=most, prefix=prefix))
+    for hit in page:
+        states.append((yield from read_state(hit.partition)))  # noqa: PERF401 - it yields
+    found = [state for state in states if state is not None]
+    return found, page[-1].partition if len(page) == most else None
+
+
+def read_state(partition: Partition) -> Program[KeyState | None]:
+    """Return the state of a key, ``None`` if none is stored."""
+    document = yield from documents.get(partition, *_STATE)
+    return None if document is None else _read(partition, document)
+
+
+def reset(partition: Partition, now: int, fresh: int) -> Program[bool]:
+    """Let the rate, the tokens and the budget of a key begin anew, as if nothing was used; who is under way
+    keeps its place. ``False`` if no state is stored."""
+
+    def renew(document: Document | None) -> Mapping[str, Any] | None:
+        if document is None:
+            return None
+        state = LimitState.of_body(document.body["state"])
+        return {**document.body, "state": state._replace(next_call=0, next_token=0, spent=0).to_body()}
+
+    return (yield from documents.change(partition, *_STATE, renew, now, fresh)) is not None
 
 
 def _amounts(tenant: str) -> Partition:

@@ -15,9 +15,10 @@ Times are microseconds of the database's clock, amounts of money millionths of t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -32,9 +33,12 @@ _MINUTE_US = 60_000_000
 _CHUNK_CALLS, _CHUNK_PART = 8, 16
 """Most that a process holds of a budget: so many calls, and this part of what is left."""
 
-Target = Literal["model", "tool"]
+Target = Literal["model", "tool", "run"]
 AtEnd = Literal["refuse", "wait"]
-BY = ("user", "model", "tool", "graph")
+BY = ("user", "model", "tool", "graph", "assistant")
+AMOUNTS = ("of", "concurrency", "rate", "burst", "tokens", "budget", "timezone", "at_end")
+"""Fields of a limit that are stored with its state, so that who looks needs no configuration."""
+_NOT_BY: Mapping[Target, tuple[str, ...]] = {"model": ("tool",), "tool": ("model",), "run": ("model", "tool")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +46,14 @@ class SharedLimit:
     """SharedLimit on calls of models or tools, or on runs, over all processes that use a database.
 
     Args:
-        of: What is limited: calls within nodes, of a ``"model"`` or a ``"tool"``.
+        of: What is limited: calls within nodes, of a ``"model"`` or a ``"tool"``, or a whole ``"run"``, which
+            waits in its queue and holds nothing meanwhile.
         names: Patterns of the names of models or tools; every one by default.
-        by: What has an amount of its own, of ``"user"``, ``"model"``, ``"tool"`` and ``"graph"``; by default
-            all share one.
+        graphs: Patterns of the names of graphs, of which the runs or their calls count; every one by default.
+        by: What has an amount of its own, of ``"user"``, ``"model"``, ``"tool"``, ``"graph"`` and
+            ``"assistant"``; by default all share one.
         concurrency: The number that may be under way at once.
-        rate: The number a minute that may begin.
+        rate: The number a minute that may begin. A run that is tried again does not begin anew.
         burst: The number that may begin at once after a pause; by default that of 5 seconds, at least 2.
         tokens: Tokens of models a minute. A call begins if as many are free as calls take on average; what it
             took is counted when it ends.
@@ -56,8 +62,11 @@ class SharedLimit:
         timezone: The time zone in which a day of the budget begins.
         at_end: What happens when a budget is used up: ``"refuse"`` fails the call and its run,
             ``"wait"`` puts the run off until the next day.
+        cheaper: A model, e.g. ``"openai:gpt-4o-mini"``, with which runs go on when a budget is used up: they
+            get it as ``model`` among their configurable values. Its calls do not count towards the budget.
         wait: Seconds for which a call within a node waits for its turn; then its run is put off, and
             goes on from its last step.
+        refuse: True refuses a run that would have to wait when it is submitted, with ``LimitReached``.
 
     Raises:
         ValueError: A field is out of range; the message has the valid range.
@@ -65,6 +74,7 @@ class SharedLimit:
 
     of: Target = "model"
     names: tuple[str, ...] = ()
+    graphs: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
     concurrency: int | None = None
     rate: float | None = None
@@ -73,21 +83,28 @@ class SharedLimit:
     budget: float | None = None
     timezone: str = "UTC"
     at_end: AtEnd = "refuse"
+    cheaper: str | None = None
     wait: float = 60.0
+    refuse: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("names", "by"):
+        for name in ("names", "graphs", "by"):
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
                 raise ValueError(f"{name} is a list of names, e.g. [{str(value)!r}], not {value!r}")
             object.__setattr__(self, name, tuple(value))
-        if self.of not in ("model", "tool"):
-            raise ValueError(f"of is 'model' or 'tool', not {self.of!r}")
+        if self.of not in _NOT_BY:
+            raise ValueError(f"of is 'model', 'tool' or 'run', not {self.of!r}")
         if unknown := [each for each in self.by if each not in BY]:
             raise ValueError(f"by is of {', '.join(BY)}, not {unknown[0]!r}")
-        other = "tool" if self.of == "model" else "model"
-        if other in self.by:
-            raise ValueError(f"a limit of {self.of!r} has no {other!r} to be counted by")
+        if other := [each for each in self.by if each in _NOT_BY[self.of]]:
+            raise ValueError(f"a limit of {self.of!r} has no {other[0]!r} to be counted by")
+        if self.of == "run" and self.names:
+            raise ValueError("a limit of runs has no names of models or tools; name graphs=…")
+        if type(self.refuse) is not bool:
+            raise ValueError(f"refuse is true or false, not {self.refuse!r}")
+        if self.refuse and self.of != "run":
+            raise ValueError("refuse is of limits of runs, which are submitted; set of='run'")
         self._require_amounts()
         try:
             ZoneInfo(self.timezone)
@@ -100,25 +117,44 @@ class SharedLimit:
         amounts = ("concurrency", "rate", "tokens", "budget")
         if all(getattr(self, name) is None for name in amounts):
             raise ValueError(f"a limit sets one of {', '.join(amounts)}")
-        for name in ("concurrency", "burst"):
+        for name, least in (("concurrency", 1), ("burst", 2)):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 1 <= value <= 1_000_000):
-                raise ValueError(f"{name} is a whole number from 1 to 1,000,000, not {value!r}")
+            if value is not None and (type(value) is not int or not least <= value <= 1_000_000):
+                raise ValueError(f"{name} is a whole number from {least} to 1,000,000, not {value!r}")
         for name in ("rate", "tokens", "budget", "wait"):
             value = getattr(self, name)
             if value is None:
                 continue
             if type(value) not in (int, float) or not math.isfinite(value) or value <= 0 or value > 1e12:
                 raise ValueError(f"{name} is a number above 0, not {value!r}")
-        if self.of == "tool" and (self.tokens is not None or self.budget is not None):
-            raise ValueError("calls of tools have no tokens and no price; limit their rate or concurrency")
+        if self.of != "model" and (self.tokens is not None or self.budget is not None):
+            what = "calls of tools" if self.of == "tool" else "runs"
+            raise ValueError(f"{what} have no tokens and no price; limit their rate or concurrency")
+        if self.cheaper is not None and (self.budget is None or "model" in self.by):
+            raise ValueError("cheaper is of a budget that is not counted by model; set the budget, too")
+        if self.cheaper is not None and not str(self.cheaper).strip():
+            raise ValueError(f"cheaper is a model, e.g. 'openai:gpt-4o-mini', not {self.cheaper!r}")
         if self.burst is not None and self.rate is None:
             raise ValueError("burst is of a rate; set the rate, too")
+
+    @property
+    def amounts(self) -> dict[str, Any]:
+        """The fields that say how much it allows, for ``with_amounts`` and to be shown."""
+        return {name: value for name in AMOUNTS if (value := getattr(self, name)) is not None}
 
     def with_amounts(self, amounts: Mapping[str, Any]) -> SharedLimit:
         """Return the limit with other amounts; raises ``ValueError`` as the class does, ``TypeError`` for a
         field that does not exist."""
         return replace(self, **amounts) if amounts else self
+
+    def counts(self, name: str, graph: str) -> bool:
+        """Return True if a call of a model or tool, or a run, of a graph counts towards it."""
+        is_spared = self.cheaper is not None and name == self.cheaper.rpartition(":")[2]
+        return _fits(name, self.names) and self.is_of(graph) and not is_spared
+
+    def is_of(self, graph: str) -> bool:
+        """Return True if runs of a graph or their calls may count towards it."""
+        return _fits(graph, self.graphs)
 
     @property
     def interval_us(self) -> float:
@@ -141,6 +177,10 @@ class SharedLimit:
         return max(2, math.ceil((self.tokens or 1) / 12))
 
 
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, one) for one in patterns)
+
+
 class LimitPart(NamedTuple):
     """What one process holds of a limit, and what it would use.
 
@@ -153,6 +193,7 @@ class LimitPart(NamedTuple):
         tokens: Tokens that it would use within the horizon.
         users: Users who wait in it.
         money: Amount of the budget that it holds.
+        waiting: Number of calls or runs that waited in it when it asked.
     """
 
     until: int
@@ -163,6 +204,7 @@ class LimitPart(NamedTuple):
     tokens: float = 0.0
     users: int = 0
     money: int = 0
+    waiting: int = 0
 
 
 class LimitState(NamedTuple):
@@ -213,6 +255,7 @@ class Demand(NamedTuple):
             now, as it may have some.
         tokens_ahead: The same of tokens.
         users: Users who wait in it.
+        waiting: Number of calls or runs that wait in it.
         paid: Money that was spent since it asked the last time.
         reserved: Money of calls that are under way.
         needs_money: True if calls wait for it.
@@ -228,6 +271,7 @@ class Demand(NamedTuple):
     calls_ahead: float = 0.0
     tokens_ahead: float = 0.0
     users: int = 0
+    waiting: int = 0
     paid: int = 0
     reserved: int = 0
     needs_money: bool = False
@@ -255,6 +299,8 @@ class Share(NamedTuple):
         until: Time at which places and money are lost.
         again: Time at which there may be more of what it did not get, ``None`` if it got all.
         day_ends: Time at which a used up budget begins anew, ``None`` if it is not used up.
+        frees_at: Time at which the first lease of another ends, whose places are free then if that died;
+            ``None`` if all places that were asked for were given.
     """
 
     calls: PermitSpan
@@ -267,6 +313,7 @@ class Share(NamedTuple):
     until: int
     again: int | None
     day_ends: int | None
+    frees_at: int | None = None
 
 
 def fair_share(capacity: float, demands: Mapping[str, tuple[float, float]], name: str) -> float:
@@ -295,6 +342,32 @@ def day_of(timezone: str, now: int) -> tuple[str, int]:
     return local.date().isoformat(), round(ends.timestamp() * 1_000_000)
 
 
+class RateLeft(NamedTuple):
+    """What a rate has left: how many may begin ``now``, and the time ``at`` which one may."""
+
+    now: int
+    at: int
+
+
+def rate_left(moment: int, interval: float, burst: int, now: int) -> RateLeft:
+    """Return what a rate has left whose next permit has this moment."""
+    start = max(moment, _earliest(now, interval, burst))
+    return RateLeft(0 if start > now else math.floor((now - start) / interval) + 1, max(now, start))
+
+
+def blank_at(limit: SharedLimit, state: LimitState, now: int) -> int:
+    """Return the time from which a state says nothing more than its absence would, if it is not changed."""
+    state = drop_expired(limit, state, now)
+    ends = [part.until for part in state.parts.values()]
+    if limit.budget is not None and state.spent > 0 and day_of(limit.timezone, now)[0] == state.day:
+        ends.append(day_of(limit.timezone, now)[1])
+    if limit.rate is not None:
+        ends.append(state.next_call + math.ceil(limit.burst_size * limit.interval_us))
+    if limit.tokens is not None:
+        ends.append(state.next_token + math.ceil(limit.token_burst * limit.token_interval_us))
+    return max(now, *ends) if ends else now
+
+
 def is_blank(limit: SharedLimit, state: LimitState, now: int) -> bool:
     """Return True if a state says nothing more than its absence would."""
     is_paid = limit.budget is not None and state.spent > 0 and day_of(limit.timezone, now)[0] == state.day
@@ -305,7 +378,7 @@ def is_blank(limit: SharedLimit, state: LimitState, now: int) -> bool:
 
 def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tuple[LimitState, Share]:
     """Return the state after a process has taken what it may of what it asks for, and its share."""
-    state = _drop_expired(limit, state, now)
+    state = drop_expired(limit, state, now)
     if limit.concurrency is not None:
         demand = demand._replace(wants=min(demand.wants, max(limit.concurrency, demand.in_use)))
     parts = dict(state.parts)
@@ -316,6 +389,7 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
         calls=demand.calls_ahead,
         tokens=demand.tokens_ahead,
         users=demand.users,
+        waiting=demand.waiting,
     )
     asks = {**parts, demand.owner: ask}
     again: list[int] = []
@@ -334,10 +408,13 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
         )
         again += later
     places = allotted = turn = 0
+    frees_at = None
     if limit.concurrency is not None:
         places, allotted, turn = _places(limit.concurrency, parts, mine, demand, now)
         if (not places and demand.wants) or places < min(allotted, demand.wants):
             again.append(now + _LOOK_US)
+        if places < demand.wants:
+            frees_at = _first([part.until for part in parts.values() if part.places])
     spent, dearest = state.spent + demand.paid, max(state.dearest, demand.dearest)
     money, day_ends, until = 0, None, now + LEASE_US
     if limit.budget is not None:
@@ -356,7 +433,7 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
         until = min(until, mine.until)
         mean = state.mean_tokens
         return state, Share(
-            calls, tokens, places, allotted, money, dearest, mean, until, _first(again), day_ends
+            calls, tokens, places, allotted, money, dearest, mean, until, _first(again), day_ends, frees_at
         )
     is_idle = not (demand.wants or demand.calls_ahead or demand.tokens_ahead or money or demand.users)
     after = state._replace(
@@ -379,6 +456,7 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
         until,
         _first(again),
         day_ends,
+        frees_at,
     )
     return after, share
 
@@ -397,7 +475,7 @@ _LOOK_US = 200_000
 """Time after which a process looks again for a place that others may have given back."""
 
 
-def _drop_expired(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
+def drop_expired(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
     """Return a state without what is over: leases, the day, and moments that a clock set back left behind."""
     live = {
         name: part._replace(until=min(part.until, now + LEASE_US))

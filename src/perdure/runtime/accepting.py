@@ -9,11 +9,11 @@ from functools import partial
 from typing import TypeVar, cast, get_args
 
 from perdure.engine.queue import accept_and_claim, scheduled, signals
-from perdure.engine.queue.inbox import Accept, Accepted, Strategy
+from perdure.engine.queue.inbox import Accept, Accepted, Strategy, was_accepted
 from perdure.engine.queue.preconditions import AlreadyCreated, Precondition
 from perdure.engine.queue.runs import RememberedInbox
 from perdure.engine.threads.steering import STEER
-from perdure.errors import PerdureError, QueueFull, Unavailable
+from perdure.errors import LimitReached, PerdureError, QueueFull, Unavailable
 from perdure.model.ops import Expect, Fetch, Put, Refused
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, Partition
@@ -26,6 +26,7 @@ from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.settings import span_us
 from perdure.runtime.tickets import SignalReceipt, Ticket
+from perdure.runtime.worker.run_limits import counted
 from perdure.runtime.worker.worker import Worker
 from perdure.storage.port import Answers
 
@@ -61,6 +62,8 @@ class Acceptance:
     async def accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
         """Store a message, and start its run if it is due and this process works.
 
+        A limit on runs may refuse it first, where it says so.
+
         Args:
             partition: The thread.
             message: The message.
@@ -73,7 +76,39 @@ class Acceptance:
             Conflict: The message is a command that would leave an open question.
             NotFound: The record that must exist does not.
             AlreadyCreated: The record to write was written meanwhile.
+            LimitReached: A limit refuses a run that would have to wait.
         """
+        limits = self._worker.runner.limits
+        try:
+            turn = None if limits is None else await limits.admit(partition, message)
+        except LimitReached as refused:
+            if bool(message.dedupe) and await self._context.database.arun(
+                was_accepted(partition, message.dedupe)
+            ):
+                return await self._accept(partition, message, terms)
+            self._context.observers.event(
+                "limit.refused",
+                tenant=partition.tenant,
+                thread=partition.thread,
+                graph=message.graph,
+                limit=refused.limit,
+            )
+            raise
+        if limits is None or turn is None:
+            return await self._accept(partition, message, terms)
+        is_next = self._context.works and not terms.debounce.quiet
+        is_next = is_next and not self._worker.dispatch.will_serve(partition)
+        ticket = None
+        try:
+            ticket = await self._accept(partition, counted(message, turn), terms)
+        finally:
+            if ticket is None or ticket.is_duplicate:
+                limits.refuse(turn)
+        if not ticket.is_duplicate:
+            limits.accepted(partition, message, turn, is_next=is_next)
+        return ticket
+
+    async def _accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
         if terms.strategy not in get_args(Strategy):
             raise ValueError(
                 f"strategy is one of {', '.join(map(repr, get_args(Strategy)))}, not {terms.strategy!r}"
@@ -127,8 +162,10 @@ class Acceptance:
         """Return True if a message is to be claimed by the commit that stores it; a slot of the worker is
         reserved for its run then."""
         context, partition = self._context, accept.partition
+        limits = self._worker.runner.limits
         return (
             context.works
+            and (limits is None or not limits.has(partition, accept.message))
             and accept_and_claim.may_begin(accept, known, self._worker.runner.graphs.agents.keys())
             and not context.subscriptions.is_followed(partition)
             and self._worker.dispatch.reserve((partition, IN))

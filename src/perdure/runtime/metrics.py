@@ -232,6 +232,33 @@ class Metrics:
             ("outcome",),
             registry=to,
         )
+        self._limit_waits = Histogram(
+            "perdure_limit_wait_seconds",
+            "Time for which a call or a run waited for a limit over all processes, 0 included.",
+            ("limit",),
+            buckets=_AGES_S,
+            registry=to,
+        )
+        self._limit_in_use = Gauge(
+            "perdure_limit_in_use",
+            "Calls or runs of this process that are under way and count towards a limit.",
+            ("limit",),
+            registry=to,
+            multiprocess_mode="livesum",
+        )
+        self._limit_waiting = Gauge(
+            "perdure_limit_waiting_runs",
+            "Threads whose next run waits for a limit, as this process sees it.",
+            ("limit",),
+            registry=to,
+            multiprocess_mode="livemax",
+        )
+        self._limit_refused = Counter(
+            "perdure_limit_refused",
+            "Calls and runs that a limit refused, and calls whose run was put off.",
+            ("limit",),
+            registry=to,
+        )
         self._errors = Counter("perdure_worker_errors", "Errors that no worker expects.", registry=to)
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
@@ -247,6 +274,8 @@ class Metrics:
                     self._by_event[name].labels(self._graph(fields)).inc()
             case ["wait" | "question" | "signal", _]:
                 self._waits.labels(name).inc()
+            case ["limit", what]:
+                self._limit_event(what, fields)
             case ["checkpoint", "stored"]:
                 graph = self._graph(fields)
                 for channel, size in fields["channels"].items():
@@ -272,6 +301,21 @@ class Metrics:
             self._age.labels(graph).observe(_seconds(fields["waited"]))
         if "took" in fields:
             self._duration.labels(graph, state).observe(_seconds(fields["took"]))
+
+    def _limit_event(self, what: str, fields: dict[str, Any]) -> None:
+        for limit in map(self._reported_name, fields.get("limit", "").split(",")):
+            match what:
+                case "waited":
+                    self._limit_waits.labels(limit).observe(_seconds(fields["waited"]))
+                    self._limit_in_use.labels(limit).inc()
+                case "ended":
+                    self._limit_in_use.labels(limit).dec()
+                case "refused":
+                    self._limit_refused.labels(limit).inc()
+                case "waiting_runs":
+                    self._limit_waiting.labels(limit).set(fields["threads"])
+                case _:
+                    pass
 
     def _swept_event(self, name: str, fields: dict[str, Any]) -> None:
         match name:

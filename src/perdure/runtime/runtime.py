@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 from types import TracebackType
 from typing import Any, Self
@@ -93,7 +94,8 @@ class Runtime(OnDemand, TenantRuntime):
         store_database: Database | SyncDatabase | None = None,
         thread_ttl: ThreadTtl | None = None,
     ) -> None:
-        settings = settings or Settings()
+        named = agents(graphs)
+        settings = _with_limits(settings or Settings(), named)
         _check_channels(channels or {}, settings)
         if settings.limits:
             limiter_of(handle_of(database)).declare(settings.limits)
@@ -101,7 +103,7 @@ class Runtime(OnDemand, TenantRuntime):
         handle = handle_of(database)
         clock = DatabaseClock(lambda: handle.arun(ask(Now())))
         observing = Observers((Logs(),) if observers is None else observers)
-        named, index = agents(graphs), index_of(store_index)
+        index = index_of(store_index)
         _check_roots(named)
         _check_transactions(named, handle)
         notifications = Notifications(handle, tenant)
@@ -217,6 +219,21 @@ def process_name(pid: int, token: str) -> str:
     """Return the name of a process of this machine as the holder of runs. ``token`` sets it apart from others
     with its process id."""
     return f"{socket.gethostname()}:{pid}:{token}"
+
+
+def _with_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
+    """Return the settings with the limits of agents, each of which is of one graph."""
+    own = {
+        f"{graph}.{name}": replace(limit, graphs=(_literal(graph),))
+        for graph, agent in named.items()
+        for name, limit in agent.limits.items()
+    }
+    return replace(settings, limits={**settings.limits, **own}) if own else settings
+
+
+def _literal(name: str) -> str:
+    """Return the pattern that fits a name alone."""
+    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
 
 
 def _check_transactions(named: Mapping[str, Agent], database: DatabaseHandle) -> None:

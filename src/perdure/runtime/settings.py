@@ -48,7 +48,8 @@ class Settings:
             all graphs run on all threads, each on the state that the last one left.
         warn_bytes: The size in bytes from which a channel of a graph's state is reported as large.
         task_times: True stores with a task's result when the task ran.
-        limits: Limits over all processes by their names, on calls of models and tools within nodes.
+        limits: Limits over all processes by their names, on runs, and on calls of models and tools within
+            nodes.
         prices: Prices of models, by which budgets are counted.
 
     Raises:
@@ -144,7 +145,8 @@ class Settings:
         """Return the pause in microseconds after a failed attempt, counted from 1. ``spread``, from 0 to 1,
         is the jitter that separates runs that failed together. What waits for a limit is told how long."""
         if isinstance(error, LimitPending):
-            return round(error.retry_after * 1_000_000)
+            # Two that waited for each other come again at times of their own.
+            return round((error.retry_after + spread) * 1_000_000)
         pause = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 40))
         return round(pause * (0.5 + 0.5 * spread) * 1_000_000)
 

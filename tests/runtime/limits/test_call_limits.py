@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from pydantic import Field
 
@@ -71,9 +72,11 @@ def settings(**limits: SharedLimit) -> Settings:
     return Settings(limits=limits, prices=PRICES, poll=0.05, attempts=2)
 
 
-async def outcomes(runtime: Runtime, number: int, **options: Any) -> list[Any]:
+async def outcomes(runtime: Runtime, number: int, thread: str = "t", **options: Any) -> list[Any]:
     tickets = [
-        await runtime.submit(f"t{i}", {"said": ""}, config={"configurable": {"user_id": "ada"}}, **options)
+        await runtime.submit(
+            f"{thread}{i}", {"said": ""}, config={"configurable": {"user_id": "ada"}}, **options
+        )
         for i in range(number)
     ]
     return [await runtime.wait(ticket, timeout=30) for ticket in tickets]
@@ -129,5 +132,37 @@ def test_a_budget_stops_at_most_one_call_late() -> None:
         assert refused.note["kind"] == "LimitReached"
         assert "budget" in refused.note["error"]
         assert "ada" in refused.note["error"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_run_goes_on_with_a_cheaper_model_when_its_budget_is_used_up(follows: bool) -> None:
+    class Cheap(Model):
+        def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+            return {"ls_model_name": "small", "ls_provider": "fake", "ls_model_type": "chat"}
+
+    async def main() -> None:
+        strong, cheap = model(), Cheap(messages=answers(), under_way=[], begun=[])
+
+        async def say(state: State, config: RunnableConfig) -> State:
+            named = (config.get("configurable") or {}).get("model", "strong")
+            chosen = cheap if follows and named == "fake:small" else strong
+            return {"said": str(state.get("said")) + (await chosen.ainvoke("?")).text}
+
+        builder = StateGraph(State).add_node("first", say).add_node("second", say)
+        graph = builder.add_edge(START, "first").add_edge("first", "second").compile()
+        prices = Prices({**PRICES.models, "small": ModelPrice(1.0, 1.0)})
+        limit = SharedLimit(budget=0.025, by=("user",), cheaper="fake:small")
+        made = Settings(limits={"money": limit}, prices=prices, poll=0.05, attempts=2)
+        async with perdure.connect("memory://") as db, Runtime(db, graph, settings=made) as runtime:
+            runs = [(await outcomes(runtime, 1, thread=str(n)))[0] for n in range(3)]
+            if not follows:
+                assert [run.state for run in runs] == ["done", "failed", "failed"]
+                assert "configurable value 'model'" in runs[1].note["error"]
+                return
+            # The budget ends within the second run, which goes on, and the third begins with the other model.
+            assert [(run.state, run.attempts) for run in runs] == [("done", 1)] * 3
+            assert (len(strong.begun), len(cheap.begun)) == (3, 3)
 
     asyncio.run(main())

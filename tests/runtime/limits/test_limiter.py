@@ -53,11 +53,12 @@ def test_every_backend_holds_calls_to_a_concurrency_and_gives_it_back(backend: s
 
             await asyncio.gather(*(call() for _ in range(20)))
             assert most == 2
-            ((place, state),) = await handle_of(db).arun(stored.read_states("", "shared", 10))
+            ((place, amounts, state),), _ = await handle_of(db).arun(stored.read_states("", 10))
             assert (place.limit, place.key) == ("shared", {"model": "m"})
+            assert amounts["concurrency"] == 2
             assert [part.places for part in state.parts.values()] == [2]
             await asyncio.to_thread(limiter.close)
-            assert await handle_of(db).arun(stored.read_states("", None, 10)) == []
+            assert await handle_of(db).arun(stored.read_states("", 10)) == ([], None)
 
     with EMPTY[backend]() as url:
         asyncio.run(main(url))
@@ -216,3 +217,23 @@ def test_a_fork_is_refused_by_its_database_and_does_not_wait_for_ever(tmp_path: 
         if child.exitcode is None:
             child.kill()
         assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("taken", [40, 400])
+def test_tokens_of_calls_that_take_more_than_a_burst_keep_to_the_rate(taken: int) -> None:
+    async def main() -> float:
+        async with perdure.connect("memory://") as db:
+            # 100 tokens a second, of which 500 may gather.
+            limiter = await limited(db, tokens=6000)
+            spent, began = 0, 0.0
+            while not began or time.monotonic() - began < 3:
+                one = turn()
+                async with asyncio.timeout(20):
+                    await limiter.acquire(one, "", MOST)
+                began = began or time.monotonic()
+                limiter.end(one, tokens=taken)
+                spent += taken
+            return spent - 100 * (time.monotonic() - began)
+
+    # Ahead of the rate by what gathers, and by the last call.
+    assert asyncio.run(main()) <= 500 + taken + 50

@@ -89,12 +89,27 @@ class Claim:
 
         ``known`` is the inbox as the caller remembers it; complete and current, it saves every fetch.
         """
-        guess = None
-        if known is not None and known.is_whole and known.lane.is_due(self.now):
-            guess = _Seen(known.lane, known.epoch or 0, None, None, known.messages[: self.most], None)
+        guess = self._guess(known)
         lane = None if known is None else known.lane
         (held,) = yield from retry_attempt(self.partition, guess, lambda: self._load(lane), self._attempt)
         return held
+
+    def plan(self, known: RememberedInbox | None) -> Program[PlannedClaim | Unserved | None]:
+        """Return what ``take`` would do, for ``commit``, and change nothing."""
+        seen = self._guess(known)
+        while seen is None:
+            seen = yield from self._load(None)
+        return self._plan(seen)
+
+    def commit(self, planned: PlannedClaim) -> Program[HeldRun | None]:
+        """Claim a run as it was planned; ``None`` if the thread has changed since."""
+        outcome = yield from ask(Commit(self.partition, planned.ops))
+        return planned.held if isinstance(outcome, Committed) else None
+
+    def _guess(self, known: RememberedInbox | None) -> _Seen | None:
+        if known is None or not known.is_whole or not known.lane.is_due(self.now):
+            return None
+        return _Seen(known.lane, known.epoch or 0, None, None, known.messages[: self.most], None)
 
     def _load(self, known: Lane | None) -> Program[_Seen | None]:
         items: tuple[Get | Range, ...] = (
@@ -169,6 +184,7 @@ class Claim:
         if not lane.is_due(now):
             return None
         epoch = successor(seen.epoch, self.owner, self.fresh) if seen.epoch else self.fresh
+        is_new = lane.run_id is None
         if lane.run_id is not None and seen.run is not None:
             # Behind the first one, withdrawn messages were passed over.
             messages = tuple(
@@ -208,14 +224,20 @@ class Claim:
         run, lane = replace(run, version=run.version + 1), lane.mark_stored(self.fresh)
         is_followed = seen.follower is not None and subscribers.is_followed(seen.follower, now)
         held = HeldRun(self.partition, run, messages, lane, seen.head, is_followed)
-        return PlannedClaim(tuple(ops), held)
+        return PlannedClaim(tuple(ops), held, is_to_end, is_new)
 
 
 class PlannedClaim(NamedTuple):
-    """The operations that claim a run, and the run as it is held once they are committed."""
+    """The operations that claim a run, and the run as it is held once they are committed.
+
+    ``is_to_end`` is true if it was stopped or its message withdrawn: it is claimed to be ended only.
+    ``is_new`` is false for a run that was claimed before.
+    """
 
     ops: tuple[Op, ...]
     held: HeldRun
+    is_to_end: bool
+    is_new: bool
 
 
 class RememberedInbox(NamedTuple):

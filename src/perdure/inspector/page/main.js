@@ -4,6 +4,7 @@ import { get, Refused } from "./api.js";
 import { address, tenant } from "./address.js";
 import { at, announce, fill, make } from "./dom.js";
 import { showCare } from "./care.js";
+import { showLimits } from "./limits.js";
 import { showLog } from "./log.js";
 import { showOverview } from "./overview.js";
 import { showQuestions } from "./questions.js";
@@ -14,7 +15,7 @@ import { showTenant } from "./tenant.js";
 import { showThread } from "./thread.js";
 import { showThreads } from "./threads.js";
 
-const VIEWS = { overview: showOverview, threads: showThreads, thread: showThread, replay: showReplay, runs: showRuns, questions: showQuestions, queue: showQueue, care: showCare, log: showLog };
+const VIEWS = { overview: showOverview, threads: showThreads, thread: showThread, replay: showReplay, runs: showRuns, questions: showQuestions, queue: showQueue, limits: showLimits, care: showCare, log: showLog };
 let leave = () => {};
 let current = "";
 

@@ -3,7 +3,8 @@
 A thread has two queues: its inbox, whose messages become runs, and its outbox, whose replies become
 deliveries. Four more records have no numbers: when the next postponed message enters the inbox, when a
 deadline or a reminder of a question is due, when the events of its runs are removed, and until when the
-thread is followed. A fifth one, of a tenant's crons, is due when the first of them is. Numbers are assigned
+thread is followed. A fifth one, of a tenant's crons, is due when the first of them is, and a sixth one, of a
+limit's key, when its state may say nothing any more. Numbers are assigned
 from 1 without a gap; those up to ``bound`` were taken, the rest is pending. Times are microseconds of the
 database's clock. A lease only keeps other workers from trying for a while. Safety comes from the epoch, which
 the database checks in the same commit as every write.
@@ -24,6 +25,7 @@ LATER = "later"
 WAITS = "waits"
 FOLLOWED = "followed"
 CRONS = "crons"
+LIMITS = "limits"
 
 Stop = Literal["interrupt", "rollback"]
 """Treatment of what a stopped run stored: kept (``interrupt``) or removed (``rollback``)."""

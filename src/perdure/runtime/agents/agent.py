@@ -17,6 +17,7 @@ from perdure.conversation.policy import Conversation
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.values.datatypes import Allow
 from perdure.memory.policy import MemoryPolicy
+from perdure.model.limits import SharedLimit
 from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import COMMAND, INPUT, MESSAGE, RESUME
 from perdure.runtime.agents.graph_factories import Factory
@@ -136,6 +137,7 @@ class Agent:
             ask for them with ``steered``.
         transactions: Its nodes use ``transaction``: a runtime on a database that cannot make their statements
             does not start.
+        limits: Limits over all processes on its runs and their calls, by their names.
         memory: Policy under which a new thread begins with what is known of its user, and each turn adds to
             it.
 
@@ -161,6 +163,7 @@ class Agent:
     record: bool = False
     questions: Sequence[Question] = ()
     transactions: bool = False
+    limits: Mapping[str, SharedLimit] = field(default_factory=dict[str, SharedLimit])
 
     def __post_init__(self) -> None:
         reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]
@@ -168,6 +171,8 @@ class Agent:
             raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")
         if self.durability not in ("sync", "async"):
             raise ValueError(f"durability is 'sync' or 'async', not {self.durability!r}")
+        if named := [name for name, limit in self.limits.items() if limit.graphs]:
+            raise ValueError(f"the limit {named[0]!r} is of this agent; leave its graphs=… out")
         if isinstance(self.steer_before, str):
             raise ValueError(f"steer_before is a collection of names of nodes: [{self.steer_before!r}]")
         if isinstance(self.graph, Pregel):

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -20,6 +19,7 @@ from langchain_core.outputs import LLMResult
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.runs import HeldRun
+from perdure.errors import LimitPending, LimitReached
 from perdure.model.limits import MONEY, SharedLimit, Target
 from perdure.model.model_calls import ModelCall, Prices, calls_in
 from perdure.runtime.limits.limiter import CallTurn, Limiter, limiter_of
@@ -31,6 +31,8 @@ CALLER: ContextVar[str] = ContextVar("perdure_limits_user", default="")
 """User of the current run, who takes turns with others."""
 
 Emit = Callable[..., object]
+_AGAIN_S = 0.05
+"""Seconds after which a run goes on with a cheaper model."""
 
 
 class Subject(NamedTuple):
@@ -40,28 +42,54 @@ class Subject(NamedTuple):
         tenant: The tenant.
         user: User of the run, ``""`` without one.
         graph: Name of the graph.
+        assistant: Id of the assistant, or else the name of the graph.
     """
 
     tenant: str
     user: str
     graph: str
+    assistant: str
+
+    @classmethod
+    def of(cls, tenant: str, graph: str, options: Mapping[str, Any]) -> Self:
+        """Return the subject of the run of a message with these options."""
+        config = options.get("config")
+        configurable = config.get("configurable") if isinstance(config, Mapping) else None
+        assistant = configurable.get("assistant_id") if isinstance(configurable, Mapping) else None
+        named = assistant if isinstance(assistant, str) and assistant else graph
+        return cls(tenant, user_of_options(options) or "", graph, named)
+
+    def key(self, limit: SharedLimit, name: str = "") -> dict[str, str]:
+        """Return the key of a limit for a call of a model or tool, or a run."""
+        values = {"user": self.user, "graph": self.graph, "assistant": self.assistant, limit.of: name}
+        return {by: values[by] for by in limit.by}
 
 
-def turn_of(limits: Mapping[str, SharedLimit], of: Target, name: str, subject: Subject) -> CallTurn | None:
-    """Return a turn under all limits that a call or run has, ``None`` if it has none.
+LimitKeys = list[tuple[str, Mapping[str, str], str]]
+"""Limits of a call or run: of each its name, its key, and the user who takes turns."""
+
+
+def keys_of(
+    limits: Mapping[str, SharedLimit], of: Target, name: str, subject: Subject, *, refuse: bool | None = None
+) -> LimitKeys:
+    """Return all limits that a call or run has.
 
     Narrow limits come first: who waits for one of its own user's holds nothing that others could use.
+
+    Args:
+        limits: The limits by their names.
+        of: What it is.
+        name: Name of the model or tool.
+        subject: What it is counted by.
+        refuse: Only limits that do or do not refuse runs; all by default.
     """
     found = [
         (each, limit)
         for each, limit in limits.items()
-        if limit.of == of and (not limit.names or any(fnmatchcase(name, one) for one in limit.names))
+        if limit.of == of and limit.counts(name, subject.graph) and refuse in (None, limit.refuse)
     ]
-    if not found:
-        return None
-    values = {"user": subject.user, "graph": subject.graph, of: name}
     found.sort(key=lambda pair: (-len(pair[1].by), pair[0]))
-    return CallTurn((each, {by: values[by] for by in limit.by}, subject.user) for each, limit in found)
+    return [(each, subject.key(limit, name), subject.user) for each, limit in found]
 
 
 class CallLimits:
@@ -72,7 +100,8 @@ class CallLimits:
         limits: The limits by their names.
         prices: Prices of models.
         subject: What the calls are counted by.
-        emit: Receives ``limit.waited`` for each call that waited, and ``limit.unpriced``.
+        emit: Receives ``limit.waited`` for each call when it begins and ``limit.ended`` when it ends,
+            ``limit.refused``, and ``limit.unpriced``.
     """
 
     def __init__(
@@ -86,6 +115,9 @@ class CallLimits:
         self._limiter, self._limits, self._prices = limiter, limits, prices
         self._subject, self._emit = subject, emit
         self._turns: dict[UUID, tuple[CallTurn, str]] = {}
+        self._parents: dict[UUID, UUID] = {}
+        self.follows_chains = any(limit.concurrency is not None for limit in limits.values())
+        self._is_cheaper = False
         self.user = subject.user
         self.handlers = (_InThread(self), _InLoop(self))
 
@@ -93,52 +125,114 @@ class CallLimits:
         """Give back the turns of calls whose ends were not reported."""
         while self._turns:
             _, (turn, _) = self._turns.popitem()
-            self._limiter.end(turn)
+            self._end(turn)
+        self._parents.clear()
+
+    def note_parent(self, run_id: UUID, parent: UUID | None) -> None:
+        """Note that a call, or a chain, is made within another."""
+        if parent is not None and self.follows_chains:
+            self._parents[run_id] = parent
+
+    def forget_parent(self, run_id: UUID) -> None:
+        """Forget what ``note_parent`` noted, at the end."""
+        self._parents.pop(run_id, None)
 
     def _turn(self, run_id: UUID, of: Target, name: str) -> CallTurn | None:
-        turn = None if run_id in self._turns else turn_of(self._limits, of, name, self._subject)
-        if turn is not None:
-            self._turns[run_id] = turn, name
+        keys = [] if run_id in self._turns else keys_of(self._limits, of, name, self._subject)
+        if not keys:
+            return None
+        turn = CallTurn(keys, within=self._around(run_id))
+        self._turns[run_id] = turn, name
         return turn
+
+    def _around(self, run_id: UUID) -> list[CallTurn]:
+        """Return the turns of the calls that a call is made within."""
+        around: list[CallTurn] = []
+        parent = self._parents.get(run_id)
+        while parent is not None:
+            if (found := self._turns.get(parent)) is not None:
+                around.append(found[0])
+            parent = self._parents.get(parent)
+        return around
 
     def measure_wait(self, run_id: UUID) -> float:
         """Return the seconds for which a call that is under way waited for its turn."""
         found = self._turns.get(run_id)
         return 0.0 if found is None else found[0].wait_s
 
-    async def begin(self, run_id: UUID, of: Target, name: str) -> None:
-        """Wait for the turn of a call; raises as ``Limiter.acquire``."""
+    async def begin(self, run_id: UUID, of: Target, name: str, parent: UUID | None) -> None:
+        """Wait for the turn of a call, made within another call or chain; raises as ``Limiter.acquire``."""
+        self.note_parent(run_id, parent)
         if (turn := self._turn(run_id, of, name)) is None:
             return
         try:
             await self._limiter.acquire(turn, self._subject.tenant)
-        except BaseException:
-            self._turns.pop(run_id, None)
-            raise
+        except BaseException as error:
+            self._left(run_id, error)
+            raise self._at_end(error) from None
         self._note(turn)
 
-    def begin_blocking(self, run_id: UUID, of: Target, name: str) -> None:
-        """Wait for the turn of a call in a thread; raises as ``Limiter.acquire``."""
+    def begin_blocking(self, run_id: UUID, of: Target, name: str, parent: UUID | None) -> None:
+        """Wait as ``begin`` does, in a thread."""
+        self.note_parent(run_id, parent)
         if (turn := self._turn(run_id, of, name)) is None:
             return
         try:
             self._limiter.acquire_blocking(turn, self._subject.tenant)
-        except BaseException:
-            self._turns.pop(run_id, None)
-            raise
+        except BaseException as error:
+            self._left(run_id, error)
+            raise self._at_end(error) from None
         self._note(turn)
+
+    def _at_end(self, error: BaseException) -> BaseException:
+        """Return the error of a call that did not begin. The run goes on with a cheaper model, if it has not
+        done so."""
+        if not isinstance(error, LimitReached) or isinstance(error, LimitPending):
+            return error
+        cheaper = self._limits[error.limit].cheaper if error.limit in self._limits else None
+        if cheaper is None:
+            return error
+        if not self._is_cheaper:
+            return LimitPending(f"{error}; its run goes on with {cheaper}", error.limit, _AGAIN_S)
+        return LimitReached(
+            f"{error}. The run was to go on with {cheaper!r}, its configurable value 'model', and called "
+            "another model",
+            error.limit,
+            error.retry_after,
+        )
+
+    async def cheaper(self) -> str | None:
+        """Return the model with which a run goes on as a budget is used up, ``None`` if none is."""
+        for name, limit in self._limits.items():
+            if limit.cheaper is not None and await self._limiter.is_used_up(
+                self._subject.tenant, name, self._subject.key(limit)
+            ):
+                self._is_cheaper = True
+                return limit.cheaper
+        return None
+
+    def _left(self, run_id: UUID, error: BaseException) -> None:
+        self._turns.pop(run_id, None)
+        self._parents.pop(run_id, None)
+        if isinstance(error, LimitReached):
+            self._emit("limit.refused", limit=error.limit)
 
     def _note(self, turn: CallTurn) -> None:
         self._emit("limit.waited", limit=",".join(turn.limits), waited=round(turn.wait_s * 1_000_000))
 
+    def _end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
+        self._limiter.end(turn, tokens, cost)
+        self._emit("limit.ended", limit=",".join(turn.limits))
+
     def end(self, run_id: UUID, response: LLMResult | None = None) -> None:
         """Give back the turn of a call, with what it took of tokens and money."""
+        self._parents.pop(run_id, None)
         found = self._turns.pop(run_id, None)
         if found is None:
             return
         turn, name = found
         if response is None:
-            self._limiter.end(turn)
+            self._end(turn)
             return
         calls = _calls(response)
         tokens = sum(call.input + call.output for call in calls)
@@ -150,16 +244,20 @@ class CallLimits:
                 cost += price.cost(call)
             elif any(self._limits[each].budget is not None for each in turn.limits):
                 self._emit("limit.unpriced", model=name)
-        self._limiter.end(turn, tokens if calls else None, round(cost * MONEY))
+        self._end(turn, tokens if calls else None, round(cost * MONEY))
 
 
 def limits_of(held: HeldRun, database: DatabaseHandle, settings: Settings, emit: Emit) -> CallLimits | None:
-    """Return the limits of the calls of an attempt at a run, ``None`` if none is declared."""
-    if not settings.limits:
+    """Return the limits of the calls of an attempt at a run, ``None`` if calls have none."""
+    limits = {
+        name: limit
+        for name, limit in settings.limits.items()
+        if limit.of != "run" and limit.is_of(held.run.graph)
+    }
+    if not limits:
         return None
-    user = user_of_options(held.messages[0].options) or ""
-    subject = Subject(held.partition.tenant, user, held.run.graph)
-    return CallLimits(limiter_of(database), settings.limits, settings.prices, subject, emit)
+    subject = Subject.of(held.partition.tenant, held.run.graph, held.messages[0].options)
+    return CallLimits(limiter_of(database), limits, settings.prices, subject, emit)
 
 
 def _calls(response: LLMResult) -> list[ModelCall]:
@@ -195,11 +293,6 @@ class _CallHandler(BaseCallbackHandler):
         self._limits = limits
 
     @property
-    def ignore_chain(self) -> bool:
-        """True: nodes and graphs are not calls."""
-        return True
-
-    @property
     def ignore_retriever(self) -> bool:
         """True: nor are retrievers."""
         return True
@@ -207,6 +300,11 @@ class _CallHandler(BaseCallbackHandler):
 
 class _InLoop(_CallHandler):
     """Lets calls that are awaited wait in their event loop."""
+
+    @property
+    def ignore_chain(self) -> bool:
+        """True: nodes and graphs are not calls."""
+        return True
 
     # Inline, its error would leave the coroutines of other handlers behind, which nobody awaits.
     run_inline = False
@@ -221,7 +319,8 @@ class _InLoop(_CallHandler):
         **kwargs: Any,
     ) -> None:
         """Wait for the turn of a chat model."""
-        await self._limits.begin(run_id, "model", model_name(serialized, metadata or {}, kwargs))
+        name = model_name(serialized, metadata or {}, kwargs)
+        await self._limits.begin(run_id, "model", name, kwargs.get("parent_run_id"))
 
     async def on_llm_start(
         self,
@@ -233,13 +332,15 @@ class _InLoop(_CallHandler):
         **kwargs: Any,
     ) -> None:
         """Wait for the turn of a text model."""
-        await self._limits.begin(run_id, "model", model_name(serialized, metadata or {}, kwargs))
+        name = model_name(serialized, metadata or {}, kwargs)
+        await self._limits.begin(run_id, "model", name, kwargs.get("parent_run_id"))
 
     async def on_tool_start(
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Wait for the turn of a tool."""
-        await self._limits.begin(run_id, "tool", _tool_name(serialized, kwargs))
+        name = _tool_name(serialized, kwargs)
+        await self._limits.begin(run_id, "tool", name, kwargs.get("parent_run_id"))
 
 
 class _InThread(_CallHandler):
@@ -247,11 +348,36 @@ class _InThread(_CallHandler):
 
     run_inline = True
 
-    def _begin(self, run_id: UUID, of: Target, name: str) -> None:
+    @property
+    def ignore_chain(self) -> bool:
+        """True, unless it has to be known which calls are made within others."""
+        return not self._limits.follows_chains
+
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any],
+        inputs: dict[str, Any],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Note what a chain is a part of."""
+        self._limits.note_parent(run_id, parent_run_id)
+
+    def on_chain_end(self, outputs: dict[str, Any], *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget a chain."""
+        self._limits.forget_parent(run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget a chain that failed."""
+        self._limits.forget_parent(run_id)
+
+    def _begin(self, run_id: UUID, of: Target, name: str, parent: UUID | None) -> None:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._limits.begin_blocking(run_id, of, name)
+            self._limits.begin_blocking(run_id, of, name, parent)
 
     def on_chat_model_start(
         self,
@@ -263,7 +389,8 @@ class _InThread(_CallHandler):
         **kwargs: Any,
     ) -> None:
         """Wait for the turn of a chat model."""
-        self._begin(run_id, "model", model_name(serialized, metadata or {}, kwargs))
+        name = model_name(serialized, metadata or {}, kwargs)
+        self._begin(run_id, "model", name, kwargs.get("parent_run_id"))
 
     def on_llm_start(
         self,
@@ -275,13 +402,14 @@ class _InThread(_CallHandler):
         **kwargs: Any,
     ) -> None:
         """Wait for the turn of a text model."""
-        self._begin(run_id, "model", model_name(serialized, metadata or {}, kwargs))
+        name = model_name(serialized, metadata or {}, kwargs)
+        self._begin(run_id, "model", name, kwargs.get("parent_run_id"))
 
     def on_tool_start(
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Wait for the turn of a tool."""
-        self._begin(run_id, "tool", _tool_name(serialized, kwargs))
+        self._begin(run_id, "tool", _tool_name(serialized, kwargs), kwargs.get("parent_run_id"))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """End a call with its response."""

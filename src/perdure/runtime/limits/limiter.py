@@ -13,16 +13,19 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import limits as stored
 from perdure.errors import BadSetting, PerdureError
-from perdure.model.limits import SharedLimit
+from perdure.model.limits import MONEY, SharedLimit, drop_expired
 from perdure.model.ops import Now
 from perdure.model.program import ask
+from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.limits.shares import KeyShare, Permit
 
@@ -40,10 +43,22 @@ class CallTurn:
 
     Args:
         keys: For each limit its name, its key and who takes turns.
+        counted: Names of the limits towards whose rates it was counted before.
+        within: The turn of a call around it, with which it shares the places of limits that both have.
     """
 
-    def __init__(self, keys: Iterable[tuple[str, Mapping[str, str], str]]) -> None:
-        self._permits = [(name, key, Permit(user)) for name, key, user in keys]
+    def __init__(
+        self,
+        keys: Iterable[tuple[str, Mapping[str, str], str]],
+        *,
+        counted: Collection[str] = (),
+        within: Collection[CallTurn] = (),
+    ) -> None:
+        held = [pair for turn in within for pair in turn.keys]
+        self._permits = [
+            (name, key, Permit(user, begins=name not in counted, is_within=(name, key) in held))
+            for name, key, user in keys
+        ]
         self._shares: list[KeyShare | None] = [None] * len(self._permits)
         self._limiter: Limiter | None = None
         self.is_over = False
@@ -58,6 +73,23 @@ class CallTurn:
         """Names of its limits."""
         return [name for name, *_ in self._permits]
 
+    @property
+    def keys(self) -> list[tuple[str, Mapping[str, str]]]:
+        """Its limits with their keys."""
+        return [(name, key) for name, key, _ in self._permits]
+
+    @contextmanager
+    def noted(self, emit: Callable[..., object]) -> Iterator[None]:
+        """Surround what it is the turn of, with ``limit.waited`` and ``limit.ended``, and give it back."""
+        named = ",".join(self.limits)
+        emit("limit.waited", limit=named, waited=round(self.wait_s * 1_000_000))
+        try:
+            yield
+        finally:
+            if self._limiter is not None:
+                self._limiter.end(self)
+            emit("limit.ended", limit=named)
+
     async def take(self, limiter: Limiter, tenant: str, within: float | None) -> None:
         """Wait for it, in the loop of the limits; a limit after the other, in their order."""
         self._limiter = limiter
@@ -70,15 +102,15 @@ class CallTurn:
                 most = share.limit.wait if within is None else within
                 await share.acquire(permit, None if most == math.inf else most)
             except BaseException:
-                self.end()
+                self.end(is_used=False)
                 raise
 
-    def end(self, tokens: int | None = None, cost: int | None = None) -> None:
-        """Give it back, in the loop of the limits."""
+    def end(self, tokens: int | None = None, cost: int | None = None, *, is_used: bool = True) -> None:
+        """Give it back, in the loop of the limits; see ``KeyShare.give_back``."""
         self.is_over = True
         for share, (*_, permit) in zip(self._shares, self._permits, strict=True):
             if share is not None and permit.is_given:
-                share.give_back(permit, tokens, cost)
+                share.give_back(permit, tokens, cost, is_used=is_used)
             elif share is not None:
                 share.drop(permit)
 
@@ -100,11 +132,12 @@ class Limiter:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self.owner = f"{socket.gethostname()}:{self._pid}:{secrets.token_hex(3)}"
-        self._shares: dict[tuple[str, str, tuple[tuple[str, str], ...]], KeyShare] = {}
+        self._shares: dict[Partition, KeyShare] = {}
         self._amounts: dict[str, tuple[float, dict[str, Mapping[str, Any]]]] = {}
         self._reading: dict[str, asyncio.Lock] = {}
         self._clock = DatabaseClock(lambda: self._handle.arun(ask(Now())))
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def declare(self, limits: Mapping[str, SharedLimit]) -> None:
         """Add limits by their names.
@@ -155,7 +188,7 @@ class Limiter:
         try:
             await asyncio.wrap_future(waiting)
         except BaseException:
-            self.soon(turn.end)
+            self.drop(turn)
             raise
 
     def acquire_blocking(self, turn: CallTurn, tenant: str, within: float | None = None) -> None:
@@ -164,8 +197,12 @@ class Limiter:
         try:
             waiting.result()
         except BaseException:
-            self.soon(turn.end)
+            self.drop(turn)
             raise
+
+    def drop(self, turn: CallTurn) -> None:
+        """Give a turn back under which nothing began, or leave the queue with it, from any thread."""
+        self.soon(partial(turn.end, is_used=False))
 
     def end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
         """Give a turn back, from any thread; see ``KeyShare.give_back``."""
@@ -174,18 +211,48 @@ class Limiter:
     async def share(self, tenant: str, name: str, key: Mapping[str, str]) -> KeyShare:
         """Return this process's share in a limit for a key."""
         limit = await self._current(tenant, name)
-        place = tenant, name, tuple(sorted(key.items()))
-        share = self._shares.get(place)
+        at = stored.place(tenant, self._handle.alias, name, key)
+        share = self._shares.get(at.partition)
         if share is None:
             if len(self._shares) >= _SHARES_MAX:
                 self._shares = {each: one for each, one in self._shares.items() if not one.is_idle}
-            alias = self._handle.alias("limit", name, *(part for pair in place[2] for part in pair))
-            at = stored.place(tenant, alias, name, key)
-            share = self._shares[place] = KeyShare(
+            share = self._shares[at.partition] = KeyShare(
                 at, limit, self.owner, self._handle.arun, self._clock, self._handle.draw_version
             )
         share.change(limit)
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
         return share
+
+    async def is_used_up(self, tenant: str, name: str, key: Mapping[str, str]) -> bool:
+        """Return True if the budget of a key is used up, as the database has it; from any event loop."""
+        return await asyncio.wrap_future(self.submit(self._is_used_up(tenant, name, key)))
+
+    async def _is_used_up(self, tenant: str, name: str, key: Mapping[str, str]) -> bool:
+        place = stored.place(tenant, self._handle.alias, name, key)
+        found = await self._handle.arun(stored.read_state(place.partition))
+        limit = await self._current(tenant, name)
+        if found is None or limit.budget is None:
+            return False
+        state = drop_expired(limit, found.state, await self._handle.arun(ask(Now())))
+        return state.spent >= limit.budget * MONEY
+
+    async def _watch(self) -> None:
+        """Follow amounts that are set while calls or runs wait, until none does."""
+        try:
+            while True:
+                await asyncio.sleep(_REFRESH_S)
+                waiting = [share for share in self._shares.values() if share.waiting_count]
+                if not waiting:
+                    return
+                for share in waiting:
+                    try:
+                        share.change(await self._current(share.at.partition.tenant, share.at.limit))
+                    except PerdureError as error:
+                        kind = type(error).__name__
+                        _log.warning("limit %r: what was set for it cannot be read: %s", share.at.limit, kind)
+        finally:
+            self._watching = None
 
     async def _current(self, tenant: str, name: str) -> SharedLimit:
         """Return a limit with the amounts that were set for it, which are read now and then."""
@@ -235,6 +302,9 @@ class Limiter:
         loop.call_soon_threadsafe(loop.stop)
 
     async def _close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await asyncio.gather(*(share.close() for share in list(self._shares.values())))
 
 

@@ -26,6 +26,10 @@ class Permits:
         if count:
             self._spans.append((first, count))
 
+    def put_back(self, moment: float) -> None:
+        """Add a permit again that was used for nothing."""
+        self._spans.appendleft((moment, 1))
+
     def lapse(self, now: float) -> None:
         """Remove what has lapsed."""
         while self._spans:
@@ -40,6 +44,12 @@ class Permits:
 
     def __len__(self) -> int:
         return sum(count for _, count in self._spans)
+
+    def ready(self, now: float) -> int:
+        """Return the number that can be used now."""
+        return sum(
+            max(0, min(count, math.floor((now - first) / self._interval) + 1)) for first, count in self._spans
+        )
 
     def moment(self, number: int = 1) -> float | None:
         """Return the moment from which so many permits can be used, ``None`` if there are fewer."""

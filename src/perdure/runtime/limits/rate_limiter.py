@@ -50,6 +50,11 @@ class RateLimiter(BaseRateLimiter):
                 f"limit {name!r}: a rate limiter learns when a call begins, not when it ends, so it has a "
                 "rate and nothing else; declare concurrency, tokens and budgets with Settings(limits=…)"
             )
+        if limit is not None and (limit.of != "model" or limit.graphs or limit.names):
+            raise ValueError(
+                f"limit {name!r}: a rate limiter counts the calls of the models that it is given to; leave "
+                "of, names and graphs out"
+            )
         if limit is not None and limit.by:
             raise ValueError(f"limit {name!r}: name a rate limiter for each key instead of by={limit.by}")
         handle = handle_of(database)

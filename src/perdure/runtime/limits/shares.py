@@ -34,6 +34,10 @@ _UNAVAILABLE_S = 10.0
 """Seconds for which a database that is away is asked again before those who wait are told."""
 _PAUSE_S = 0.02
 """Seconds between two requests at least."""
+_USED_UP_S = 1.0
+"""Seconds for which a used up budget refuses calls without a look whether it was raised."""
+_SOON_S = 0.25
+"""Seconds within which a permit counts as there at once."""
 _FIRST_TOKENS = 1000
 _WEIGHT = 0.2
 
@@ -46,16 +50,21 @@ class Permit:
 
     Attributes:
         user: Who takes turns with others.
+        begins: False if it was counted towards the rate before.
+        is_within: True for a call within one that holds a place of the limit: it shares that.
         is_given: True from its turn until it is given back.
         is_dropped: True if nobody waits for it any more.
     """
 
     user: str = ""
+    begins: bool = True
+    is_within: bool = False
     is_given: bool = False
     is_dropped: bool = False
     turn: asyncio.Future[None] | None = None
     tokens: int = 0
     money: int = 0
+    moment: float | None = None
     began: float = 0.0
     waited: float = 0.0
 
@@ -92,6 +101,8 @@ class _Held:
     until: float = 0.0
     renew_at: float = math.inf
     again: float = 0.0
+    frees_at: float = math.inf
+    day_ends: float | None = None
     mean_tokens: float = 0.0
     dearest: int = 0
     known: tuple[Document | None] | None = None
@@ -185,13 +196,16 @@ class KeyShare:
             LimitReached: There was no turn within the time, or the budget is used up.
             Unavailable: The database is away.
         """
-        permit.turn = self._loop.create_future()
         permit.began = self._loop.time()
-        self._waiting.setdefault(permit.user, deque()).append(permit)
+        if self._held.day_ends is not None and permit.began < self._held.again:
+            raise self._budget_error(self._held.day_ends - permit.began)
+        permit.turn = self._loop.create_future()
+        self._queue(permit)
+        self._give()
         self._start()
         try:
-            if within == 0:
-                await self._once(permit)
+            if within == 0 and not permit.turn.done():
+                await self._once(permit.turn)
             async with asyncio.timeout(within or None):
                 await permit.turn
         except TimeoutError:
@@ -200,27 +214,46 @@ class KeyShare:
                 raise self.refusal(permit) from None
         except BaseException:
             self._leave(permit)
-            if permit.is_given:
-                self.give_back(permit)
+            self.give_back(permit, is_used=False)
             raise
         permit.waited = self._loop.time() - permit.began
         if permit.is_dropped:
-            self.give_back(permit)
+            self.give_back(permit, is_used=False)
 
-    async def _once(self, permit: Permit) -> None:
+    def _queue(self, permit: Permit) -> None:
+        queue = self._waiting.setdefault(permit.user, deque())
+        if permit.begins and not permit.is_within:
+            queue.append(permit)
+            return
+        # It needs less than those that begin, which may wait for it: for the call around it, or a place.
+        queue.appendleft(permit)
+        if permit.is_within or self.limit.concurrency is None:
+            self._waiting.move_to_end(permit.user, last=False)
+
+    async def _once(self, turn: asyncio.Future[None]) -> None:
         """Let the database be asked, and fail a permit that has no turn then."""
-        self._give()
-        if permit.turn is not None and not permit.turn.done() and self._held.again <= self._loop.time():
+        if (pause := self._held.again - self._loop.time()) <= _PAUSE_S:
+            await asyncio.sleep(max(0.0, pause))
             async with self._asking:
-                if self._held.again <= self._loop.time():
+                if not turn.done() and self._held.again <= self._loop.time():
                     await self._ask()
             self._give()
-        if permit.turn is not None and not permit.turn.done():
+        # Of what has gathered the last may be usable a moment later.
+        moment = self._calls.moment() if self.limit.rate is not None else None
+        if not turn.done() and moment is not None:
+            wait = moment - self._loop.time()
+            if wait <= _SOON_S:
+                await asyncio.wait([turn], timeout=wait + _PAUSE_S)
+        if not turn.done():
             raise TimeoutError
 
     def refusal(self, permit: Permit | None = None) -> LimitReached:
         """Return the error of one who does not wait any longer."""
-        after = max(0.05, self._held.again - self._loop.time())
+        again = self._held.again
+        if self.limit.rate is not None and (permit is None or permit.begins):
+            # Permits are given out ahead of their moments.
+            again = max(again, self._calls.moment() or again + _HORIZON_S)
+        after = max(0.05, again - self._loop.time())
         text = f"limit {self.at.limit!r}{self._of()}: there is no room now; try again in {after:.1f} s"
         return LimitPending(text, self.at.limit, after)
 
@@ -231,23 +264,28 @@ class KeyShare:
         """Give a permit back, or leave the queue with it."""
         permit.is_dropped = True
         if permit.is_given:
-            self.give_back(permit)
+            self.give_back(permit, is_used=False)
         elif permit.turn is not None and not permit.turn.done():
             permit.turn.cancel()
 
-    def give_back(self, permit: Permit, tokens: int | None = None, cost: int | None = None) -> None:
+    def give_back(
+        self, permit: Permit, tokens: int | None = None, cost: int | None = None, *, is_used: bool = True
+    ) -> None:
         """Give a permit back at the end of its call.
 
         Args:
             permit: A permit whose turn came; one that was given back is left alone.
             tokens: Tokens that the call took, ``None`` if that is unknown.
             cost: Money that it cost, in millionths.
+            is_used: False if nothing began under it: then another may.
         """
         if not permit.is_given:
             return
         permit.is_given = False
         use, held = self._use, self._held
-        use.places -= 1
+        use.places -= not permit.is_within
+        if not is_used and permit.moment is not None:
+            self._calls.put_back(permit.moment)
         use.reserved -= permit.money
         if cost:
             use.paid += cost
@@ -258,8 +296,9 @@ class KeyShare:
             use.debt = max(use.debt + tokens - permit.tokens, -float(self.limit.token_burst))
             mean = held.mean_tokens
             held.mean_tokens = tokens if not mean else mean + _WEIGHT * (tokens - mean)
+        # Who waits goes on at once, also while the database is asked.
+        self._give()
         self._start()
-        self._wake.set()
 
     def _start(self) -> None:
         if self._task is None:
@@ -329,14 +368,14 @@ class KeyShare:
     def _begin(self, permit: Permit) -> bool:
         limit, held, use, now = self.limit, self._held, self._use, self._loop.time()
         tokens = owed = 0
-        if limit.rate is not None and not self._is_ready(self._calls, 1, now):
+        takes_permit = limit.rate is not None and permit.begins
+        if takes_permit and not self._is_ready(self._calls, 1, now):
             return False
         if limit.tokens is not None:
-            tokens = self._estimate()
-            owed = max(0, math.ceil(min(tokens + use.debt, limit.token_burst)))
-            if owed and not self._is_ready(self._tokens, owed, now):
+            tokens, owed = self._estimate(), self._owed_tokens(now)
+            if use.debt > 0 or (owed and not self._is_ready(self._tokens, owed, now)):
                 return False
-        if limit.concurrency is not None and not self._has_place(now):
+        if limit.concurrency is not None and not permit.is_within and not self._has_place(now):
             return False
         money = 0
         if limit.budget is not None:
@@ -345,12 +384,13 @@ class KeyShare:
                 return False
             money = found
             held.may_exceed = False
-        if limit.rate is not None:
+        if takes_permit:
+            permit.moment = self._calls.moment()
             self._calls.use()
         if limit.tokens is not None:
             self._tokens.use(owed)
             use.debt += tokens - owed
-        use.places += 1
+        use.places += not permit.is_within
         use.peak = max(use.peak, use.places)
         use.reserved += money
         use.calls.note(now)
@@ -364,8 +404,18 @@ class KeyShare:
         return moment is not None and moment <= now
 
     def _estimate(self) -> int:
-        mean = self._held.mean_tokens or _FIRST_TOKENS
-        return max(1, min(round(mean), self.limit.token_burst))
+        mean = self._held.mean_tokens or min(_FIRST_TOKENS, self.limit.token_burst)
+        return max(1, round(mean))
+
+    def _owed_tokens(self, now: float) -> int:
+        """Pay what is owed with the tokens that are there, which lapse otherwise, and return how many have to
+        be there for a call to begin. More than half a burst never gathers for sure; the rest is owed then."""
+        use, burst = self._use, self.limit.token_burst
+        self._tokens.lapse(now)
+        if use.debt > 0 and (paid := min(self._tokens.ready(now), math.ceil(use.debt))):
+            self._tokens.use(paid)
+            use.debt -= paid
+        return 1 if use.debt > 0 else max(0, math.ceil(min(self._estimate() + use.debt, max(1, burst // 2))))
 
     def _has_place(self, now: float) -> bool:
         held = self._held
@@ -390,13 +440,16 @@ class KeyShare:
             return True
         if limit.concurrency is not None and use.places < held.places and held.places > held.allotted:
             return True
+        if limit.of == "run" and held.places > use.places + self.waiting_count:
+            return True
         if not self._waiting or now < held.again:
             return False
         if limit.rate is not None and self._runs_out(self._calls, self._count_wanted(now), now):
             return True
         if limit.tokens is not None and self._runs_out(self._tokens, self._wanted_tokens(now), now):
             return True
-        if limit.concurrency is not None and not self._has_place(now) and self._wants_more():
+        is_short = limit.concurrency is not None and not self._has_place(now)
+        if is_short and (self._wants_more() or now >= held.frees_at):
             return True
         return limit.budget is not None and self._money(now) is None
 
@@ -424,11 +477,11 @@ class KeyShare:
         if self._waiting:
             if held.again > now:
                 times.append(held.again)
+            times.append(held.frees_at)
             if limit.rate is not None:
                 times += self._times(self._calls, 1, now)
             if limit.tokens is not None:
-                owed = max(1, math.ceil(min(self._estimate() + self._use.debt, limit.token_burst)))
-                times += self._times(self._tokens, owed, now)
+                times += self._times(self._tokens, max(1, self._owed_tokens(now)), now)
         soonest = min((each for each in times if each < math.inf), default=None)
         return None if soonest is None else max(soonest, now + 0.001)
 
@@ -445,18 +498,26 @@ class KeyShare:
         return Demand(
             self._owner,
             in_use=use.places if limit.concurrency is not None else 0,
-            wants=max(use.peak, use.places + self.waiting_count) if limit.concurrency is not None else 0,
+            wants=self._wanted_places(),
             calls=max(0, wanted - len(self._calls)) if self._waiting else 0,
             tokens=max(0, tokens - len(self._tokens)),
             calls_ahead=float(wanted),
             tokens_ahead=float(tokens),
             users=len(self._waiting),
+            waiting=self.waiting_count,
             paid=use.paid,
             reserved=use.reserved,
             needs_money=limit.budget is not None and bool(self._waiting),
             dearest=held.dearest,
             mean_tokens=held.mean_tokens,
         )
+
+    def _wanted_places(self) -> int:
+        if self.limit.concurrency is None:
+            return 0
+        wanted = self._use.places + self.waiting_count
+        # Calls follow each other quickly; runs are long, and what they leave others may need.
+        return wanted if self.limit.of == "run" else max(self._use.peak, wanted)
 
     async def _ask_again(self) -> None:
         """Ask the database; while it is away those who wait go on to wait, for a while."""
@@ -480,7 +541,11 @@ class KeyShare:
         now = await self._clock.now()
         asked = self._loop.time()
         demand = self._demand(asked)
-        known = self._held.known
+        held = self._held
+        # The answer may leave it no more than what it says that it uses, and calls begin meanwhile.
+        held.places, held.may_exceed = min(held.places, self._use.places), False
+        held.money = min(held.money, self._use.reserved)
+        known = held.known
         fresh = self._fresh()
         taken = await self._perform(take_share(self.at, self.limit, demand, now, fresh, known))
         if abs(taken.before - now) > _DISAGREE_US and (
@@ -505,12 +570,14 @@ class KeyShare:
         held.renew_at = min(asked + _RENEW_S, max(asked + 0.05, held.until - 2 * _MARGIN_S))
         pause = 0.0 if share.again is None else (share.again - now) / 1_000_000
         held.again = asked + max(_PAUSE_S, pause)
+        held.frees_at = math.inf if share.frees_at is None else asked + (share.frees_at - now) / 1_000_000
         use.peak = use.places
         for permits, span in ((self._calls, share.calls), (self._tokens, share.tokens)):
             permits.add(asked + (span.start - now) / 1_000_000, span.size)
+        held.day_ends = None
         if share.day_ends is not None:
             after = (share.day_ends - now) / 1_000_000
-            held.again = asked + min(after, 60.0)
+            held.day_ends, held.again = asked + after, asked + min(after, _USED_UP_S)
             self._fail(self._budget_error(after))
 
     def _budget_error(self, after: float) -> LimitReached:

@@ -92,6 +92,8 @@ async def attempt(
         NotFound: The checkpoint to start from is not stored.
     """
     options = Options.read(held.messages[0].options)
+    if views.limits is not None and (cheaper := await views.limits.cheaper()) is not None:
+        options = _with_model(options, cheaper)
     tenant = held.partition.tenant
     making = graphs.open(
         held.run.graph,
@@ -114,6 +116,15 @@ async def attempt(
         CALLER.reset(caller)
         STEERING.reset(steered)
         TENANT.reset(within)
+
+
+def _with_model(options: Options, model: str) -> Options:
+    """Return the options of a run that takes another model from its configurable values, or its context."""
+    configurable = {**(options.config.get("configurable") or {}), "model": model}
+    context = options.context
+    if isinstance(context, Mapping) and "model" in context:
+        context = {**context, "model": model}
+    return replace(options, config={**options.config, "configurable": configurable}, context=context)
 
 
 async def _attempt(

@@ -43,7 +43,13 @@ class Failing(NamedTuple):
     error: str
 
 
-Reason = Foreign | Failing
+class Limited(NamedTuple):
+    """Reason why a queue waits: a limit on runs leaves no room for its next one now."""
+
+    limit: str
+
+
+Reason = Foreign | Failing | Limited
 
 
 class _PutOff(NamedTuple):

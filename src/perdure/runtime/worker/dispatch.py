@@ -19,7 +19,7 @@ from perdure.model.runs.queue import IN, Lane
 from perdure.runtime.jitter import spread
 from perdure.runtime.notifications import ENDED, PollDelay
 from perdure.runtime.runtime_context import RuntimeContext
-from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Reason
+from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Limited, Reason
 from perdure.runtime.worker.fairness import Due
 
 _STALE_S = 1.0
@@ -29,9 +29,9 @@ _CANCEL_WAIT_S = 10.0
 _REPORTED_EVERY_S = 60.0
 """Minimum seconds between two warnings of the same graph, channel or error."""
 
-Serve = Callable[[Partition], Awaitable[bool | Foreign | None]]
+Serve = Callable[[Partition], Awaitable[bool | Foreign | Limited | None]]
 """Serves a queue of a thread. Returns True if there is more to do, ``None`` if there was nothing, or the
-reason why it is for another worker."""
+reason why it is for another worker or has to wait."""
 
 
 class Dispatch:
@@ -117,7 +117,7 @@ class Dispatch:
 
     async def serve(
         self, due: Due, give_up: Callable[[], None], within: float | None
-    ) -> bool | Foreign | None:
+    ) -> bool | Foreign | Limited | None:
         """Serve a queue now, and wait for it.
 
         One that is served already is waited for, and served then.
@@ -142,7 +142,9 @@ class Dispatch:
             within = None if until is None else max(0.0, until - loop.time())
             if within == 0.0 and due in self._serving:
                 raise TimeoutError
-        serving: asyncio.Task[bool | Foreign | None] = asyncio.ensure_future(self._work[due[1]](due[0]))
+        serving: asyncio.Task[bool | Foreign | Limited | None] = asyncio.ensure_future(
+            self._work[due[1]](due[0])
+        )
         mark = self._serving[due] = asyncio.create_task(_wait_for_end(serving))
         try:
             await asyncio.wait([serving], timeout=within)
@@ -234,6 +236,20 @@ class Dispatch:
             self._pressing.add(due)
         else:
             self._serve(due)
+
+    def admit(self, due: Due) -> bool:
+        """Serve a queue for whose run a limit leaves room now. Return False if there is no slot for it: it is
+        served once there is one, and has to ask the limit again."""
+        if self.is_stopping or not self._work or self._waits_for_calls:
+            return self._waits_for_calls
+        if due in self._serving:
+            self._again.add(due)
+            return True
+        if self._slots <= 0 or not self._may_run(due[0].tenant):
+            self._backlog.add(due)
+            return False
+        self._serve(due)
+        return True
 
     def soon(self, due: Due) -> None:
         """Serve a queue as soon as there is a free slot."""
@@ -348,6 +364,9 @@ class Dispatch:
             if isinstance(reason, Foreign):
                 warning, count = "worker.unserved", "worker.unserved_threads"
                 fields = {reason.what: reason.name, "threads": threads}
+            elif isinstance(reason, Limited):
+                warning, count = "limit.full", "limit.waiting_runs"
+                fields = {"limit": reason.limit, "threads": threads}
             else:
                 warning, count = "worker.failing", "worker.failing_threads"
                 fields = {"lane": reason.lane, "error": reason.error, "threads": threads}
@@ -386,7 +405,7 @@ class Dispatch:
             if was_useful:
                 self._backlog.note_served(due)
             else:
-                self._backlog.in_vain(due, time(), more if isinstance(more, Foreign) else None)
+                self._backlog.in_vain(due, time(), None if isinstance(more, bool) else more)
 
 
 async def _wait_for_end(task: asyncio.Future[Any]) -> None:

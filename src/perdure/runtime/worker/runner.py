@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,11 +43,12 @@ from perdure.runtime.options import WEBHOOK, Options, StreamOptions
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.state_sizes import Sizes
 from perdure.runtime.worker.attempt import Views, add_notice, attempt
-from perdure.runtime.worker.backlog import Foreign
+from perdure.runtime.worker.backlog import Foreign, Limited
 from perdure.runtime.worker.delivery import Channel, Indicate
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.excuses import NO_FAULT, PERMANENT, Excuses
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
+from perdure.runtime.worker.run_limits import run_limits_of
 
 _LAST_MOST = 4096
 _SOON_POLLS = 2
@@ -84,6 +86,9 @@ class Runner:
         self._doubted: dict[Partition, tuple[HeldRun, float]] = {}
         self._last: BoundedCache[Partition, tuple[Run, tuple[str, ...]]] = BoundedCache(_LAST_MOST)
         self._buffers: dict[str, EventBuffer] = {}
+        self.limits = run_limits_of(
+            context.database, context.settings.limits, lambda partition: dispatch.admit((partition, IN))
+        )
         self._waits: dict[str, dict[str, Wait]] = {}
         self.conversations = Conversations(context.database, context.clock, context.observers)
         self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._run_on)
@@ -156,6 +161,9 @@ class Runner:
             self._database.draw_version(),
         )
 
+    async def _next_claim(self, partition: Partition) -> Claim:
+        return self.claim(partition, await self._clock.now())
+
     def note_claimed(self, held: HeldRun, over: int | None) -> None:
         """Note a run that its message's commit has claimed, over an epoch; ``run_next`` works on it."""
         self._begun[held.partition] = held
@@ -169,33 +177,40 @@ class Runner:
 
     # One run
 
-    async def run_next(self, partition: Partition) -> bool | Foreign | None:
+    async def run_next(self, partition: Partition) -> bool | Foreign | Limited | None:
         """Work on the thread's next run.
 
         Returns:
-            True if another run is due, ``None`` if there was none, or the graph that this worker does not
-                serve.
+            True if another run is due, ``None`` if there was none, the graph that this worker does not
+                serve, or the limit for which the run waits.
         """
-        held: HeldRun | Unserved | None = self._begun.pop(partition, None) or await self._resolve_doubt(
-            partition
-        )
-        if held is None:
-            claim = self.claim(partition, await self._clock.now())
+        held: HeldRun | Unserved | Limited | None
+        held, turn = self._begun.pop(partition, None) or await self._resolve_doubt(partition), None
+        if held is None and self.limits is not None:
+            known = self._queues.get(partition)
+            # A plan, which waits, is not refused when the inbox has changed.
+            self._queues.forget(partition)
+            held, turn = await self.limits.claim(partition, self._next_claim, known)
+        elif held is None:
+            claim = await self._next_claim(partition)
             held = await self._database.arun(claim.take(self._queues.get(partition)))
         if held is None and (held := self._begun.pop(partition, None)) is None:
             return None
+        if isinstance(held, Limited):
+            return held
         if isinstance(held, Unserved):
             return Foreign("graph", held.name)
         self.leases.starting.setdefault(partition, Starting(held.run.id))
         try:
-            return await self._next(held)
+            with nullcontext() if turn is None else turn.noted(partial(self._emit, held=held)):
+                return await self._next(held)
         finally:
             self.leases.starting.pop(partition, None)
 
     async def end_stopped(self, partition: Partition) -> None:
         """End the thread's run if it was stopped and nobody holds it any more, or its message was withdrawn.
         No graph is needed for that, and none is run."""
-        claim = replace(self.claim(partition, await self._clock.now()), graphs=())
+        claim = replace(await self._next_claim(partition), graphs=())
         held = await self._database.arun(claim.take(None))
         if not isinstance(held, HeldRun):
             return

@@ -8,15 +8,16 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from perdure.engine import limits
 from perdure.engine.queue import events, scheduled, subscribers, waits
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, NotFound, Unavailable
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import ask
 from perdure.model.records import LANE, Partition
-from perdure.model.runs.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, OUT, WAITS, Lane
+from perdure.model.runs.queue import CRONS, EVENTS, FOLLOWED, IN, LATER, LIMITS, OUT, WAITS, Lane
 from perdure.runtime.runtime_context import RuntimeContext
-from perdure.runtime.worker.backlog import Foreign
+from perdure.runtime.worker.backlog import Foreign, Limited
 from perdure.runtime.worker.cron_service import CronService
 from perdure.runtime.worker.delivery import Channel, Delivery
 from perdure.runtime.worker.dispatch import Dispatch
@@ -24,6 +25,8 @@ from perdure.runtime.worker.runner import CANCEL_WAIT_S, Runner
 
 _MARGIN_US = 50_000
 _AGAIN_US = 1_000_000
+_LIMITED_S = 0.1
+"""Seconds after which a call that works on a thread looks again whether a limit leaves room for its run."""
 _OF_THREAD = (IN, OUT, LATER, WAITS)
 """Queues that are served until a thread is idle."""
 
@@ -77,6 +80,7 @@ class Worker:
                 EVENTS: self._forget_events,
                 FOLLOWED: self._forget_follower,
                 CRONS: self.crons.start_due,
+                LIMITS: self._forget_limit,
             },
             waits_for_calls=waits_for_calls,
         )
@@ -148,6 +152,7 @@ class Worker:
                     if lane.is_due(now) or self.dispatch.is_served((partition, lane.name))
                 ]
                 left = None if until is None else max(0.0, until - loop.time())
+                is_limited = False
                 for lane in ready:
                     give_up = functools.partial(self.runner.release, partition)
                     done = await self.dispatch.serve((partition, lane.name), give_up, left)
@@ -156,6 +161,11 @@ class Worker:
                             f"thread {partition.thread!r}: its next work is for the {done.what} "
                             f"{done.name!r}, which this runtime does not have"
                         )
+                    is_limited |= isinstance(done, Limited)
+                if is_limited and not left:
+                    return now + _AGAIN_US
+                if is_limited:
+                    await asyncio.sleep(_LIMITED_S)
                 if ready:
                     continue
                 later = min((lane.due_at for lane in lanes if lane.due_at is not None), default=None)
@@ -164,6 +174,8 @@ class Worker:
                 await asyncio.sleep(max(0.01, (later - now) / 1_000_000))
         finally:
             beat.cancel()
+            if self.runner.limits is not None:
+                self.runner.limits.drop(partition)
             await self.runner.activity.flush_seldom()
 
     async def drain(self, within: float) -> None:
@@ -172,6 +184,8 @@ class Worker:
         its lease expires, and can store nothing after that. A caller that is cancelled while it waits ends
         that time: the rest is released, then it stays cancelled."""
         self.dispatch.stop()
+        if self.runner.limits is not None:
+            self.runner.limits.close()
         for loop in self._loops[1:]:
             loop.cancel()
         try:
@@ -204,8 +218,8 @@ class Worker:
     async def _bring(self, partition: Partition) -> bool:
         """Move scheduled messages that are due into the inbox. Return True if there are more."""
         now = await self._context.clock.now()
-        limits = self._database.limits
-        budget = Budget(limits.ops, limits.bytes)
+        most = self._database.limits
+        budget = Budget(most.ops, most.bytes)
         brought = await self._database.arun(
             scheduled.bring(partition, now, budget, self._database.draw_version())
         )
@@ -220,13 +234,13 @@ class Worker:
     async def _wake(self, partition: Partition) -> bool | None:
         """Do what is due of a thread's waits: answer what has expired, bring a signal that came early, send
         reminders. Return True if there may be more, ``None`` if nothing was due."""
-        context, limits = self._context, self._database.limits
+        context, most = self._context, self._database.limits
         wake = waits.Wake(
             partition,
             await context.clock.now(),
             round(context.settings.keep_events * 1_000_000),
             self._database.draw_version(),
-            Budget(limits.ops, limits.bytes),
+            Budget(most.ops, most.bytes),
             lambda: str(uuid.uuid4()),
             functools.partial(self.runner.graphs.read_asked, partition),
         )
@@ -254,10 +268,14 @@ class Worker:
     async def _forget_events(self, partition: Partition) -> bool:
         """Remove expired events of a thread. Return True if there are more."""
         keep = round(self._context.settings.keep_events * 1_000_000)
-        limits = self._database.limits
+        most = self._database.limits
         now = await self._context.clock.now()
-        program = events.forget(partition, now, keep, Budget(limits.ops, limits.bytes))
+        program = events.forget(partition, now, keep, Budget(most.ops, most.bytes))
         return await self._database.arun(program)
+
+    async def _forget_limit(self, partition: Partition) -> bool:
+        """Remove the state of a limit's key that nobody uses any more. Return True if there is more to do."""
+        return await self._database.arun(limits.forget(partition, await self._context.clock.now()))
 
     async def _forget_follower(self, partition: Partition) -> bool:
         """Remove the record that a thread is followed once it has expired. Return True if there is more to

@@ -1,0 +1,221 @@
+"""Commands on limits over all processes: what is used now and what waits, and changing what they allow."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    KeyFile,
+    Tenant,
+    add_listing,
+    handle_in,
+    json_text,
+    legible,
+    open_database,
+    out,
+    print_json,
+    run_coroutine,
+)
+from perdure.cli.runs import when
+from perdure.cli.suggestions import Group
+
+limits = typer.Typer(
+    cls=Group,
+    help="Look at limits over all processes, and change what they allow while processes run.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(help="The name of the limit, as it is declared")]
+
+
+def _parts_of_key(values: list[str] | None) -> list[str] | None:
+    if wrong := [value for value in values or () if "=" not in value]:
+        raise typer.BadParameter(f"a part of a key is e.g. user=ada, not {wrong[0]!r}")
+    return values
+
+
+Key = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        help="A part of the key, e.g. user=ada or model=gpt-4o; once for each field of `by`",
+        callback=_parts_of_key,
+    ),
+]
+
+
+def list_limits(
+    name: Annotated[str | None, typer.Argument(help="Only the limit of this name")] = None,
+    *,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many keys")] = 100,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the keys of limits that are in use: what is used now, what waits, and when there is more.
+
+    A key that nobody has used for a while is not stored. What `perdure limits set` has set is listed, too.
+    """
+    from perdure.runtime.operations import limit_states
+
+    with open_database(db, tenant, key_file) as database:
+        handle = handle_in(database)
+        found, last = run_coroutine(limit_states.read_entries(handle, tenant, name, limit))
+        changed = run_coroutine(limit_states.read_amounts(handle, tenant))
+    for entry in found:
+        print_json(entry) if as_json else _print(entry)
+    for each, amounts in sorted(changed.items()):
+        if name in (None, each):
+            shown = {"limit": each, "set": dict(amounts)}
+            print_json(shown) if as_json else _line(f"{legible(each)}  is set to {_amounts(amounts)}")
+    if not as_json and last is not None:
+        out.print(f"There are more keys than {limit}; raise --limit, or name a limit.")
+    if not as_json and not found and not changed:
+        out.print("No limit is in use.")
+
+
+def show(
+    name: Name,
+    key: Key = None,
+    *,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one key of a limit, with the processes that have a share of it."""
+    from perdure.runtime.operations import limit_states
+
+    with open_database(db, tenant, key_file) as database:
+        found = run_coroutine(limit_states.read_entry(handle_in(database), tenant, name, _key_of(key)))
+    if as_json:
+        print_json(found)
+        return
+    _print(found)
+    for process in found["processes"]:
+        line = f"    {legible(process['name'])}  {process['places']} places, {process['waiting']} waiting"
+        _line(f"{line}, lease until {when(process['lease_until'])}")
+
+
+def set_(
+    name: Name,
+    *,
+    concurrency: Annotated[int | None, typer.Option(help="How many may be under way at once")] = None,
+    rate: Annotated[float | None, typer.Option(help="How many may begin in a minute")] = None,
+    burst: Annotated[int | None, typer.Option(help="How many may begin at once after a pause")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Tokens of models a minute")] = None,
+    budget: Annotated[float | None, typer.Option(help="Money a day")] = None,
+    at_end: Annotated[str | None, typer.Option(help="What a used up budget does: refuse or wait")] = None,
+    wait: Annotated[float | None, typer.Option(help="Seconds that a call waits in its node")] = None,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Let what is configured count again, without the rest")
+    ] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set what a limit allows, in place of what is configured, for all processes and the keys of a tenant.
+
+    Processes follow within about 10 seconds; who waits goes on if there is room then. The values that are set
+    stay until --clear.
+    """
+    from perdure.runtime.operations import limit_states
+
+    given: dict[str, Any] = {
+        "concurrency": concurrency,
+        "rate": rate,
+        "burst": burst,
+        "tokens": tokens,
+        "budget": budget,
+        "at_end": at_end,
+        "wait": wait,
+    }
+    given = {field: value for field, value in given.items() if value is not None}
+    if bool(given) == clear:
+        raise typer.BadParameter("give the amounts to set, e.g. --rate 600, or else --clear")
+    with open_database(db, tenant, key_file) as database:
+        handle = handle_in(database)
+        if clear:
+            run_coroutine(limit_states.clear_amounts(handle, tenant, name))
+        else:
+            given = run_coroutine(limit_states.set_amounts(handle, tenant, name, given))
+    if as_json:
+        print_json({"limit": name, "set": given})
+    elif clear:
+        _line(f"{legible(name)}: what is configured counts again")
+    else:
+        _line(f"{legible(name)}: {_amounts(given)}")
+
+
+def reset(
+    name: Name,
+    key: Key = None,
+    *,
+    db: Db = None,
+    tenant: Tenant = "",
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the rate, the tokens and the budget of a key begin anew, as if nothing was used yet.
+
+    What is under way keeps its place.
+    """
+    from perdure.runtime.operations import limit_states
+
+    parts = _key_of(key)
+    with open_database(db, tenant, key_file) as database:
+        run_coroutine(limit_states.reset(handle_in(database), tenant, name, parts))
+    if as_json:
+        print_json({"limit": name, "key": parts, "reset": True})
+    else:
+        _line(f"{legible(name)}{_of(parts)}: begins anew")
+
+
+def _key_of(parts: list[str] | None) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in parts or ())
+
+
+def _of(key: dict[str, str]) -> str:
+    return "".join(f" of {legible(what)} {legible(name)}" for what, name in key.items())
+
+
+def _amounts(amounts: Any) -> str:
+    return ", ".join(f"{legible(field)} {legible(json_text(value))}" for field, value in amounts.items())
+
+
+def _line(text: str) -> None:
+    out.print(escape(text), soft_wrap=True)
+
+
+def _print(entry: dict[str, Any]) -> None:
+    parts: list[str] = []
+    if places := entry.get("concurrency"):
+        parts.append(f"{places['used']} of {places['most']} at once")
+    for what in ("rate", "tokens"):
+        if rate := entry.get(what):
+            more = f", more at {when(rate['next_at'])}" if rate["next_at"] else ""
+            unit = "a minute" if what == "rate" else "tokens a minute"
+            parts.append(f"{rate['left']:,} left now of {rate['most']:,g} {unit}{more}")
+    if budget := entry.get("budget"):
+        left = max(0.0, budget["most"] - budget["spent"] - budget["held"])
+        parts.append(
+            f"{budget['spent']:g} of {budget['most']:g} spent, {left:g} left, anew at "
+            f"{when(budget['resets_at'])}"
+        )
+    if entry["waiting"]:
+        parts.append(f"{entry['waiting']:,} waiting")
+    what = {"model": "calls of models", "tool": "calls of tools", "run": "runs"}[entry["of"]]
+    _line(f"{legible(entry['limit'])}{_of(entry['key'])}  {what}: {'; '.join(parts)}")
+
+
+add_listing(limits, list_limits)
+limits.command()(show)
+limits.command("set")(set_)
+limits.command()(reset)

@@ -1,0 +1,162 @@
+"""Limits over all processes as operators see them: what is used now, what waits, and what begins anew when.
+
+What is shown is what the processes stored last, at most about a second ago. Reading it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine import limits as stored
+from perdure.engine.limits import KeyState
+from perdure.errors import BadSetting, NotFound
+from perdure.model.limits import MONEY, RateLeft, SharedLimit, day_of, drop_expired, rate_left
+from perdure.model.ops import Now
+from perdure.model.program import ask
+from perdure.model.records import Partition
+
+SETTABLE = ("concurrency", "rate", "burst", "tokens", "budget", "at_end", "wait")
+"""Fields of a limit that can be set while processes run."""
+
+
+async def read_entries(
+    handle: DatabaseHandle, tenant: str, limit: str | None, most: int, after: str | None = None
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return what limits have left for their keys, as JSON data.
+
+    Args:
+        handle: The database.
+        tenant: The tenant.
+        limit: Name of a limit; all of them without one.
+        most: The number of keys that are looked at.
+        after: Where to go on.
+
+    Returns:
+        An entry for each key, and where to go on, ``None`` at the end.
+    """
+    now = await handle.arun(ask(Now()))
+    prefix = stored.prefix_of(handle.alias, limit) if limit is not None else stored.PREFIX
+    place = None if after is None else stored.partition_of(tenant, after)
+    found, last = await handle.arun(stored.read_states(tenant, most, prefix=prefix, after=place))
+    return [entry_of(each, now) for each in found], None if last is None else last.thread
+
+
+def entry_of(found: KeyState, now: int) -> dict[str, Any]:
+    """Return the state of a key as JSON data; times are microseconds since 1970.
+
+    Returns:
+        ``limit`` and ``key``; ``of`` what it limits; ``waiting``, the calls or runs that wait; for each
+        amount an entry with the ``most`` that it allows: ``concurrency`` with the places ``used``, ``rate``
+        and ``tokens`` with what is ``left`` now and the ``next_at`` time at which there is more, ``budget``
+        with what is ``spent``, what processes have set aside for calls (``held``), the time at which it
+        begins anew (``resets_at``); and ``processes`` that have a share.
+    """
+    limit = SharedLimit(**found.amounts)
+    state = drop_expired(limit, found.state, now)
+    parts = sorted(state.parts.items())
+    entry: dict[str, Any] = {
+        "limit": found.place.limit,
+        "key": dict(found.place.key),
+        "of": limit.of,
+        "waiting": sum(part.waiting for _, part in parts),
+    }
+    if limit.concurrency is not None:
+        entry["concurrency"] = {"most": limit.concurrency, "used": sum(part.places for _, part in parts)}
+    if limit.rate is not None:
+        left = rate_left(state.next_call, limit.interval_us, limit.burst_size, now)
+        entry["rate"] = {"most": limit.rate, **_left(left, now)}
+    if limit.tokens is not None:
+        left = rate_left(state.next_token, limit.token_interval_us, limit.token_burst, now)
+        entry["tokens"] = {"most": limit.tokens, **_left(left, now)}
+    if limit.budget is not None:
+        entry["budget"] = {
+            "most": limit.budget,
+            "spent": state.spent / MONEY,
+            "held": sum(part.money for _, part in parts) / MONEY,
+            "resets_at": day_of(limit.timezone, now)[1],
+        }
+    entry["processes"] = [
+        {"name": name, "places": part.places, "waiting": part.waiting, "lease_until": part.until}
+        for name, part in parts
+    ]
+    return entry
+
+
+def _left(left: RateLeft, now: int) -> dict[str, Any]:
+    return {"left": left.now, "next_at": None if left.at <= now else left.at}
+
+
+async def set_amounts(
+    handle: DatabaseHandle, tenant: str, limit: str, amounts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Set amounts of a limit for a tenant, beside those that were set before. Processes follow them within
+    about 10 seconds.
+
+    Returns:
+        All that is set for the limit now.
+
+    Raises:
+        BadSetting: An amount is out of range.
+    """
+    if unknown := sorted(set(amounts) - set(SETTABLE)):
+        raise BadSetting(f"limit {limit!r}: {unknown[0]} cannot be set; there are {', '.join(SETTABLE)}")
+    before = (await handle.arun(stored.read_amounts(tenant))).get(limit, {})
+    merged = {**before, **amounts}
+    try:
+        # What is declared is not known here; each amount is checked by itself.
+        SharedLimit(**{"rate": 1, **merged})
+    except ValueError as error:
+        raise BadSetting(f"limit {limit!r}: {error}; nothing was set") from None
+    now = await handle.arun(ask(Now()))
+    await handle.arun(stored.set_amounts(tenant, limit, merged, now, handle.draw_version()))
+    return merged
+
+
+async def read_amounts(handle: DatabaseHandle, tenant: str) -> dict[str, Mapping[str, Any]]:
+    """Return what is set for a tenant's limits, by their names."""
+    return await handle.arun(stored.read_amounts(tenant))
+
+
+async def clear_amounts(handle: DatabaseHandle, tenant: str, limit: str) -> None:
+    """Let the amounts of the configuration count again."""
+    await handle.arun(
+        stored.set_amounts(tenant, limit, {}, await handle.arun(ask(Now())), handle.draw_version())
+    )
+
+
+async def read_entry(
+    handle: DatabaseHandle, tenant: str, limit: str, key: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what a limit has left for a key, as ``entry_of``.
+
+    Raises:
+        NotFound: Nothing of it is in use.
+    """
+    found = await handle.arun(stored.read_state(_place(handle, tenant, limit, key)))
+    if found is None:
+        raise _missing(limit, key)
+    return entry_of(found, await handle.arun(ask(Now())))
+
+
+async def reset(handle: DatabaseHandle, tenant: str, limit: str, key: Mapping[str, str]) -> None:
+    """Let the rate, the tokens and the budget of a key begin anew; what is under way keeps its place.
+
+    Raises:
+        NotFound: Nothing of it is in use.
+    """
+    now = await handle.arun(ask(Now()))
+    if not await handle.arun(stored.reset(_place(handle, tenant, limit, key), now, handle.draw_version())):
+        raise _missing(limit, key)
+
+
+def _place(handle: DatabaseHandle, tenant: str, limit: str, key: Mapping[str, str]) -> Partition:
+    return stored.place(tenant, handle.alias, limit, key).partition
+
+
+def _missing(limit: str, key: Mapping[str, str]) -> NotFound:
+    of = "".join(f" of {what} {name!r}" for what, name in key.items())
+    return NotFound(
+        f"limit {limit!r}{of}: nothing of it is in use; `perdure limits ls` has the keys that are"
+    )

@@ -1,0 +1,223 @@
+"""Limits of whole runs, for the dispatcher of a process: who waits has no slot, no lease and no task.
+
+A queue whose next run has to wait leaves its slot. When its turn comes, its queue is served again, and its
+run claimed; if another process was faster, the turn is given back unused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from perdure.database.handle import DatabaseHandle
+from perdure.engine.queue.runs import Claim, HeldRun, PlannedClaim, RememberedInbox, Unserved
+from perdure.model.limits import SharedLimit
+from perdure.model.records import Partition
+from perdure.model.runs.messages import Message
+from perdure.runtime.agent_memory.memory_turns import MEMORY
+from perdure.runtime.limits.call_limits import LimitKeys, Subject, keys_of
+from perdure.runtime.limits.limiter import CallTurn, limiter_of
+from perdure.runtime.worker.backlog import Limited
+
+COUNTED = "limits"
+"""Among the options of a stored message, the limits towards whose rates it was counted when submitted."""
+
+_WAITING_MAX = 4096
+_OF_USER_MAX = 64
+"""Runs of a process, and of one user in it, whose turns are waited for; others are looked at again later."""
+
+_CLAIMS = 3
+"""Times that a claim is planned before its queue is put off, as others changed it."""
+
+Serve = Callable[[Partition], bool]
+"""Serves the queue of a thread again; returns False if there is no slot for it."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """Turn that is waited for, or that came and is not used yet."""
+
+    keys: LimitKeys
+    turn: CallTurn
+    coming: Future[None]
+
+
+class RunLimits:
+    """Turns of the runs of a process.
+
+    Args:
+        database: The database.
+        limits: The limits of runs by their names.
+        serve: Serves a queue whose turn came.
+    """
+
+    def __init__(self, database: DatabaseHandle, limits: Mapping[str, SharedLimit], serve: Serve) -> None:
+        self._database, self._limiter = database, limiter_of(database)
+        self._limits, self._serve = limits, serve
+        self._waiting: dict[Partition, _Waiting] = {}
+        self._of_user: Counter[tuple[str, str]] = Counter()
+
+    def has(self, partition: Partition, message: Message) -> bool:
+        """Return True if the run of a message has a limit."""
+        return bool(self._keys(_subject(partition, message)))
+
+    # Submission
+
+    async def admit(self, partition: Partition, message: Message) -> CallTurn | None:
+        """Return a turn of a message that is about to be stored, if it has limits that refuse runs.
+
+        Raises:
+            LimitReached: Its run would have to wait.
+            Unavailable: The database is away.
+        """
+        keys = self._keys(_subject(partition, message), refuse=True)
+        if not keys:
+            return None
+        turn = CallTurn(keys)
+        await self._limiter.acquire(turn, partition.tenant, 0)
+        return turn
+
+    def accepted(self, partition: Partition, message: Message, turn: CallTurn, *, is_next: bool) -> None:
+        """Note that a message was stored that was ``admit``ted, as ``counted``. With ``is_next`` its run
+        follows at once in this process, under the same turn."""
+        keys = self._keys(_subject(partition, message))
+        if not is_next or partition in self._waiting or turn.keys != [(name, key) for name, key, _ in keys]:
+            self._limiter.end(turn)
+            return
+        came: Future[None] = Future()
+        came.set_result(None)
+        self._note(partition, _Waiting(keys, turn, came))
+
+    def refuse(self, turn: CallTurn) -> None:
+        """Give back the turn of a message that was not stored."""
+        self._limiter.drop(turn)
+
+    # Runs
+
+    def _keys(self, subject: Subject, *, refuse: bool | None = None) -> LimitKeys:
+        if subject.graph == MEMORY:
+            # What is remembered after a run is no run of the application.
+            return []
+        return keys_of(self._limits, "run", "", subject, refuse=refuse)
+
+    async def claim(
+        self,
+        partition: Partition,
+        next_claim: Callable[[Partition], Awaitable[Claim]],
+        known: RememberedInbox | None,
+    ) -> tuple[HeldRun | Unserved | Limited | None, CallTurn | None]:
+        """Claim a thread's next run if its turn has come. Return it with its turn, if it has limits.
+
+        Args:
+            partition: The thread.
+            next_claim: Returns the claim of its next run.
+            known: Its inbox as this process remembers it.
+
+        Raises:
+            PerdureError: What kept the turn from coming, such as ``Unavailable``.
+        """
+        for _ in range(_CLAIMS):
+            claim = await next_claim(partition)
+            try:
+                planned = await self._database.arun(claim.plan(known))
+                turn = self._turn(planned) if isinstance(planned, PlannedClaim) else None
+            except BaseException:
+                self.drop(partition)
+                raise
+            if not isinstance(planned, PlannedClaim):
+                self.drop(partition)
+                return planned, None
+            if isinstance(turn, Limited):
+                return turn, None
+            held = None
+            try:
+                held = await self._database.arun(claim.commit(planned))
+            finally:
+                if held is None and turn is not None:
+                    self._limiter.drop(turn)
+            if held is not None:
+                return held, turn
+            known = None
+        return None, None
+
+    def _turn(self, planned: PlannedClaim) -> CallTurn | Limited | None:
+        """Return the turn of a run that is about to be claimed, ``None`` if it needs none."""
+        held = planned.held
+        options = held.messages[0].options
+        subject = _subject(held.partition, held.messages[0])
+        keys = [] if planned.is_to_end else self._keys(subject)
+        before = self._waiting.get(held.partition)
+        if before is not None and (before.keys != keys or before.coming.done()):
+            self._leave(held.partition)
+            if before.keys == keys:
+                before.coming.result()
+                return before.turn
+            self._limiter.drop(before.turn)
+            before = None
+        if not keys:
+            return None
+        if before is None and not self._is_full(subject):
+            # What was claimed before does not begin again.
+            before_now = options.get(COUNTED, ()) if planned.is_new else [name for name, *_ in keys]
+            self._wait(held.partition, keys, CallTurn(keys, counted=before_now))
+        return Limited(keys[0][0])
+
+    def _is_full(self, subject: Subject) -> bool:
+        of_user = self._of_user[subject.tenant, subject.user]
+        return len(self._waiting) >= _WAITING_MAX or of_user >= _OF_USER_MAX
+
+    def _wait(self, partition: Partition, keys: LimitKeys, turn: CallTurn) -> None:
+        loop = asyncio.get_running_loop()
+        coming = self._limiter.submit(turn.take(self._limiter, partition.tenant, math.inf))
+        waiting = _Waiting(keys, turn, coming)
+        self._note(partition, waiting)
+        coming.add_done_callback(lambda _: loop.call_soon_threadsafe(self._came, partition, waiting))
+
+    def _note(self, partition: Partition, waiting: _Waiting) -> None:
+        self._waiting[partition] = waiting
+        self._of_user[partition.tenant, waiting.keys[0][2]] += 1
+
+    def _came(self, partition: Partition, waiting: _Waiting) -> None:
+        if self._waiting.get(partition) is waiting and not self._serve(partition):
+            self._leave(partition)
+            self._limiter.drop(waiting.turn)
+
+    def _leave(self, partition: Partition) -> _Waiting | None:
+        waiting = self._waiting.pop(partition, None)
+        if waiting is not None:
+            user = partition.tenant, waiting.keys[0][2]
+            self._of_user[user] -= 1
+            if not self._of_user[user]:
+                del self._of_user[user]
+        return waiting
+
+    def drop(self, partition: Partition) -> None:
+        """Give back the turn of a thread that has no run to be claimed."""
+        if (waiting := self._leave(partition)) is not None:
+            self._limiter.drop(waiting.turn)
+
+    def close(self) -> None:
+        """Give back all turns that are waited for."""
+        for partition in list(self._waiting):
+            self.drop(partition)
+
+
+def counted(message: Message, turn: CallTurn) -> Message:
+    """Return a message as it is stored that was counted towards its limits' rates when it was submitted."""
+    return replace(message, options={**message.options, COUNTED: turn.limits})
+
+
+def _subject(partition: Partition, message: Message) -> Subject:
+    return Subject.of(partition.tenant, message.graph, message.options)
+
+
+def run_limits_of(
+    database: DatabaseHandle, limits: Mapping[str, SharedLimit], serve: Serve
+) -> RunLimits | None:
+    """Return the limits of runs among others, ``None`` if there are none."""
+    of_runs = {name: limit for name, limit in limits.items() if limit.of == "run"}
+    return RunLimits(database, of_runs, serve) if of_runs else None

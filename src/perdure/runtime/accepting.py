@@ -26,7 +26,7 @@ from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.settings import span_us
 from perdure.runtime.tickets import SignalReceipt, Ticket
-from perdure.runtime.worker.run_limits import counted
+from perdure.runtime.worker.run_limits import mark_counted
 from perdure.runtime.worker.worker import Worker
 from perdure.storage.port import Answers
 
@@ -100,12 +100,12 @@ class Acceptance:
         is_next = is_next and not self._worker.dispatch.will_serve(partition)
         ticket = None
         try:
-            ticket = await self._accept(partition, counted(message, turn), terms)
+            ticket = await self._accept(partition, mark_counted(message, turn), terms)
         finally:
             if ticket is None or ticket.is_duplicate:
                 limits.refuse(turn)
         if not ticket.is_duplicate:
-            limits.accepted(partition, message, turn, is_next=is_next)
+            limits.note_accepted(partition, message, turn, is_next=is_next)
         return ticket
 
     async def _accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:

@@ -20,11 +20,13 @@ from typing import Any
 import pytest
 
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
-PROCESSES, USERS, CALLERS = 4, 3, 6
+PROCESSES, USERS, CALLERS = 4, 3, 12
 KEYS, SECONDS, KILLS = (4, 600, 20) if FULL else (2, 20, 1)
 LEAST_USED = 0.95 if FULL else 0.8
 """A process that is killed keeps its places for up to 3 seconds, which in a short run is much of it."""
-CALL_S = 0.25
+CALL_S = 1.0
+"""A place is handed on in about a hundredth of a second on a busy machine: of calls that take a second, as
+those of models do, it is a hundredth."""
 PLACES, RATE, BURST = 8, 1200, 20
 LIMITS = {"places": {"concurrency": PLACES}, "permits": {"rate": RATE, "burst": BURST}}
 _PROGRAM = Path(__file__).with_name("limit_process.py")

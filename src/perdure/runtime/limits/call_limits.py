@@ -168,7 +168,7 @@ class CallLimits:
         try:
             await self._limiter.acquire(turn, self._subject.tenant)
         except BaseException as error:
-            self._left(run_id, error)
+            self._forget_call(run_id, error)
             raise self._at_end(error) from None
         self._note(turn)
 
@@ -180,7 +180,7 @@ class CallLimits:
         try:
             self._limiter.acquire_blocking(turn, self._subject.tenant)
         except BaseException as error:
-            self._left(run_id, error)
+            self._forget_call(run_id, error)
             raise self._at_end(error) from None
         self._note(turn)
 
@@ -211,7 +211,7 @@ class CallLimits:
                 return limit.cheaper
         return None
 
-    def _left(self, run_id: UUID, error: BaseException) -> None:
+    def _forget_call(self, run_id: UUID, error: BaseException) -> None:
         self._turns.pop(run_id, None)
         self._parents.pop(run_id, None)
         if isinstance(error, LimitReached):

@@ -79,7 +79,7 @@ class CallTurn:
         return [(name, key) for name, key, _ in self._permits]
 
     @contextmanager
-    def noted(self, emit: Callable[..., object]) -> Iterator[None]:
+    def surround(self, emit: Callable[..., object]) -> Iterator[None]:
         """Surround what it is the turn of, with ``limit.waited`` and ``limit.ended``, and give it back."""
         named = ",".join(self.limits)
         emit("limit.waited", limit=named, waited=round(self.wait_s * 1_000_000))

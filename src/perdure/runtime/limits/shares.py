@@ -10,20 +10,19 @@ import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from perdure.engine.documents import Document
 from perdure.engine.limits import LimitPlace, Taken, take_share
 from perdure.errors import Contention, LimitPending, LimitReached, PerdureError, Unavailable
-from perdure.model.limits import HORIZON_US, LEASE_US, SKEW_US, Demand, SharedLimit
+from perdure.model.limits import LEASE_US, SKEW_US, Demand, SharedLimit
 from perdure.model.program import Program
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.jitter import spread
+from perdure.runtime.limits.held_amounts import HORIZON_S, HeldAmounts, UsedAmounts
 from perdure.runtime.limits.permits import Permits
 
 _LEASE_S = LEASE_US / 1_000_000
 _RENEW_S = _LEASE_S / 3
-_HORIZON_S = HORIZON_US / 1_000_000
 _MARGIN_S = 0.25
 """Seconds before its end from which a lease is not used any more."""
 _LEAD_S = 0.1
@@ -69,58 +68,6 @@ class Permit:
     waited: float = 0.0
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Number of calls that began, and how many a second that is of late."""
-
-    at: float = 0.0
-    speed: float = 0.0
-    since: int = 0
-
-    def note(self, now: float) -> None:
-        self.since += 1
-        self.advance(now)
-
-    def advance(self, now: float) -> float:
-        if now - self.at >= _HORIZON_S:
-            speed = self.since / (now - self.at) if self.at else 0.0
-            self.speed = max(speed, self.speed * 0.5)
-            self.at, self.since = now, 0
-        return self.speed
-
-
-@dataclass(slots=True)
-class _Held:
-    """What the last answer of the database gave."""
-
-    places: int = 0
-    asked: int = 0
-    allotted: int = 0
-    money: int = 0
-    may_exceed: bool = False
-    until: float = 0.0
-    renew_at: float = math.inf
-    again: float = 0.0
-    frees_at: float = math.inf
-    day_ends: float | None = None
-    mean_tokens: float = 0.0
-    dearest: int = 0
-    known: tuple[Document | None] | None = None
-    last_at: int = 0
-
-
-@dataclass(slots=True)
-class _Use:
-    """What is in use, and was used since the database was asked."""
-
-    places: int = 0
-    peak: int = 0
-    reserved: int = 0
-    paid: int = 0
-    debt: float = 0.0
-    calls: _Counts = field(default_factory=_Counts)
-
-
 class KeyShare:
     """Share of this process in a limit for one key.
 
@@ -145,7 +92,7 @@ class KeyShare:
         self.at, self.limit = at, limit
         self._owner, self._perform, self._clock, self._fresh = owner, perform, clock, fresh
         self._waiting: OrderedDict[str, deque[Permit]] = OrderedDict()
-        self._held, self._use = _Held(), _Use()
+        self._held, self._use = HeldAmounts(), UsedAmounts()
         self._calls = self._permits(limit.interval_us, limit.burst_size)
         self._tokens = self._permits(limit.token_interval_us, limit.token_burst)
         self._wake = asyncio.Event()
@@ -252,7 +199,7 @@ class KeyShare:
         again = self._held.again
         if self.limit.rate is not None and (permit is None or permit.begins):
             # Permits are given out ahead of their moments.
-            again = max(again, self._calls.moment() or again + _HORIZON_S)
+            again = max(again, self._calls.moment() or again + HORIZON_S)
         after = max(0.05, again - self._loop.time())
         text = f"limit {self.at.limit!r}{self._of()}: there is no room now; try again in {after:.1f} s"
         return LimitPending(text, self.at.limit, after)
@@ -464,7 +411,7 @@ class KeyShare:
         return len(permits) < wanted and permits.ends < now + _LEAD_S
 
     def _count_wanted(self, now: float) -> int:
-        return math.ceil(max(self.waiting_count, self._use.calls.advance(now) * _HORIZON_S))
+        return math.ceil(max(self.waiting_count, self._use.calls.advance(now) * HORIZON_S))
 
     def _wanted_tokens(self, now: float) -> int:
         wanted = self._count_wanted(now) * self._estimate() + self._use.debt

@@ -66,10 +66,10 @@ def entry_of(found: KeyState, now: int) -> dict[str, Any]:
         entry["concurrency"] = {"most": limit.concurrency, "used": sum(part.places for _, part in parts)}
     if limit.rate is not None:
         left = rate_left(state.next_call, limit.interval_us, limit.burst_size, now)
-        entry["rate"] = {"most": limit.rate, **_left(left, now)}
+        entry["rate"] = {"most": limit.rate, **_describe_left(left, now)}
     if limit.tokens is not None:
         left = rate_left(state.next_token, limit.token_interval_us, limit.token_burst, now)
-        entry["tokens"] = {"most": limit.tokens, **_left(left, now)}
+        entry["tokens"] = {"most": limit.tokens, **_describe_left(left, now)}
     if limit.budget is not None:
         entry["budget"] = {
             "most": limit.budget,
@@ -84,7 +84,7 @@ def entry_of(found: KeyState, now: int) -> dict[str, Any]:
     return entry
 
 
-def _left(left: RateLeft, now: int) -> dict[str, Any]:
+def _describe_left(left: RateLeft, now: int) -> dict[str, Any]:
     return {"left": left.now, "next_at": None if left.at <= now else left.at}
 
 
@@ -136,7 +136,7 @@ async def read_entry(
     """
     found = await handle.arun(stored.read_state(_place(handle, tenant, limit, key)))
     if found is None:
-        raise _missing(limit, key)
+        raise _not_found(limit, key)
     return entry_of(found, await handle.arun(ask(Now())))
 
 
@@ -148,14 +148,14 @@ async def reset(handle: DatabaseHandle, tenant: str, limit: str, key: Mapping[st
     """
     now = await handle.arun(ask(Now()))
     if not await handle.arun(stored.reset(_place(handle, tenant, limit, key), now, handle.draw_version())):
-        raise _missing(limit, key)
+        raise _not_found(limit, key)
 
 
 def _place(handle: DatabaseHandle, tenant: str, limit: str, key: Mapping[str, str]) -> Partition:
     return stored.place(tenant, handle.alias, limit, key).partition
 
 
-def _missing(limit: str, key: Mapping[str, str]) -> NotFound:
+def _not_found(limit: str, key: Mapping[str, str]) -> NotFound:
     of = "".join(f" of {what} {name!r}" for what, name in key.items())
     return NotFound(
         f"limit {limit!r}{of}: nothing of it is in use; `perdure limits ls` has the keys that are"

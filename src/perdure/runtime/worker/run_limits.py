@@ -81,8 +81,8 @@ class RunLimits:
         await self._limiter.acquire(turn, partition.tenant, 0)
         return turn
 
-    def accepted(self, partition: Partition, message: Message, turn: CallTurn, *, is_next: bool) -> None:
-        """Note that a message was stored that was ``admit``ted, as ``counted``. With ``is_next`` its run
+    def note_accepted(self, partition: Partition, message: Message, turn: CallTurn, *, is_next: bool) -> None:
+        """Note that a message was stored that was ``admit``ted, by ``mark_counted``. With ``is_next`` its run
         follows at once in this process, under the same turn."""
         keys = self._keys(_subject(partition, message))
         if not is_next or partition in self._waiting or turn.keys != [(name, key) for name, key, _ in keys]:
@@ -100,7 +100,7 @@ class RunLimits:
 
     def _keys(self, subject: Subject, *, refuse: bool | None = None) -> LimitKeys:
         if subject.graph == MEMORY:
-            # What is remembered after a run is no run of the application.
+            # What is remembered after a run is done apart from the application's own runs.
             return []
         return keys_of(self._limits, "run", "", subject, refuse=refuse)
 
@@ -206,7 +206,7 @@ class RunLimits:
             self.drop(partition)
 
 
-def counted(message: Message, turn: CallTurn) -> Message:
+def mark_counted(message: Message, turn: CallTurn) -> Message:
     """Return a message as it is stored that was counted towards its limits' rates when it was submitted."""
     return replace(message, options={**message.options, COUNTED: turn.limits})
 

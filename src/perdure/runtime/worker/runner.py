@@ -202,7 +202,7 @@ class Runner:
             return Foreign("graph", held.name)
         self.leases.starting.setdefault(partition, Starting(held.run.id))
         try:
-            with nullcontext() if turn is None else turn.noted(partial(self._emit, held=held)):
+            with nullcontext() if turn is None else turn.surround(partial(self._emit, held=held)):
                 return await self._next(held)
         finally:
             self.leases.starting.pop(partition, None)

@@ -1,4 +1,5 @@
-"""A process that makes limited calls without end, and prints when each began and ended.
+"""A process that makes limited calls without end, and prints when each began and ended, and when its lease on
+the places of a limit had ended before it could renew it.
 
 Usage: limit_process.py URL LIMITS_AS_JSON KEYS USERS CALL_SECONDS WORKERS
 """
@@ -9,11 +10,26 @@ import random
 import sys
 import time
 from itertools import count
+from typing import Any
 
 import perdure
 from perdure.database.base import handle_of
 from perdure.limits import SharedLimit
 from perdure.runtime.limits.limiter import CallTurn, limiter_of
+from perdure.runtime.limits.shares import KeyShare
+
+
+def tell_lapses() -> None:
+    """Print when a lease had ended before it was renewed: what was under way then goes on."""
+    take = KeyShare._take
+
+    def take_and_tell(self: KeyShare, *answer: Any) -> None:
+        late = self._loop.time() - self._held.until
+        if self._use.places and late > 0:
+            print("lapsed", self.at.limit, self.at.key["model"][1:], f"{time.time() - late:.6f}", flush=True)
+        take(self, *answer)
+
+    setattr(KeyShare, "_take", take_and_tell)  # noqa: B010 - a method
 
 
 async def main(url: str, limits: str, keys: str, users: str, seconds: str, workers: str) -> None:
@@ -22,6 +38,7 @@ async def main(url: str, limits: str, keys: str, users: str, seconds: str, worke
         declared = {name: SharedLimit(**fields) for name, fields in json.loads(limits).items()}
         limiter.declare(declared)
         out, numbers = sys.stdout, count()
+        tell_lapses()
 
         async def call(name: str, key: int, user: str) -> None:
             while True:

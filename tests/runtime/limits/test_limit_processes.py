@@ -41,6 +41,7 @@ class Call:
     user: str
     began: float
     ended: float | None = None
+    held_until: float | None = None
 
 
 class Process:
@@ -52,6 +53,7 @@ class Process:
             [sys.executable, _PROGRAM, *words], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
         )
         self.calls: dict[str, Call] = {}
+        self.lapses: list[tuple[str, str, float]] = []
         self.is_ready = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -69,17 +71,23 @@ class Process:
                         self.calls[number] = Call(limit, key, user, float(moment))
                     case ["end", number, moment]:
                         self.calls[number].ended = float(moment)
+                    case ["lapsed", limit, key, moment]:
+                        self.lapses.append((limit, key, float(moment)))
                     case _:
                         pytest.fail(f"a process printed {line!r}")
 
     def kill(self) -> None:
-        """End it; what was under way in it ends then."""
+        """End it; what was under way in it ends then. What it had sent when its lease ended, as it got no
+        processor for seconds, nothing can take back: it counts until that moment."""
         self._process.kill()
         self._process.wait()
         ended = time.time()
         self._reader.join(10)
         for call in self.calls.values():
             call.ended = call.ended or ended
+            for limit, key, lapsed in self.lapses:
+                if (limit, key) == (call.limit, call.key) and call.began < lapsed < call.ended:
+                    call.held_until = lapsed
 
 
 @dataclass
@@ -144,7 +152,8 @@ def test_processes_are_never_above_a_concurrency_and_use_it(run: Run) -> None:
         calls = run.of("places", key)
         # At one moment ends come before beginnings.
         changes = sorted(
-            [(call.began, 1) for call in calls] + [(call.ended or 0.0, -1) for call in calls],
+            [(call.began, 1) for call in calls]
+            + [(call.held_until or call.ended or 0.0, -1) for call in calls],
             key=lambda change: (change[0], change[1]),
         )
         under_way = 0
@@ -155,8 +164,15 @@ def test_processes_are_never_above_a_concurrency_and_use_it(run: Run) -> None:
         inside = [min(call.ended or 0.0, run.ended) - max(call.began, run.began) for call in calls]
         used.append(sum(max(0.0, each) for each in inside) / PLACES / (run.ended - run.began))
         shares.append(assert_fair([call for call in calls if call.began >= run.began]))
-    figures = {"most": highest, "used": round(min(used), 3), "least share": round(min(shares), 2)}
-    report("limits: concurrency", {"calls": sum(call.limit == "places" for call in run.calls), **figures})
+    late = sum(call.held_until is not None for call in run.calls)
+    figures = {
+        "most": highest,
+        "used": round(min(used), 3),
+        "least share": round(min(shares), 2),
+        "late": late,
+    }
+    number = sum(call.limit == "places" for call in run.calls)
+    report("limits: concurrency", {"calls": number, "late": late, **figures})
     assert min(used) >= LEAST_USED, used
 
 

@@ -27,7 +27,6 @@ REPLACEMENTS = [
     (r"\bstore_for_event_loops\b", "store"),
     (r"\bAsyncPerdureStore\b", "PerdureStore"),
     (r"\bHistories\b", "SyncHistories"),
-    (r"\bRetentionSweeper\b", "SyncRetentionSweeper"),
     (r"\bperdure\.connect\b", "perdure.connect_sync"),
 ]
 

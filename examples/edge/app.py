@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 import perdure
 from examples.database import database_of
 from examples.page import own_page, serve_page
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.server import answer_error
 
 KEPT = perdure.Retention(keep_last=10)
@@ -114,5 +114,5 @@ async def anchors(thread: str, database: DatabaseNow) -> dict[str, str]:
 @router.post("/scheduled")
 async def scheduled(database: DatabaseNow) -> dict[str, Any]:
     """Compact all threads: of each stay the last states, the anchors, and what these need."""
-    swept = await database.sweeper(SweepOptions(share=1.0)).sweep()
+    swept = await database.apply_retention(RetentionOptions(share=1.0))
     return {} if swept is None else asdict(swept)

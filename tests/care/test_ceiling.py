@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 import perdure
 from perdure import Retention
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
 from perdure.engine.range_reads import read_all
 from perdure.model.ops import Range
@@ -24,7 +24,7 @@ FULL = os.environ.get("PERDURE_CHAOS") == "full"
 TURNS = 10_000 if FULL else 150
 LIVE_S = 600.0 if FULL else 1.5
 KEPT = 50 if FULL else 20
-AT_ONCE = SweepOptions(share=1.0)
+AT_ONCE = RetentionOptions(share=1.0)
 
 
 def last_ones(held: list[str], new: list[str]) -> list[str]:
@@ -60,12 +60,12 @@ def test_storage_is_limited_by_the_live_state_and_not_by_the_turns() -> None:
         for n in range(TURNS):
             chat.invoke(said(n), config("old"))
             if n % 50 == 0:
-                db.sweeper(AT_ONCE).sweep()
+                db.apply_retention(AT_ONCE)
         chat.invoke({"said": chat.get_state(config("old")).values["said"]}, config("fresh"))
         for n in range(KEPT):
             for thread in ("old", "fresh"):
                 chat.invoke(said(TURNS + n), config(thread))
-        assert db.sweeper(AT_ONCE).sweep()
+        assert db.apply_retention(AT_ONCE)
         (checkpoints, writes, *_), held = stored(db, "old")
         assert checkpoints == KEPT
         assert writes <= 2 * KEPT
@@ -73,7 +73,7 @@ def test_storage_is_limited_by_the_live_state_and_not_by_the_turns() -> None:
         db.tag("old", "kept")
         for n in range(KEPT):
             chat.invoke(said(n), config("old"))
-        db.sweeper(AT_ONCE).sweep()
+        db.apply_retention(AT_ONCE)
         assert stored(db, "old")[0][0] == KEPT + 1
         assert db.fsck() == []
 
@@ -99,7 +99,7 @@ def test_sweeps_beside_live_runs_take_nothing_that_is_needed(tmp_path: Path) -> 
 
         def sweep() -> None:
             while time.monotonic() < until or not swept:
-                done = db.sweeper(AT_ONCE).sweep()
+                done = db.apply_retention(AT_ONCE)
                 if done is not None and done.checkpoints:
                     swept.append(done.checkpoints)
 
@@ -109,7 +109,7 @@ def test_sweeps_beside_live_runs_take_nothing_that_is_needed(tmp_path: Path) -> 
             counts = {thread: run.result() for thread, run in runs.items()}
             for each in sweeps:
                 each.result()
-        assert db.sweeper(AT_ONCE).sweep()
+        assert db.apply_retention(AT_ONCE)
         for thread, turns in counts.items():
             assert chat.get_state(config(thread)).values["count"] == turns
             checkpoint, at = tagged[thread]

@@ -44,8 +44,8 @@ DATABASE: dict[str, Call] = {
     "timeline": lambda db, t, c: db.timeline(t),
     "untag": lambda db, t, c: db.untag(t, "x"),
 }
-NO_THREADS = {"checkpointer", "close", "history", "store", "sweeper"}
-"""Calls of a database that neither name nor list threads."""
+NO_THREADS = {"apply_retention", "apply_retention_to", "checkpointer", "close", "history", "store"}
+"""Calls of a database that neither name nor list threads, or remove the expired ones."""
 
 SAVER: dict[str, Call] = {
     "conflicts": lambda s, t, c: s.conflicts(t),
@@ -78,9 +78,9 @@ NO_LOOK = {
     "give_statements",
     "is_older",
     "load_of",
-    "loaded",
     "read_asked",
     "stored_writes",
+    "take_load",
     "with_allowlist",
 }
 """Calls of a saver that look nothing up, or only what another call has found."""

@@ -257,7 +257,7 @@ def test_the_sweep_removes_it_with_its_entry_in_an_index(near: Kept) -> None:
     index = Partition("", "threads", SERVER)
     near.handle.run(documents.put(index, "threads", "a", {"metadata": {}}, 1, Expect.ANY, fresh=1))
     near.wait(2)
-    done = near.db.sweeper().sweep()
+    done = near.db.apply_retention()
     assert done is not None
     assert (done.expired, done.checkpoints) == (1, 6)
     assert list(near.whole.threads()) == []

@@ -16,9 +16,9 @@ import pytest
 
 import perdure
 from perdure import Retention
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
-from perdure.engine.retention.sweep import SweepState, Swept
+from perdure.engine.retention.sweep import RetentionProgress, RetentionResult
 from perdure.model.ops import Commit, Expect, Fetch, Put, Range
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, GC, HEAD, PACK, WRITE, Partition
 from tests.langgraph import graphs
@@ -68,13 +68,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     return path, THREADS // LONG * surplus[1]
 
 
-def swept(large: Path, folder: Path, options: SweepOptions) -> Swept:
+def swept(large: Path, folder: Path, options: RetentionOptions) -> RetentionResult:
     """Sweep a copy of the file to its end."""
     shutil.copy(large, folder / "threads.db")
     with perdure.connect_sync(
         f"sqlite:///{folder / 'threads.db'}", retention=Retention(keep_last=KEPT)
     ) as db:
-        done = db.sweeper(options).sweep()
+        done = db.apply_retention(options)
         assert done is not None
         for thread in ("t000000", "t000001"):
             assert len(db.timeline(thread)) == KEPT
@@ -93,12 +93,12 @@ def test_it_costs_its_share_of_a_processor(
         nonlocal pauses
         pauses += seconds
 
-    def noted(state: SweepState) -> None:
+    def noted(state: RetentionProgress) -> None:
         at_ends.append((time.monotonic() + pauses, time.process_time()))
 
     # Its pauses are counted instead of waited for.
     monkeypatch.setattr(time, "sleep", pause)
-    done = swept(large[0], tmp_path, SweepOptions(share=SHARE, on_step=noted))
+    done = swept(large[0], tmp_path, RetentionOptions(share=SHARE, on_step=noted))
     assert (done.threads, done.checkpoints, done.failed) == (THREADS, large[1], 0)
     took, cost = (last - first for first, last in zip(at_ends[0], at_ends[-1], strict=True))
     print(f"{THREADS} threads in {took:.1f} s, {cost:.2f} s of a processor: {cost / took:.1%}")
@@ -110,13 +110,13 @@ def test_it_costs_its_share_of_a_processor(
 def test_memory_does_not_grow_with_the_number_of_threads(large: tuple[Path, int], tmp_path: Path) -> None:
     peaks: list[int] = []
 
-    def noted(state: SweepState) -> None:
+    def noted(state: RetentionProgress) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.reset_peak()
 
     tracemalloc.start()
     try:
-        done = swept(large[0], tmp_path, SweepOptions(share=1.0, on_step=noted))
+        done = swept(large[0], tmp_path, RetentionOptions(share=1.0, on_step=noted))
     finally:
         tracemalloc.stop()
     assert (done.threads, done.checkpoints, done.failed) == (THREADS, large[1], 0)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ import pytest
 import perdure
 from perdure import Retention, RetentionRules
 from perdure.care import sweeper
-from perdure.care.sweeper import SweepOptions, WorkShare
+from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
 from perdure.engine.retention import sweep
-from perdure.engine.retention.sweep import SweepState
+from perdure.engine.retention.sweep import RetentionProgress
 from perdure.errors import Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import Effect
 from perdure.model.records import Partition
-from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.retention_policy import ThreadTtl
 from perdure.storage.batching import PendingRequest
 from perdure.storage.port import WrappingDriver
 from perdure.storage.sqlite.driver import SqliteDriver
@@ -42,18 +43,18 @@ def fill(db: perdure.Database | perdure.SyncDatabase, count: int) -> None:
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
 def test_a_share_is_above_none_and_at_most_all(share: float) -> None:
     with pytest.raises(ValueError, match="share is"):
-        WorkShare(share)
+        RetentionOptions(share=share)
 
 
 def test_a_share_is_kept_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert WorkShare(0.05).pause(1.0) == pytest.approx(19.0)
-    assert WorkShare(1.0).pause(1.0) == 0
+    assert RetentionOptions().pause_after(1.0) == pytest.approx(19.0)
+    assert RetentionOptions(share=1.0).pause_after(1.0) == 0
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     monkeypatch.setattr(sweeper, "QUANTUM", 2)
     with perdure.connect_sync("memory://", retention=Retention(keep_last=1)) as db:
         fill(db, 5)
-        done = db.sweeper(SweepOptions(share=0.5)).sweep()
+        done = db.apply_retention(RetentionOptions(share=0.5))
     assert done is not None
     assert (done.threads, done.checkpoints) == (5, 10)
     first, *others = waited
@@ -66,10 +67,10 @@ def test_a_share_is_kept_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_it_sweeps_without_blocking_the_loop() -> None:
     async with perdure.connect("memory://", retention=ONE) as db:
         await asyncio.to_thread(fill, db, 3)
-        done = await db.sweeper(SweepOptions(share=1.0)).sweep()
+        done = await db.apply_retention(RetentionOptions(share=1.0))
         assert done is not None
         assert done.checkpoints == 6
-        again = await db.sweeper(SweepOptions(share=1.0)).sweep()
+        again = await db.apply_retention(RetentionOptions(share=1.0))
         assert again is not None
         assert (again.threads, again.checkpoints) == (3, 0)
 
@@ -79,11 +80,11 @@ def test_a_second_one_does_nothing() -> None:
         fill(db, 2)
         inner: list[Any] = []
 
-        def rival(state: SweepState) -> None:
-            inner.append(db.sweeper(SweepOptions(owner="two")).sweep())
+        def rival(state: RetentionProgress) -> None:
+            inner.append(db.apply_retention(RetentionOptions(owner="two")))
 
-        outer = db.sweeper(SweepOptions(owner="one", share=1.0, on_step=rival))
-        assert outer.sweep() is not None
+        outer = RetentionOptions(owner="one", share=1.0, on_step=rival)
+        assert db.apply_retention(outer) is not None
         # While the first one sweeps; after its last step the database is free.
         assert inner[0] is None
         assert inner[-1] is not None
@@ -95,23 +96,23 @@ def test_what_a_dead_one_began_is_continued(monkeypatch: pytest.MonkeyPatch) -> 
     with perdure.connect_sync("memory://", retention=ONE) as db:
         fill(db, 4)
 
-        def die(state: SweepState) -> None:
+        def die(state: RetentionProgress) -> None:
             if state.swept.threads == 2:
                 raise Unavailable("killed here")
 
         with pytest.raises(Unavailable):
-            db.sweeper(SweepOptions(owner="one", share=1.0, on_step=die)).sweep()
-        state, _ = handle_of(db).run(sweep.read_state(""))
+            db.apply_retention(RetentionOptions(owner="one", share=1.0, on_step=die))
+        state, _ = handle_of(db).run(sweep.read_progress(""))
         assert (state.owner, state.swept.threads) == ("one", 2)
         visited: list[Any] = []
         visit = sweep.visit
 
-        def watched(partition: Partition, terms: Any, now: Any) -> Any:
+        def watched(partition: Partition, *how: Any) -> Any:
             visited.append(partition.thread)
-            return visit(partition, terms, now)
+            return visit(partition, *how)
 
         monkeypatch.setattr(sweep, "visit", watched)
-        done = db.sweeper(SweepOptions(owner="two", share=1.0)).sweep()
+        done = db.apply_retention(RetentionOptions(owner="two", share=1.0))
         assert done is not None
         assert (done.threads, done.checkpoints) == (4, 8)
         assert visited == ["t2", "t3"]
@@ -123,13 +124,13 @@ def test_what_was_interrupted_is_continued_at_once(owner: str, monkeypatch: pyte
     with perdure.connect_sync("memory://", retention=ONE) as db:
         fill(db, 4)
 
-        def interrupt(state: SweepState) -> None:
+        def interrupt(state: RetentionProgress) -> None:
             if state.swept.threads == 2:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            db.sweeper(SweepOptions(owner="one", share=1.0, on_step=interrupt)).sweep()
-        done = db.sweeper(SweepOptions(owner=owner, share=1.0)).sweep()
+            db.apply_retention(RetentionOptions(owner="one", share=1.0, on_step=interrupt))
+        done = db.apply_retention(RetentionOptions(owner=owner, share=1.0))
         assert done is not None
         assert (done.threads, done.checkpoints) == (4, 8)
 
@@ -137,35 +138,35 @@ def test_what_was_interrupted_is_continued_at_once(owner: str, monkeypatch: pyte
 @pytest.mark.parametrize(
     "other",
     [
-        SweepOptions(share=1.0, rules=RetentionRules(Retention(keep_last=2))),
-        SweepOptions(share=1.0, rules=RetentionRules(Retention(keep_last=1, keep_for="1s"))),
-        SweepOptions(share=1.0, only_default=True),
-        SweepOptions(share=1.0, ttl=ThreadTtl(60.0)),
-        SweepOptions(share=1.0, rules=RetentionRules(Retention(keep_last=1), {"a": Retention()})),
+        RetentionOptions(share=1.0, rules=RetentionRules(Retention(keep_last=2))),
+        RetentionOptions(share=1.0, rules=RetentionRules(Retention(keep_last=1, keep_for="1s"))),
+        RetentionOptions(share=1.0, rules=replace(ONE, only_default=True)),
+        RetentionOptions(share=1.0, rules=replace(ONE, usual_ttl=ThreadTtl(60.0))),
+        RetentionOptions(share=1.0, rules=RetentionRules(Retention(keep_last=1), {"a": Retention()})),
     ],
 )
 def test_what_was_interrupted_is_not_continued_on_other_terms(
-    other: SweepOptions, monkeypatch: pytest.MonkeyPatch
+    other: RetentionOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeper, "QUANTUM", 1)
     with perdure.connect_sync("memory://", retention=ONE) as db:
         fill(db, 4)
 
-        def interrupt(state: SweepState) -> None:
+        def interrupt(state: RetentionProgress) -> None:
             if state.swept.threads == 2:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            db.sweeper(SweepOptions(share=1.0, on_step=interrupt)).sweep()
+            db.apply_retention(RetentionOptions(share=1.0, on_step=interrupt))
         visited = set[str]()
         visit = sweep.visit
 
-        def watched(partition: Partition, terms: Any, now: Any) -> Any:
+        def watched(partition: Partition, *how: Any) -> Any:
             visited.add(partition.thread)
-            return visit(partition, terms, now)
+            return visit(partition, *how)
 
         monkeypatch.setattr(sweep, "visit", watched)
-        assert db.sweeper(other).sweep() is not None
+        assert db.apply_retention(other) is not None
         assert visited == {"t0", "t1", "t2", "t3"}
 
 
@@ -174,12 +175,12 @@ def test_a_failure_of_another_kind_leaves_no_lease(monkeypatch: pytest.MonkeyPat
     with perdure.connect_sync("memory://", retention=ONE) as db:
         fill(db, 3)
 
-        def fail(state: SweepState) -> None:
+        def fail(state: RetentionProgress) -> None:
             raise BrokenPipeError
 
         with pytest.raises(BrokenPipeError):
-            db.sweeper(SweepOptions(share=1.0, on_step=fail)).sweep()
-        assert db.sweeper(SweepOptions(share=1.0)).sweep() is not None
+            db.apply_retention(RetentionOptions(share=1.0, on_step=fail))
+        assert db.apply_retention(RetentionOptions(share=1.0)) is not None
 
 
 @pytest.mark.parametrize("moment", range(1, 5))
@@ -208,8 +209,8 @@ def test_an_interruption_before_a_write_is_answered_leaves_no_lease(
 
         monkeypatch.setattr(commits, "_execute", late)
         with pytest.raises(KeyboardInterrupt):
-            db.sweeper(SweepOptions(share=1.0)).sweep()
-        assert db.sweeper(SweepOptions(share=1.0)).sweep() is not None
+            db.apply_retention(RetentionOptions(share=1.0))
+        assert db.apply_retention(RetentionOptions(share=1.0)) is not None
 
 
 @pytest.mark.parametrize("jump_s", [-86_400, 86_400])
@@ -231,10 +232,10 @@ def test_a_clock_that_is_set_during_a_step_does_not_move_the_end_of_the_lease(ju
 
     with perdure.connect_sync("memory://", retention=ONE) as db:
         fill(db, 2)
-        states: list[SweepState] = []
-        done = db.sweeper(SweepOptions(share=0.5, on_step=states.append))
-        driver = done._driver = Set(done._driver)
-        assert done.sweep() is not None
+        states: list[RetentionProgress] = []
+        sweeper = handle_of(db).sweeper(RetentionOptions(share=0.5, on_step=states.append))
+        driver = sweeper._driver = Set(sweeper._driver)
+        assert sweeper.run(sweeper.apply()) is not None
         assert driver.looks > 3
         until = time.time_ns() // 1000 + (jump_s + 120) * 1_000_000
         assert until - 120_000_000 < states[0].until < until
@@ -243,16 +244,16 @@ def test_a_clock_that_is_set_during_a_step_does_not_move_the_end_of_the_lease(ju
 def test_a_dry_run_stores_nothing_and_needs_no_lease() -> None:
     with perdure.connect_sync("memory://", retention=ONE) as db:
         fill(db, 2)
-        planned = db.sweeper(SweepOptions(share=1.0, dry_run=True)).sweep()
+        planned = db.apply_retention(RetentionOptions(share=1.0, dry_run=True))
         assert planned is not None
         assert planned.checkpoints == 4
-        assert handle_of(db).run(sweep.read_state(""))[1] == 0
+        assert handle_of(db).run(sweep.read_progress(""))[1] == 0
         assert len(db.timeline("t0")) == 3
-        assert db.sweeper(SweepOptions(share=1.0)).sweep() == planned
+        assert db.apply_retention(RetentionOptions(share=1.0)) == planned
 
 
 def test_one_thread_is_swept_beside_a_sweep() -> None:
     with perdure.connect_sync("memory://", retention=ONE) as db:
         fill(db, 2)
-        assert db.sweeper().sweep_thread(Partition("", "t1")).checkpoints == 2
+        assert db.apply_retention_to("t1").checkpoints == 2
         assert [len(db.timeline(t)) for t in ("t0", "t1")] == [3, 1]

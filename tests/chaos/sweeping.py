@@ -21,10 +21,8 @@ from typing import Any
 
 import perdure
 from perdure import Retention, RetentionRules, SyncDatabase
-from perdure.care.sweeper import SweepOptions
-from perdure.engine.retention.sweep import Swept
+from perdure.engine.retention.sweep import RetentionResult
 from perdure.errors import NotFound, PerdureError
-from perdure.model.records import Partition
 from perdure.runtime import Runtime
 from perdure.runtime.threads.threads import THERE
 from tests.chaos import asker
@@ -70,7 +68,7 @@ class SweptFleet:
         self._until = 0.0
         self._size = size
         self.counts: Counter[str] = Counter()
-        self.swept = Swept()
+        self.swept = RetentionResult()
         shutil.copy(asker.__file__, folder / "agents.py")
         (folder / "perdure.toml").write_text(_SETTINGS)
         words = ("worker", "agent=./agents.py:graph", "--db", url, *_HOW)
@@ -183,11 +181,10 @@ class SweptFleet:
 
     async def _sweep(self, database: SyncDatabase) -> None:
         """Sweep every thread beside the sweeps of the workers."""
-        sweeper = database.sweeper(SweepOptions(share=1.0))
         while self._goes_on:
             for thread in list(self._known):
                 with contextlib.suppress(PerdureError):
-                    self.swept += await asyncio.to_thread(sweeper.sweep_thread, Partition("", thread))
+                    self.swept += await asyncio.to_thread(database.apply_retention_to, thread)
                 await asyncio.sleep(0)
             self.counts["rounds"] += 1
             await asyncio.sleep(0.05)

@@ -15,8 +15,7 @@ from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine.retention import sweep
 from perdure.engine.retention.expiry import Clocks
-from perdure.engine.retention.sweep import SweepState, SweepTerms
-from perdure.engine.transact import Budget
+from perdure.engine.retention.sweep import RetentionProgress, RetentionTerms
 from perdure.errors import Unavailable
 from tests.cli.test_commands import Shell, converse, shell
 
@@ -138,9 +137,10 @@ def test_a_process_does_not_start_where_it_reaches_no_database(
 
 def test_a_prune_does_not_continue_what_was_begun_with_other_numbers(shell: Shell, url: str) -> None:
     with perdure.connect_sync(url) as db:
-        terms = SweepTerms(RetentionRules(Retention(keep_last=50)), handle_of(db).digest, Budget(100, 10**6))
-        begun = sweep.begin("killed", "", 1, 1, terms.fingerprint)
-        state, version = handle_of(db).run(begun) or (SweepState(), 0)
+        rules = RetentionRules(Retention(keep_last=50))
+        terms = RetentionTerms(rules, handle_of(db).digest, handle_of(db).budget)
+        begun = sweep.begin("killed", "", 1, 1, rules.fingerprint)
+        state, version = handle_of(db).run(begun) or (RetentionProgress(), 0)
         state, _ = handle_of(db).run(sweep.step(state, terms, 1, Clocks(2, 2)))
         handle_of(db).run(sweep.save(state, "", version, 2))
     assert shell("threads", "prune", "--all", "--keep-last", "2", "--db", url).returncode == 0

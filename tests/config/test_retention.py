@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Retention
-from perdure.config.retention import Sweeping, load
+from perdure.config.retention import RetentionSettings, load
 from perdure.errors import BadSetting
 
 FILE = """
@@ -26,7 +26,7 @@ support = "audit"
 """
 
 
-def read(folder: Path, text: str, flags: dict[str, Any] | None = None, **env: str) -> Sweeping:
+def read(folder: Path, text: str, flags: dict[str, Any] | None = None, **env: str) -> RetentionSettings:
     path = folder / "perdure.toml"
     path.write_text(text, encoding="utf-8")
     return load(file=path, flags=flags or {}, environ=env, has_key=False)

@@ -53,7 +53,7 @@ def test_a_database_stays_open_when_its_context_manager_is_collected(url: str) -
     asyncio.run(awaited.close())
 
 
-AT_ONCE = {"checkpointer", "store", "history", "sweeper"}
+AT_ONCE = {"checkpointer", "store", "history"}
 """What does not touch the database, and so is not awaited."""
 
 
@@ -86,9 +86,11 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "export": ("ada",),
     "fsck": (),
     "repair": ("ada",),
-    "stuck": (),
+    "find_stuck": (),
     "digest": ("ada",),
     "measure": ("ada",),
+    "apply_retention": (),
+    "apply_retention_to": ("ada",),
     "untag": ("ada", "first"),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure import Retention, RetentionRules
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
 from perdure.engine.threads import schema_pin
@@ -91,9 +91,9 @@ def export(world: Threads) -> Any:
 
 
 def sweep(world: Threads) -> None:
-    options = SweepOptions(rules=RetentionRules(Retention(keep_last=2)))
+    options = RetentionOptions(rules=RetentionRules(Retention(keep_last=2)))
     # Of two sweeps at once both count what one of them removes.
-    world.database().sweeper(options).sweep_thread(world.here)
+    world.database().apply_retention_to(THREAD, options)
 
 
 def pin(world: Threads, version: int | None) -> None:

@@ -19,7 +19,7 @@ from langgraph.types import Command
 
 from perdure import Retention, RetentionRules
 from perdure.admin.moving import move
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
 from perdure.engine.queue.inbox import Accept
@@ -107,8 +107,8 @@ def accept(world: Target) -> Any:
 
 
 def sweep(world: Target) -> None:
-    options = SweepOptions(rules=RetentionRules(Retention(keep_last=1)))
-    world.database().sweeper(options).sweep_thread(world.here)
+    options = RetentionOptions(rules=RetentionRules(Retention(keep_last=1)))
+    world.database().apply_retention_to(THREAD, options)
 
 
 def copy_here(world: Target) -> None:

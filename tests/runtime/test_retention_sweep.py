@@ -12,7 +12,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure import Retention
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.engine.retention import sweep
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
@@ -51,7 +51,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 def loop_of(db: Any, heard: Heard, every: float = 3600.0) -> RetentionLoop:
-    return RetentionLoop(db, Observers((heard,)), every=every, options=SweepOptions(share=1.0))
+    return RetentionLoop(db, Observers((heard,)), every=every, options=RetentionOptions(share=1.0))
 
 
 @pytest.mark.anyio
@@ -83,7 +83,7 @@ async def test_a_sweep_is_due_once_an_interval_whoever_does_it() -> None:
 @pytest.mark.anyio
 async def test_a_failed_sweep_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, calls = Heard(), list[None]()
-    read_state = sweep.read_state
+    read_state = sweep.read_progress
 
     def failing(tenant: str | None) -> Any:
         calls.append(None)
@@ -91,7 +91,7 @@ async def test_a_failed_sweep_is_reported_and_tried_again(monkeypatch: pytest.Mo
             raise Unavailable("away")
         return read_state(tenant)
 
-    monkeypatch.setattr(sweep, "read_state", failing)
+    monkeypatch.setattr(sweep, "read_progress", failing)
     monkeypatch.setattr("perdure.runtime.retention_sweep._LOOK_S", 0.01)
     async with (
         perdure.connect("memory://", retention=Retention(keep_last=1)) as db,
@@ -146,7 +146,7 @@ async def test_a_message_that_waits_and_a_run_under_way_keep_their_thread(
             ticket = await accepting.submit("a", said("two"))
             wait(2)
             assert len(db.timeline("a")) == 3
-            done = db.sweeper(SweepOptions(share=1.0)).sweep()
+            done = db.apply_retention(RetentionOptions(share=1.0))
             assert done is not None
             assert done.expired == 0
         async with Runtime(db, graph()) as runtime:

@@ -16,7 +16,7 @@ import pytest
 from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace, make_folder_of
 from perdure.config.settings import EXPOSED, SETTINGS, Setting
 from perdure.errors import BadSetting, GraphLoadError, PerdureError
-from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.retention_policy import ThreadTtl
 from perdure.runtime.settings import Settings
 from perdure.server.auth.jwt import JwtSettings
 from perdure.server.config import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from perdure import Retention, RetentionRules
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from tests.server.acceptance.saying import row
 from tests.server.hosting import run, serving
 
@@ -29,14 +29,14 @@ async def test_a_tagged_checkpoint_survives_a_sweep(near: str) -> None:
         latest = (await http.put(f"{path}/now", json={})).json()["checkpoint_id"]
         assert [tag["name"] for tag in (await http.get(path)).json()] == ["approved", "now"]
         rules = RetentionRules(Retention(keep_last=1))
-        options = SweepOptions(share=1.0, rules=rules, all_tenants=True)
-        await server.host.runtime.database.sweeper(options).sweep()
+        options = RetentionOptions(share=1.0, rules=rules, all_tenants=True)
+        await server.host.runtime.database.apply_retention(options)
         left = [state["checkpoint"]["checkpoint_id"] for state in await client.threads.get_history(thread_id)]
         assert left == [latest, oldest]
         tagged = row(await client.threads.get_state(thread_id, checkpoint_id=oldest))
         assert tagged["values"]["messages"]
         assert (await http.delete(f"{path}/approved")).status_code == 204
-        await server.host.runtime.database.sweeper(options).sweep()
+        await server.host.runtime.database.apply_retention(options)
         assert len(await client.threads.get_history(thread_id)) == 1
 
 

@@ -1,6 +1,6 @@
 """Threads whose time is over go, or all of them but their latest state does; others stay.
 
-Covers perdure.engine.retention.expiry, perdure.model.thread_ttl.
+Covers perdure.engine.retention.expiry, perdure.model.retention_policy.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.database.opening import connect
 from perdure.errors import NotFound
 from perdure.model.records import OUTBOX
-from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.retention_policy import ThreadTtl
 from perdure.runtime import Runtime, Ticket
 from perdure.runtime.observers import Observers
 from perdure.runtime.retention_sweep import RetentionLoop
@@ -32,7 +33,8 @@ FULL = os.environ.get("PERDURE_CHAOS") == "full"
 
 async def expired(runtime: Runtime) -> int:
     """Sweep as a server does, and return how many threads were removed."""
-    options = SweepOptions(all_tenants=True, share=1.0, ttl=runtime._context.thread_ttl)
+    rules = replace(runtime.database.retention, usual_ttl=runtime._context.thread_ttl)
+    options = RetentionOptions(all_tenants=True, share=1.0, rules=rules)
     swept = await RetentionLoop(runtime.database, Observers(()), every=1.0, options=options).sweep()
     return -1 if swept is None else swept.expired
 

@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.errors import BadUrl
 from perdure.model.ops import Commit, Committed, Expect, Put, Refused
 from perdure.model.records import DOCUMENT, Partition
@@ -60,7 +60,7 @@ def test_a_worker_s_requests_and_its_scheduled_compaction_use_one_thread_and_los
     async def scheduled(url: str) -> int:
         kept = perdure.Retention(keep_last=2)
         async with perdure.connect(url, retention=kept) as db:
-            swept = await db.sweeper(SweepOptions(share=1.0)).sweep()
+            swept = await db.apply_retention(RetentionOptions(share=1.0))
             assert await db.fsck("ada") == []
             assert swept is not None
             return swept.checkpoints

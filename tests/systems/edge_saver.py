@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, Checkpoin
 from langgraph.checkpoint.base.id import uuid6
 
 import perdure
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 
 R = TypeVar("R")
 
@@ -55,7 +55,7 @@ def messages(saver: BaseCheckpointSaver[Any], where: RunnableConfig) -> list[str
 
 def compact(database: perdure.SyncDatabase) -> int:
     """What the scheduled trigger does; return how many checkpoints went."""
-    swept = database.sweeper(SweepOptions(share=1.0)).sweep()
+    swept = database.apply_retention(RetentionOptions(share=1.0))
     return 0 if swept is None else swept.checkpoints
 
 

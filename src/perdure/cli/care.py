@@ -30,9 +30,9 @@ from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting, Unavailable
 
 if TYPE_CHECKING:
-    from perdure.config.retention import Sweeping
+    from perdure.config.retention import RetentionSettings
     from perdure.database.blocking import SyncDatabase
-    from perdure.engine.retention.sweep import SweepState, Swept
+    from perdure.engine.retention.sweep import RetentionProgress, RetentionResult
 
 care = typer.Typer(
     cls=Group,
@@ -118,9 +118,9 @@ def status(
     from perdure.engine.retention import sweep
 
     with open_database(db, tenant, key_file) as database:
-        state, _ = handle_in(database).run(sweep.read_state(None if all_tenants else tenant))
+        state, _ = handle_in(database).run(sweep.read_progress(None if all_tenants else tenant))
     if as_json:
-        print_json(state.body())
+        print_json(asdict(state))
         return
     if state.finished_at is None:
         out.print("No sweep has ended here yet.")
@@ -156,19 +156,17 @@ def prune_threads(
         BadSetting: the duration is none.
         Exit: another process sweeps the tenant's threads, or a thread could not be pruned.
     """
-    from perdure.model.records import Partition
     from perdure.model.retention_policy import Retention, RetentionRules
 
     try:
-        rules = RetentionRules(Retention(keep_last=keep_last, keep_for=older_than))
+        rules = RetentionRules(Retention(keep_last=keep_last, keep_for=older_than), only_default=True)
     except ValueError:
         raise BadSetting(f"--older-than is {older_than!r}; it has to be a duration, e.g. '30d'") from None
-    from perdure.care.sweeper import SweepOptions
+    from perdure.care.sweeper import RetentionOptions
 
-    options = SweepOptions(dry_run=dry_run, share=1.0, rules=rules, only_default=True)
-    sweeper = database.sweeper(options)
+    options = RetentionOptions(dry_run=dry_run, share=1.0, rules=rules)
     if not thread_ids:
-        swept = sweeper.sweep()
+        swept = database.apply_retention(options)
         if swept is None:
             err.print("Another process sweeps these threads; try again when it is done.", soft_wrap=True)
             raise typer.Exit(1)
@@ -177,7 +175,7 @@ def prune_threads(
             raise typer.Exit(1)
         return
     for thread_id in thread_ids:
-        swept = sweeper.sweep_thread(Partition(database.tenant, thread_id))
+        swept = database.apply_retention_to(thread_id, options)
         stay = len(database.timeline(thread_id, limit=1_000_000))
         if as_json:
             print_json({"thread_id": thread_id, **asdict(swept), "dry_run": dry_run})
@@ -195,32 +193,31 @@ def _wait(seconds: float) -> None:
         time.sleep(min(left, 86400.0))
 
 
-def _settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> Sweeping:
+def _settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> RetentionSettings:
     from perdure.config.retention import load
 
     return load(file=config, flags=flags, environ=os.environ, has_key=has_key)
 
 
 def _sweep_once(
-    settings: Sweeping,
+    settings: RetentionSettings,
     place: tuple[str | None, str, Keys | None],
     all_tenants: bool,
     dry_run: bool,
     as_json: bool,
 ) -> bool:
     """Sweep, and print the result; return False if a thread could not be swept."""
-    from perdure.care.sweeper import SweepOptions, no_report
+    from perdure.care.sweeper import RetentionOptions, no_report
 
     with open_database(*place) as database:
-        options = SweepOptions(
+        options = RetentionOptions(
             all_tenants=all_tenants,
             dry_run=dry_run,
             share=1.0 if dry_run else settings.share,
             on_step=no_report if as_json else _progress(),
             rules=settings.rules,
-            ttl=settings.ttl,
         )
-        swept = database.sweeper(options).sweep()
+        swept = database.apply_retention(options)
     if swept is None:
         err.print("Another process sweeps this database; nothing was done here.", soft_wrap=True)
         return True
@@ -228,7 +225,7 @@ def _sweep_once(
     return not swept.failed
 
 
-def _print(swept: Swept, dry_run: bool, as_json: bool) -> None:
+def _print(swept: RetentionResult, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json({**asdict(swept), "dry_run": dry_run})
     else:
@@ -239,7 +236,7 @@ def _progress() -> Any:
     """Return a function that prints the progress of a sweep at most every two seconds."""
     last = time.monotonic()
 
-    def show(state: SweepState) -> None:
+    def show(state: RetentionProgress) -> None:
         nonlocal last
         if time.monotonic() - last >= 2 and not state.is_over:
             last = time.monotonic()
@@ -248,7 +245,7 @@ def _progress() -> Any:
     return show
 
 
-def _sentence(swept: Swept, dry_run: bool) -> str:
+def _sentence(swept: RetentionResult, dry_run: bool) -> str:
     what = "would be removed" if dry_run else "removed"
     text = (
         f"{several(swept.threads, 'thread')} looked at; {several(swept.expired, 'expired thread')} and "

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.cli.app import Keys
 from perdure.cli.signals import leave, watch_stop_signals
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
@@ -106,16 +106,14 @@ async def _work(
                     closing, config.store_url, development=config.development, key=whose.key
                 )
                 runtime = _runtime(config, whose, (database, store), agents, replying, observers, name=name)
-                sweeping = config.retention
-                options = SweepOptions(
-                    all_tenants=whose.all_tenants, owner=name, share=sweeping.share, ttl=sweeping.ttl
-                )
-                swept = RetentionLoop(
-                    database, Observers(observers), every=sweeping.every, options=options, store=store
+                retention = config.retention
+                options = RetentionOptions(all_tenants=whose.all_tenants, owner=name, share=retention.share)
+                sweeps = RetentionLoop(
+                    database, Observers(observers), every=retention.every, options=options, store=store
                 )
                 for chat in chats:
                     await closing.enter_async_context(chat)
-                async with runtime, swept:
+                async with runtime, sweeps:
                     exempt_existing()
                     _log.info("worker %s runs %s on %s", name, ", ".join(agents), redact(url))
                     asked = await stop

@@ -9,31 +9,23 @@ from typing import Any
 
 from perdure.config.resolve import ResolvedConfig, resolve_config
 from perdure.errors import BadSetting
-from perdure.model.retention_policy import Retention, RetentionRules, duration_us
-from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.retention_policy import Retention, RetentionRules, ThreadTtl, duration_us
 
 _FIELDS = ("keep_last", "keep_for", "idle", "keep_tagged")
 
 
 @dataclass(frozen=True, slots=True)
-class Sweeping:
-    """Checked settings of a sweep.
-
-    Attributes:
-        rules: the policies.
-        every: seconds between two sweeps.
-        share: the share of its time for which a sweep works.
-        ttl: time to live of threads that no client has given one.
-    """
+class RetentionSettings:
+    """Checked settings of retention: the policies, the seconds between two sweeps, and the share of its time
+    for which a sweep works."""
 
     rules: RetentionRules
     every: float
     share: float
-    ttl: ThreadTtl | None = None
 
 
-def read_sweeping(settled: ResolvedConfig) -> Sweeping:
-    """Return the settings of sweeps.
+def read_retention(settled: ResolvedConfig) -> RetentionSettings:
+    """Return the settings of retention.
 
     ``checkpointer.ttl.default_ttl`` of ``langgraph.json`` is another name of ``idle``, in minutes, if expired
     threads are to be deleted.
@@ -51,17 +43,20 @@ def read_sweeping(settled: ResolvedConfig) -> Sweeping:
     if own.keys() == {"keep_tagged"}:
         name = settled.name("retention.keep_tagged")
         raise BadSetting(f"{name} is set, but no thread expires; set retention.idle, e.g. to '90d'")
+    ttl = thread_ttl(settled)
     try:
         rules = RetentionRules(
-            Retention(**own) if own else None, given.get("policies", {}), given.get("assistants", {})
+            Retention(**own) if own else None,
+            given.get("policies", {}),
+            given.get("assistants", {}),
+            usual_ttl=ttl,
         )
     except ValueError as error:
         raise BadSetting(f"{settled.name('retention.assistants')}: {error}") from error
     every = duration_us(settled["retention.every"]) / 1_000_000
-    ttl = thread_ttl(settled)
     if ttl is not None:
         every = min(every, 60 * ttl.sweep_interval_minutes)
-    return Sweeping(rules, every, settled["retention.share"], ttl)
+    return RetentionSettings(rules, every, settled["retention.share"])
 
 
 def thread_ttl(settled: ResolvedConfig) -> ThreadTtl | None:
@@ -92,8 +87,8 @@ def _ttl(settled: ResolvedConfig) -> float | None:
 
 def load(
     *, file: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str], has_key: bool
-) -> Sweeping:
-    """Return the settings of sweeps for a command.
+) -> RetentionSettings:
+    """Return the settings of retention for a command.
 
     Args:
         file: the only file to read, as for ``resolve_config``.
@@ -106,8 +101,8 @@ def load(
         BadSetting: a source cannot be read, has an invalid setting, or no policy is given.
     """
     named = {f"retention.{name}": (value, _flag(name)) for name, value in flags.items()}
-    found = read_sweeping(resolve_config(file=file, flags=named, environ=environ, has_key=has_key))
-    if found.rules.is_empty and found.ttl is None:
+    found = read_retention(resolve_config(file=file, flags=named, environ=environ, has_key=has_key))
+    if found.rules.is_empty:
         raise BadSetting(
             "which threads and checkpoints may go? Pass --keep-last 50, --keep-for 30d or --idle 90d, or "
             "write them under [retention] in perdure.toml"

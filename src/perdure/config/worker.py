@@ -16,7 +16,7 @@ from langgraph.store.base import TTLConfig
 from perdure.config.agents import AgentSettings, agent_settings
 from perdure.config.channels import chat_channels
 from perdure.config.resolve import GraphPlace, ResolvedConfig, resolve_config, runtime_settings
-from perdure.config.retention import Sweeping, read_sweeping
+from perdure.config.retention import RetentionSettings, read_retention
 from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.runtime.settings import Settings
@@ -51,7 +51,7 @@ class WorkerConfig:
     store: TTLConfig | None
     store_index: StoreIndex | None
     store_url: str | None = field(repr=False)
-    retention: Sweeping
+    retention: RetentionSettings
     development: bool
     webhook_hosts: tuple[str, ...] | None
     webhook_secrets: tuple[str, ...] = field(repr=False)
@@ -116,7 +116,7 @@ def load(
         store=settled.store_ttl(),
         store_index=settled.store_index(),
         store_url=settled.store_url(),
-        retention=read_sweeping(settled),
+        retention=read_retention(settled),
         development=bool(settled["development"]),
         webhook_hosts=None if settled["http.disable_webhooks"] else settled["http.webhook_hosts"],
         webhook_secrets=settled["http.webhook_secrets"],

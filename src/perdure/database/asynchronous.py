@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from perdure.care.sweeper import RetentionSweeper, SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.database import backend_check, thread_entries
 from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
@@ -19,6 +19,7 @@ from perdure.engine.checks import fsck, fsck_report
 from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
 from perdure.engine.queue.stuck import Survey, survey
 from perdure.engine.range_reads import all_partitions
+from perdure.engine.retention.sweep import RetentionResult
 from perdure.engine.threads import forking, tags, thread_digest
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.threads.thread_digest import Digest
@@ -45,13 +46,28 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         """
         return Histories(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
 
-    def sweeper(self, options: SweepOptions | None = None) -> RetentionSweeper:
-        """Return a sweeper that applies the retention policies to the tenant's threads, or as ``options``
-        have it."""
-        handle = self._handle
-        return RetentionSweeper.of(
-            handle.driver, handle.digest, self.tenant, handle.retention, options or SweepOptions()
-        )
+    async def apply_retention(self, options: RetentionOptions | None = None) -> RetentionResult | None:
+        """Remove what the retention policies let go: old checkpoints, expired threads and items.
+
+        It sweeps every thread of the tenant once, or as ``options`` have it, and is safe to interrupt: the
+        next sweep continues.
+
+        Returns:
+            What was removed; ``None`` if another process sweeps.
+        """
+        sweeper = self._handle.sweeper(options)
+        return await sweeper.arun(sweeper.apply())
+
+    async def apply_retention_to(
+        self, thread_id: str, options: RetentionOptions | None = None
+    ) -> RetentionResult:
+        """Apply the retention policies to one thread, beside any sweep.
+
+        Raises:
+            LookupError: The thread's metadata name a policy that does not exist.
+        """
+        sweeper = self._handle.sweeper(options)
+        return await sweeper.arun(sweeper.apply_to(self._handle.partition(thread_id)))
 
     async def threads(self) -> AsyncIterator[Thread]:
         """Iterate over the tenant's threads, by id."""

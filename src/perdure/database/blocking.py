@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from perdure.care.sweeper import SweepOptions, SyncRetentionSweeper
+from perdure.care.sweeper import RetentionOptions
 from perdure.database import backend_check, thread_entries
 from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
@@ -18,6 +18,7 @@ from perdure.engine.checks import fsck, fsck_report
 from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
 from perdure.engine.queue.stuck import Survey, survey
 from perdure.engine.range_reads import all_partitions
+from perdure.engine.retention.sweep import RetentionResult
 from perdure.engine.threads import forking, tags, thread_digest
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.threads.thread_digest import Digest
@@ -44,13 +45,26 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         """
         return SyncHistories(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
 
-    def sweeper(self, options: SweepOptions | None = None) -> SyncRetentionSweeper:
-        """Return a sweeper that applies the retention policies to the tenant's threads, or as ``options``
-        have it."""
-        handle = self._handle
-        return SyncRetentionSweeper.of(
-            handle.driver, handle.digest, self.tenant, handle.retention, options or SweepOptions()
-        )
+    def apply_retention(self, options: RetentionOptions | None = None) -> RetentionResult | None:
+        """Remove what the retention policies let go: old checkpoints, expired threads and items.
+
+        It sweeps every thread of the tenant once, or as ``options`` have it, and is safe to interrupt: the
+        next sweep continues.
+
+        Returns:
+            What was removed; ``None`` if another process sweeps.
+        """
+        sweeper = self._handle.sweeper(options)
+        return sweeper.run(sweeper.apply())
+
+    def apply_retention_to(self, thread_id: str, options: RetentionOptions | None = None) -> RetentionResult:
+        """Apply the retention policies to one thread, beside any sweep.
+
+        Raises:
+            LookupError: The thread's metadata name a policy that does not exist.
+        """
+        sweeper = self._handle.sweeper(options)
+        return sweeper.run(sweeper.apply_to(self._handle.partition(thread_id)))
 
     def threads(self) -> Iterator[Thread]:
         """Iterate over the tenant's threads, by id."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 from weakref import WeakSet
 
+from perdure.care.sweeper import RetentionOptions, Sweeper
 from perdure.engine.retention import removal
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.transact import Budget
@@ -65,6 +66,11 @@ class DatabaseHandle:
         self._stores: WeakSet[PerdureStore] = WeakSet()
         self._large_channels: dict[int, LargeChannels] = {}
         self.closed_first: list[Closeable] = []
+
+    def sweeper(self, options: RetentionOptions | None = None, tenant: str | None = None) -> Sweeper:
+        """Return what applies retention to the threads of a tenant, or of all with these options."""
+        whose = self.tenant if tenant is None else tenant
+        return Sweeper(self.driver, self.digest, whose, self.retention, options or RetentionOptions())
 
     def large_channels(self, warn_bytes: int) -> LargeChannels:
         """Return the warnings from a size on, which checkpointers share: some programs make one for each

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from perdure.care.sweeper import RetentionSweeper, SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.engine.checks import fsck
 from perdure.engine.queue import inbox
 from perdure.engine.threads.measure import measure
@@ -140,11 +140,8 @@ async def _fsck(access: Access, partition: Partition, asked: Mapping[str, str]) 
 
 
 async def _retention(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
-    rules, is_given = _rules(access, asked)
-    options = SweepOptions(dry_run=True, share=1.0, rules=rules, only_default=is_given)
-    handle = access.handle
-    sweeper = RetentionSweeper.of(handle.driver, handle.digest, access.tenant, rules, options)
-    swept = await sweeper.sweep_thread(partition)
+    sweeper = access.handle.sweeper(RetentionOptions(dry_run=True, rules=_rules(asked)))
+    swept = await sweeper.arun(sweeper.apply_to(partition))
     if not swept.checkpoints and not swept.expired:
         return []
     return [{"checkpoints": swept.checkpoints, "bytes": swept.bytes, "expired": bool(swept.expired)}]
@@ -154,11 +151,11 @@ LOOKS: Mapping[str, Look] = {"sizes": _sizes, "dead": _dead, "fsck": _fsck, "ret
 """Examinations by name."""
 
 
-def _rules(access: Access, asked: Mapping[str, str]) -> tuple[RetentionRules, bool]:
-    """Return the policies to preview, and whether the viewer gave them."""
+def _rules(asked: Mapping[str, str]) -> RetentionRules | None:
+    """Return the policy to preview, for every thread; ``None`` if the viewer gave none."""
     keep_last, keep_for = asked.get("keep_last") or None, asked.get("keep_for") or None
     if keep_last is None and keep_for is None:
-        return access.handle.retention, False
+        return None
     last = None if keep_last is None else number(keep_last, "keep_last")
     if last == 0:
         raise BadSetting("keep_last has to be a number above 0, not '0'")
@@ -166,7 +163,7 @@ def _rules(access: Access, asked: Mapping[str, str]) -> tuple[RetentionRules, bo
         policy = Retention(keep_last=last, keep_for=keep_for)
     except ValueError as error:
         raise BadSetting(str(error)) from None
-    return RetentionRules(policy), True
+    return RetentionRules(policy, only_default=True)
 
 
 def _schema(url: str) -> dict[str, Any]:

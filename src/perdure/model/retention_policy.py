@@ -1,16 +1,18 @@
-"""Retention policies: what a deployment keeps of its threads, and for how long.
+"""Retention policies and times to live: what a deployment keeps of its threads, and for how long.
 
 A policy is checked when it is made. ``RetentionRules`` chooses one for each thread.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
+from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.retention import keep_newest
@@ -129,6 +131,39 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadTtl:
+    """Removal of threads without activity for ``default_ttl`` minutes, or of all but their latest state. A
+    sweep removes at most ``sweep_limit`` of them."""
+
+    default_ttl: float
+    strategy: Literal["delete", "keep_latest"] = "delete"
+    sweep_interval_minutes: float = 5.0
+    sweep_limit: int = 1000
+
+    @property
+    def client_form(self) -> dict[str, Any]:
+        """The time to live in the form in which clients send one."""
+        return {"ttl": self.default_ttl, "strategy": self.strategy}
+
+
+def stored_ttl(ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any] | None:
+    """Return a time to live as it is stored, counted from now.
+
+    Args:
+        ttl: the minutes under "ttl", or under "ttl_minutes" if it was stored before; None for none.
+        now: current time in microseconds.
+    """
+    if ttl is None:
+        return None
+    minutes = float(ttl.get("ttl_minutes", ttl.get("ttl", 0)))
+    return {
+        "strategy": ttl.get("strategy", "delete"),
+        "ttl_minutes": minutes,
+        "expires_at": now + round(minutes * 60_000_000),
+    }
+
+
+@dataclass(frozen=True, slots=True)
 class RetentionRules:
     """Choice of a policy for each thread.
 
@@ -140,6 +175,9 @@ class RetentionRules:
         policies: further policies by name.
         assistants: names of policies by assistant id or graph id.
         thread_ttl: threads expire by the time to live that clients of a server set for them, too.
+        usual_ttl: time to live of threads that no client has given one, and the most removals of a sweep.
+        only_default: the default applies to every thread: neither a policy that its metadata name, nor a
+            time to live.
 
     Raises:
         ValueError: an assistant has the name of a policy that does not exist.
@@ -149,6 +187,8 @@ class RetentionRules:
     policies: Mapping[str, Retention] = field(default_factory=lambda: _NO_POLICIES)
     assistants: Mapping[str, str] = field(default_factory=lambda: _NO_NAMES)
     thread_ttl: bool = False
+    usual_ttl: ThreadTtl | None = None
+    only_default: bool = False
 
     def __post_init__(self) -> None:
         for assistant, name in self.assistants.items():
@@ -178,7 +218,16 @@ class RetentionRules:
     @property
     def is_empty(self) -> bool:
         """True if no thread is ever changed."""
-        return self.default is None and not self.policies
+        return self.default is None and not self.policies and self.usual_ttl is None
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what decides which threads and checkpoints go."""
+        policies = {name: astuple(policy) for name, policy in self.policies.items()}
+        default = self.default and astuple(self.default)
+        ttl = self.usual_ttl and astuple(self.usual_ttl)
+        rules = [default, policies, dict(self.assistants), ttl, self.only_default]
+        return blake2b(json.dumps(rules, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def policy_for(self, metadata: Mapping[str, Any]) -> Retention | None:
         """Return the policy of a thread with this metadata.
@@ -186,6 +235,8 @@ class RetentionRules:
         Raises:
             LookupError: the metadata name a policy that does not exist.
         """
+        if self.only_default:
+            return self.default
         if LABEL in metadata:
             name = metadata[LABEL]
             if not isinstance(name, str) or name not in self.policies:

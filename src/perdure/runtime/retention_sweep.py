@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Self
 
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.database.asynchronous import Database
 from perdure.database.base import DatabaseBase, handle_of
 from perdure.engine.retention import sweep
-from perdure.engine.retention.sweep import SweepState, Swept
+from perdure.engine.retention.sweep import RetentionProgress, RetentionResult
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.runtime.observers import Observers
@@ -40,7 +40,7 @@ class RetentionLoop:
         observers: Observers,
         *,
         every: float,
-        options: SweepOptions,
+        options: RetentionOptions,
         store: DatabaseBase | None = None,
     ) -> None:
         self._database = database
@@ -48,7 +48,7 @@ class RetentionLoop:
         self._observers = observers
         self._every = every
         self._options = options
-        self._store = None if store is None else Database(handle_of(store))
+        self._store = None if store is None else handle_of(store)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -76,13 +76,13 @@ class RetentionLoop:
     async def seconds_left(self) -> float:
         """Return the seconds until a sweep is due; not above 0 if it is, or if one was left unfinished."""
         tenant = None if self._options.all_tenants else self._database.tenant
-        state, _ = await self._handle.arun(sweep.read_state(tenant))
+        state, _ = await self._handle.arun(sweep.read_progress(tenant))
         left = self._time_left(state, await self._handle.arun(ask(Now())))
         if left > 0:
             self._saw(state.finished_at)
         return left
 
-    async def sweep(self, *, share: float | None = None) -> Swept | None:
+    async def sweep(self, *, share: float | None = None) -> RetentionResult | None:
         """Sweep now, and return the result; ``None`` if another process sweeps.
 
         Args:
@@ -90,18 +90,18 @@ class RetentionLoop:
         """
         began = time.monotonic()
         options = self._options if share is None else replace(self._options, share=share)
-        swept = await Database(self._handle).sweeper(options).sweep()
+        swept = await Database(self._handle).apply_retention(options)
         if swept is None:
             return None
         if self._store is not None:
-            items = await self._store.sweeper(options).sweep_items()
-            swept = replace(swept, items=swept.items + items)
+            sweeper = self._store.sweeper(options)
+            swept = replace(swept, items=swept.items + await sweeper.arun(sweeper.remove_items()))
         took = round((time.monotonic() - began) * 1_000_000)
         self._observers.event("sweep.finished", **asdict(swept), took=took)
         self._saw(await self._handle.arun(ask(Now())))
         return swept
 
-    def _time_left(self, state: SweepState, now: int) -> float:
+    def _time_left(self, state: RetentionProgress, now: int) -> float:
         if not state.is_over or state.finished_at is None:
             return 0.0
         return (state.finished_at - now) / 1_000_000 + self._every

@@ -25,8 +25,8 @@ from perdure.langgraph.search.index import SearchConfig, SearchIndex, index_of
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import SERVER, Partition
+from perdure.model.retention_policy import ThreadTtl
 from perdure.model.runs.messages import Message
-from perdure.model.thread_ttl import ThreadTtl
 from perdure.runtime.accepting import AcceptanceTerms
 from perdure.runtime.agent_memory.memory_lane import lane_agent, lane_channel
 from perdure.runtime.agent_memory.memory_turns import MEMORY

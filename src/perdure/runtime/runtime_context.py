@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perdure.database.handle import DatabaseHandle
-from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.retention_policy import ThreadTtl
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.graphs import StoreOptions
 from perdure.runtime.clock import DatabaseClock

@@ -17,13 +17,13 @@ from langgraph.store.base import TTLConfig
 from perdure.config.agents import AgentSettings, agent_settings
 from perdure.config.channels import chat_channels
 from perdure.config.resolve import GraphPlace, ResolvedConfig, resolve_config
-from perdure.config.retention import Sweeping, read_sweeping, thread_ttl
+from perdure.config.retention import RetentionSettings, read_retention, thread_ttl
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
 from perdure.config.sources import GivenValue
 from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.model.model_calls import NO_PRICES, Prices
-from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.retention_policy import ThreadTtl
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Config:
     store: TTLConfig | None
     store_index: StoreIndex | None
     store_url: str | None = field(repr=False)
-    retention: Sweeping
+    retention: RetentionSettings
     checkpointer: ThreadTtl | None
     channels: Mapping[str, Mapping[str, Any]] = field(repr=False)
     env: Mapping[str, str] = field(repr=False)
@@ -212,7 +212,7 @@ def load(
         store=settled.store_ttl(),
         store_index=settled.store_index(),
         store_url=settled.store_url(),
-        retention=read_sweeping(settled),
+        retention=read_retention(settled),
         checkpointer=thread_ttl(settled),
         channels=chat_channels(settled),
         env=settled.env,

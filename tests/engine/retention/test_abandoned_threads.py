@@ -15,7 +15,7 @@ from perdure import RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine.retention import sweep
 from perdure.engine.retention.expiry import Clocks
-from perdure.engine.retention.sweep import SweepTerms, Swept
+from perdure.engine.retention.sweep import RetentionResult, RetentionTerms
 from perdure.engine.threads import transfer_claim
 from perdure.engine.transact import Budget, commit_with_chunks
 from perdure.engine.transfer import importing
@@ -34,11 +34,10 @@ __all__ = ["stock"]
 LEASE_US = transfer_claim.LEASE_US
 
 
-def swept(db: perdure.SyncDatabase, after_us: int = 0, *, dry_run: bool = False) -> Swept:
+def swept(db: perdure.SyncDatabase, after_us: int = 0, *, dry_run: bool = False) -> RetentionResult:
     """The thread "ada", as a sweep finds it after so much time."""
     handle = handle_of(db)
-    limits = handle.driver.limits
-    terms = SweepTerms(RetentionRules(), handle.digest, Budget(limits.ops, limits.bytes), dry_run=dry_run)
+    terms = RetentionTerms(RetentionRules(), handle.digest, handle.budget, dry_run=dry_run)
     now = handle.run(ask(Now()))
     return handle.run(sweep.visit(ADA, terms, Clocks(now + after_us, now)))
 
@@ -60,7 +59,7 @@ def test_a_killed_arrival_is_removed_after_its_lease(way: str, stock: Path) -> N
             continue
         claimed += 1
         before = held(db)
-        assert swept(db, LEASE_US - 60_000_000) == Swept(threads=1)
+        assert swept(db, LEASE_US - 60_000_000) == RetentionResult(threads=1)
         planned = swept(db, LEASE_US, dry_run=True)
         assert held(db) == before
         assert planned == swept(db, LEASE_US)
@@ -68,7 +67,7 @@ def test_a_killed_arrival_is_removed_after_its_lease(way: str, stock: Path) -> N
         assert held(db) == 0
         arrive[1](db)
         assert db.fsck("ada") == []
-        assert swept(db, 2 * LEASE_US) == Swept(threads=1)
+        assert swept(db, 2 * LEASE_US) == RetentionResult(threads=1)
     assert claimed >= 2
 
 
@@ -105,13 +104,13 @@ def test_chunks_that_belong_to_no_thread_are_removed(backend: str, has_generatio
         if has_generation:
             driver.perform(Commit(ADA, (Put(GC, (), expect=Expect.ABSENT, version=9),)))
         driver.perform(Stage(ADA, tuple(chunk_puts({b"left": b"by a dead writer"}, 0))))
-        done = db.sweeper().sweep()
+        done = db.apply_retention()
         assert done is not None
         assert (done.unfinished, done.bytes) == (1, len(b"by a dead writer"))
         assert list(db.threads()) == []
         assert driver.perform(Fetch(ADA, (Range(CHUNK), Range(GC)))) == ((), ())
         SHAPE.make(SHAPE.graph(db.checkpointer()), "ada")
-        again = db.sweeper().sweep()
+        again = db.apply_retention()
         assert again is not None
         assert again.unfinished == 0
         assert db.fsck("ada") == []
@@ -130,10 +129,10 @@ def test_the_write_of_a_task_to_a_name_that_is_swept_is_kept_whenever_it_comes()
         driver = handle.driver
         driver.perform(Commit(ADA, (Put(GC, (), expect=Expect.ABSENT, version=9),)))
         driver.perform(Stage(ADA, tuple(chunk_puts({b"left": b"by a dead writer"}, 9))))
-        terms = SweepTerms(RetentionRules(), handle.digest, Budget(driver.limits.ops, driver.limits.bytes))
+        terms = RetentionTerms(RetentionRules(), handle.digest, handle.budget)
         sweeping = sweep.visit(ADA, terms, Clocks(handle.run(ask(Now())), 0))
         answer: Any = None
-        done, has_come = Swept(), False
+        done, has_come = RetentionResult(), False
         for step in count(1):
             try:
                 effect = sweeping.send(answer)
@@ -147,7 +146,7 @@ def test_the_write_of_a_task_to_a_name_that_is_swept_is_kept_whenever_it_comes()
         assert len(rows(db, ADA, WRITE)) == has_come
         assert db.fsck("ada") == []
         if not has_come:
-            assert done == Swept(threads=1, unfinished=1, bytes=len(b"by a dead writer"))
+            assert done == RetentionResult(threads=1, unfinished=1, bytes=len(b"by a dead writer"))
             assert held(db) == 0
     assert at > 5
 
@@ -168,4 +167,4 @@ def test_a_first_write_between_its_chunks_and_its_commit_is_refused_and_repeated
     assert not isinstance(driver.perform(last), Committed)
     graphs.chat(db.checkpointer()).invoke(graphs.message(1), config("ada"))
     assert db.fsck("ada") == []
-    assert swept(db, LEASE_US) == Swept(threads=1)
+    assert swept(db, LEASE_US) == RetentionResult(threads=1)

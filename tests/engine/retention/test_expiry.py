@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine import documents
-from perdure.engine.retention.expiry import ThreadAtRest, read_at_rest
+from perdure.engine.retention.expiry import EXPIRED, Clocks, ThreadAtRest, read_at_rest
 from perdure.engine.retention.whole_threads import remove_expired
 from perdure.model.ops import Expect
 from perdure.model.records import OF_THREAD, Partition
+from perdure.model.retention_policy import ThreadTtl
 from tests.langgraph import graphs
 from tests.langgraph.session import config
 
@@ -78,6 +82,71 @@ def test_a_thread_expires_by_its_own_time_or_its_policy(
     thread: ThreadAtRest, rules: RetentionRules, at: int | None
 ) -> None:
     assert thread.expires_at(rules) == at
+
+
+POLICIES = st.builds(
+    Retention,
+    keep_last=st.sampled_from([None, 3]),
+    idle=st.sampled_from([None, "1m"]),
+    keep_tagged=st.booleans(),
+)
+STRATEGIES = st.sampled_from(["delete", "keep_latest"])
+THREADS = st.builds(
+    rest,
+    is_busy=st.booleans(),
+    is_tagged=st.booleans(),
+    active_at=st.sampled_from([None, 0]),
+    metadata=st.sampled_from([{}, {"retention": "named"}, {"retention": "unknown"}]),
+    ttl=st.none() | st.fixed_dictionaries({"strategy": STRATEGIES, "expires_at": st.sampled_from([30, 90])}),
+    has_document=st.booleans(),
+)
+
+
+@given(
+    THREADS,
+    st.none() | POLICIES,
+    POLICIES,
+    st.none() | st.builds(ThreadTtl, st.just(1.0), strategy=STRATEGIES),
+    st.sampled_from([0, 59_999_999, 60_000_000]),
+    st.sampled_from([0, 60_000_000]),
+)
+def test_what_happens_to_a_thread_follows_from_its_own_end_its_policy_and_the_usual_one(
+    thread: ThreadAtRest,
+    default: Retention | None,
+    named: Retention,
+    usual: ThreadTtl | None,
+    database: int,
+    host: int,
+) -> None:
+    # A time to live of its own stands in its document.
+    thread = replace(thread, has_document=thread.has_document or thread.ttl is not None)
+    rules = RetentionRules(default, {"named": named}, usual_ttl=usual)
+    clocks = Clocks(database, host)
+    if thread.metadata.get("retention") == "unknown":
+        with pytest.raises(LookupError):
+            thread.decide(rules, clocks)
+        return
+    policy = named if thread.metadata else default
+    is_kept = thread.is_tagged and (policy is None or policy.keep_tagged)
+    own = thread.ttl if thread.ttl and thread.ttl["expires_at"] <= database else None
+    # Both ends count from a checkpoint, a minute after which either clock may be the one that is slow.
+    is_idle = thread.ttl is None and thread.active_at == 0 and min(database, host) >= 60_000_000
+    is_usual = is_idle and usual is not None and not thread.has_document
+    ends = {
+        "own": own is not None and own["strategy"] == "delete" and not is_kept,
+        "policy": is_idle and policy is not None and policy.idle is not None and not is_kept,
+        "usual": is_usual and usual is not None and usual.strategy == "delete" and not thread.is_tagged,
+    }
+    shrinks = (own is not None and own["strategy"] == "keep_latest") or (
+        is_usual and usual is not None and usual.strategy == "keep_latest"
+    )
+    wanted: Retention | str | None = policy
+    if not thread.is_busy and any(ends.values()):
+        wanted = EXPIRED
+    elif not thread.is_busy and shrinks:
+        wanted = Retention(keep_last=1)
+    assert thread.decide(rules, clocks) == wanted
+    assert thread.decide(replace(rules, only_default=True), clocks) == default
 
 
 def put(db: perdure.SyncDatabase, body: Mapping[str, Any], at: int) -> None:

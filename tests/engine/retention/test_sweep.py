@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine.range_reads import read_all
 from perdure.engine.retention import expiry, sweep, whole_threads
-from perdure.engine.retention.sweep import SweepState, SweepTerms, Swept
+from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, RetentionTerms
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
 from perdure.model.ops import Delete, Fetch, Range
@@ -33,8 +34,8 @@ def db() -> Iterator[perdure.SyncDatabase]:
         yield db
 
 
-def terms(db: perdure.SyncDatabase, rules: RetentionRules, **more: Any) -> SweepTerms:
-    return SweepTerms(
+def terms(db: perdure.SyncDatabase, rules: RetentionRules, **more: Any) -> RetentionTerms:
+    return RetentionTerms(
         rules, handle_of(db).digest, Budget(handle_of(db).limits.ops, handle_of(db).limits.bytes), **more
     )
 
@@ -52,6 +53,10 @@ def stored(db: perdure.SyncDatabase, thread: str) -> int:
     kinds = (CHECKPOINT, CHUNK, WRITE, BLOB, PACK)
     found = handle_of(db).run(read_all(Partition("", thread), *map(Range, kinds)))
     return sum(len(record.body) for records in found for record in records)
+
+
+def visit(db: perdure.SyncDatabase, thread: str, days: float = 0, **fields: Any) -> RetentionResult:
+    return handle_of(db).run(sweep.visit(Partition("", thread), terms(db, rules(**fields)), now(days)))
 
 
 def talk(db: perdure.SyncDatabase, thread: str, turns: int, tenant: str = "", **metadata: Any) -> None:
@@ -72,7 +77,7 @@ def test_a_dry_run_counts_what_the_sweep_removes_then(live: Any, db: perdure.Syn
     held, before = seen(db, "", "a"), stored(db, "a")
     planned = handle_of(db).run(sweep.visit(at, terms(db, rules(keep_last=1), dry_run=True), now()))
     assert seen(db, "", "a") == held
-    assert handle_of(db).run(sweep.visit(at, terms(db, rules(keep_last=1)), now())) == planned
+    assert visit(db, "a", keep_last=1) == planned
     # A pack whose chunks go in part is made anew: a byte a pack.
     assert abs(stored(db, "a") - (before - planned.bytes)) < 20
     assert planned.checkpoints or live is houses.writes_only
@@ -82,7 +87,7 @@ def test_a_dry_run_counts_what_the_sweep_removes_then(live: Any, db: perdure.Syn
         assert found.checkpoint == head.checkpoint
         assert found.pending_writes == head.pending_writes
     assert db.fsck("a") == []
-    assert handle_of(db).run(sweep.visit(at, terms(db, rules(keep_last=1)), now())) == Swept(threads=1)
+    assert visit(db, "a", keep_last=1) == RetentionResult(threads=1)
 
 
 def test_either_age_or_number_keeps_a_checkpoint(db: perdure.SyncDatabase) -> None:
@@ -105,10 +110,7 @@ def test_a_tagged_checkpoint_hides_no_old_one(db: perdure.SyncDatabase) -> None:
     talk(db, "a", 3)
     oldest = db.timeline("a")[-1].checkpoint_id
     db.tag("a", "first", oldest)
-    done = handle_of(db).run(
-        sweep.visit(Partition("", "a"), terms(db, rules(keep_for="1d", keep_last=2)), now(2))
-    )
-    assert done.checkpoints == 9 - 3
+    assert visit(db, "a", 2, keep_for="1d", keep_last=2).checkpoints == 9 - 3
     assert {view.checkpoint_id for view in db.timeline("a")} >= {oldest}
     assert len(db.timeline("a")) == 3
 
@@ -118,16 +120,12 @@ def test_an_idle_thread_is_removed_as_a_whole_unless_it_is_tagged(db: perdure.Sy
     talk(db, "b", 2)
     db.tag("b", "kept")
     held = stored(db, "a")
-    before = handle_of(db).run(sweep.visit(Partition("", "a"), terms(db, rules(idle="90d")), now(89)))
-    assert before == Swept(threads=1)
-    gone = handle_of(db).run(sweep.visit(Partition("", "a"), terms(db, rules(idle="90d")), now(91)))
-    assert gone == Swept(threads=1, expired=1, checkpoints=6, bytes=held)
-    assert handle_of(db).run(sweep.visit(Partition("", "b"), terms(db, rules(idle="90d")), now(91))) == Swept(
-        threads=1
-    )
+    assert visit(db, "a", 89, idle="90d") == RetentionResult(threads=1)
+    gone = visit(db, "a", 91, idle="90d")
+    assert gone == RetentionResult(threads=1, expired=1, checkpoints=6, bytes=held)
+    assert visit(db, "b", 91, idle="90d") == RetentionResult(threads=1)
     assert [t.thread_id for t in db.threads()] == ["b"]
-    loose = rules(idle="90d", keep_tagged=False)
-    assert handle_of(db).run(sweep.visit(Partition("", "b"), terms(db, loose), now(91))).expired == 1
+    assert visit(db, "b", 91, idle="90d", keep_tagged=False).expired == 1
     assert list(db.threads()) == []
 
 
@@ -138,21 +136,21 @@ def test_a_thread_names_its_policy_in_its_metadata(db: perdure.SyncDatabase) -> 
     talk(db, "assistant", 2, assistant_id="support")
     talk(db, "unknown", 2, retention="for ever")
     state, failures = swept_once(db, terms(db, named))
-    assert state.last == Swept(threads=4, checkpoints=5, bytes=state.last.bytes, failed=1)
+    assert state.last == RetentionResult(threads=4, checkpoints=5, bytes=state.last.bytes, failed=1)
     assert [f.partition.thread for f in failures] == ["unknown"]
     assert "a retention policy that does not exist" in failures[0].reason
     assert len(db.timeline("plain")) == 1
     assert all(len(db.timeline(name)) == 6 for name in ("named", "assistant", "unknown"))
-    only = terms(db, RetentionRules(Retention(keep_last=2)), only_default=True)
+    only = terms(db, RetentionRules(Retention(keep_last=2), only_default=True))
     state, failures = swept_once(db, only)
     assert not failures
     assert all(len(db.timeline(name)) == 2 for name in ("named", "assistant", "unknown"))
 
 
 def swept_once(
-    db: perdure.SyncDatabase, how: SweepTerms, quantum: int = 3
-) -> tuple[SweepState, list[sweep.Failure]]:
-    state, every = SweepState(owner="me"), list[sweep.Failure]()
+    db: perdure.SyncDatabase, how: RetentionTerms, quantum: int = 3
+) -> tuple[RetentionProgress, list[sweep.Failure]]:
+    state, every = RetentionProgress(owner="me"), list[sweep.Failure]()
     while not state.is_over:
         state, failures = handle_of(db).run(sweep.step(state, how, quantum, now()))
         every += failures
@@ -178,12 +176,12 @@ def test_a_thread_that_cannot_be_pruned_does_not_block_the_others(
         talk(db, name, 2)
     real = sweep.visit
 
-    def visit(partition: Partition, how: SweepTerms, at: expiry.Clocks) -> Any:
+    def failing(partition: Partition, *how: Any) -> Any:
         if partition.thread == "b":
             raise error
-        return (yield from real(partition, how, at))
+        return (yield from real(partition, *how))
 
-    monkeypatch.setattr(sweep, "visit", visit)
+    monkeypatch.setattr(sweep, "visit", failing)
     state, failures = swept_once(db, terms(db, rules(keep_last=1)))
     assert [f.partition.thread for f in failures] == ["b"]
     assert "no MessagePack" not in failures[0].reason
@@ -214,14 +212,14 @@ def test_a_tenant_with_many_threads_does_not_delay_the_others(db: perdure.SyncDa
     for tenant in ("alone", "other", "zoe"):
         talk(db, "t", 1, tenant=tenant)
     order: list[str] = []
-    state, how = SweepState(owner="me"), terms(db, rules(keep_last=1))
+    state, how = RetentionProgress(owner="me"), terms(db, rules(keep_last=1))
     while not state.is_over:
         before = state.swept.threads
         state, _ = handle_of(db).run(sweep.step(state, how, 4, now()))
         done = (state.last if state.is_over else state.swept).threads - before
         order += [state.position or ""] * done
     assert order.index("zoe") == 1 + 4 + 1
-    assert state.last == Swept(threads=23, checkpoints=23 * 2, bytes=state.last.bytes)
+    assert state.last == RetentionResult(threads=23, checkpoints=23 * 2, bytes=state.last.bytes)
 
 
 def test_a_sweep_of_one_tenant_leaves_the_others(db: perdure.SyncDatabase) -> None:
@@ -242,7 +240,7 @@ def test_more_unfinished_tenants_than_a_state_holds_are_swept_too(
         for n in range(5):
             talk(db, f"t{n}", 1, tenant=tenant)
     state, _ = swept_once(db, terms(db, rules(keep_last=1)), quantum=2)
-    assert state.last == Swept(threads=25, checkpoints=50, bytes=state.last.bytes)
+    assert state.last == RetentionResult(threads=25, checkpoints=50, bytes=state.last.bytes)
 
 
 def test_one_process_sweeps_until_its_lease_is_over(db: perdure.SyncDatabase) -> None:
@@ -251,14 +249,14 @@ def test_one_process_sweeps_until_its_lease_is_over(db: perdure.SyncDatabase) ->
     assert handle_of(db).run(sweep.begin("two", None, 1_050, 100)) is None
     assert handle_of(db).run(sweep.begin("two", "ada", 1_050, 100)) is not None
     state, version = first
-    saved = handle_of(db).run(sweep.save(sweep.renewed(state, 1_200), None, version, 1_060))
+    saved = handle_of(db).run(sweep.save(replace(state, until=1_200), None, version, 1_060))
     assert saved is not None
     assert handle_of(db).run(sweep.begin("two", None, 1_150, 100)) is None
     taken = handle_of(db).run(sweep.begin("two", None, 1_201, 100))
     assert taken is not None
     assert taken[0].started_at == 1_000
     assert handle_of(db).run(sweep.save(state, None, saved, 1_202)) is None
-    assert handle_of(db).run(sweep.read_state(None))[0].owner == "two"
+    assert handle_of(db).run(sweep.read_progress(None))[0].owner == "two"
 
 
 def test_a_thread_with_nothing_to_remove_costs_two_requests(db: perdure.SyncDatabase) -> None:

@@ -11,7 +11,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import perdure
 from perdure import Retention, RetentionRules, admin
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine.queue.inbox import Accept
@@ -181,7 +181,7 @@ def test_what_arrives_is_neither_pruned_nor_expired_nor_tagged(stock: Path) -> N
     db, _ = killed(arrivals(stock)["import"], 2)
     before = {kind.name: rows(db, ADA, kind) for kind in KINDS}
     rules = RetentionRules(Retention(keep_last=1, idle="1s"))
-    db.sweeper(SweepOptions(rules=rules, share=1.0)).sweep()
+    db.apply_retention(RetentionOptions(rules=rules, share=1.0))
     db.checkpointer().prune(["ada"], strategy="delete")
     checkpoint = rows(db, ADA, KINDS_BY_NAME["checkpoint"])[0].key[1]
     with pytest.raises(NotFound, match="has not arrived yet"):

@@ -16,7 +16,7 @@ import pytest
 
 import perdure
 from perdure import Retention, RetentionRules
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
 from perdure.engine import range_reads
 from perdure.engine.threads import history
@@ -81,8 +81,8 @@ WHOLE = conversation(TURNS)
 
 
 def sweep(thread: Thread) -> list[list[str]]:
-    sweeper = thread.db.sweeper(SweepOptions(rules=RetentionRules(Retention(keep_last=3))))
-    assert sweeper.sweep_thread(ADA).threads == 1
+    options = RetentionOptions(rules=RetentionRules(Retention(keep_last=3)))
+    assert thread.db.apply_retention_to("ada", options).threads == 1
     return []
 
 

@@ -14,7 +14,7 @@ from langgraph.types import interrupt
 
 import perdure
 from perdure.model.checkpoint_times import time_of
-from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.retention_policy import ThreadTtl
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import Threads

@@ -7,7 +7,7 @@ import pytest
 from perdure.errors import NotFound
 from perdure.model.ops import Commit, Fetch
 from perdure.model.records import DOCUMENT, INBOX
-from perdure.model.thread_ttl import ThreadTtl
+from perdure.model.retention_policy import ThreadTtl
 from perdure.runtime.accepting import AlreadyCreated
 from tests.runtime.graphs import Storage, Talk, go, index_entry, working
 

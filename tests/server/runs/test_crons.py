@@ -354,7 +354,7 @@ async def _expire(server: Served, thread: str) -> None:
 
     async def is_gone() -> bool:
         # The server's own sweep may have the thread in hand.
-        await server.host.runtime.database.sweeper().sweep()
+        await server.host.runtime.database.apply_retention()
         return not await (await server.client()).threads.search(ids=[thread])
 
     await until(is_gone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import ormsgpack
 
@@ -28,9 +28,8 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.model.retention_policy import Retention, RetentionRules, stored_ttl
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
-from perdure.model.thread_ttl import ThreadTtl, stored_ttl
 
 _LANES = (IN, OUT, LATER, WAITS)
 _ITEMS: tuple[Get | Range, ...] = (
@@ -44,6 +43,13 @@ _ITEMS: tuple[Get | Range, ...] = (
     Get(SEAL, transfer_claim.CLAIM),
     *(Get(LANE, (name,)) for name in _LANES),
 )
+
+
+EXPIRED: Literal["expired"] = "expired"
+"""Decision that a thread goes as a whole."""
+
+_LATEST = Retention(keep_last=1)
+"""Policy of an expired thread of which the latest state stays."""
 
 
 class Clocks(NamedTuple):
@@ -119,39 +125,27 @@ class ThreadAtRest:
             return True
         return policy is None or policy.keep_tagged
 
-    def is_expired(self, rules: RetentionRules, usual: ThreadTtl | None, clocks: Clocks) -> bool:
-        """Return True if the thread is to be removed.
-
-        Args:
-            rules: the policies.
-            usual: time to live of threads that no client has given one.
-            clocks: the current time.
+    def decide(self, rules: RetentionRules, clocks: Clocks) -> Retention | Literal["expired"] | None:
+        """Return what happens to the thread: the policy that says which checkpoints stay, ``EXPIRED`` if it
+        goes as a whole, ``None`` if it stays as it is.
 
         Raises:
             LookupError: its metadata name a policy that does not exist.
         """
+        policy = rules.policy_for(self.metadata)
+        if rules.only_default:
+            return policy
         if _is_past(self.expires_at(rules), clocks, self.ttl):
-            return True
-        # The usual time to live removes no thread with a tag, like a policy.
-        return self._is_over("delete", usual, clocks) and not self.is_tagged
-
-    def is_to_shrink(self, usual: ThreadTtl | None, clocks: Clocks) -> bool:
-        """Return True if the time to live is over after which only the latest state stays; the arguments are
-        as for ``is_expired``."""
-        return self._is_over("keep_latest", usual, clocks)
-
-    def _is_over(self, strategy: str, usual: ThreadTtl | None, clocks: Clocks) -> bool:
-        """Return True if a time to live with this strategy is over, the thread's own or the usual one."""
+            return EXPIRED
         ttl = self.ttl
-        if not self.has_document and usual is not None and self.active_at is not None:
-            ttl = stored_ttl(usual.client_form, self.active_at)
-        if self.is_busy or ttl is None or ttl.get("strategy") != strategy:
-            return False
-        return _is_past(int(ttl["expires_at"]), clocks, self.ttl)
-
-    def policy(self, rules: RetentionRules) -> Retention | None:
-        """Return the thread's policy; raises ``LookupError`` as ``expires_at`` does."""
-        return rules.policy_for(self.metadata)
+        if rules.usual_ttl is not None and not self.has_document and self.active_at is not None:
+            ttl = stored_ttl(rules.usual_ttl.client_form, self.active_at)
+        if ttl is None or self.is_busy or not _is_past(int(ttl["expires_at"]), clocks, self.ttl):
+            return policy
+        if ttl.get("strategy") == "keep_latest":
+            return _LATEST
+        # The usual time to live removes no thread with a tag, like a policy.
+        return EXPIRED if ttl.get("strategy") == "delete" and not self.is_tagged else policy
 
 
 def _is_past(at: int | None, clocks: Clocks, own: Mapping[str, Any] | None) -> bool:

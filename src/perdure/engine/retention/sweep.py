@@ -1,20 +1,19 @@
-"""Sweep of threads: applies retention policies to one thread after another, in small resumable steps.
+"""Sweep of threads: retention is applied to one thread after another, in small resumable steps.
 
-The state of a sweep is a document of the database: who sweeps, until when, and how far. Rounds go over the
+The progress of a sweep is a document of the database: who sweeps, until when, and how far. Rounds go over the
 tenants; in each round a tenant gets a quantum of threads, so that one with many does not delay the others.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from hashlib import blake2b
+from dataclasses import asdict, astuple, dataclass, field, replace
+from operator import add
 from typing import Any
 
 from perdure.engine import documents
 from perdure.engine.retention import removal
-from perdure.engine.retention.expiry import Clocks, ThreadAtRest, read_at_rest
+from perdure.engine.retention.expiry import EXPIRED, Clocks, read_at_rest
 from perdure.engine.retention.plan import keep_by
 from perdure.engine.retention.whole_threads import is_unfinished, remove_expired, remove_unfinished
 from perdure.engine.threads.thread_records import read
@@ -37,19 +36,13 @@ from perdure.model.records import (
     TAG,
     WRITE,
     Key,
-    Kind,
     Partition,
-    Record,
 )
 from perdure.model.retention_policy import Retention, RetentionRules
-from perdure.model.thread_ttl import ThreadTtl
 from perdure.model.values.chunks import Digester
 
 _COLLECTION = "care"
-"""Collection of the documents with the states of sweeps, in the reserved partition."""
-
-_LATEST = Retention(keep_last=1)
-"""Policy of an expired thread of which the latest state stays."""
+"""Collection of the documents with the progress of sweeps, in the reserved partition."""
 
 _PAGE = 256
 _OPEN_MAX = 1000
@@ -66,15 +59,15 @@ _LAST = "\U0010ffff" * 64
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """Result of a sweep, or of a dry run.
+class RetentionResult:
+    """What a sweep or a dry run has looked at and removed.
 
     Attributes:
         threads: threads looked at.
         expired: expired threads removed.
         checkpoints: checkpoints removed, those of expired threads included.
         bytes: bytes of the removed bodies: checkpoints, writes, values and messages.
-        failed: threads that could not be swept.
+        failed: threads to which retention could not be applied.
         unfinished: names at which a killed import, move, copy or first write left data that was removed.
         items: expired items of stores and histories removed; a dry run does not count them.
     """
@@ -87,69 +80,40 @@ class Swept:
     unfinished: int = 0
     items: int = 0
 
-    def __add__(self, other: Swept) -> Swept:
-        return Swept(*(a + b for a, b in zip(_counts(self), _counts(other), strict=True)))
+    def __add__(self, other: RetentionResult) -> RetentionResult:
+        return RetentionResult(*map(add, astuple(self), astuple(other)))
 
 
-def _counts(swept: Swept) -> list[int]:
-    return list(asdict(swept).values())
+_UNCHANGED = RetentionResult(threads=1)
 
 
 @dataclass(frozen=True, slots=True)
-class SweepTerms:
-    """Rules and terms of a sweep.
-
-    Attributes:
-        tenant: the only tenant to sweep, ``None`` for all.
-        dry_run: remove nothing.
-        only_default: apply the default policy to every thread, and no time to live.
-        ttl: time to live of threads that no client has given one, and the most removals of a sweep.
-        removes_expired: remove expired threads; otherwise they are left to the next sweep.
-    """
+class RetentionTerms:
+    """What a sweep goes by: the rules, the parts of a database that it needs, the only ``tenant`` to sweep,
+    ``None`` for all, and whether it removes nothing, as a ``dry_run``."""
 
     rules: RetentionRules
     digest: Digester
     budget: Budget
     tenant: str | None = None
     dry_run: bool = False
-    only_default: bool = False
-    ttl: ThreadTtl | None = None
-    removes_expired: bool = True
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of what decides which threads and checkpoints go."""
-        ttl = None if self.ttl is None else (self.ttl.default_ttl, self.ttl.strategy)
-        rules = (
-            _facts(self.rules.default),
-            sorted((name, _facts(policy)) for name, policy in self.rules.policies.items()),
-            sorted(self.rules.assistants.items()),
-        )
-        text = json.dumps([rules, ttl, self.only_default])
-        return blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _facts(policy: Retention | None) -> tuple[object, ...] | None:
-    if policy is None:
-        return None
-    return policy.keep_last, policy.keep_for_us, policy.idle_us, policy.keep_tagged
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A thread that could not be swept, with the reason."""
+    """A thread to which retention could not be applied, with the reason."""
 
     partition: Partition
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class SweepState:
-    """State of a sweep.
+class RetentionProgress:
+    """Progress of a sweep, as it is stored.
 
     Attributes:
         owner: who sweeps, empty if it is over.
-        fingerprint: that of the terms on which it sweeps.
+        fingerprint: that of the rules by which it sweeps.
         until: time at which another process may take the sweep over.
         started_at: its start; ``finished_at`` and ``last`` are the end and the result of the one before.
             Times are microseconds since 1970.
@@ -167,39 +131,31 @@ class SweepState:
     position: str | None = None
     is_first_round: bool = True
     left: Mapping[str, str] = field(default_factory=dict[str, str])
-    swept: Swept = Swept()
-    last: Swept = Swept()
+    swept: RetentionResult = RetentionResult()
+    last: RetentionResult = RetentionResult()
 
     @property
     def is_over(self) -> bool:
         """True if no sweep is under way."""
         return not self.owner
 
-    def body(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        return {**asdict(self), "left": dict(self.left)}
-
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> SweepState:
-        """Return the state from its plain data."""
-        fields: dict[str, Any] = {
-            **body,
-            "swept": Swept(**body["swept"]),
-            "last": Swept(**body["last"]),
-        }
-        return cls(**fields)
+    def of(cls, body: Mapping[str, Any]) -> RetentionProgress:
+        """Return the progress from its plain data, as ``asdict`` has it."""
+        results = {name: RetentionResult(**body[name]) for name in ("swept", "last")}
+        return cls(**{**body, **results})
 
 
-def read_state(tenant: str | None) -> Program[tuple[SweepState, int]]:
-    """Return the state of the sweep of a tenant, or of the one of all tenants, and its version, 0 if there
+def read_progress(tenant: str | None) -> Program[tuple[RetentionProgress, int]]:
+    """Return the progress of the sweep of a tenant, or of the one of all tenants, and its version, 0 if there
     was none yet."""
     found = yield from documents.get(RESERVED, _COLLECTION, _name(tenant))
-    return (SweepState(), 0) if found is None else (SweepState.of(found.body), found.version)
+    return (RetentionProgress(), 0) if found is None else (RetentionProgress.of(found.body), found.version)
 
 
 def look_behind_writes(tenant: str | None) -> Program[None]:
-    """Return once the writes of a sweep's state are done that this process has begun, if the backend carries
-    them out one after the other."""
+    """Return once the writes of a sweep's progress are done that this process has begun, if the backend
+    carries them out one after the other."""
     seen = Check(DOCUMENT, (_COLLECTION, _name(tenant)), Expect.PRESENT)
     yield from ask(Commit(RESERVED, (seen,)))
 
@@ -210,79 +166,73 @@ def _name(tenant: str | None) -> str:
 
 def begin(
     owner: str, tenant: str | None, now: int, lease: int, fingerprint: str = ""
-) -> Program[tuple[SweepState, int] | None]:
-    """Begin a sweep, or continue one whose process is gone, as the only sweeper of the database.
+) -> Program[tuple[RetentionProgress, int] | None]:
+    """Begin a sweep, or continue one whose process is gone, as the only one of the database.
 
-    One on other terms is not continued: the threads that it has visited would not be visited on these.
+    One by other rules is not continued: the threads that it has visited would not be visited by these.
 
     Args:
         owner: name of the caller.
         tenant: the only tenant to sweep, ``None`` for all.
         now: time of the database.
-        lease: microseconds after which another process may take over, unless the sweep is saved before.
-        fingerprint: that of the terms.
+        lease: microseconds after which another process may take over, unless the progress is saved before.
+        fingerprint: that of the rules.
 
     Returns:
-        The state and its version; ``None`` if another process sweeps.
+        The progress and its version; ``None`` if another process sweeps.
     """
-    state, version = yield from read_state(tenant)
-    if not state.is_over and state.owner != owner and state.until > now:
+    found, version = yield from read_progress(tenant)
+    if not found.is_over and found.owner != owner and found.until > now:
         return None
-    if state.is_over or state.fingerprint != fingerprint:
-        state = replace(SweepState(), finished_at=state.finished_at, last=state.last, started_at=now)
-    mine = replace(state, owner=owner, fingerprint=fingerprint, until=now + lease)
+    if found.is_over or found.fingerprint != fingerprint:
+        found = RetentionProgress(finished_at=found.finished_at, last=found.last, started_at=now)
+    mine = replace(found, owner=owner, fingerprint=fingerprint, until=now + lease)
     saved = yield from save(mine, tenant, version, now)
     return None if saved is None else (mine, saved)
 
 
-def save(state: SweepState, tenant: str | None, version: int, now: int) -> Program[int | None]:
-    """Store a sweep's state; return its new version, ``None`` if another process has taken over."""
+def save(progress: RetentionProgress, tenant: str | None, version: int, now: int) -> Program[int | None]:
+    """Store a sweep's progress; return its new version, ``None`` if another process has taken over."""
     expect = version or Expect.ABSENT
     place = (RESERVED, _COLLECTION, _name(tenant))
-    stored = yield from documents.put(*place, state.body(), now, expect, fresh=1)
+    stored = yield from documents.put(*place, asdict(progress), now, expect, fresh=1)
     return None if stored is None else stored.version
 
 
-def renewed(state: SweepState, until: int) -> SweepState:
-    """Return the state with its lease extended."""
-    return replace(state, until=until)
-
-
 def step(
-    state: SweepState, terms: SweepTerms, quantum: int, clocks: Clocks
-) -> Program[tuple[SweepState, list[Failure]]]:
-    """Sweep at most ``quantum`` threads of the next tenant; return the state afterwards.
+    progress: RetentionProgress, terms: RetentionTerms, quantum: int, clocks: Clocks
+) -> Program[tuple[RetentionProgress, list[Failure]]]:
+    """Apply retention to at most ``quantum`` threads of the next tenant; return the progress afterwards.
 
-    It is over when ``owner`` is empty. Nothing is stored: the caller saves the state.
+    It is over when ``owner`` is empty. Nothing of it is stored: the caller saves it.
     """
-    tenant, after = yield from _next(state, terms)
+    tenant, after = yield from _find_next(progress, terms)
     if tenant is None:
-        if state.left:
-            return replace(state, position=None, is_first_round=False), []
-        return replace(state, owner="", until=0, finished_at=clocks.database, last=state.swept), []
-    if len(state.left) >= _OPEN_MAX and tenant not in state.left:
+        if progress.left:
+            return replace(progress, position=None, is_first_round=False), []
+        ended = replace(progress, owner="", until=0, finished_at=clocks.database, last=progress.swept)
+        return ended, []
+    if len(progress.left) >= _OPEN_MAX and tenant not in progress.left:
         quantum = max(quantum, _PAGE)
     found = yield from ask(FindThreads(tenant, after=after, limit=quantum))
-    swept, failures = state.swept, list[Failure]()
+    swept, failures = progress.swept, list[Failure]()
     for hit in found:
-        if terms.ttl is not None and swept.expired >= terms.ttl.sweep_limit:
-            terms = replace(terms, removes_expired=False)
         try:
-            swept += yield from visit(hit.partition, terms, clocks)
+            swept += yield from visit(hit.partition, terms, clocks, swept.expired)
         except Unavailable:
             raise
         except (PerdureError, LookupError, ValueError) as error:
             # A thread that cannot be read or pruned, or is written to all the time, blocks no other.
-            swept += Swept(threads=1, failed=1)
+            swept += RetentionResult(threads=1, failed=1)
             failures.append(Failure(hit.partition, _reason(error)))
-    left = {name: thread for name, thread in state.left.items() if name != tenant}
+    left = {name: thread for name, thread in progress.left.items() if name != tenant}
     position: str | None = tenant
     if len(found) >= quantum:
         left[tenant] = found[-1].partition.thread
         if len(left) > _OPEN_MAX:
             # No room to come back to it later: it goes on at once.
-            position = state.position
-    return replace(state, position=position, left=left, swept=swept), failures
+            position = progress.position
+    return replace(progress, position=position, left=left, swept=swept), failures
 
 
 def _reason(error: Exception) -> str:
@@ -293,32 +243,32 @@ def _reason(error: Exception) -> str:
     return f"its records cannot be read ({type(error).__name__}): run `perdure fsck`"
 
 
-def _next(state: SweepState, terms: SweepTerms) -> Program[tuple[str | None, Partition | None]]:
+def _find_next(
+    progress: RetentionProgress, terms: RetentionTerms
+) -> Program[tuple[str | None, Partition | None]]:
     """Return the next tenant of the round and the last of its threads that was visited; no tenant at the
     round's end."""
-    if state.is_first_round:
-        tenant = yield from _tenant_after(state.position, terms.tenant)
+    position = progress.position
+    tenant: str | None
+    if not progress.is_first_round:
+        tenant = min((name for name in progress.left if position is None or name > position), default=None)
+    elif terms.tenant is not None:
+        tenant = terms.tenant if position is None else None
     else:
-        later = [name for name in state.left if state.position is None or name > state.position]
-        tenant = min(later, default=None)
-    if tenant is None:
-        return None, None
-    last = state.left.get(tenant)
-    return tenant, None if last is None else Partition(tenant, last)
+        behind = None if position is None else Partition(position, _LAST)
+        found = yield from ask(FindThreads(None, after=behind, limit=1))
+        tenant = found[0].partition.tenant if found else None
+    last = None if tenant is None else progress.left.get(tenant)
+    return tenant, None if tenant is None or last is None else Partition(tenant, last)
 
 
-def _tenant_after(position: str | None, only: str | None) -> Program[str | None]:
-    if only is not None:
-        return only if position is None else None
-    after = None if position is None else Partition(position, _LAST)
-    found = yield from ask(FindThreads(None, after=after, limit=1))
-    return found[0].partition.tenant if found else None
+def visit(
+    partition: Partition, terms: RetentionTerms, clocks: Clocks, expired: int = 0
+) -> Program[RetentionResult]:
+    """Apply retention to a thread: remove it if it is expired, else what is not kept of it.
 
-
-def visit(partition: Partition, terms: SweepTerms, clocks: Clocks) -> Program[Swept]:
-    """Apply a thread's policy and its time to live: remove it if it is expired, else what is not kept of it.
-
-    A thread with nothing to remove costs two requests.
+    A thread with nothing to remove costs two requests. Once as many as the rules' limit are ``expired`` in a
+    sweep, the others are left to the next one.
 
     Raises:
         LookupError: its metadata name a policy that does not exist.
@@ -328,42 +278,28 @@ def visit(partition: Partition, terms: SweepTerms, clocks: Clocks) -> Program[Sw
     if thread.missing is not None:
         raise missing_head(partition, "", thread.missing)
     if (yield from is_unfinished(partition, thread, clocks.database)):
-        return (yield from _remove_unfinished(partition, thread, terms, clocks.database))
+        _, size = yield from _weigh_all(partition)
+        removed = remove_unfinished(partition, thread, clocks.database, terms.budget)
+        is_gone = terms.dry_run or (yield from removed)
+        return RetentionResult(threads=1, unfinished=1, bytes=size) if is_gone else _UNCHANGED
     if thread.is_arriving:
-        return Swept(threads=1)
-    if terms.only_default:
-        policy = terms.rules.default
-    else:
-        policy = thread.policy(terms.rules)
-        if thread.is_expired(terms.rules, terms.ttl, clocks):
-            return (yield from _remove_expired(partition, thread, terms))
-        if thread.is_to_shrink(terms.ttl, clocks):
-            policy = _LATEST
-    if policy is None or not policy.prunes or not (yield from _has_old(partition, policy, clocks.database)):
-        return Swept(threads=1)
-    return (yield from _prune(partition, policy, terms, clocks.database))
-
-
-def _remove_expired(partition: Partition, thread: ThreadAtRest, terms: SweepTerms) -> Program[Swept]:
-    if not terms.removes_expired:
-        return Swept(threads=1)
-    counted = yield from _weigh_all(partition)
-    if terms.dry_run or (yield from remove_expired(partition, thread)):
-        return counted
-    return Swept(threads=1)
-
-
-def _remove_unfinished(
-    partition: Partition, thread: ThreadAtRest, terms: SweepTerms, now: int
-) -> Program[Swept]:
-    counted = replace((yield from _weigh_all(partition)), expired=0, checkpoints=0, unfinished=1)
-    if terms.dry_run or (yield from remove_unfinished(partition, thread, now, terms.budget)):
-        return counted
-    return Swept(threads=1)
+        return _UNCHANGED
+    decision = thread.decide(terms.rules, clocks)
+    if decision == EXPIRED:
+        if terms.rules.usual_ttl is not None and expired >= terms.rules.usual_ttl.sweep_limit:
+            return _UNCHANGED
+        count, size = yield from _weigh_all(partition)
+        is_gone = terms.dry_run or (yield from remove_expired(partition, thread))
+        return RetentionResult(threads=1, expired=1, checkpoints=count, bytes=size) if is_gone else _UNCHANGED
+    if decision is None or not (yield from _has_old(partition, decision, clocks.database)):
+        return _UNCHANGED
+    return (yield from _prune(partition, decision, terms, clocks.database))
 
 
 def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]:
     """Return True if a thread may have checkpoints that its policy does not keep."""
+    if not policy.prunes:
+        return False
     wanted = min(policy.keep_last or 1, _KEEP_MOST) + 1
     found, tags, oldest = yield from ask(
         Fetch(
@@ -383,16 +319,16 @@ def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]
     return len(records) < len(oldest) or bool({c.id for c in records} - policy.find_kept_by_age(records, now))
 
 
-def _prune(partition: Partition, policy: Retention, terms: SweepTerms, now: int) -> Program[Swept]:
+def _prune(
+    partition: Partition, policy: Retention, terms: RetentionTerms, now: int
+) -> Program[RetentionResult]:
     planner = keep_by(lambda roots: policy.find_kept(roots, now))
 
-    def count() -> Program[Swept]:
+    def count() -> Program[RetentionResult]:
         contents = yield from read(partition)
         plan = planner(contents)
-        if not plan.removed:
-            return Swept(threads=1)
-        size = yield from removal.weigh(contents, plan, terms.digest)
-        return Swept(threads=1, checkpoints=len(plan.removed), bytes=size)
+        size = (yield from removal.weigh(contents, plan, terms.digest)) if plan.removed else 0
+        return RetentionResult(threads=1, checkpoints=len(plan.removed), bytes=size)
 
     counted = yield from read_undisturbed(partition, count)
     if counted.checkpoints and not terms.dry_run:
@@ -400,22 +336,16 @@ def _prune(partition: Partition, policy: Retention, terms: SweepTerms, now: int)
     return counted
 
 
-def _weigh_all(partition: Partition) -> Program[Swept]:
-    """Count a whole thread, a page at a time."""
-    checkpoints = 0
-    total = 0
+def _weigh_all(partition: Partition) -> Program[tuple[int, int]]:
+    """Count a whole thread, a page at a time; return the number of its checkpoints, and the bytes."""
+    checkpoints = total = 0
     for kind in (CHECKPOINT, WRITE, CHUNK, BLOB, PACK, INBOX, OUTBOX):
         after: Key | None = None
-        while True:
-            page = yield from _page(partition, kind, after)
+        is_over = False
+        while not is_over:
+            (page,) = yield from ask(Fetch(partition, (Range(kind, after=after, limit=_PAGE),)))
             checkpoints += len(page) if kind is CHECKPOINT else 0
             total += sum(len(record.body) for record in page)
-            if len(page) < _PAGE:
-                break
-            after = page[-1].key
-    return Swept(threads=1, expired=1, checkpoints=checkpoints, bytes=total)
-
-
-def _page(partition: Partition, kind: Kind, after: Key | None) -> Program[tuple[Record, ...]]:
-    (found,) = yield from ask(Fetch(partition, (Range(kind, after=after, limit=_PAGE),)))
-    return found
+            is_over = len(page) < _PAGE
+            after = page[-1].key if page else None
+    return checkpoints, total

@@ -19,8 +19,8 @@ from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.ops import Check, Expect, Put
 from perdure.model.records import DOCUMENT, EDITED, OF_THREAD, Partition
+from perdure.model.retention_policy import stored_ttl
 from perdure.model.runs.messages import dedupe_digest
-from perdure.model.thread_ttl import stored_ttl
 from perdure.runtime.control import Control
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.index import ThreadIndex

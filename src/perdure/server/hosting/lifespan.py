@@ -19,7 +19,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.config.checkpoint_lifespan import compile_graph, is_development, url_of
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
@@ -166,7 +166,7 @@ def checkpoint_lifespan(
             )
             sweeps: RetentionLoop | None = None
             if retention is not None or serve:
-                options = SweepOptions(all_tenants=gate is not None)
+                options = RetentionOptions(all_tenants=gate is not None)
                 sweeps = RetentionLoop(database, Observers((Logs(),)), every=_SWEEP_S, options=options)
                 await stack.enter_async_context(sweeps)
             host: ServerState | None = None

@@ -16,7 +16,7 @@ from typing import Any
 from langgraph_sdk import Auth
 from starlette.applications import Starlette
 
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.channels.chat_channel import ChatChannel
 from perdure.config.resolve import add_import_folders, make_folder_of, runtime_settings, set_variables
 from perdure.config.stores import store_database
@@ -169,10 +169,9 @@ async def _start_runtime(
     CronStarter(host).serve()
     await stack.enter_async_context(runtime)
     stack.push_async_callback(host.close)
-    sweeping = config.retention
-    options = SweepOptions(all_tenants=True, share=sweeping.share, ttl=sweeping.ttl)
+    options = RetentionOptions(all_tenants=True, share=config.retention.share)
     host.sweeps = RetentionLoop(
-        runtime.database, Observers(_observers()), every=sweeping.every, options=options, store=store
+        runtime.database, Observers(_observers()), every=config.retention.every, options=options, store=store
     )
     await stack.enter_async_context(host.sweeps)
     return host

@@ -20,7 +20,7 @@ from langgraph.types import Send, interrupt
 
 from perdure import SyncDatabase
 from perdure.admin import move, new_archive
-from perdure.care.sweeper import SweepOptions
+from perdure.care.sweeper import RetentionOptions
 from perdure.errors import Conflict, NotFound, NotWaiting, QueueFull, TooLarge
 from perdure.model.records import DOCUMENT, LANE, RUN, Partition
 from perdure.model.retention_policy import Retention, RetentionRules
@@ -133,7 +133,7 @@ def test_pruned_kept_and_swept_a_thread_wakes_as_it_was(near: Storage) -> None:
             database.tag("t", "here")
             rules = RetentionRules(Retention(keep_last=1, idle=0.001, keep_tagged=False))
             for _ in range(2):
-                database.sweeper(SweepOptions(share=1.0, rules=rules)).sweep()
+                database.apply_retention(RetentionOptions(share=1.0, rules=rules))
             advance(runtime)
             await reach(runtime, 2, WAITING)
             advance(runtime)
@@ -155,7 +155,7 @@ def test_a_thread_whose_signal_has_no_deadline_expires_as_any_with_a_question(ne
             await stays(runtime, 1)
             rules = RetentionRules(Retention(idle=0.001))
             await asyncio.sleep(0.05)
-            database.sweeper(SweepOptions(share=1.0, rules=rules)).sweep()
+            database.apply_retention(RetentionOptions(share=1.0, rules=rules))
             with pytest.raises(NotFound):
                 await runtime.signal("t", "go")
 
